@@ -1,0 +1,1 @@
+"""The cluster API as typed objects: kinds, keys, quantities, QoS and priority. No I/O."""

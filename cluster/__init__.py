@@ -1,0 +1,1 @@
+"""The cluster side: manager, webhooks, scheduler, descheduler."""

@@ -1,0 +1,1 @@
+"""Subjects, claims, the engine that decides, and the policies that claim. Pure."""

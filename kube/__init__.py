@@ -1,0 +1,1 @@
+"""The API server, for daemons: caches, patches, leases, events, webhook serving."""

@@ -1,0 +1,1 @@
+"""The NRI transport: from bytes of the runtime to a decision and back."""

@@ -1,0 +1,1 @@
+"""koord-runtime-proxy: the CRI transport between kubelet and a runtime."""

@@ -1,0 +1,1 @@
+"""Development tools: code generation and checks that CI runs."""
