@@ -1,0 +1,1 @@
+"""The Container Runtime Interface as a kubelet speaks it."""

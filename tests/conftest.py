@@ -1,0 +1,99 @@
+"""What a test may ask of the machine, and what happens when it is not there.
+
+A test says what it needs with a marker (`root`, `cgroups`, `containerd`, `vm`, `apiserver`) or, for
+a single fact, by calling `require`. What is missing becomes a skip that says what is missing.
+With KOORD_REQUIRE=1 in the environment (CI) such a skip is a failure for everything that CI can
+provide: there, "not tried" must not look like "works".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+# What CI sets up by itself; a test of another tier may be skipped there.
+PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd"})
+
+
+def require(present: object, missing: str, *, tier: str = "root") -> None:
+    """Go on only if `present` is true; otherwise skip, or fail where CI provides the tier.
+
+    missing: what is missing and how to get it; the person who runs the tests reads it.
+    """
+    if present:
+        return
+    if os.environ.get("KOORD_REQUIRE") == "1" and tier in PROVIDED_BY_CI:
+        pytest.fail(f"{missing} (KOORD_REQUIRE=1: not skipped)", pytrace=False)
+    pytest.skip(missing)
+
+
+def missing_root() -> str | None:
+    return None if os.geteuid() == 0 else "needs root: run the tests with sudo"
+
+
+def missing_cgroups() -> str | None:
+    """What keeps us from making v1 groups of our own: tried by making one, not by looking."""
+    if reason := missing_root():
+        return reason
+    for controller in ("cpu", "cpuset", "memory"):
+        root = Path("/sys/fs/cgroup") / controller
+        if not (root / "cgroup.procs").exists():
+            return f"needs a cgroup v1 {controller} hierarchy at {root}"
+        probe = root / f"koord-probe-{os.getpid()}"
+        try:
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            return f"needs a writable cgroup v1 hierarchy: {probe}: {error.strerror}"
+    return None
+
+
+def missing_containerd() -> str | None:
+    if reason := missing_cgroups():
+        return reason
+    for tool in ("apt-get", "dpkg"):
+        if shutil.which(tool) is None:
+            return f"needs {tool}: the containerd bed unpacks Debian packages"
+    return None
+
+
+def missing_vm() -> str | None:
+    if shutil.which("qemu-system-x86_64") is None:
+        return "needs QEMU: apt-get install qemu-system-x86"
+    return None
+
+
+def missing_apiserver() -> str | None:
+    """Where the binaries are looked for, the way envtest does it."""
+    folder = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
+    for binary in ("kube-apiserver", "etcd"):
+        if not os.access(folder / binary, os.X_OK):
+            return f"needs {binary} in {folder}: set KUBEBUILDER_ASSETS to the folder that has it"
+    return None
+
+
+PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
+    {
+        "root": missing_root,
+        "cgroups": missing_cgroups,
+        "containerd": missing_containerd,
+        "vm": missing_vm,
+        "apiserver": missing_apiserver,
+    }
+)
+_answers: dict[str, str | None] = {}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ask each tier's probe once, and only if a test of that tier is about to run."""
+    for tier, probe in PROBES.items():
+        if item.get_closest_marker(tier) is None:
+            continue
+        if tier not in _answers:
+            _answers[tier] = probe()
+        require(_answers[tier] is None, _answers[tier] or "", tier=tier)

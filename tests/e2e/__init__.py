@@ -1,0 +1,1 @@
+"""End to end: the daemon on real runtimes."""
