@@ -1,8 +1,9 @@
 """`Host`: the few operations through which everything here touches the kernel.
 
-Paths are the host's own absolute paths ("/sys/fs/cgroup/...", "/proc/..."); an implementation maps them
-(in a container the host's trees are mounted elsewhere). `linux.local.LocalHost` is the real one; tests put a
-simulated kernel under the same interface. Errors are `OSError` with the kernel's errno, unchanged.
+Paths are the host's own absolute paths ("/sys/fs/cgroup/...", "/proc/..."); an implementation maps
+them (in a container the host's trees are mounted elsewhere). `linux.local.LocalHost` is the real
+one; tests put a simulated kernel under the same interface. Errors are `OSError` with the kernel's
+errno, unchanged.
 """
 
 from __future__ import annotations

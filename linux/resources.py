@@ -1,7 +1,8 @@
 """What can be set on a node: one name and one canonical value type for each thing.
 
-A name is the cgroup v1 file's where there is one, on v2 too, as upstream's registry does; the value is
-canonical and independent of the cgroup version. Files, formats and ranges are in `linux.cgroup_files`.
+A name is the cgroup v1 file's where there is one, on v2 too, as upstream's registry does; the value
+is canonical and independent of the cgroup version. Files, formats and ranges are in
+`linux.cgroup_files`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""A claim: one policy's wish for one resource of one subject, with its reason."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+from linux.resources import Resource, Value
+
+
+class Op(StrEnum):
+    """How a claim takes part in the resource's value."""
+
+    SET = "set"
+    """The value itself. Among several the highest rank wins."""
+
+    DIVIDE = "divide"
+    """Divide a finite quota by `factor`, rounded up; unlimited stays unlimited."""
+
+    WITHIN = "within"
+    """Not more than this: the smaller number; of CPU sets the intersection unless it is empty."""
+
+    AT_LEAST = "at-least"
+    """Not less than this: the larger number."""
+
+
+class Rank(IntEnum):
+    """Who wins among claims that set one resource. A site policy stands above the built-in ones."""
+
+    DEFAULT = 100  # a class-wide or node-wide rule
+    POD = 200  # the pod's own wish, or an allocation made for it
+    SITE = 300  # a site policy
+    EMERGENCY = 400  # dynamic QoS under pressure, with a time to live
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What `policy` wants, why, and which input field it came from.
+
+    resource, key: what; `key` for keyed resources (environment variable, mount destination, …).
+    value: canonical (see `linux.resources`); for DIVIDE it is the int 0 and `factor` counts.
+    reason: for a person, short: "share pool of NUMA node 0".
+    source: the field: 'annotation scheduling.koordinator.sh/resource-status', 'NodeSLO
+        spec.resourceQOSStrategy.beClass.cpuQOS.groupIdentity', 'gate CPUSetAllocator'.
+    degraded: how this falls short of what was asked for (a mainline stand-in), "" when it does not.
+    """
+
+    resource: Resource
+    value: Value
+    policy: str
+    reason: str
+    source: str
+    key: str = ""
+    op: Op = Op.SET
+    rank: int = Rank.DEFAULT
+    factor: float = 1.0
+    degraded: str = ""

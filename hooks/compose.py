@@ -1,0 +1,88 @@
+"""Composition: how several claims on one resource become one value.
+
+Written once, for every resource: the highest-ranking SET claim gives the base (or, when only
+modifiers claim, what kubelet requested); then DIVIDE, WITHIN and AT_LEAST shape it, in that order.
+So a CFS quota is batch limit ÷ normalisation ratio, and 'unlimited' survives a division; a CPU set
+is an allocation or a share pool, narrowed by suppression, never to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from hooks.claim import Claim, Op
+from hooks.decision import Outcome
+from linux.cpuset import CpuSet
+from linux.resources import UNLIMITED, Resource, Value
+
+_UNLIMITED_IS_TOP = frozenset({Resource.CPU_CFS_QUOTA, Resource.MEMORY_LIMIT, Resource.MEMORY_HIGH})
+_MODIFIER_ORDER = {Op.DIVIDE: 0, Op.WITHIN: 1, Op.AT_LEAST: 2}
+
+MIN_QUOTA_US = 1000
+"""The kernel refuses a smaller quota (linux-interfaces.md section 6)."""
+
+
+def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
+    """Return the outcome of `claims`, all on one resource and key, in the policies' order.
+
+    requested: what kubelet asked for, the base when no claim sets a value. None, with modifiers
+    alone, gives no outcome: there is nothing to modify.
+    """
+    if len(claims) == 1 and claims[0].op is Op.SET:
+        return Outcome(value=claims[0].value, winner=claims[0])
+    setters = [claim for claim in claims if claim.op is Op.SET]
+    modifiers = sorted(
+        (claim for claim in claims if claim.op is not Op.SET),
+        key=lambda claim: _MODIFIER_ORDER[claim.op],
+    )
+    winner: Claim | None = None
+    for claim in setters:
+        # Strictly greater: among equals the first in the policies' order stays.
+        if winner is None or claim.rank > winner.rank:
+            winner = claim
+    value = requested if winner is None else winner.value
+    if value is None:
+        return None
+    effective: list[Claim] = []
+    idle: list[Claim] = [claim for claim in setters if claim is not winner]
+    for claim in modifiers:
+        shaped = _shape(claim, value)
+        (idle if shaped == value else effective).append(claim)
+        value = shaped
+    if winner is None:
+        # Modifiers that change nothing still own the value: what they stop doing is undone.
+        winner, *rest = effective or modifiers
+        return Outcome(
+            value=value,
+            winner=winner,
+            modifiers=tuple(claim for claim in rest if claim in effective),
+            losers=tuple(claim for claim in idle if claim is not winner),
+        )
+    return Outcome(value=value, winner=winner, modifiers=tuple(effective), losers=tuple(idle))
+
+
+def _shape(claim: Claim, value: Value) -> Value:
+    """Apply one modifier to the value so far."""
+    if isinstance(value, CpuSet):
+        if claim.op is Op.WITHIN and isinstance(claim.value, CpuSet):
+            return value & claim.value or value
+        if claim.op is Op.AT_LEAST and isinstance(claim.value, CpuSet):
+            return value | claim.value
+        return value
+    if not isinstance(value, int):
+        return value
+    if claim.op is Op.DIVIDE:
+        if value <= 0 or claim.factor <= 1.0:
+            return value
+        return max(ceil(value / claim.factor), MIN_QUOTA_US)
+    if not isinstance(claim.value, int):
+        return value
+    top = claim.resource in _UNLIMITED_IS_TOP
+    if claim.op is Op.WITHIN:
+        if top and UNLIMITED in (value, claim.value):
+            return claim.value if value == UNLIMITED else value
+        return min(value, claim.value)
+    if top and UNLIMITED in (value, claim.value):
+        return UNLIMITED
+    return max(value, claim.value)

@@ -1,0 +1,146 @@
+"""The engine: asks every active policy about a subject and merges the claims into one decision.
+
+An `Engine` is immutable. `Engine.build` parses the rules once, when an object or a fact changes;
+`decide` is pure, reads memory only, and is what every effector calls: the NRI reply, the proxy's
+hook service, the reconciler, `koordctl plan`. Deciding twice gives the same decision.
+
+A policy that fails costs the claims that it had not made yet, for that subject, and nothing else:
+the fault travels in the decision, and whoever runs the engine reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apis.errors import InputError, InputErrors
+from hooks.claim import Claim
+from hooks.compose import compose
+from hooks.decision import Decision, Fault, Outcome, ResourceKey
+from hooks.facts import NodeInputs
+from hooks.policy import ClaimFunction, Off, OffBecause, Policy
+from hooks.subject import ContainerSubject, Level, PodSubject, Requested, Subject
+from linux.resources import Resource, Value
+
+Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claim]]
+"""Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """One policy in an engine: its rule, or why it is off, and what was wrong with its input.
+
+    problem: the error of the newest input when an older rule stays in force, else "".
+    """
+
+    policy: Policy
+    rule: Any
+    off: Off | None = None
+    problem: str = ""
+
+    @property
+    def active(self) -> bool:
+        return self.off is None
+
+
+class Engine:
+    """All policies with their rules, at one moment. Immutable."""
+
+    def __init__(self, inputs: NodeInputs, states: Sequence[PolicyState], generation: int) -> None:
+        self.inputs = inputs
+        self.states: tuple[PolicyState, ...] = tuple(states)
+        self.generation = generation
+        self._plan: Mapping[Level, tuple[tuple[str, ClaimFunction, Any], ...]] = {
+            level: tuple(
+                (state.policy.name, state.policy.claims[level], state.rule)
+                for state in self.states
+                if state.active and level in state.policy.claims
+            )
+            for level in Level
+        }
+
+    @classmethod
+    def build(
+        cls, policies: Iterable[Policy], inputs: NodeInputs, *, previous: Engine | None = None
+    ) -> Engine:
+        """Parse every policy's rule from `inputs`.
+
+        Bad input of one policy keeps that policy's rule of `previous` (or leaves the policy off
+        when there is none); the others get their new rules.
+        """
+        before = {state.policy.name: state for state in previous.states} if previous else {}
+        states = [
+            _parse(policy, inputs, before.get(policy.name))
+            for policy in sorted(policies, key=lambda policy: policy.name)
+        ]
+        return cls(inputs, states, previous.generation + 1 if previous else 1)
+
+    def state(self, policy: str) -> PolicyState | None:
+        """Return the named policy's state."""
+        return next((state for state in self.states if state.policy.name == policy), None)
+
+    def decide(self, subject: Subject, guard: Guard | None = None) -> Decision:
+        """Return the decision for `subject`; never raises for what a policy does."""
+        by_resource: dict[ResourceKey, list[Claim]] = {}
+        faults: list[Fault] = []
+        for name, function, rule in self._plan[subject.level]:
+            try:
+                if guard is None:
+                    claims = function(rule, subject)
+                else:
+                    claims = guard(name, function, rule, subject)
+                for claim in claims:
+                    by_resource.setdefault((claim.resource, claim.key), []).append(claim)
+            except (InputError, InputErrors) as error:
+                faults.append(Fault(policy=name, message=str(error), input_error=True))
+            except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
+                message = f"{type(error).__name__}: {error}"
+                faults.append(Fault(policy=name, message=message, input_error=False))
+        outcomes: dict[ResourceKey, Outcome] = {}
+        for (resource, key), claims_of in by_resource.items():
+            outcome = compose(claims_of, _requested(subject, resource))
+            if outcome is not None:
+                outcomes[resource, key] = outcome
+        return Decision(
+            subject_key=subject.key,
+            outcomes=outcomes,
+            faults=tuple(faults),
+            generation=self.generation,
+        )
+
+
+def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> PolicyState:
+    if not inputs.settings.gate(policy.gate, default=policy.gate_default):
+        return PolicyState(policy, None, Off(OffBecause.GATE, f"feature gate {policy.gate}=false"))
+    try:
+        rule = policy.parse(inputs)
+    except (InputError, InputErrors) as error:
+        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
+        problem = f"{type(error).__name__}: {error}"
+    else:
+        if isinstance(rule, Off):
+            return PolicyState(policy, None, rule)
+        return PolicyState(policy, rule)
+    if before is not None and before.active:
+        return PolicyState(policy, before.rule, problem=problem)
+    return PolicyState(policy, None, Off(OffBecause.BAD_INPUT, problem), problem)
+
+
+_REQUESTED_FIELD: Mapping[Resource, Callable[[Requested], Value | None]] = {
+    Resource.CPU_SHARES: lambda requested: requested.cpu_shares,
+    Resource.CPU_CFS_QUOTA: lambda requested: requested.cfs_quota_us,
+    Resource.CPU_CFS_PERIOD: lambda requested: requested.cfs_period_us,
+    Resource.MEMORY_LIMIT: lambda requested: requested.memory_limit_bytes,
+    Resource.CPUSET_CPUS: lambda requested: requested.cpus,
+    Resource.CPUSET_MEMS: lambda requested: requested.mems,
+    Resource.OOM_SCORE_ADJ: lambda requested: requested.oom_score_adj,
+}
+
+
+def _requested(subject: Subject, resource: Resource) -> Value | None:
+    if isinstance(subject, ContainerSubject | PodSubject):
+        field = _REQUESTED_FIELD.get(resource)
+        return None if field is None else field(subject.requested)
+    return None

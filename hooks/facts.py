@@ -1,0 +1,87 @@
+"""What a node's policies are told besides the subject: objects, kernel, settings.
+
+`NodeInputs` is one immutable value. A new one is made when an object or a fact changes; the engine
+then parses every policy's rule again and is swapped as a whole: the hook path never parses rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from apis.nodeslo import NodeSLOSpec, default_nodeslo
+from apis.topology import NodeTopology
+from linux.resources import DeviceNode, Resource
+
+
+class ResctrlFacts(msgspec.Struct, frozen=True):
+    """What the resctrl file system offers."""
+
+    l3_domains: tuple[int, ...] = ()
+    mb_domains: tuple[int, ...] = ()
+    cbm_mask: int = 0
+    min_cbm_bits: int = 1
+    sparse_masks: bool = False
+    bandwidth_gran: int = 10
+    min_bandwidth: int = 10
+    num_closids: int = 0
+    vendor: str = ""  # "GenuineIntel", "AuthenticAMD", "" when unknown
+    mba_mbps: bool = False  # mounted with mba_MBps: values are MB/s
+    cdp: bool = False  # L3CODE / L3DATA instead of L3
+
+
+class KernelFacts(msgspec.Struct, frozen=True):
+    """What this kernel can do, as probed.
+
+    supported: the resources whose files were written with success in a scratch cgroup, or that are
+        supported by other evidence. A policy whose resource is missing says so: unsupported or
+        degraded.
+    rdma: PCI address -> verbs device node, for RDMA injection.
+    rdma_cm: the connection manager's device node, if there is one.
+    """
+
+    cgroup_version: int = 1
+    kernel_release: str = ""
+    supported: frozenset[Resource] = frozenset()
+    group_identity_sysctl: bool = False
+    sched_core_sysctl: bool = False
+    core_sched: bool = False
+    resctrl: ResctrlFacts | None = None
+    page_size_bytes: int = 4096
+    rdma: Mapping[str, DeviceNode] = {}
+    rdma_cm: DeviceNode | None = None
+
+
+class NodeMeta(msgspec.Struct, frozen=True):
+    """The part of the Node object that policies read."""
+
+    name: str = ""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    allocatable_memory_bytes: int | None = None
+    allocatable_cpu_milli: int | None = None
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The daemon's configuration as far as policies read it. Names follow upstream's flags."""
+
+    feature_gates: Mapping[str, bool] = {}
+    disable_unset_cpu_quota: bool = False
+    hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
+    compat: frozenset[str] = frozenset()
+    """Compatible switches that are on: names listed in docs/compatibility.md."""
+
+    def gate(self, name: str, *, default: bool) -> bool:
+        """Tell whether a feature gate is on."""
+        return self.feature_gates.get(name, default)
+
+
+class NodeInputs(msgspec.Struct, frozen=True):
+    """Everything that rules are parsed from."""
+
+    slo: NodeSLOSpec = msgspec.field(default_factory=default_nodeslo)
+    topology: NodeTopology | None = None
+    node: NodeMeta = NodeMeta()
+    kernel: KernelFacts = KernelFacts()
+    settings: Settings = Settings()

@@ -1,0 +1,61 @@
+"""What a policy is: a name, a gate, a parser of its rule, and one claiming function per level.
+
+A policy is data (`Policy`) around plain functions, so the engine, `koordctl status` and the
+documentation read the same table. A policy module defines its rule as a frozen type, the functions,
+and a module-level `POLICY`; `hooks.policies.BUILTIN` lists them.
+
+- `parse(inputs)` returns the rule when the policy is active, or an `Off` that says why it is not.
+  It may raise `apis.errors.InputError` (or InputErrors): the engine then keeps the last good rule.
+- A claiming function gets (rule, subject) and returns claims. It raises `InputError` when the
+  subject's own input is bad: only this policy's claims for this subject are lost, and the message
+  is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from hooks.claim import Claim
+from hooks.facts import NodeInputs
+from hooks.subject import Level
+
+
+class OffBecause(StrEnum):
+    """Why a policy does not claim."""
+
+    GATE = "gate"  # its feature gate is off
+    NODESLO = "nodeslo"  # the NodeSLO (or node object) does not ask for it
+    UNSUPPORTED = "unsupported"  # the kernel cannot do it
+    NO_INPUT = "no-input"  # an object that it needs has not arrived
+    BAD_INPUT = "bad-input"  # an object is malformed and there was no good one before
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """A policy that is not active, and why, for people."""
+
+    because: OffBecause
+    detail: str = ""
+
+
+ClaimFunction = Callable[[Any, Any], Iterable[Claim]]
+"""(rule, subject of the level) -> claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy. `gate` is the upstream feature gate's name, `gate_default` its default.
+
+    degraded(rule): how an active policy falls short on this kernel, "" when it does not.
+    """
+
+    name: str
+    gate: str
+    gate_default: bool
+    summary: str
+    parse: Callable[[NodeInputs], Any]
+    claims: Mapping[Level, ClaimFunction]
+    degraded: Callable[[Any], str] = field(default=lambda rule: "")
