@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-LABEL_QOS_CLASS: Final = "koordinator.sh/qosClass"
-LABEL_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
+from apis.keys import LABEL_PRIORITY_CLASS, LABEL_QOS_CLASS
 
 
 class QoSClass(StrEnum):
