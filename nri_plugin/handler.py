@@ -1,0 +1,150 @@
+"""What the transport asks of the daemon: the `Handler` contract, in subjects and decisions.
+
+The transport knows frames, dialects and runtimes; it does not know policies, stores or kernel
+files. The daemon implements `Handler` and gives it to `nri_plugin.supervisor.Supervisor`.
+
+Every method is called on the event loop, inside the runtime's node-wide lock, while kubelet waits:
+it answers from memory, does no I/O and never blocks. Work that follows from an event (files to
+write, a repair to start) is noted by the handler and done later. The runtime gives a hook 2 s and
+afterwards goes on without the answer, so the target is well below a millisecond.
+
+An exception out of a handler is a defect: the transport counts and logs it, and answers as if there
+were nothing to say, so that no pod waits for our mistake. `Refused` is the one exception with a
+meaning: it makes the CRI call fail with its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+from hooks.decision import Decision, ResourceKey
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject
+from nri_plugin.capabilities import RuntimeProfile
+
+
+class ContainerState(IntEnum):
+    """As the runtime tells it. UNKNOWN stands during creation, and for exited ones in 2.3+."""
+
+    UNKNOWN = 0
+    CREATED = 1
+    PAUSED = 2
+    RUNNING = 3
+    STOPPED = 4
+
+
+class Sandbox(msgspec.Struct, frozen=True):
+    """A sandbox as one message described it.
+
+    subject: its `pod` has labels and annotations as of RunPodSandbox; the runtime never refreshes
+        them, and knows no container specifications. A handler that knows the pod better (kubelet,
+        API server) replaces `subject.pod` by its own, found by uid.
+    resources: kubelet's sums over the containers; all None where the runtime does not tell.
+    pid: of the pause process; 0 before it runs and after it ended.
+    """
+
+    subject: SandboxSubject
+    resources: Requested = NOTHING_REQUESTED
+    pid: int = 0
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A container as one message described it.
+
+    subject.requested: what kubelet asks for *in this event*: at creation the request's values, at
+        an update the values that the update gives (None: not given), else nothing.
+    current: the values in the runtime's stored specification, which hold what plugins, this one
+        included, set earlier. They are no base for another division or minimum.
+    created_at_ns: nanoseconds since the epoch, 0 where the runtime does not tell (before 2.3).
+    """
+
+    subject: ContainerSubject
+    sandbox_id: str
+    current: Requested = NOTHING_REQUESTED
+    state: ContainerState = ContainerState.UNKNOWN
+    pid: int = 0
+    created_at_ns: int = 0
+
+
+class Refused(Exception):
+    """Raised by a handler to make the CRI call fail. Honoured at `run_sandbox`,
+    `create_container` and `update_container`; elsewhere the runtime would only log it."""
+
+
+class Handler(Protocol):
+    """What the daemon does with what a runtime tells. See the module's docstring for the manners.
+
+    Order on one connection: `configured`, `synchronize`, then events, then `disconnected`. On some
+    runtimes (launched by NRI 0.6) events follow `configured` directly. Events may repeat, and any
+    of them may be missing: `synchronize` is the truth.
+    """
+
+    @property
+    def resctrl_groups(self) -> Collection[str]:
+        """Resctrl groups that exist now. A creation names no other group to the runtime, because
+        the OCI runtime refuses to create a container in a group whose directory is missing."""
+        ...
+
+    def configured(self, runtime: RuntimeProfile) -> None:
+        """A runtime accepted the registration; `runtime` says what it can do."""
+        ...
+
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+    ) -> Iterable[tuple[str, Decision]]:
+        """All sandboxes and live containers: replace what is known, and start a full repair.
+
+        Returns (container id, decision) for containers whose values may have to change. The result
+        may be lazy: the transport takes decisions while there is time (the whole reply must be
+        there within the runtime's timeout), then stops; the reconciler does the rest. The store
+        must be replaced before the first element is given.
+        """
+        ...
+
+    def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
+        """A container runs without environment variables, mounts or devices that it should have
+        been created with. Nothing but a new container repairs that: leave an event."""
+        ...
+
+    def run_sandbox(self, sandbox: Sandbox) -> None:
+        """A sandbox is about to be used. Pod-level values are files: queue them here."""
+        ...
+
+    def update_sandbox(self, sandbox: Sandbox) -> None:
+        """A pod's resources were resized in place (runtimes with NRI >= 0.10)."""
+        ...
+
+    def stop_sandbox(self, sandbox: Sandbox) -> None: ...
+
+    def remove_sandbox(self, sandbox: Sandbox) -> None:
+        """Possibly with nothing but the id known."""
+        ...
+
+    def create_container(self, container: Container) -> Decision | None:
+        """Decide the container's values before it exists. None: nothing to change."""
+        ...
+
+    def start_container(self, container: Container) -> None:
+        """The container's process runs now (after the start): what needs a process can follow."""
+        ...
+
+    def update_container(self, container: Container) -> Decision | None:
+        """Kubelet asks for new resources (`subject.requested`). None: let the request pass."""
+        ...
+
+    def container_updated(self, container: Container) -> None:
+        """An update was carried out: the kernel's values may need another look."""
+        ...
+
+    def stop_container(self, container: Container) -> None: ...
+
+    def remove_container(self, container: Container) -> None:
+        """Also called to undo a creation that failed."""
+        ...
+
+    def disconnected(self, reason: str) -> None:
+        """The connection is gone; until the next `synchronize` containers start unadjusted."""
+        ...
