@@ -1,0 +1,43 @@
+# make demo   see it work: a private containerd, the daemon, a few pods, a table
+# make run    the same, kept open to play with
+# make test   all tests that this machine can carry (as root: also those on real containerds)
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo run test lint format protos clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+venv:
+	@.ci/venv $(VENV)
+
+demo: venv
+	@$(BIN)/python -m demo
+
+run: venv
+	@$(BIN)/python -m demo --stay
+
+test: venv
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.generate_protos --check
+
+format: venv
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Writes protos/**/*_pb2* from the .proto files; the results are committed.
+protos: venv
+	$(BIN)/python -m tools.generate_protos
+
+# Also forgets the Debian packages that the beds unpacked.
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info
