@@ -1,0 +1,263 @@
+"""From JSON to typed values, and every mistake on the way named with object, field and value.
+
+All wire types of `apis` decode through here: one pair of hooks teaches msgspec quantities, and one
+place turns its errors into `InputError`. Input is bounded before it is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from apis.errors import InputError, InputErrors
+from apis.quantity import Quantity, parse_quantity
+
+T = TypeVar("T")
+
+LARGEST_ANNOTATION: Final = 256 * 1024
+"""Bytes; Kubernetes allows as much for all annotations of an object together."""
+LARGEST_OBJECT: Final = 8 * 1024 * 1024
+"""Bytes; far above what an API server stores for one object (1.5 MiB)."""
+_MOST_ERRORS: Final = 64
+
+Json = dict[str, Any] | list[Any] | str | int | float | bool | None
+
+
+class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, dict=False):
+    """Base of wire types: camelCase names, unknown fields ignored, defaults left out."""
+
+
+def dec_hook(type_: type, obj: Any) -> Any:
+    """Teach msgspec to read a quantity."""
+    if type_ is Quantity:
+        if isinstance(obj, str | int | float):
+            return parse_quantity(obj)
+        raise ValueError("a quantity is a number or a text such as 500m or 16Gi")
+    raise NotImplementedError(f"no rule to decode {type_}")
+
+
+def enc_hook(obj: Any) -> Any:
+    """Teach msgspec to write a quantity."""
+    if isinstance(obj, Quantity):
+        return str(obj)
+    raise NotImplementedError(f"no rule to encode {type(obj)}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=enc_hook)
+_sorted_encoder = msgspec.json.Encoder(enc_hook=enc_hook, order="sorted")
+
+
+def encode(value: Any) -> bytes:
+    """Return the JSON of a wire value or of plain data that holds quantities."""
+    return _encoder.encode(value)
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces, as upstream writes annotations."""
+    return _sorted_encoder.encode(value).decode()
+
+
+def to_plain(value: Any) -> Any:
+    """Return a wire value as dicts, lists and scalars, as they stand in JSON."""
+    return msgspec.to_builtins(value, enc_hook=enc_hook)
+
+
+def json_decoder(type_: type[T]) -> Callable[[bytes | str], T]:
+    """Return a decoder for JSON text; it raises msgspec's errors (see `decode_field`)."""
+    return msgspec.json.Decoder(type_, dec_hook=dec_hook).decode
+
+
+def decode_field(
+    decode: Callable[[bytes | str], T], text: bytes | str, *, obj: str, field: str
+) -> T:
+    """Decode the JSON `text` of one field; raise InputError that names the inner field."""
+    if len(text) > LARGEST_ANNOTATION:
+        raise InputError(
+            obj=obj,
+            field=field,
+            value=text[:64],
+            problem=f"longer than {LARGEST_ANNOTATION} bytes",
+        )
+    try:
+        return decode(text)
+    except msgspec.ValidationError as error:
+        problem, path = _split(error)
+        value = text if isinstance(text, str) else text.decode(errors="replace")
+        try:
+            root = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            raise InputError(obj=obj, field=field, value=value, problem=problem) from None
+        inner = _steps(path)
+        found = _at(root, inner)
+        shown = field + "".join(_spelled(step) for step in inner)
+        raise InputError(
+            obj=obj, field=shown, value=value if found is _ABSENT else found, problem=problem
+        ) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        value = text if isinstance(text, str) else text.decode(errors="replace")
+        raise InputError(
+            obj=obj, field=field, value=value, problem=f"not valid JSON: {error}"
+        ) from None
+
+
+def decode_object(
+    raw: bytes | str | dict[str, Any], type_: type[T], *, obj: str, largest: int = LARGEST_OBJECT
+) -> T:
+    """Decode a whole object; raise InputErrors with every bad field of it."""
+    value, errors = decode_leniently(raw, type_, obj=obj, largest=largest)
+    if errors or value is None:
+        raise InputErrors(errors)
+    return value
+
+
+def decode_leniently(
+    raw: bytes | str | dict[str, Any], type_: type[T], *, obj: str, largest: int = LARGEST_OBJECT
+) -> tuple[T | None, list[InputError]]:
+    """Decode what can be decoded: bad fields are left out (their defaults hold) and named.
+
+    The value is None only where nothing can be saved: no JSON, or a required field is missing.
+    """
+    plain = parse_json_object(raw, obj=obj, largest=largest)
+    errors: list[InputError] = []
+    while True:
+        try:
+            return msgspec.convert(plain, type_, dec_hook=dec_hook), errors
+        except msgspec.ValidationError as error:
+            problem, path = _split(error)
+            steps = _pin_down(plain, _steps(path), type_, str(error))
+            field = "".join(_spelled(step) for step in steps).lstrip(".") or "(whole object)"
+            value = _at(plain, steps)
+            shown = "(absent)" if value is _ABSENT else value
+            errors.append(InputError(obj=obj, field=field, value=shown, problem=problem))
+            if value is _ABSENT or not steps or len(errors) >= _MOST_ERRORS:
+                return None, errors
+            plain = _without(plain, steps)
+
+
+def parse_json_object(
+    raw: bytes | str | dict[str, Any], *, obj: str, largest: int = LARGEST_OBJECT
+) -> dict[str, Any]:
+    """Return the JSON object that `raw` spells; raise InputErrors when it is none."""
+    if isinstance(raw, dict):
+        return raw
+    try:
+        if len(raw) > largest:
+            raise InputErrors(
+                [
+                    InputError(
+                        obj=obj,
+                        field="(whole text)",
+                        value=raw[:64],
+                        problem=f"longer than {largest} bytes",
+                    )
+                ]
+            )
+        plain = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        text = raw if isinstance(raw, str) else raw.decode(errors="replace")
+        raise InputErrors(
+            [
+                InputError(
+                    obj=obj, field="(whole text)", value=text, problem=f"not valid JSON: {error}"
+                )
+            ]
+        ) from None
+    if not isinstance(plain, dict):
+        raise InputErrors(
+            [
+                InputError(
+                    obj=obj, field="(whole text)", value=plain, problem="expected a JSON object"
+                )
+            ]
+        )
+    return plain
+
+
+# --- paths of msgspec's errors -----------------------------------------------------------------
+
+Step = str | int | None
+"""A member name, a list index, or None for "some element" (msgspec says `[...]`)."""
+
+_ABSENT: Final = object()
+_PATH: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
+
+
+def _split(error: msgspec.ValidationError) -> tuple[str, str]:
+    problem, _, where = str(error).rpartition(" - at `")
+    if not problem:
+        return str(error), ""
+    return problem, where.rstrip("`").removeprefix("key in ")
+
+
+def _steps(path: str) -> list[Step]:
+    steps: list[Step] = []
+    for match in _PATH.finditer(path.removeprefix("$")):
+        name, index, quoted = match.groups()
+        if name is not None or quoted is not None:
+            steps.append(name if name is not None else quoted)
+        else:
+            steps.append(int(index) if index is not None else None)
+    return steps
+
+
+def _spelled(step: Step) -> str:
+    if isinstance(step, str):
+        return f".{step}" if step.isidentifier() else f'["{step}"]'
+    return "[...]" if step is None else f"[{step}]"
+
+
+def _at(root: Any, steps: list[Step]) -> Any:
+    value = root
+    for step in steps:
+        if step is None:
+            return value
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return _ABSENT
+    return value
+
+
+def _pin_down(plain: Any, steps: list[Step], type_: Any, message: str) -> list[Step]:
+    """Replace each "some element" step by the element that really fails."""
+    for position, step in enumerate(steps):
+        if step is not None:
+            continue
+        container = _at(plain, steps[:position])
+        members: list[tuple[Step, Any]]
+        if isinstance(container, dict):
+            members = [(key, {key: value}) for key, value in container.items()]
+        elif isinstance(container, list):
+            members = [(index, [value]) for index, value in enumerate(container)]
+        else:
+            return steps[:position]
+        for key, alone in members:
+            try:
+                msgspec.convert(_with(plain, steps[:position], alone), type_, dec_hook=dec_hook)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    return _pin_down(
+                        plain, [*steps[:position], key, *steps[position + 1 :]], type_, message
+                    )
+        return steps[:position]
+    return steps
+
+
+def _with(root: Any, steps: list[Step], value: Any) -> Any:
+    if not steps:
+        return value
+    copy = root.copy()
+    copy[steps[0]] = _with(root[steps[0]], steps[1:], value)
+    return copy
+
+
+def _without(root: Any, steps: list[Step]) -> Any:
+    copy = root.copy()
+    if len(steps) == 1:
+        del copy[steps[0]]
+    else:
+        copy[steps[0]] = _without(root[steps[0]], steps[1:])
+    return copy
