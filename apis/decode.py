@@ -73,34 +73,58 @@ def json_decoder(type_: type[T]) -> Callable[[bytes | str], T]:
 def decode_field(
     decode: Callable[[bytes | str], T], text: bytes | str, *, obj: str, field: str
 ) -> T:
-    """Decode the JSON `text` of one field; raise InputError that names the inner field."""
+    """Decode the JSON `text` of one field; raise InputError that names the inner field.
+
+    Members that are null count as absent, as they do for Go's decoder.
+    """
+    shown = text if isinstance(text, str) else text.decode(errors="replace")
     if len(text) > LARGEST_ANNOTATION:
-        raise InputError(
-            obj=obj,
-            field=field,
-            value=text[:64],
-            problem=f"longer than {LARGEST_ANNOTATION} bytes",
-        )
+        problem = f"longer than {LARGEST_ANNOTATION} bytes"
+        raise InputError(obj=obj, field=field, value=shown, problem=problem)
     try:
         return decode(text)
     except msgspec.ValidationError as error:
-        problem, path = _split(error)
-        value = text if isinstance(text, str) else text.decode(errors="replace")
-        try:
-            root = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
-            raise InputError(obj=obj, field=field, value=value, problem=problem) from None
-        inner = _steps(path)
-        found = _at(root, inner)
-        shown = field + "".join(_spelled(step) for step in inner)
-        raise InputError(
-            obj=obj, field=shown, value=value if found is _ABSENT else found, problem=problem
-        ) from None
+        first = error
     except (msgspec.DecodeError, RecursionError) as error:
-        value = text if isinstance(text, str) else text.decode(errors="replace")
-        raise InputError(
-            obj=obj, field=field, value=value, problem=f"not valid JSON: {error}"
-        ) from None
+        problem = f"not valid JSON: {error}"
+        raise InputError(obj=obj, field=field, value=shown, problem=problem) from None
+    try:
+        plain = without_nulls(msgspec.json.decode(text))
+    except RecursionError:
+        raise InputError(obj=obj, field=field, value=shown, problem="nested too deep") from None
+    try:
+        return decode(msgspec.json.encode(plain))
+    except msgspec.ValidationError as error:
+        first = error
+    problem, path = _split(first)
+    steps = _pin_down(
+        plain, _steps(path), lambda part: decode(msgspec.json.encode(part)), str(first)
+    )
+    found = _at(plain, steps)
+    raise InputError(
+        obj=obj,
+        field=field + "".join(_spelled(step) for step in steps),
+        value=shown if found is _ABSENT or not steps else found,
+        problem=problem,
+    )
+
+
+def decode_optional_field(
+    decode: Callable[[bytes | str], T], text: bytes | str, *, obj: str, field: str
+) -> T | None:
+    """Decode as `decode_field` does; the text `null` is None."""
+    if text.strip() in ("null", b"null"):
+        return None
+    return decode_field(decode, text, obj=obj, field=field)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return plain data without the members that are null."""
+    if isinstance(value, dict):
+        return {key: without_nulls(member) for key, member in value.items() if member is not None}
+    if isinstance(value, list):
+        return [without_nulls(member) for member in value]
+    return value
 
 
 def decode_object(
@@ -120,14 +144,18 @@ def decode_leniently(
 
     The value is None only where nothing can be saved: no JSON, or a required field is missing.
     """
-    plain = parse_json_object(raw, obj=obj, largest=largest)
+    plain = without_nulls(parse_json_object(raw, obj=obj, largest=largest))
     errors: list[InputError] = []
+
+    def convert(part: Any) -> T:
+        return msgspec.convert(part, type_, dec_hook=dec_hook)
+
     while True:
         try:
-            return msgspec.convert(plain, type_, dec_hook=dec_hook), errors
+            return convert(plain), errors
         except msgspec.ValidationError as error:
             problem, path = _split(error)
-            steps = _pin_down(plain, _steps(path), type_, str(error))
+            steps = _pin_down(plain, _steps(path), convert, str(error))
             field = "".join(_spelled(step) for step in steps).lstrip(".") or "(whole object)"
             value = _at(plain, steps)
             shown = "(absent)" if value is _ABSENT else value
@@ -221,7 +249,9 @@ def _at(root: Any, steps: list[Step]) -> Any:
     return value
 
 
-def _pin_down(plain: Any, steps: list[Step], type_: Any, message: str) -> list[Step]:
+def _pin_down(
+    plain: Any, steps: list[Step], decode: Callable[[Any], object], message: str
+) -> list[Step]:
     """Replace each "some element" step by the element that really fails."""
     for position, step in enumerate(steps):
         if step is not None:
@@ -236,11 +266,11 @@ def _pin_down(plain: Any, steps: list[Step], type_: Any, message: str) -> list[S
             return steps[:position]
         for key, alone in members:
             try:
-                msgspec.convert(_with(plain, steps[:position], alone), type_, dec_hook=dec_hook)
+                decode(_with(plain, steps[:position], alone))
             except msgspec.ValidationError as error:
                 if str(error) == message:
                     return _pin_down(
-                        plain, [*steps[:position], key, *steps[position + 1 :]], type_, message
+                        plain, [*steps[:position], key, *steps[position + 1 :]], decode, message
                     )
         return steps[:position]
     return steps

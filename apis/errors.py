@@ -37,6 +37,12 @@ class InputError(ValueError):
         line = f"{printable(obj)}: {printable(field)} = {self.value!r}: {problem}"
         super().__init__(f"{line} ({hint})" if hint else line)
 
+    def about(self, obj: str) -> InputError:
+        """Return the same error about another object: parsers that cache do not know theirs."""
+        return InputError(
+            obj=obj, field=self.field, value=self.value, problem=self.problem, hint=self.hint
+        )
+
 
 class InputErrors(ValueError):
     """Several `InputError`s of one object, collected so that a person sees all of them at once."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import Wire, decode_leniently, parse_json_object
+from apis.decode import Wire, decode_leniently, parse_json_object, without_nulls
 from apis.errors import InputError, InputErrors
 from apis.qos import PriorityClass, QoSClass
 from apis.quantity import ZERO, Quantity, parse_quantity
@@ -421,11 +421,7 @@ def overlay(below: Any, above: Any) -> Any:
             if value is not None:
                 merged[key] = overlay(below.get(key), value)
         return merged
-    if isinstance(above, dict):
-        return {key: overlay(None, value) for key, value in above.items() if value is not None}
-    if isinstance(above, list):
-        return [overlay(None, value) for value in above]
-    return above
+    return without_nulls(above)
 
 
 def switched_off_undone(spec: NodeSLOSpec) -> NodeSLOSpec:

@@ -1,0 +1,450 @@
+"""Every pod annotation and label that the node reads, as a typed value or an InputError.
+
+Each `parse_*` takes the text and the name of the pod for errors. They run while a container is
+created, so short texts are answered from bounded caches. Device allocations have their own page,
+`apis.device`. Sources: hooks.md section 3, koordlet.md section 11.7, api.md section 17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Final, TypeVar
+
+from msgspec import Meta, Struct, field
+
+from apis.cpuset import format_cpuset, parse_cpuset
+from apis.decode import Wire, decode_field, json_decoder
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_BLKIO_QOS,
+    ANNOTATION_CPU_BURST,
+    ANNOTATION_CPU_NORMALIZATION_RATIO,
+    ANNOTATION_CPU_QOS,
+    ANNOTATION_EVICTION_POLICY,
+    ANNOTATION_EVICTION_PRIORITY,
+    ANNOTATION_EXTENDED_RESOURCE_SPEC,
+    ANNOTATION_MEMORY_QOS,
+    ANNOTATION_NETWORK_QOS,
+    ANNOTATION_OOM_SCORE_ADJ,
+    ANNOTATION_OOM_SCORE_ADJ_SPEC,
+    ANNOTATION_RESCTRL,
+    ANNOTATION_RESOURCE_STATUS,
+    LABEL_CORE_SCHED_GROUP_ID,
+    LABEL_CORE_SCHED_POLICY,
+    LABEL_PRIORITY,
+)
+from apis.nodeslo import BlockCfg, CPUBurstPolicy
+from apis.quantity import ZERO, Quantity, ResourceList
+
+T = TypeVar("T")
+
+_LARGEST_CACHED: Final = 4096
+_CACHED_TEXTS: Final = 512
+
+
+def annotation_field(key: str) -> str:
+    """Return how errors name an annotation."""
+    return f'metadata.annotations["{key}"]'
+
+
+def _parser(parse: Callable[[str], T]) -> Callable[[str, str], T]:
+    """Return (text, obj) -> value around a text parser, with a cache for short texts."""
+    cached = lru_cache(maxsize=_CACHED_TEXTS)(parse)
+
+    def run(text: str, obj: str) -> T:
+        try:
+            return cached(text) if len(text) <= _LARGEST_CACHED else parse(text)
+        except InputError as error:
+            raise error.about(obj) from None
+
+    return run
+
+
+def _json_parser(type_: type[T], key: str) -> Callable[[str], T]:
+    decode = json_decoder(type_)
+    where = annotation_field(key)
+    return lambda text: decode_field(decode, text, obj="", field=where)
+
+
+# --- resource-status ---------------------------------------------------------------------------
+
+
+class NUMANodeResource(Wire, frozen=True):
+    node: Annotated[int, Meta(ge=0, le=1023)] = 0
+    resources: ResourceList = field(default_factory=dict)
+
+
+class ResourceStatus(Struct, frozen=True):
+    """What the scheduler gave a pod: CPUs (canonical text, "" for none) and NUMA shares."""
+
+    cpuset: str = ""
+    cpus: frozenset[int] = frozenset()
+    numa_node_resources: tuple[NUMANodeResource, ...] = ()
+
+
+class _ResourceStatus(Wire, frozen=True):
+    cpuset: str = ""
+    numa_node_resources: tuple[NUMANodeResource, ...] | None = None
+
+
+_decode_resource_status = _json_parser(_ResourceStatus, ANNOTATION_RESOURCE_STATUS)
+
+
+def _resource_status(text: str) -> ResourceStatus:
+    raw = _decode_resource_status(text)
+    try:
+        cpus = parse_cpuset(raw.cpuset)
+    except ValueError as error:
+        raise InputError(
+            obj="",
+            field=annotation_field(ANNOTATION_RESOURCE_STATUS) + ".cpuset",
+            value=raw.cpuset,
+            problem=str(error),
+        ) from None
+    return ResourceStatus(
+        cpuset=format_cpuset(cpus), cpus=cpus, numa_node_resources=raw.numa_node_resources or ()
+    )
+
+
+_parse_resource_status = _parser(_resource_status)
+
+
+def parse_resource_status(text: str, *, obj: str) -> ResourceStatus:
+    """Return the scheduler's CPU and NUMA allocation of a pod."""
+    return _parse_resource_status(text, obj)
+
+
+# --- extended-resource-spec --------------------------------------------------------------------
+
+
+class ExtendedResources(Wire, frozen=True):
+    requests: ResourceList = field(default_factory=dict)
+    limits: ResourceList = field(default_factory=dict)
+
+
+class ExtendedResourceSpec(Wire, frozen=True):
+    """Batch and Mid resources of each container, by container name."""
+
+    containers: dict[str, ExtendedResources] = field(default_factory=dict)
+
+
+_parse_extended_resource_spec = _parser(
+    _json_parser(ExtendedResourceSpec, ANNOTATION_EXTENDED_RESOURCE_SPEC)
+)
+
+
+def parse_extended_resource_spec(text: str, *, obj: str) -> ExtendedResourceSpec:
+    """Return the extended resources that admission copied from the pod's containers."""
+    return _parse_extended_resource_spec(text, obj)
+
+
+# --- QoS of one pod ----------------------------------------------------------------------------
+
+
+class PodCPUQOS(Wire, frozen=True):
+    """A pod's own CPU QoS; None leaves a field to the class."""
+
+    enable: bool | None = None
+    group_identity: Annotated[int, Meta(ge=-1, le=2)] | None = None
+    sched_idle: Annotated[int, Meta(ge=0, le=1)] | None = None
+    core_expeller: bool | None = None
+
+
+_parse_cpu_qos = _parser(_json_parser(PodCPUQOS, ANNOTATION_CPU_QOS))
+
+
+def parse_cpu_qos(text: str, *, obj: str) -> PodCPUQOS:
+    """Return the pod's own CPU QoS."""
+    return _parse_cpu_qos(text, obj)
+
+
+class PodMemoryQOSPolicy(StrEnum):
+    """DEFAULT (also spelled "") takes the class's settings under the pod's own, AUTO the
+    recommended ones, NONE switches memory QoS off."""
+
+    DEFAULT = "default"
+    NONE = "none"
+    AUTO = "auto"
+
+    @classmethod
+    def _missing_(cls, value: object) -> PodMemoryQOSPolicy | None:
+        return cls.DEFAULT if value == "" else None
+
+
+Factor = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class PodMemoryQOS(Wire, frozen=True):
+    """A pod's own memory QoS; None leaves a field to the policy, and no policy is DEFAULT."""
+
+    policy: PodMemoryQOSPolicy | None = None
+    min_limit_percent: Factor | None = None
+    low_limit_percent: Factor | None = None
+    throttling_percent: Factor | None = None
+    wmark_ratio: Annotated[int, Meta(ge=0, le=100)] | None = None
+    wmark_scale_permill: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    wmark_min_adj: Annotated[int, Meta(ge=-25, le=50)] | None = None
+    priority_enable: Annotated[int, Meta(ge=0, le=1)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=12)] | None = None
+    oom_kill_group: Annotated[int, Meta(ge=0, le=1)] | None = None
+    page_cache_enable: bool | None = None
+    page_cache_limit_percent: Annotated[int, Meta(ge=0, le=100)] | None = None
+    page_cache_limit_size: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    page_cache_reclaim_sync: bool | None = None
+
+
+_parse_memory_qos = _parser(_json_parser(PodMemoryQOS, ANNOTATION_MEMORY_QOS))
+
+
+def parse_memory_qos(text: str, *, obj: str) -> PodMemoryQOS:
+    """Return the pod's own memory QoS."""
+    return _parse_memory_qos(text, obj)
+
+
+class PodCPUBurst(Wire, frozen=True):
+    """A pod's own CPU burst; None leaves a field to the node's strategy."""
+
+    policy: CPUBurstPolicy | None = None
+    cpu_burst_percent: Annotated[int, Meta(ge=0, le=10000)] | None = None
+    cfs_quota_burst_percent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    cfs_quota_burst_period_seconds: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+
+
+_parse_cpu_burst = _parser(_json_parser(PodCPUBurst, ANNOTATION_CPU_BURST))
+
+
+def parse_cpu_burst(text: str, *, obj: str) -> PodCPUBurst:
+    """Return the pod's own CPU burst settings."""
+    return _parse_cpu_burst(text, obj)
+
+
+class PodBlkIOQOS(Wire, frozen=True):
+    blocks: tuple[BlockCfg, ...] = ()
+
+
+_parse_blkio_qos = _parser(_json_parser(PodBlkIOQOS, ANNOTATION_BLKIO_QOS))
+
+
+def parse_blkio_qos(text: str, *, obj: str) -> PodBlkIOQOS:
+    """Return the pod's own block I/O limits."""
+    return _parse_blkio_qos(text, obj)
+
+
+class PodNetworkQOS(Struct, frozen=True):
+    """Bandwidth limits in bits per second; None where the annotation says nothing or 0."""
+
+    ingress_limit_bits: int | None = None
+    egress_limit_bits: int | None = None
+
+
+class _PodNetworkQOS(Wire, frozen=True):
+    ingress_limit: Quantity | None = None
+    egress_limit: Quantity | None = None
+
+
+_decode_network_qos = _json_parser(_PodNetworkQOS, ANNOTATION_NETWORK_QOS)
+
+
+def _network_qos(text: str) -> PodNetworkQOS:
+    raw = _decode_network_qos(text)
+    for name, limit in (("ingressLimit", raw.ingress_limit), ("egressLimit", raw.egress_limit)):
+        if limit is not None and limit < ZERO:
+            raise InputError(
+                obj="",
+                field=f"{annotation_field(ANNOTATION_NETWORK_QOS)}.{name}",
+                value=str(limit),
+                problem="a bandwidth is not negative",
+            )
+    return PodNetworkQOS(
+        ingress_limit_bits=raw.ingress_limit.value() if raw.ingress_limit else None,
+        egress_limit_bits=raw.egress_limit.value() if raw.egress_limit else None,
+    )
+
+
+_parse_network_qos = _parser(_network_qos)
+
+
+def parse_network_qos(text: str, *, obj: str) -> PodNetworkQOS:
+    """Return the pod's own bandwidth limits."""
+    return _parse_network_qos(text, obj)
+
+
+# --- resctrl -----------------------------------------------------------------------------------
+
+PercentOf = Annotated[int, Meta(ge=0, le=100)]
+
+
+class SchemataConfig(Wire, frozen=True):
+    """A share of a cache (`range`, two percents) or of memory bandwidth (`percent`, 0 = unset)."""
+
+    percent: PercentOf = 0
+    range: Annotated[tuple[PercentOf, ...], Meta(max_length=2)] = ()
+
+
+class SchemataPerCacheConfig(Wire, frozen=True):
+    cache_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="cacheID", default=0)
+    percent: PercentOf = 0
+    range: Annotated[tuple[PercentOf, ...], Meta(max_length=2)] = ()
+
+
+class ResctrlResource(Wire, frozen=True):
+    schemata: SchemataConfig = SchemataConfig()
+    schemata_per_cache: tuple[SchemataPerCacheConfig, ...] = ()
+
+
+class PodResctrl(Wire, frozen=True):
+    """A pod's own cache and memory bandwidth."""
+
+    llc: ResctrlResource = ResctrlResource()
+    mb: ResctrlResource = ResctrlResource()
+
+
+_decode_resctrl = _json_parser(PodResctrl, ANNOTATION_RESCTRL)
+
+
+def _resctrl(text: str) -> PodResctrl:
+    resctrl = _decode_resctrl(text)
+    shares = [("llc.schemata", resctrl.llc.schemata.range)]
+    shares += [
+        (f"llc.schemataPerCache[{index}]", entry.range)
+        for index, entry in enumerate(resctrl.llc.schemata_per_cache)
+    ]
+    for where, share in shares:
+        if share and (len(share) != 2 or share[0] >= share[1]):
+            raise InputError(
+                obj="",
+                field=f"{annotation_field(ANNOTATION_RESCTRL)}.{where}.range",
+                value=list(share),
+                problem="expected [start, end] in percent with start < end",
+            )
+    return resctrl
+
+
+_parse_resctrl = _parser(_resctrl)
+
+
+def parse_resctrl(text: str, *, obj: str) -> PodResctrl:
+    """Return the pod's own cache and memory bandwidth shares."""
+    return _parse_resctrl(text, obj)
+
+
+# --- OOM score, eviction -----------------------------------------------------------------------
+
+OOMScore = Annotated[int, Meta(ge=-1000, le=1000)]
+_INTEGER_DIGITS: Final = 20
+
+
+def _integer(text: str, *, where: str, low: int, high: int) -> int:
+    stripped = text.strip()
+    try:
+        if len(stripped) > _INTEGER_DIGITS or not stripped.isascii() or "_" in stripped:
+            raise ValueError
+        value = int(stripped)
+    except ValueError:
+        raise InputError(obj="", field=where, value=text, problem="expected an integer") from None
+    if not low <= value <= high:
+        raise InputError(obj="", field=where, value=text, problem=f"expected {low}..{high}")
+    return value
+
+
+def parse_oom_score_adj(text: str, *, obj: str) -> int:
+    """Return the OOM score adjustment of all containers of a pod, -1000..1000."""
+    try:
+        where = annotation_field(ANNOTATION_OOM_SCORE_ADJ)
+        return _integer(text, where=where, low=-1000, high=1000)
+    except InputError as error:
+        raise error.about(obj) from None
+
+
+_parse_oom_score_adj_spec = _parser(
+    _json_parser(dict[str, OOMScore], ANNOTATION_OOM_SCORE_ADJ_SPEC)
+)
+
+
+def parse_oom_score_adj_spec(text: str, *, obj: str) -> Mapping[str, int]:
+    """Return the OOM score adjustment by container name."""
+    return _parse_oom_score_adj_spec(text, obj)
+
+
+_parse_eviction_policy = _parser(_json_parser(tuple[str, ...], ANNOTATION_EVICTION_POLICY))
+
+
+def parse_eviction_policy(text: str, *, obj: str) -> frozenset[str]:
+    """Return the names of the features that may evict the pod."""
+    return frozenset(_parse_eviction_policy(text, obj))
+
+
+def parse_eviction_priority(text: str, *, obj: str) -> int:
+    """Return the eviction priority, an int32; lower is evicted first."""
+    try:
+        where = annotation_field(ANNOTATION_EVICTION_PRIORITY)
+        return _integer(text, where=where, low=-(2**31), high=2**31 - 1)
+    except InputError as error:
+        raise error.about(obj) from None
+
+
+# --- labels ------------------------------------------------------------------------------------
+
+
+class CoreSchedPolicy(StrEnum):
+    """NONE leaves the pod out; EXCLUSIVE gives it a group of its own."""
+
+    DEFAULT = ""
+    NONE = "none"
+    EXCLUSIVE = "exclusive"
+
+
+def core_sched_policy(labels: Mapping[str, str]) -> CoreSchedPolicy:
+    """Return the pod's core scheduling policy; an unknown text is DEFAULT."""
+    match labels.get(LABEL_CORE_SCHED_POLICY):
+        case CoreSchedPolicy.NONE.value:
+            return CoreSchedPolicy.NONE
+        case CoreSchedPolicy.EXCLUSIVE.value:
+            return CoreSchedPolicy.EXCLUSIVE
+    return CoreSchedPolicy.DEFAULT
+
+
+def core_sched_group_id(labels: Mapping[str, str]) -> str:
+    """Return the pod's core scheduling group, "" when it names none."""
+    return labels.get(LABEL_CORE_SCHED_GROUP_ID, "")
+
+
+def parse_sub_priority(labels: Mapping[str, str], *, obj: str) -> int:
+    """Return the label `koordinator.sh/priority`; 0x, 0o, 0b and a leading 0 (octal) are read.
+
+    Missing or empty is 0. Raises InputError for anything but an int32.
+    """
+    text = labels.get(LABEL_PRIORITY, "")
+    if not text:
+        return 0
+    unsigned = text.lstrip("+-")
+    octal = len(unsigned) > 1 and unsigned[0] == "0" and unsigned.isdigit()
+    try:
+        value = int(text, 8) if octal else int(text, 0)
+    except ValueError:
+        value = None
+    if value is None or not -(2**31) <= value < 2**31:
+        raise InputError(
+            obj=obj,
+            field=f'metadata.labels["{LABEL_PRIORITY}"]',
+            value=text,
+            problem="expected a 32-bit integer",
+        )
+    return value
+
+
+# --- node annotation read by the node ----------------------------------------------------------
+
+
+def parse_cpu_normalization_ratio(text: str, *, obj: str) -> float:
+    """Return the CPU normalisation ratio of a node, a finite decimal > 0."""
+    where = annotation_field(ANNOTATION_CPU_NORMALIZATION_RATIO)
+    try:
+        ratio = float(text) if len(text) < 32 and "_" not in text else 0.0
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio < 1000:
+        raise InputError(obj=obj, field=where, value=text, problem="expected a decimal above 0")
+    return ratio

@@ -1,0 +1,150 @@
+"""The Device object of a node, and what the scheduler gave a pod of it.
+
+Sources: api.md sections 3.2, 6 and 17.3; koordlet.md section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Final
+
+from msgspec import Meta, field
+
+from apis.core import Condition, ObjectMeta
+from apis.decode import LARGEST_ANNOTATION, Wire, decode_optional_field, json_decoder
+from apis.errors import InputError
+from apis.keys import ANNOTATION_DEVICE_ALLOCATED
+from apis.quantity import ResourceList
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, extra_json_schema={"format": "int32"})]
+
+
+class DeviceType(StrEnum):
+    """Device classes that Koordinator knows; objects may carry others."""
+
+    GPU = "gpu"
+    FPGA = "fpga"
+    RDMA = "rdma"
+
+
+class DeviceTopology(Wire, frozen=True, omit_defaults=False):
+    socket_id: Int32 = field(name="socketID")
+    node_id: Int32 = field(name="nodeID")
+    pcie_id: str = field(name="pcieID")
+    bus_id: str = field(name="busID", default="")
+
+
+class VirtualFunction(Wire, frozen=True, omit_defaults=False):
+    minor: Int32
+    bus_id: str = field(name="busID", default="")
+
+
+class VirtualFunctionGroup(Wire, frozen=True):
+    labels: dict[str, str] = field(default_factory=dict)
+    vfs: tuple[VirtualFunction, ...] = ()
+
+
+class DeviceInfo(Wire, frozen=True):
+    type: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    id: str = ""
+    minor: Int32 | None = None
+    module_id: Int32 | None = field(name="moduleID", default=None)
+    health: bool = False
+    resources: ResourceList = field(default_factory=dict)
+    topology: DeviceTopology | None = None
+    vf_groups: tuple[VirtualFunctionGroup, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+class DeviceSpec(Wire, frozen=True):
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+class DeviceAllocationEntry(Wire, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uuid: str = ""
+    minors: tuple[Int32, ...] = ()
+
+
+class DeviceAllocationStatus(Wire, frozen=True):
+    type: str = ""
+    entries: tuple[DeviceAllocationEntry, ...] = ()
+
+
+class DeviceStatus(Wire, frozen=True):
+    allocations: tuple[DeviceAllocationStatus, ...] = ()
+
+
+class Device(Wire, frozen=True):
+    """All devices of the node of the same name."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: DeviceSpec = DeviceSpec()
+    status: DeviceStatus = DeviceStatus()
+
+
+decode_device: Final = json_decoder(Device)
+
+
+# --- the annotation device-allocated -----------------------------------------------------------
+
+
+class DeviceAllocationExtension(Wire, frozen=True):
+    vfs: tuple[VirtualFunction, ...] = ()
+    gpu_shared_resource_template: str = ""
+
+
+class DeviceAllocation(Wire, frozen=True):
+    """One device, or a share of it, that a pod may use. `id` is a UUID or a PCI address."""
+
+    minor: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    id: Annotated[str, Meta(max_length=256)] = ""
+    resources: ResourceList = field(default_factory=dict)
+    extension: DeviceAllocationExtension | None = None
+
+
+DeviceAllocations = Mapping[str, tuple[DeviceAllocation, ...]]
+"""Device type ("gpu", "rdma", ...) -> allocations in the order that they were written."""
+
+_FIELD: Final = f'metadata.annotations["{ANNOTATION_DEVICE_ALLOCATED}"]'
+_decode_allocations = json_decoder(dict[str, tuple[DeviceAllocation, ...]])
+_LARGEST_CACHED: Final = 4096
+_MOST_DEVICES: Final = 1024
+
+
+def parse_device_allocated(text: str, *, obj: str) -> DeviceAllocations:
+    """Return the devices of a pod from its `device-allocated` annotation.
+
+    `obj` names the pod in errors. Raises InputError. Results of short texts are cached.
+    """
+    try:
+        if len(text) <= _LARGEST_CACHED:
+            return _cached_allocations(text)
+        return _allocations(text)
+    except InputError as error:
+        raise error.about(obj) from None
+
+
+def _allocations(text: str) -> DeviceAllocations:
+    if len(text) > LARGEST_ANNOTATION:
+        raise InputError(
+            obj="", field=_FIELD, value=text, problem=f"longer than {LARGEST_ANNOTATION} bytes"
+        )
+    devices = decode_optional_field(_decode_allocations, text, obj="", field=_FIELD) or {}
+    for kind, allocations in devices.items():
+        if len(allocations) > _MOST_DEVICES:
+            raise InputError(
+                obj="",
+                field=f"{_FIELD}.{kind}",
+                value=len(allocations),
+                problem=f"more than {_MOST_DEVICES} devices",
+            )
+    return MappingProxyType(devices)
+
+
+_cached_allocations = lru_cache(maxsize=512)(_allocations)

@@ -1,0 +1,283 @@
+"""NodeResourceTopology: the CPU pools of a node, who owns them, and its NUMA zones.
+
+The facts that hooks need stand in JSON annotations; here they become values once per change.
+Sources: api.md sections 15 and 17.4, koordlet.md section 4, hooks.md section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+from apis.core import ObjectMeta
+from apis.cpuset import format_cpuset, parse_cpuset
+from apis.decode import Wire, decode_optional_field, json_decoder
+from apis.errors import InputError, InputErrors
+from apis.keys import (
+    ANNOTATION_BE_CPU_SHARED_POOLS,
+    ANNOTATION_CPU_BASIC_INFO,
+    ANNOTATION_CPU_MANAGER_POLICY,
+    ANNOTATION_CPU_SHARED_POOLS,
+    ANNOTATION_CPU_TOPOLOGY,
+    ANNOTATION_NODE_RESERVATION,
+    ANNOTATION_POD_CPU_ALLOCS,
+    ANNOTATION_SYSTEM_QOS_RESOURCE,
+)
+from apis.quantity import Quantity, ResourceList
+
+
+class TopologyCost(Wire, frozen=True):
+    name: str
+    value: int
+
+
+class TopologyAttribute(Wire, frozen=True):
+    name: str
+    value: str
+
+
+class ZoneResource(Wire, frozen=True, omit_defaults=False):
+    name: str
+    capacity: Quantity
+    allocatable: Quantity
+    available: Quantity
+
+
+class Zone(Wire, frozen=True):
+    name: str
+    type: str
+    parent: str = ""
+    resources: tuple[ZoneResource, ...] = ()
+    costs: tuple[TopologyCost, ...] = ()
+    attributes: tuple[TopologyAttribute, ...] = ()
+
+
+class NodeResourceTopology(Wire, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    topology_policies: tuple[str, ...] = ()
+    zones: tuple[Zone, ...] = ()
+
+
+decode_node_resource_topology: Final = json_decoder(NodeResourceTopology)
+
+
+def numa_id(zone: Zone) -> int | None:
+    """Return the NUMA node number of a zone named `node-<number>`, None for other zones."""
+    prefix, dash, number = zone.name.rpartition("-")
+    if prefix == "node" and dash and number.isascii() and number.isdigit() and len(number) < 6:
+        return int(number)
+    return None
+
+
+# --- annotations -------------------------------------------------------------------------------
+
+CpuNumber = Annotated[int, Meta(ge=-1, le=8191)]
+
+
+class CPUSharedPool(Struct, frozen=True):
+    """The CPUs of one NUMA node that pods share. `cpuset` is canonical text."""
+
+    socket: int
+    node: int
+    cpuset: str
+    cpus: frozenset[int]
+
+
+class CPUManagerPolicy(Wire, frozen=True):
+    """Kubelet's CPU manager: `policy` is "static", "none" or "" when kubelet was not asked."""
+
+    policy: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    reserved_cpus: str = field(name="reservedCPUs", default="")
+
+
+class SystemQOSResource(Struct, frozen=True):
+    """CPUs set apart for pods of class SYSTEM."""
+
+    cpuset: str
+    cpus: frozenset[int]
+    cpuset_exclusive: bool
+
+
+class CPUBasicInfo(Wire, frozen=True):
+    cpu_model: str = ""
+    hyper_thread_enabled: bool = False
+    turbo_enabled: bool = False
+    cat_l3_cbm_mask: str = field(name="catL3CbmMask", default="")
+    vendor_id: str = field(name="vendorID", default="")
+
+
+class CPUInfo(Wire, frozen=True, omit_defaults=False):
+    id: CpuNumber
+    core: CpuNumber
+    socket: CpuNumber
+    node: CpuNumber
+
+
+class CPUTopology(Wire, frozen=True, omit_defaults=False):
+    detail: tuple[CPUInfo, ...] = ()
+
+
+class PodCPUAlloc(Wire, frozen=True):
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    cpuset: str = ""
+    managed_by_kubelet: bool = False
+
+
+class NodeReservation(Wire, frozen=True):
+    """What is kept free of pods. `reserved_cpus`, if any, replaces the cpu amount by its size."""
+
+    resources: ResourceList = field(default_factory=dict)
+    reserved_cpus: str = field(name="reservedCPUs", default="")
+    apply_policy: str = ""
+
+    def amounts(self) -> ResourceList:
+        """Return the reserved amounts with `reserved_cpus` applied."""
+        if not self.reserved_cpus:
+            return self.resources
+        return {**self.resources, "cpu": Quantity.of(len(parse_cpuset(self.reserved_cpus)))}
+
+
+class _Pool(Wire, frozen=True):
+    socket: CpuNumber = 0
+    node: CpuNumber = 0
+    cpuset: str = ""
+
+
+class _SystemQOS(Wire, frozen=True):
+    cpuset: str = ""
+    cpuset_exclusive: bool | None = None
+
+
+_decode_pools = json_decoder(tuple[_Pool, ...])
+_decode_policy = json_decoder(CPUManagerPolicy)
+_decode_system_qos = json_decoder(_SystemQOS)
+_decode_basic_info = json_decoder(CPUBasicInfo)
+_decode_cpu_topology = json_decoder(CPUTopology)
+_decode_pod_allocs = json_decoder(tuple[PodCPUAlloc, ...])
+_decode_reservation = json_decoder(NodeReservation)
+
+
+def _field(key: str) -> str:
+    return f'metadata.annotations["{key}"]'
+
+
+def _cpus(text: str, *, obj: str, where: str) -> frozenset[int]:
+    try:
+        return parse_cpuset(text)
+    except ValueError as error:
+        raise InputError(obj=obj, field=where, value=text, problem=str(error)) from None
+
+
+def parse_cpu_shared_pools(
+    text: str, *, obj: str, key: str = ANNOTATION_CPU_SHARED_POOLS
+) -> tuple[CPUSharedPool, ...]:
+    """Return the pools of LS (or, with the other `key`, BE) pods. Raises InputError."""
+    where = _field(key)
+    pools = decode_optional_field(_decode_pools, text, obj=obj, field=where) or ()
+    parsed = []
+    for index, pool in enumerate(pools):
+        cpus = _cpus(pool.cpuset, obj=obj, where=f"{where}[{index}].cpuset")
+        parsed.append(
+            CPUSharedPool(socket=pool.socket, node=pool.node, cpuset=format_cpuset(cpus), cpus=cpus)
+        )
+    return tuple(parsed)
+
+
+def parse_cpu_manager_policy(text: str, *, obj: str) -> CPUManagerPolicy:
+    """Return kubelet's CPU manager policy with a canonical CPU list. Raises InputError."""
+    where = _field(ANNOTATION_CPU_MANAGER_POLICY)
+    policy = decode_optional_field(_decode_policy, text, obj=obj, field=where) or CPUManagerPolicy()
+    cpus = _cpus(policy.reserved_cpus, obj=obj, where=f"{where}.reservedCPUs")
+    return CPUManagerPolicy(policy.policy, policy.options, format_cpuset(cpus))
+
+
+def parse_system_qos_resource(text: str, *, obj: str) -> SystemQOSResource | None:
+    """Return the CPUs of class SYSTEM; None for "null" and for an empty set. Raises InputError."""
+    where = _field(ANNOTATION_SYSTEM_QOS_RESOURCE)
+    raw = decode_optional_field(_decode_system_qos, text, obj=obj, field=where)
+    if raw is None:
+        return None
+    cpus = _cpus(raw.cpuset, obj=obj, where=f"{where}.cpuset")
+    if not cpus:
+        return None
+    return SystemQOSResource(
+        cpuset=format_cpuset(cpus), cpus=cpus, cpuset_exclusive=raw.cpuset_exclusive is not False
+    )
+
+
+def parse_cpu_basic_info(text: str, *, obj: str) -> CPUBasicInfo:
+    """Return the CPU model facts. Raises InputError."""
+    where = _field(ANNOTATION_CPU_BASIC_INFO)
+    return decode_optional_field(_decode_basic_info, text, obj=obj, field=where) or CPUBasicInfo()
+
+
+def parse_cpu_topology(text: str, *, obj: str) -> CPUTopology:
+    """Return core, socket and NUMA node of each CPU. Raises InputError."""
+    where = _field(ANNOTATION_CPU_TOPOLOGY)
+    return decode_optional_field(_decode_cpu_topology, text, obj=obj, field=where) or CPUTopology()
+
+
+def parse_pod_cpu_allocs(text: str, *, obj: str) -> tuple[PodCPUAlloc, ...]:
+    """Return the CPUs that kubelet's static policy gave to pods. Raises InputError."""
+    where = _field(ANNOTATION_POD_CPU_ALLOCS)
+    allocs = decode_optional_field(_decode_pod_allocs, text, obj=obj, field=where) or ()
+    for index, alloc in enumerate(allocs):
+        _cpus(alloc.cpuset, obj=obj, where=f"{where}[{index}].cpuset")
+    return allocs
+
+
+def parse_node_reservation(text: str, *, obj: str) -> NodeReservation:
+    """Return what the node's reservation annotation keeps free. Raises InputError."""
+    where = _field(ANNOTATION_NODE_RESERVATION)
+    reservation = decode_optional_field(_decode_reservation, text, obj=obj, field=where)
+    if reservation is None:
+        return NodeReservation()
+    cpus = _cpus(reservation.reserved_cpus, obj=obj, where=f"{where}.reservedCPUs")
+    return NodeReservation(reservation.resources, format_cpuset(cpus), reservation.apply_policy)
+
+
+class NodeCPUFacts(Struct, frozen=True):
+    """What the annotations of a NodeResourceTopology say about CPUs, parsed together."""
+
+    shared_pools: tuple[CPUSharedPool, ...] = ()
+    be_shared_pools: tuple[CPUSharedPool, ...] = ()
+    cpu_manager_policy: CPUManagerPolicy = CPUManagerPolicy()
+    system_qos: SystemQOSResource | None = None
+
+
+def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPUFacts:
+    """Return pools, kubelet policy and system CPUs; raise InputErrors naming all bad ones."""
+    errors: list[InputError] = []
+    pools: dict[str, tuple[CPUSharedPool, ...]] = {}
+    for key in (ANNOTATION_CPU_SHARED_POOLS, ANNOTATION_BE_CPU_SHARED_POOLS):
+        try:
+            pools[key] = parse_cpu_shared_pools(annotations.get(key) or "null", obj=obj, key=key)
+        except InputError as error:
+            errors.append(error)
+    policy = CPUManagerPolicy()
+    system_qos = None
+    try:
+        policy = parse_cpu_manager_policy(
+            annotations.get(ANNOTATION_CPU_MANAGER_POLICY) or "null", obj=obj
+        )
+    except InputError as error:
+        errors.append(error)
+    try:
+        system_qos = parse_system_qos_resource(
+            annotations.get(ANNOTATION_SYSTEM_QOS_RESOURCE) or "null", obj=obj
+        )
+    except InputError as error:
+        errors.append(error)
+    if errors:
+        raise InputErrors(errors)
+    return NodeCPUFacts(
+        shared_pools=pools[ANNOTATION_CPU_SHARED_POOLS],
+        be_shared_pools=pools[ANNOTATION_BE_CPU_SHARED_POOLS],
+        cpu_manager_policy=policy,
+        system_qos=system_qos,
+    )
