@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from apis.nodeslo import NodeSLOSpec, default_nodeslo
-from apis.topology import NodeTopology
+from apis.topology import NodeCPUFacts
 from linux.resources import DeviceNode, Resource
 
 
@@ -81,7 +81,7 @@ class NodeInputs(msgspec.Struct, frozen=True):
     """Everything that rules are parsed from."""
 
     slo: NodeSLOSpec = msgspec.field(default_factory=default_nodeslo)
-    topology: NodeTopology | None = None
+    topology: NodeCPUFacts | None = None
     node: NodeMeta = NodeMeta()
     kernel: KernelFacts = KernelFacts()
     settings: Settings = Settings()
