@@ -1,0 +1,449 @@
+"""The daemon's configuration: a YAML file, overridden by upstream's flags.
+
+Precedence, lowest first: defaults of the mode, the file, the environment (only what the file leaves
+out), flags. Strict: an unknown or ill-typed field is an error that names field and value, and all
+errors of a file come at once. `docs/configuration.md` is the reference for people.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from apis.errors import InputError, InputErrors
+from hooks.facts import Settings
+from koordlet.flags import COMMAND_LINE, Parsed
+from koordlet.gates import parse_gates, resolve_gates
+from koordlet.strict import decode_collecting, parse_dotted, set_field
+
+DEFAULT_PATH: Final = "/etc/koordlet/config.yaml"
+
+
+class Seconds(float):
+    """A duration in seconds, written as a number of seconds or as Go writes it: 10s, 1m30s."""
+
+
+class Mode(StrEnum):
+    """Which paths are meant by default: the host's own, or those of upstream's DaemonSet."""
+
+    HOST = "hostMode"
+    DAEMON_SET = "dsMode"
+
+
+class Section(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
+):
+    """Base of all sections: frozen, strict, camelCase outside."""
+
+
+class Nri(Section, frozen=True):
+    """Connection to the container runtime."""
+
+    enabled: bool = True
+    socket: str = "/var/run/nri/nri.sock"
+    plugin_name: str = "koordlet_nri"
+    plugin_index: str = "00"
+    backoff: Seconds = Seconds(1)
+
+
+class Cri(Section, frozen=True):
+    """The runtime's CRI socket as a source of pods and containers."""
+
+    enabled: bool = False
+    socket: str = "/run/containerd/containerd.sock"
+    interval: Seconds = Seconds(10)
+    timeout: Seconds = Seconds(5)
+
+
+class Kubelet(Section, frozen=True):
+    """Kubelet's pod list as a source of pods."""
+
+    enabled: bool = False
+    address: str = "127.0.0.1"
+    port: int = 10250
+    read_only: bool = False
+    read_only_port: int = 10255
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    ca_file: str = ""
+    insecure_skip_tls_verify: bool = False
+    interval: Seconds = Seconds(10)
+    timeout: Seconds = Seconds(3)
+
+
+class HookService(Section, frozen=True):
+    """The gRPC service that koord-runtime-proxy calls."""
+
+    enabled: bool = False
+    socket: str = "/run/koordlet/koordlet.sock"
+    host_endpoint: str = "/var/run/koordlet/koordlet.sock"
+    registration_dir: str = "/etc/runtime/hookserver.d"
+    failure_policy: str = "Ignore"
+    disabled_stages: tuple[str, ...] = ()
+
+
+class Intervals(Section, frozen=True):
+    """How often things happen without a reason; every change is acted on at once."""
+
+    reconcile: Seconds = Seconds(10)
+    objects: Seconds = Seconds(30)
+    rebuild_delay: Seconds = Seconds(0.02)
+    facts: Seconds = Seconds(300)
+
+
+class Writes(Section, frozen=True):
+    """Limits on kernel writes."""
+
+    budget_per_second: int = 200
+    dry_run: bool = False
+
+
+class Http(Section, frozen=True):
+    """Metrics and health. An empty address switches the server off."""
+
+    address: str = "127.0.0.1:9316"
+
+
+class SitePolicies(Section, frozen=True):
+    """Policies from files of this site. Off by default: they run as root inside the daemon."""
+
+    enabled: bool = False
+    directory: str = "/etc/koordlet/policies.d"
+    time_limit: Seconds = Seconds(0.005)
+
+
+class Log(Section, frozen=True):
+    """Logging to standard error."""
+
+    level: str = "info"
+    format: str = "text"
+    verbosity: int = 0
+
+
+class Config(Section, frozen=True):
+    """The whole configuration."""
+
+    node_name: str = ""
+    nri: Nri = Nri()
+    cgroup_root: str = "/sys/fs/cgroup"
+    kubepods_root: str = ""
+    sys_root: str = "/sys"
+    sys_fs_root: str = "/sys/fs"
+    proc_root: str = "/proc"
+    var_run_root: str = "/var/run"
+    objects_dir: str = "/etc/koordlet/objects.d"
+    run_dir: str = "/run/koordlet"
+    feature_gates: Mapping[str, bool] = {}
+    intervals: Intervals = Intervals()
+    writes: Writes = Writes()
+    http: Http = Http()
+    kubelet: Kubelet = Kubelet()
+    cri: Cri = Cri()
+    hook_service: HookService = HookService()
+    site_policies: SitePolicies = SitePolicies()
+    compat: tuple[str, ...] = ()
+    disable_unset_cpu_quota: bool = False
+    hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
+    log: Log = Log()
+
+    def settings(self) -> Settings:
+        """Return what the policies may know of this configuration."""
+        return Settings(
+            feature_gates=self.feature_gates,
+            disable_unset_cpu_quota=self.disable_unset_cpu_quota,
+            hami_core_library=self.hami_core_library,
+            compat=frozenset(self.compat),
+        )
+
+
+_DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
+    "cgroupRoot": "/host-cgroup",
+    "sysRoot": "/host-sys",
+    "sysFsRoot": "/host-sys-fs",
+    "varRunRoot": "/host-var-run",
+    "runDir": "/host-var-run-koordlet",
+    "http": {"address": ":9316"},
+    "nri": {"socket": "/host-var-run/nri/nri.sock"},
+    "kubelet": {"enabled": True},
+    "hookService": {
+        "enabled": True,
+        "socket": "/host-var-run-koordlet/koordlet.sock",
+        "registrationDir": "/host-etc-hookserver",
+    },
+}
+"""Where upstream's DaemonSet mounts the host's trees (koordlet.md 1.5, 1.8)."""
+
+_MAX_FILE_BYTES: Final = 1 << 20
+_GO_DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h))")
+_UNIT_SECONDS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+
+
+def parse_duration(value: object) -> Seconds:
+    """Read a number of seconds or a Go duration; raises ValueError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str):
+        parts = _GO_DURATION.findall(value)
+        if not parts or "".join(number + unit for number, unit in parts) != value:
+            raise ValueError("expected a duration such as 10s, 500ms or 1m30s")
+        seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    else:
+        raise ValueError("expected a duration such as 10s, 500ms or 1m30s")
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("expected a duration that is not negative")
+    return Seconds(seconds)
+
+
+def load(
+    *,
+    path: str | None,
+    flags: Parsed,
+    environment: Mapping[str, str],
+    mode: Mode,
+) -> Config:
+    """Return the configuration; raises InputError or InputErrors.
+
+    path: the file; None for the default path, which may be missing.
+    """
+    tree: dict[str, Any] = {}
+    obj = path or DEFAULT_PATH
+    text = _read_file(path)
+    if text is not None:
+        tree = _parse_yaml(text, obj)
+    return build(tree, obj=obj, flags=flags, environment=environment, mode=mode)
+
+
+def build(
+    tree: Mapping[str, Any],
+    *,
+    obj: str,
+    flags: Parsed,
+    environment: Mapping[str, str],
+    mode: Mode,
+) -> Config:
+    """Return the configuration of a parsed file, or raise InputErrors with all that is wrong."""
+    errors: list[InputError] = []
+    # The file by itself first, so that its errors carry its own values.
+    from_file, file_errors = decode_collecting(dict(tree), Config, obj=obj, dec_hook=_dec_hook)
+    errors += file_errors
+    if from_file is None:
+        raise InputErrors(errors)
+    merged = _overlay(_DAEMON_SET_DEFAULTS if mode is Mode.DAEMON_SET else {}, tree)
+    for target, value in flags.values.items():
+        steps = parse_dotted(target)
+        if target == "config" or steps is None:
+            continue
+        if target == "hookService.disabledStages":
+            value = [stage for stage in str(value).split(",") if stage]  # type: ignore[assignment]
+        set_field(merged, steps, value)
+    config, _ = decode_collecting(merged, Config, obj=COMMAND_LINE, dec_hook=_dec_hook)
+    if not errors and _:
+        errors += _
+    if config is None or errors:
+        raise InputErrors(errors)
+    try:
+        gates = resolve_gates(
+            (obj, "featureGates", config.feature_gates),
+            (
+                COMMAND_LINE,
+                "-feature-gates",
+                parse_gates(flags.gates, obj=COMMAND_LINE, field="-feature-gates"),
+            ),
+        )
+    except InputErrors as bad:
+        errors += bad.errors
+        gates = {}
+    socket_path = config.nri.socket
+    if not socket_path.startswith("/"):
+        socket_path = f"{config.var_run_root.rstrip('/')}/{socket_path}"
+    config = msgspec.structs.replace(
+        config,
+        node_name=config.node_name or environment.get("NODE_NAME", "") or _host_name(),
+        feature_gates=gates,
+        nri=msgspec.structs.replace(config.nri, socket=socket_path),
+        log=_log(config.log),
+        **{name: _trimmed(getattr(config, name)) for name in _DIRECTORIES},
+    )
+    errors += _check(config, obj)
+    if errors:
+        raise InputErrors(errors)
+    return config
+
+
+def mode_of(environment: Mapping[str, str], *, default: Mode) -> Mode:
+    """Return the mode that `agent_mode` selects; unset: `default`."""
+    text = environment.get("agent_mode", "")
+    if not text:
+        return default
+    return Mode.HOST if text == Mode.HOST else Mode.DAEMON_SET
+
+
+_DIRECTORIES: Final = (
+    "cgroup_root",
+    "sys_root",
+    "sys_fs_root",
+    "proc_root",
+    "var_run_root",
+    "objects_dir",
+    "run_dir",
+)
+
+
+def _check(config: Config, obj: str) -> list[InputError]:
+    """What types cannot say."""
+    errors: list[InputError] = []
+
+    def bad(field: str, value: object, problem: str, hint: str | None = None) -> None:
+        errors.append(InputError(obj=obj, field=field, value=value, problem=problem, hint=hint))
+
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", config.node_name):
+        bad("nodeName", config.node_name, "not a node name", "lower-case DNS name, as in kubectl")
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", config.nri.plugin_name):
+        bad("nri.pluginName", config.nri.plugin_name, "only letters, digits and _ . + - are taken")
+    if not re.fullmatch(r"[0-9]{2}", config.nri.plugin_index):
+        bad("nri.pluginIndex", config.nri.plugin_index, "two digits", 'write it quoted: "00"')
+    for name in _DIRECTORIES:
+        value = getattr(config, name)
+        if not value.startswith("/"):
+            field = next(f for f in msgspec.structs.fields(Config) if f.name == name).encode_name
+            bad(field, value, "not an absolute path")
+    for field, port in (
+        ("kubelet.port", config.kubelet.port),
+        ("kubelet.readOnlyPort", config.kubelet.read_only_port),
+    ):
+        if not 0 < port < 65536:
+            bad(field, port, "not a port")
+    if config.http.address:
+        try:
+            split_address(config.http.address)
+        except ValueError as error:
+            bad("http.address", config.http.address, str(error))
+    for field, seconds, least in (
+        ("intervals.reconcile", config.intervals.reconcile, 0.5),
+        ("intervals.objects", config.intervals.objects, 0.5),
+        ("intervals.facts", config.intervals.facts, 10),
+        ("kubelet.interval", config.kubelet.interval, 1),
+        ("cri.interval", config.cri.interval, 1),
+        ("nri.backoff", config.nri.backoff, 0.1),
+    ):
+        if seconds < least:
+            bad(field, float(seconds), f"shorter than {least} s")
+    if config.writes.budget_per_second < 1:
+        bad("writes.budgetPerSecond", config.writes.budget_per_second, "less than 1")
+    if not 0 < config.site_policies.time_limit <= 0.5:
+        bad(
+            "sitePolicies.timeLimit",
+            float(config.site_policies.time_limit),
+            "not between 0 and 500ms",
+            "a reply later than 2 s costs the connection to the runtime",
+        )
+    if config.log.level not in ("debug", "info", "warning", "error"):
+        bad("log.level", config.log.level, "one of debug, info, warning, error")
+    if config.log.format not in ("text", "json"):
+        bad("log.format", config.log.format, "one of text, json")
+    if config.hook_service.failure_policy not in ("Fail", "Ignore"):
+        bad("hookService.failurePolicy", config.hook_service.failure_policy, "Fail or Ignore")
+    return errors
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Read `host:port`, `:port` (all interfaces) or `[v6]:port`; raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("expected host:port, such as 127.0.0.1:9316")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError("write an IPv6 address in brackets: [::1]:9316")
+    return host.strip("[]"), int(port)
+
+
+def _dec_hook(type_: type, value: Any) -> Any:
+    if type_ is Seconds:
+        return parse_duration(value)
+    raise NotImplementedError(f"no conversion to {type_}")  # msgspec's contract for dec_hook
+
+
+def _read_file(path: str | None) -> str | None:
+    chosen = path or DEFAULT_PATH
+    try:
+        with open(chosen, "rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        if path is None:
+            return None
+        raise _file_error(chosen, "no such file", "pass --config FILE") from None
+    except OSError as error:
+        raise _file_error(chosen, error.strerror or str(error), None) from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise _file_error(chosen, "larger than 1 MiB", None)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _file_error(chosen, f"not UTF-8: {error}", None) from None
+
+
+def _file_error(path: str, problem: str, hint: str | None) -> InputError:
+    return InputError(obj=path, field="", value=path, problem=problem, hint=hint)
+
+
+def _parse_yaml(text: str, obj: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise InputError(obj=obj, field=where, value="", problem=str(problem)) from None
+    except RecursionError:
+        raise InputError(obj=obj, field="", value="", problem="nested too deep") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise InputError(obj=obj, field="", value=tree, problem="expected a mapping")
+    return tree
+
+
+def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `over` on `base`, mapping by mapping."""
+    merged = {
+        key: _overlay(value, {}) if isinstance(value, Mapping) else value
+        for key, value in base.items()
+    }
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _overlay(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _trimmed(path: str) -> str:
+    return path.rstrip("/") or "/"
+
+
+def _host_name() -> str:
+    return socket.gethostname().lower()
+
+
+def _log(log: Log) -> Log:
+    return msgspec.structs.replace(log, level="debug") if log.verbosity >= 5 else log
+
+
+def describe(config: Config) -> Sequence[str]:
+    """Return the configuration in force as YAML lines, for `check-config` and the log."""
+    text: str = yaml.safe_dump(msgspec.to_builtins(config, enc_hook=float), sort_keys=False)
+    return text.splitlines()

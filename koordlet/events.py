@@ -1,0 +1,101 @@
+"""Events: what happened that an operator should know, kept in memory and said in the log.
+
+A bounded ring. An event that repeats (same kind, object and message) counts up instead of filling
+the ring, and is logged again only after a while, so a defect in a loop cannot flood the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from apis.errors import printable
+
+_LOG = logging.getLogger("koordlet.events")
+
+CAPACITY: Final = 512
+_REPEAT_LOG_SECONDS: Final = 300.0
+
+
+class Severity(StrEnum):
+    """How much an event asks for attention."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+_LEVELS: Final = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.ERROR: logging.ERROR,
+}
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened. Times are seconds since the epoch.
+
+    kind: a short fixed word for programs: "bad-object", "policy-fault", "unprotected".
+    obj: what it is about: "Pod default/web", a file, "nri".
+    """
+
+    kind: str
+    obj: str
+    message: str
+    severity: Severity
+    first_at: float
+    last_at: float
+    count: int = 1
+
+
+class Events:
+    """The ring. Any thread may add."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ring: OrderedDict[tuple[str, str, str], Event] = OrderedDict()
+        self._logged_at: dict[tuple[str, str, str], float] = {}
+
+    def add(
+        self, kind: str, obj: str, message: str, *, severity: Severity = Severity.WARNING
+    ) -> None:
+        """Note that something happened."""
+        now = self._clock()
+        obj, message = printable(obj), message[:1000]
+        key = (kind, obj, message)
+        with self._lock:
+            before = self._ring.pop(key, None)
+            if before is None:
+                event = Event(kind, obj, message, severity, now, now)
+                if len(self._ring) >= CAPACITY:
+                    oldest, _ = self._ring.popitem(last=False)
+                    self._logged_at.pop(oldest, None)
+            else:
+                event = msgspec.structs.replace(before, last_at=now, count=before.count + 1)
+            self._ring[key] = event
+            log = now - self._logged_at.get(key, -_REPEAT_LOG_SECONDS) >= _REPEAT_LOG_SECONDS
+            if log:
+                self._logged_at[key] = now
+        if log:
+            _LOG.log(
+                _LEVELS[severity],
+                message,
+                extra={"fields": {"event": kind, "object": obj, "count": event.count}},
+            )
+
+    def latest(self, limit: int = CAPACITY) -> list[Event]:
+        """Return the events, the latest last."""
+        with self._lock:
+            return list(self._ring.values())[-limit:]
+
+    def as_json(self, limit: int = CAPACITY) -> list[dict[str, Any]]:
+        """Return the events for programs."""
+        return [msgspec.structs.asdict(event) for event in self.latest(limit)]

@@ -1,0 +1,267 @@
+"""Upstream's command line flags, read as Go's flag package reads them.
+
+One or two dashes, `-name=value` or `-name value`; a boolean stands alone or with `=`. Each flag
+either sets a place of the configuration, or is known and has no effect here (then the daemon says
+so once), so that the arguments of existing charts and units keep working.
+Facts: koordlet.md sections 1.5-1.7, hooks.md section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final
+
+from apis.errors import InputError
+from koordlet.gates import parse_bool
+
+COMMAND_LINE: Final = "command line"
+
+
+class Kind(StrEnum):
+    """What a flag's value looks like."""
+
+    TEXT = "text"
+    BOOL = "bool"
+    INT = "int"
+    DURATION = "duration"
+    SECONDS = "seconds"  # an integer that upstream counts in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag: `target` is the dotted place in the configuration, "" when it has no effect here."""
+
+    kind: Kind
+    target: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a command line says: config places, gate texts, flags without effect, the rest."""
+
+    values: Mapping[str, str | bool | int]
+    without_effect: tuple[str, ...]
+    gates: str
+    positional: tuple[str, ...]
+
+
+_T, _B, _I, _D, _S = Kind.TEXT, Kind.BOOL, Kind.INT, Kind.DURATION, Kind.SECONDS
+
+FLAGS: Final[Mapping[str, Flag]] = {
+    # ours
+    "config": Flag(_T, "", "the configuration file (default /etc/koordlet/config.yaml)"),
+    "node-name": Flag(_T, "nodeName", "this node's name (default: $NODE_NAME, the host name)"),
+    "objects-dir": Flag(_T, "objectsDir", "directory of manifests that stand for an API server"),
+    "run-dir": Flag(_T, "runDir", "lock, admin socket and journal live here"),
+    "feature-gates": Flag(_T, "", "Name=true,Name=false,...; AllAlpha and AllBeta set a stage"),
+    # paths
+    "cgroup-root-dir": Flag(_T, "cgroupRoot", "where the cgroup hierarchies are mounted"),
+    "sys-root-dir": Flag(_T, "sysRoot", "where sysfs is mounted"),
+    "sys-fs-root-dir": Flag(_T, "sysFsRoot", "/sys/fs; resctrl is mounted below it"),
+    "proc-root-dir": Flag(_T, "procRoot", "where the host's procfs is mounted"),
+    "var-run-root-dir": Flag(_T, "varRunRoot", "/var/run of the host"),
+    "run-root-dir": Flag(_T),
+    "var-lib-kubelet-dir": Flag(_T),
+    "hami-core-library-directory-path": Flag(_T, "hamiCoreLibrary", "HAMi core library"),
+    "containerd-endpoint": Flag(_T, "cri.socket", "the runtime's CRI socket"),
+    "docker-endpoint": Flag(_T),
+    "pouch-endpoint": Flag(_T),
+    "default-runtime-type": Flag(_T),
+    "pod-resources-proxy-path": Flag(_T),
+    "xpu-device-infos-dir": Flag(_T),
+    # NRI and hooks
+    "enable-nri-runtime-hook": Flag(_B, "nri.enabled", "register with the runtime over NRI"),
+    "runtime-hooks-nri-socket-path": Flag(
+        _T, "nri.socket", "NRI socket; relative to var-run-root-dir"
+    ),
+    "runtime-hooks-nri-plugin-name": Flag(_T, "nri.pluginName", "name to register with"),
+    "runtime-hooks-nri-plugin-index": Flag(_T, "nri.pluginIndex", "two digits: order of plugins"),
+    "runtime-hooks-nri-backoff-duration": Flag(_D, "nri.backoff", "first pause before a reconnect"),
+    "runtime-hooks-nri-backoff-cap": Flag(_T),
+    "runtime-hooks-nri-backoff-factor": Flag(_T),
+    "runtime-hooks-nri-backoff-steps": Flag(_T),
+    "runtime-hooks-nri-connect-timeout": Flag(_D),
+    "runtime-hooks-reconcile-interval": Flag(
+        _D, "intervals.reconcile", "how often the kernel is compared with the decisions"
+    ),
+    "runtime-hooks-network": Flag(_T),
+    "runtime-hooks-addr": Flag(_T, "hookService.socket", "hook service socket (runtime proxy)"),
+    "runtime-hooks-host-endpoint": Flag(
+        _T, "hookService.hostEndpoint", "the hook service socket as the host sees it"
+    ),
+    "runtime-hooks-failure-policy": Flag(
+        _T, "hookService.failurePolicy", "Fail or Ignore, for the runtime proxy"
+    ),
+    "runtime-hooks-plugin-failure-policy": Flag(_T),
+    "runtime-hooks-config-path": Flag(
+        _T, "hookService.registrationDir", "where the registration file for the proxy goes"
+    ),
+    "runtime-hooks-disable-stages": Flag(
+        _T, "hookService.disabledStages", "stages that are not registered with the proxy"
+    ),
+    "disable-unset-cpu-quota": Flag(_B, "disableUnsetCpuQuota", "cpuset pods keep their quota"),
+    # HTTP, API server, kubelet
+    "addr": Flag(_T, "http.address", "address of /metrics, /healthz and /readyz"),
+    "enable-pprof": Flag(_B),
+    "pprof-addr": Flag(_T),
+    "kube-api-qps": Flag(_T),
+    "kube-api-burst": Flag(_I),
+    "kubeconfig": Flag(_T),
+    "configmap-name": Flag(_T),
+    "configmap-namespace": Flag(_T),
+    "kubelet-preferred-address-type": Flag(_T),
+    "kubelet-sync-interval": Flag(_D, "kubelet.interval", "how often kubelet's pods are listed"),
+    "kubelet-sync-timeout": Flag(_D, "kubelet.timeout", "time limit of one request to kubelet"),
+    "kubelet-insecure-tls": Flag(_B, "kubelet.readOnly", "use kubelet's plain read-only port"),
+    "kubelet-read-only-port": Flag(_I, "kubelet.readOnlyPort", "kubelet's plain read-only port"),
+    "node-topology-sync-interval": Flag(_D),
+    "disable-query-kubelet-config": Flag(_B),
+    # reporting, collectors, dynamic QoS
+    "report-interval": Flag(_D),
+    "enable-node-metric-report": Flag(_B),
+    "enable-pod-taskids": Flag(_B),
+    "xpu-enforce-collect-from-device-infos": Flag(_B),
+    "collect-res-used-interval": Flag(_D),
+    "collect-sys-metric-outdated-interval": Flag(_D),
+    "collect-node-cpu-info-interval": Flag(_D),
+    "collect-node-storage-info-interval": Flag(_D),
+    "cpi-collector-interval": Flag(_D),
+    "psi-collector-interval": Flag(_D),
+    "collect-cpi-timewindow": Flag(_D),
+    "coldpage-collector-interval": Flag(_D),
+    "enable-pagecache-collector": Flag(_B),
+    "enable-resctrl-collector": Flag(_B),
+    "resctrl-collector-interval": Flag(_D),
+    "metric-gc-interval-seconds": Flag(_S),
+    "metric-expire-seconds": Flag(_S),
+    "tsdb-path": Flag(_T),
+    "tsdb-retention-duration": Flag(_D),
+    "tsdb-enable-prometheus-metric": Flag(_B),
+    "tsdb-stripe-size": Flag(_I),
+    "tsdb-max-bytes": Flag(_I),
+    "tsdb-wal-segment-size": Flag(_I),
+    "tsdb-max-block-chunk-segment-size": Flag(_I),
+    "tsdb-min-block-duration": Flag(_D),
+    "tsdb-max-block-duration": Flag(_D),
+    "tsdb-head-chunks-write-buffer-size": Flag(_I),
+    "reconcile-interval-seconds": Flag(_S),
+    "cpu-suppress-interval-seconds": Flag(_S),
+    "cpu-evict-interval-seconds": Flag(_S),
+    "memory-evict-interval-seconds": Flag(_S),
+    "memory-evict-cool-time-seconds": Flag(_S),
+    "cpu-evict-cool-time-seconds": Flag(_S),
+    "only-evict-by-api": Flag(_B),
+    "qos-extension-plugins": Flag(_T),
+    "audit-log-dir": Flag(_T),
+    "audit-verbose": Flag(_I),
+    "audit-max-disk-space-mb": Flag(_I),
+    "audit-max-concurrent-readers": Flag(_I),
+    "audit-max-events-limit": Flag(_I),
+    "prediction-checkpoint-filepath": Flag(_T),
+    "prediction-cold-start-duration": Flag(_D),
+    "prediction-safety-margin-percent": Flag(_I),
+    "prediction-memory-histogram-decay-halflife": Flag(_D),
+    "prediction-cpu-histogram-decay-halflife": Flag(_D),
+    "prediction-training-interval": Flag(_D),
+    "prediction-model-expiration-duration": Flag(_D),
+    "prediction-model-checkpoint-interval": Flag(_D),
+    "prediction-model-checkpoint-max-per-step": Flag(_I),
+    "resource-force-update-seconds": Flag(_S),
+    # logging (klog)
+    "v": Flag(_I, "log.verbosity", "5 and above: debug"),
+    "logtostderr": Flag(_B),
+    "alsologtostderr": Flag(_B),
+    "stderrthreshold": Flag(_T),
+    "legacy_stderr_threshold_behavior": Flag(_B),
+    "vmodule": Flag(_T),
+    "log_dir": Flag(_T),
+    "log_file": Flag(_T),
+    "log_file_max_size": Flag(_I),
+    "one_output": Flag(_B),
+    "skip_headers": Flag(_B),
+    "skip_log_headers": Flag(_B),
+    "add_dir_header": Flag(_B),
+    "log_backtrace_at": Flag(_T),
+}
+
+# Written by everybody and meaningless here: not worth a line in the log.
+_QUIET: Final = frozenset({"logtostderr", "stderrthreshold", "alsologtostderr"})
+
+
+def parse_flags(arguments: Sequence[str]) -> Parsed:
+    """Read a command line; raises InputError for an unknown flag or a bad value."""
+    values: dict[str, str | bool | int] = {}
+    without_effect: list[str] = []
+    gates: list[str] = []
+    positional: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            positional += rest
+            break
+        if not argument.startswith("-") or argument == "-":
+            positional.append(argument)
+            continue
+        name, equals, text = argument.removeprefix("-").removeprefix("-").partition("=")
+        flag = FLAGS.get(name)
+        if flag is None:
+            raise _unknown(argument, name)
+        if not equals:
+            if flag.kind is Kind.BOOL:
+                text = "true"
+            elif rest:
+                text = rest.pop(0)
+            else:
+                raise _bad(name, "", f"needs a value: -{name}=...")
+        value = _value(name, flag, text)
+        if name == "feature-gates":
+            gates.append(text)
+        elif name == "config":
+            values["config"] = text
+        elif flag.target:
+            values[flag.target] = value
+        elif name not in _QUIET:
+            without_effect.append(name)
+    return Parsed(values, tuple(without_effect), ",".join(gates), tuple(positional))
+
+
+def help_text() -> str:
+    """Return one line per flag that has an effect, then the names of those without."""
+    width = max(len(name) for name, flag in FLAGS.items() if flag.help)
+    lines = [f"  -{name:<{width}}  {flag.help}" for name, flag in FLAGS.items() if flag.help]
+    return "\n".join(lines)
+
+
+def _value(name: str, flag: Flag, text: str) -> str | bool | int:
+    if flag.kind is Kind.BOOL:
+        on = parse_bool(text)
+        if on is None:
+            raise _bad(name, text, "not a boolean: write true or false")
+        return on
+    if flag.kind in (Kind.INT, Kind.SECONDS):
+        try:
+            return int(text)
+        except ValueError:
+            raise _bad(name, text, "not an integer") from None
+    return text
+
+
+def _bad(name: str, value: str, problem: str) -> InputError:
+    return InputError(obj=COMMAND_LINE, field=f"-{name}", value=value, problem=problem)
+
+
+def _unknown(argument: str, name: str) -> InputError:
+    close = get_close_matches(name, FLAGS, n=3)
+    hint = "did you mean " + " or ".join(f"-{each}" for each in close) + "?" if close else None
+    return InputError(
+        obj=COMMAND_LINE,
+        field=f"-{name}",
+        value=argument,
+        problem="unknown flag",
+        hint=hint or "'koordlet --help' lists the flags",
+    )

@@ -1,0 +1,422 @@
+"""The objects directory: plain Kubernetes manifests that stand for an API server on a bare node.
+
+Read are NodeSLO, NodeResourceTopology, Node, Device (of this node) and Pod; a file may hold several
+documents, or a List. What cannot be read costs as little as possible: a bad file keeps its last
+good objects, a bad document keeps the last good object of its name, and a bad field of a NodeSLO
+keeps that field's last good value, or its default. Every problem names file, object, field and
+value. Reading happens in `Directory.scan`, a plain function; `koordlet.inotify` says when.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from apis.core import Node, Pod
+from apis.decode import decode_object
+from apis.device import Device
+from apis.errors import InputError, InputErrors, printable
+from apis.nodeslo import NodeSLOSpec, decode_nodeslo
+from apis.topology import NodeCPUFacts, NodeResourceTopology, parse_node_cpu_facts
+from hooks.facts import NodeMeta
+from koordlet.strict import copy_tree, get_field, parse_dotted, remove_field, set_field
+
+MAX_FILES: Final = 4096
+MAX_FILE_BYTES: Final = 8 << 20
+MAX_NODES: Final = 400_000
+"""Values in one file, counted after YAML aliases are followed: bounds what an alias can expand."""
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+_MAX_DEPTH: Final = 64
+
+Identity = tuple[str, str, str]
+"""kind, namespace ("" for cluster-scoped kinds), name."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something in the directory that could not be used; what is in force instead is said."""
+
+    file: str
+    obj: str
+    message: str
+
+
+class NodeObjects(msgspec.Struct, frozen=True):
+    """What the directory says now. None: no such object."""
+
+    slo: NodeSLOSpec | None = None
+    topology: NodeCPUFacts | None = None
+    node: NodeMeta | None = None
+    device: Device | None = None
+    pods: tuple[Pod, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    """What tells that a file changed, as far as stat(2) tells."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class _Good(msgspec.Struct, frozen=True):
+    """A usable object with the tree that it was read from."""
+
+    value: Any
+    tree: Any
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What is in force of one file."""
+
+    stamp: _Stamp | None
+    objects: Mapping[Identity, _Good]
+    problems: tuple[Problem, ...]
+
+
+class Directory:
+    """The directory and the last good object of everything in it."""
+
+    def __init__(self, path: str, node_name: str) -> None:
+        self._path = path
+        self._node_name = node_name
+        self._files: dict[str, _File] = {}
+        self._objects: NodeObjects | None = None
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def scan(self) -> NodeObjects:
+        """Read what changed; returns the same value as before when nothing did."""
+        try:
+            names = sorted(
+                name
+                for name in os.listdir(self._path)
+                if name.endswith(_SUFFIXES) and not name.startswith(".")
+            )
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            problem = Problem(self._path, "", f"cannot be listed: {error.strerror}")
+            kept = self._objects or NodeObjects()
+            if problem not in kept.problems:
+                self._objects = msgspec.structs.replace(kept, problems=(*kept.problems, problem))
+            return self._objects or kept
+        files = {name: self._read(name) for name in names[:MAX_FILES]}
+        changed = self._objects is None or any(
+            files.get(name) is not self._files.get(name) for name in {*files, *self._files}
+        )
+        self._files = files
+        if changed or self._objects is None:
+            self._objects = self._merge(len(names))
+        return self._objects
+
+    def _read(self, name: str) -> _File:
+        before = self._files.get(name)
+        path = f"{self._path}/{name}"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(fd, "rb") as file:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    return self._broken(before, path, None, "not a regular file")
+                stamp = _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+                if before is not None and before.stamp == stamp:
+                    return before
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            return self._broken(before, path, None, f"cannot be read: {error.strerror}")
+        if len(data) > MAX_FILE_BYTES:
+            return self._broken(before, path, stamp, f"larger than {MAX_FILE_BYTES >> 20} MiB")
+        try:
+            documents = load_documents(data)
+        except InputError as error:
+            return self._broken(before, path, stamp, str(error))
+        return self._documents(before, path, stamp, documents)
+
+    def _broken(self, before: _File | None, path: str, stamp: _Stamp | None, problem: str) -> _File:
+        kept = before.objects if before else {}
+        consequence = "its last good objects stay in force" if kept else "nothing of it is used"
+        made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
+        # The same trouble again is no change.
+        return before if before is not None and before == made else made
+
+    def _documents(
+        self, before: _File | None, path: str, stamp: _Stamp, documents: Iterable[Any]
+    ) -> _File:
+        last_good = before.objects if before else {}
+        objects: dict[Identity, _Good] = {}
+        problems: list[Problem] = []
+        for index, tree in enumerate(documents):
+            try:
+                identity = _identity(tree, self._node_name, f"document {index + 1}")
+            except InputError as error:
+                problems.append(Problem(path, error.obj, str(error)))
+                continue
+            if identity is None:
+                continue
+            obj = _obj(identity)
+            if identity in objects:
+                problems.append(Problem(path, obj, "stands twice in the file; the first is used"))
+                continue
+            kept = last_good.get(identity)
+            try:
+                good, errors = _decode(identity, tree, kept)
+            except (InputError, InputErrors) as error:
+                consequence = "its last good version stays in force" if kept else "not used"
+                problems += [Problem(path, obj, f"{each}; {consequence}") for each in _each(error)]
+                if kept is not None:
+                    objects[identity] = kept
+                continue
+            objects[identity] = good
+            problems += [Problem(path, obj, message) for message in errors]
+        return _File(stamp, objects, tuple(problems))
+
+    def _merge(self, count: int) -> NodeObjects:
+        found: dict[Identity, tuple[str, _Good]] = {}
+        problems: list[Problem] = []
+        if count > MAX_FILES:
+            problems.append(
+                Problem(self._path, "", f"{count} files; only the first {MAX_FILES} are read")
+            )
+        for name, file in self._files.items():
+            problems += file.problems
+            for identity, good in file.objects.items():
+                first = found.setdefault(identity, (name, good))
+                if first[0] != name:
+                    problems.append(
+                        Problem(
+                            f"{self._path}/{name}",
+                            _obj(identity),
+                            f"stands in {first[0]} too; that one is used",
+                        )
+                    )
+        by_kind: dict[str, list[Any]] = {}
+        for (kind, _, _), (_, good) in found.items():
+            by_kind.setdefault(kind, []).append(good.value)
+        return NodeObjects(
+            slo=_first(by_kind, "NodeSLO"),
+            topology=_first(by_kind, "NodeResourceTopology"),
+            node=_first(by_kind, "Node"),
+            device=_first(by_kind, "Device"),
+            pods=tuple(by_kind.get("Pod", ())),
+            problems=tuple(problems),
+        )
+
+
+# --- one file ----------------------------------------------------------------------------------
+
+
+class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
+    """Plain YAML, but times stay text, as they are in Kubernetes objects."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_documents(data: bytes) -> list[Any]:
+    """Return the documents of a manifest file, with Lists opened; raises InputError."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        trees = [tree for tree in yaml.load_all(text, Loader=_Loader) if tree is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "not YAML"
+        raise _unreadable(f"{what}{where}") from None
+    except (RecursionError, ValueError) as error:
+        raise _unreadable(f"not YAML that can be read: {error}") from None
+    budget = MAX_NODES
+    for tree in trees:
+        budget = _count(tree, budget, 0)
+    documents: list[Any] = []
+    for tree in trees:
+        if isinstance(tree, dict) and tree.get("kind") == "List":
+            items = tree.get("items")
+            documents += items if isinstance(items, list) else []
+        else:
+            documents.append(tree)
+    return documents
+
+
+def _count(tree: Any, budget: int, depth: int) -> int:
+    """Walk a tree as a decoder will, within a budget: aliases make small files into large ones."""
+    if depth > _MAX_DEPTH:
+        raise _unreadable("nested too deep")
+    budget -= 1
+    if budget < 0:
+        raise _unreadable(f"more than {MAX_NODES} values")
+    if isinstance(tree, dict):
+        for value in tree.values():
+            budget = _count(value, budget, depth + 1)
+    elif isinstance(tree, list):
+        for value in tree:
+            budget = _count(value, budget, depth + 1)
+    return budget
+
+
+def _unreadable(problem: str) -> InputError:
+    return InputError(obj="file", field="(whole file)", value="", problem=problem)
+
+
+_GROUPS: Final[Mapping[str, str]] = {
+    "NodeSLO": "slo.koordinator.sh",
+    "NodeResourceTopology": "topology.node.k8s.io",
+    "Device": "scheduling.koordinator.sh",
+    "Node": "",
+    "Pod": "",
+}
+
+
+def _identity(tree: Any, node_name: str, where: str) -> Identity | None:
+    """Return which object a document is; None for one of another node."""
+    if not isinstance(tree, dict):
+        raise InputError(obj=where, field="(whole document)", value=tree, problem="not an object")
+    kind = tree.get("kind")
+    version = tree.get("apiVersion")
+    metadata = tree.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if not isinstance(kind, str) or kind not in _GROUPS:
+        raise InputError(
+            obj=where,
+            field="kind",
+            value=kind,
+            problem="not a kind that is read here",
+            hint=f"known kinds: {', '.join(_GROUPS)}, List",
+        )
+    group = version.rpartition("/")[0] if isinstance(version, str) else None
+    if group != _GROUPS[kind]:
+        expected = f"{_GROUPS[kind]}/..." if _GROUPS[kind] else "v1"
+        raise InputError(
+            obj=f"{where}, {kind}",
+            field="apiVersion",
+            value=version,
+            problem="not the API of this kind",
+            hint=f"expected {expected}",
+        )
+    name = metadata.get("name", "" if kind == "Pod" else node_name)
+    namespace = metadata.get("namespace", "default") if kind == "Pod" else ""
+    for field, value in (("metadata.name", name), ("metadata.namespace", namespace)):
+        if not isinstance(value, str) or len(value) > 253:
+            raise InputError(obj=f"{where}, {kind}", field=field, value=value, problem="not a name")
+    if kind == "Pod":
+        if not name:
+            raise InputError(
+                obj=f"{where}, {kind}", field="metadata.name", value=name, problem="missing"
+            )
+        spec = tree.get("spec")
+        placed = spec.get("nodeName", "") if isinstance(spec, dict) else ""
+        return (kind, namespace, name) if placed in ("", node_name) else None
+    return (kind, "", name) if name == node_name else None
+
+
+def _obj(identity: Identity) -> str:
+    kind, namespace, name = identity
+    return printable(f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}")
+
+
+def _decode(identity: Identity, tree: Any, kept: _Good | None) -> tuple[_Good, list[str]]:
+    """Return the usable object and what was left out of it."""
+    obj = _obj(identity)
+    match identity[0]:
+        case "NodeSLO":
+            return _node_slo(tree, kept, obj)
+        case "NodeResourceTopology":
+            topology = decode_object(tree, NodeResourceTopology, obj=obj)
+            facts = parse_node_cpu_facts(topology.metadata.annotations, obj=obj)
+            return _Good(facts, tree), []
+        case "Node":
+            return _Good(node_meta(decode_object(tree, Node, obj=obj)), tree), []
+        case "Device":
+            return _Good(decode_object(tree, Device, obj=obj), tree), []
+        case _:
+            pod = decode_object(tree, Pod, obj=obj)
+            if not pod.metadata.namespace:
+                metadata = msgspec.structs.replace(pod.metadata, namespace=identity[1])
+                pod = msgspec.structs.replace(pod, metadata=metadata)
+            return _Good(pod, tree), []
+
+
+def _node_slo(tree: Any, kept: _Good | None, obj: str) -> tuple[_Good, list[str]]:
+    """Decode a NodeSLO; a bad field takes its last good value, or its default."""
+    good, errors = repair_nodeslo(tree, None if kept is None else kept.tree, obj=obj)
+    return _Good(*good), errors
+
+
+def repair_nodeslo(
+    tree: Any, last_good: Any, *, obj: str
+) -> tuple[tuple[NodeSLOSpec, Any], list[str]]:
+    """Return ((spec, the tree it came from), messages); raises when nothing can be saved.
+
+    A bad element of a list costs the element: of a host application, say, a part cannot be
+    defaulted without making it another application.
+    """
+    tree = copy_tree(tree)
+    messages: list[str] = []
+    for _ in range(8):
+        try:
+            return (decode_nodeslo(tree, obj=obj), tree), messages
+        except InputErrors as error:
+            repaired = False
+            elements: set[tuple[str | int, ...]] = set()
+            for each in error.errors:
+                path = parse_dotted(each.field)
+                if not path:
+                    continue
+                index = next((at for at, step in enumerate(path) if isinstance(step, int)), None)
+                if index is not None:
+                    elements.add(path[: index + 1])
+                    messages.append(f"{each}; the element is left out")
+                    continue
+                before = get_field(last_good, path)
+                if before is not None and before != get_field(tree, path):
+                    repaired |= set_field(tree, path, before)
+                    messages.append(f"{each}; the last good value {printable(before)} stays")
+                elif remove_field(tree, path):
+                    repaired = True
+                    messages.append(f"{each}; the default is used")
+            # From the back, so that the indices of the others stay right.
+            for path in sorted(elements, key=_index, reverse=True):
+                repaired |= remove_field(tree, path)
+            if not repaired:
+                raise
+    return (decode_nodeslo(tree, obj=obj), tree), messages
+
+
+def _index(path: tuple[str | int, ...]) -> int:
+    last = path[-1]
+    return last if isinstance(last, int) else 0
+
+
+def node_meta(node: Node) -> NodeMeta:
+    """Return the part of a Node that policies read."""
+    memory = node.status.allocatable.get("memory")
+    cpu = node.status.allocatable.get("cpu")
+    return NodeMeta(
+        name=node.metadata.name,
+        labels=node.metadata.labels,
+        annotations=node.metadata.annotations,
+        allocatable_memory_bytes=None if memory is None else memory.value(),
+        allocatable_cpu_milli=None if cpu is None else cpu.milli_value(),
+    )
+
+
+def _first(by_kind: Mapping[str, list[Any]], kind: str) -> Any:
+    values = by_kind.get(kind)
+    return values[0] if values else None
+
+
+def _each(error: InputError | InputErrors) -> tuple[InputError, ...]:
+    return error.errors if isinstance(error, InputErrors) else (error,)
