@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: help venv demo run test lint format protos clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '1,/^$$/s/^# //p' Makefile
 
 venv:
 	@.ci/venv $(VENV)

@@ -1,0 +1,1 @@
+"""The demo, as far as it can be tested without a runtime."""
