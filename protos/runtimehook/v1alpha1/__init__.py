@@ -1,0 +1,1 @@
+"""runtime.v1alpha1.RuntimeHookService: the proto file and the modules generated from it."""

@@ -1,0 +1,616 @@
+"""One client connection and its own server connection, frame by frame and without I/O.
+
+The idea: because one upstream connection carries the frames of exactly one downstream connection
+in their order, header blocks, settings, pings, window updates and messages pass through unchanged,
+and the two ends negotiate with each other. Only the *request messages* of intercepted methods are
+held: their HEADERS have gone on (stream order and header compression demand it), their DATA waits
+until `release` sends it, changed or not, or `reject` answers in the server's place.
+
+Holding DATA breaks the end-to-end flow control, so the relay keeps three numbers of the
+connection's request direction:
+
+- `server_window`: what the server still accepts (its grants less what we have sent);
+- `client_window`: what the client believes it may send (our and the server's grants less its data);
+- `queued`: octets that we hold and that will still be sent on.
+
+The client is owed `server_window - queued - client_window` whenever that is positive. A message
+that grew makes it negative; the server's next grants then pay the debt before the client sees any.
+Where held messages alone would starve the client (a big message, or many behind a slow hook), they
+leave `queued` until their release, and data that then finds no window waits in a queue.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from runtime_proxy.http2 import frames, hpack
+from runtime_proxy.http2.frames import FRAME_HEADER, HEADER_SIZE, ConnectionFault, ErrorCode
+from runtime_proxy.http2.grpc import MESSAGE_PREFIX_SIZE, Status, parse_timeout, status_headers
+
+# Below this the client is close to being unable to send: a whole small request should always fit.
+_LOW_WINDOW = 16 * 1024
+# A header block that we keep until its last CONTINUATION; kubelet sends 300 octets.
+_MAX_HEADER_BLOCK = 256 * 1024
+# What is kept of an answer: the ids that hooks need are in its first hundred octets.
+_MAX_OBSERVED_ANSWER = 64 * 1024
+
+
+class Phase(enum.Enum):
+    RECEIVING = enum.auto()
+    DECIDING = enum.auto()
+    SENDING = enum.auto()
+    WAITING = enum.auto()
+    REJECTING = enum.auto()
+
+
+@dataclass(slots=True)
+class _Held:
+    """A stream whose request message is ours to send."""
+
+    stream: int
+    path: bytes
+    timeout_s: float | None
+    encoding: bytes
+    client_window: int
+    server_window: int
+    phase: Phase = Phase.RECEIVING
+    body: bytearray = field(default_factory=bytearray)
+    received_flow: int = 0
+    counted: bool = True
+    answer: bytearray = field(default_factory=bytearray)
+    answer_started: bool = False
+    rejection: Status | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """DATA that waits for the server's window: a frame as it came, or our own message."""
+
+    stream: int
+    payload: bytes
+    flow: int
+    held: _Held | None
+    sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeld:
+    """A whole intercepted request: answer with `release` or `reject`, or let `Abandoned` end it.
+
+    `body` is the gRPC body as sent, message prefix included.
+    """
+
+    stream: int
+    path: bytes
+    body: bytes
+    timeout_s: float | None
+    encoding: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The server answered a released request. `body` is empty unless it carried a message."""
+
+    stream: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The call ended before the server answered: cancelled, reset or overtaken by an error."""
+
+    stream: int
+
+
+Event = RequestHeld | Answered | Abandoned
+
+
+def _ignore_call(path: bytes, started: float) -> None:
+    """Default observer of finished calls."""
+
+
+class Relay:
+    """Feed `from_client` and `from_server`; then take `to_client`, `to_server` and `events`.
+
+    A `ConnectionFault` from either feed ends both connections; the peer at fault is owed the
+    GOAWAY that `fault_goodbye` builds.
+    """
+
+    def __init__(
+        self,
+        *,
+        intercepted: Collection[bytes],
+        max_message_bytes: int,
+        clock: Callable[[], float],
+        on_finished: Callable[[bytes, float], None] = _ignore_call,
+    ) -> None:
+        self.to_client: list[bytes] = []
+        self.to_server: list[bytes] = []
+        self.events: list[Event] = []
+        # Streams that wait for the server's last word: (path, start by `clock`).
+        self.active: dict[int, tuple[bytes, float]] = {}
+        self.last_stream = 0
+
+        self._intercepted = frozenset(intercepted)
+        self._max_message_bytes = max_message_bytes
+        self._clock = clock
+        self._on_finished = on_finished
+
+        self._preface_seen = False
+        self._client_rest = b""
+        self._server_rest = b""
+        self._decoder = hpack.Decoder()
+        self._held: dict[int, _Held] = {}
+        self._queue: deque[_Pending] = deque()
+        self._drain_limit: int | None = None
+        self._barriers: dict[bytes, int] = {}
+        self._barrier_count = 0
+
+        self._server_window = frames.DEFAULT_WINDOW
+        self._client_window = frames.DEFAULT_WINDOW
+        self._queued = 0
+        self._initial_window = frames.DEFAULT_WINDOW
+        self._server_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
+        self._client_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
+
+    # -- bytes in --------------------------------------------------------------------------------
+
+    def from_client(self, data: bytes) -> None:
+        buffer = self._client_rest + data if self._client_rest else data
+        at = 0
+        if not self._preface_seen:
+            preface = frames.PREFACE
+            if not preface.startswith(buffer[: len(preface)]):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
+            if len(buffer) < len(preface):
+                self._client_rest = buffer
+                return
+            self._preface_seen = True
+            self.to_server.append(preface)
+            at = len(preface)
+        run = at  # start of the frames that go on as they are
+        size = len(buffer)
+        held_streams = self._held
+        while size - at >= HEADER_SIZE:
+            high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
+            length = high << 8 | low
+            if length > self._server_max_frame:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
+            end = at + HEADER_SIZE + length
+            if end > size:
+                break
+            stream &= frames.STREAM_MASK
+            forward = True
+            if kind == frames.DATA:
+                self._client_window -= length
+                if self._client_window < 0:
+                    raise ConnectionFault(
+                        ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window"
+                    )
+                if (
+                    stream not in held_streams
+                    and not self._queue
+                    and length <= self._server_window
+                    and self._drain_limit is None
+                ):
+                    self._server_window -= length
+                else:
+                    forward = False
+                    if run < at:
+                        self.to_server.append(buffer[run:at])
+                    self._client_data(stream, flags, buffer[at:end])
+            elif kind == frames.HEADERS:
+                block_end = self._header_block_end(buffer, at, self._server_max_frame)
+                if block_end == 0:
+                    break
+                headers = self._decoder.decode(_block(buffer, at, block_end))
+                end = block_end
+                forward = self._client_headers(stream, flags, headers)
+                if not forward and run < at:
+                    self.to_server.append(buffer[run:at])
+            elif kind == frames.RST_STREAM:
+                forward = self._client_reset(stream)
+                if not forward and run < at:
+                    self.to_server.append(buffer[run:at])
+            elif kind == frames.SETTINGS:
+                if not flags & frames.ACK:
+                    payload = buffer[at + HEADER_SIZE : end]
+                    for identifier, value in frames.parse_settings(payload):
+                        if identifier == frames.SETTING_MAX_FRAME_SIZE:
+                            self._client_max_frame = value
+            elif kind == frames.CONTINUATION:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            elif self._drain_limit is not None and stream > self._drain_limit:
+                forward = False
+                if run < at:
+                    self.to_server.append(buffer[run:at])
+            if not forward:
+                run = end
+            at = end
+        if run < at:
+            self.to_server.append(buffer if run == 0 and at == size else buffer[run:at])
+        self._client_rest = buffer[at:] if at < size else b""
+
+    def from_server(self, data: bytes) -> None:
+        buffer = self._server_rest + data if self._server_rest else data
+        at = run = 0
+        size = len(buffer)
+        held_streams = self._held
+        while size - at >= HEADER_SIZE:
+            high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
+            length = high << 8 | low
+            if length > self._client_max_frame:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
+            end = at + HEADER_SIZE + length
+            if end > size:
+                break
+            stream &= frames.STREAM_MASK
+            forward = True
+            if kind == frames.DATA:
+                held = held_streams.get(stream)
+                if held is not None and len(held.answer) < _MAX_OBSERVED_ANSWER:
+                    held.answer += frames.strip_padding(flags, buffer[at + HEADER_SIZE : end])
+                if flags & frames.END_STREAM:
+                    self._finish(stream)
+            elif kind == frames.HEADERS or kind == frames.PUSH_PROMISE:
+                block_end = self._header_block_end(buffer, at, self._client_max_frame)
+                if block_end == 0:
+                    break
+                end = block_end
+                if kind == frames.HEADERS:
+                    if flags & frames.END_STREAM:
+                        self._finish(stream)
+                    elif stream in held_streams:
+                        held_streams[stream].answer_started = True
+            elif kind == frames.WINDOW_UPDATE:
+                forward = self._server_grant(
+                    stream, frames.parse_uint31(buffer[at + HEADER_SIZE : end])
+                )
+            elif kind == frames.RST_STREAM:
+                held = held_streams.get(stream)
+                # The echo of our own reset must not reach the client before its answer does.
+                if held is not None and held.phase is Phase.REJECTING:
+                    forward = False
+                else:
+                    self._finish(stream, reset=True)
+            elif kind == frames.SETTINGS:
+                if not flags & frames.ACK:
+                    self._server_settings(buffer[at + HEADER_SIZE : end])
+            elif kind == frames.PING and flags & frames.ACK and self._barriers:
+                barred = self._barriers.pop(buffer[at + HEADER_SIZE : end], None)
+                if barred is not None:
+                    forward = False
+                    if run < at:
+                        self.to_client.append(buffer[run:at])
+                        run = at
+                    self._answer_rejection(barred)
+            if not forward:
+                if run < at:
+                    self.to_client.append(buffer[run:at])
+                run = end
+            at = end
+        if run < at:
+            self.to_client.append(buffer if run == 0 and at == size else buffer[run:at])
+        self._server_rest = buffer[at:] if at < size else b""
+        # Grants may have opened the way for waiting data; frames to the client stay in order
+        # because everything that this adds belongs behind what was just forwarded.
+        if self._queue:
+            self._pump()
+        self._settle()
+
+    # -- decisions about held requests -------------------------------------------------------------
+
+    def release(self, stream: int, body: bytes | None = None) -> None:
+        """Send the held request on: as it came, or with `body` (prefix included) in its place."""
+        held = self._held.get(stream)
+        if held is None or held.phase is not Phase.DECIDING:
+            return
+        payload = bytes(held.body) if body is None else body
+        held.body = bytearray()
+        self._uncount(held)
+        held.phase = Phase.SENDING
+        self._enqueue(_Pending(stream, payload, len(payload), held))
+
+    def reject(self, stream: int, status: Status) -> None:
+        """Answer a held request in the server's place; the server's handler never sees a message.
+
+        The answer goes out when the server has confirmed, by answering a ping, that it has seen the
+        reset: after that no frame of its own can follow the end of the stream.
+        """
+        held = self._held.get(stream)
+        if held is None or held.phase not in (Phase.RECEIVING, Phase.DECIDING):
+            return
+        self._uncount(held)
+        held.body = bytearray()
+        held.phase = Phase.REJECTING
+        held.rejection = status
+        self._barrier_count += 1
+        barrier = b"hold" + (self._barrier_count & 0xFFFFFFFF).to_bytes(4, "big")
+        self._barriers[barrier] = stream
+        self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
+        self.to_server.append(frames.ping(barrier))
+        self._settle()
+
+    def drain(self) -> None:
+        """Tell the client to open no more streams here; the ones it has go on to their end."""
+        if self._drain_limit is None:
+            self._drain_limit = self.last_stream
+            self.to_client.append(frames.goaway(self.last_stream, ErrorCode.NO_ERROR, "draining"))
+
+    def fault_goodbye(self, fault: ConnectionFault) -> bytes:
+        return frames.goaway(self.last_stream, fault.code, fault.reason)
+
+    # -- the client's frames -----------------------------------------------------------------------
+
+    def _client_headers(self, stream: int, flags: int, headers: list[hpack.Header]) -> bool:
+        """Whether the block goes on. It does, except for streams that come after our GOAWAY."""
+        if stream == 0 or not stream & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream}")
+        if stream <= self.last_stream:
+            held = self._held.get(stream)
+            if any(p.stream == stream for p in self._queue) or (
+                held is not None and held.phase in (Phase.RECEIVING, Phase.DECIDING, Phase.SENDING)
+            ):
+                # No gRPC client sends trailers, and header blocks cannot wait for data.
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "trailers in a held request")
+            return True
+        if self._drain_limit is not None:
+            return False
+        self.last_stream = stream
+        path = b""
+        for name, value in headers:
+            if name == b":path":
+                path = value
+                break
+        self.active[stream] = (path, self._clock())
+        if path in self._intercepted and not flags & frames.END_STREAM:
+            fields = dict(headers)
+            self._held[stream] = _Held(
+                stream=stream,
+                path=path,
+                timeout_s=parse_timeout(fields.get(b"grpc-timeout")),
+                encoding=fields.get(b"grpc-encoding", b"identity"),
+                client_window=self._initial_window,
+                server_window=self._initial_window,
+            )
+        return True
+
+    def _client_data(self, stream: int, flags: int, frame: bytes) -> None:
+        """DATA that cannot simply go on: held, behind a queue, or after our GOAWAY."""
+        flow = len(frame) - HEADER_SIZE
+        held = self._held.get(stream)
+        if held is not None:
+            self._hold(held, flags, frame)
+        elif self._drain_limit is not None and stream > self._drain_limit:
+            pass
+        else:
+            self._enqueue(_Pending(stream, frame, flow, None))
+        self._settle()
+
+    def _hold(self, held: _Held, flags: int, frame: bytes) -> None:
+        flow = len(frame) - HEADER_SIZE
+        if held.phase is Phase.REJECTING:
+            return
+        if held.phase is not Phase.RECEIVING:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "data after the end of a stream")
+        held.client_window -= flow
+        held.received_flow += flow
+        if held.counted:
+            self._queued += flow
+        held.body += frames.strip_padding(flags, frame[HEADER_SIZE:])
+        body = held.body
+        missing = MESSAGE_PREFIX_SIZE
+        if len(body) >= MESSAGE_PREFIX_SIZE:
+            length = int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big")
+            missing = MESSAGE_PREFIX_SIZE + length - len(body)
+            largest = max(length, len(body) - MESSAGE_PREFIX_SIZE)
+            if largest > self._max_message_bytes:
+                self.reject(
+                    held.stream,
+                    Status.resource_exhausted(
+                        f"grpc: received message larger than max ({largest} vs. "
+                        f"{self._max_message_bytes})"
+                    ),
+                )
+                return
+        if flags & frames.END_STREAM:
+            held.phase = Phase.DECIDING
+            self.events.append(
+                RequestHeld(held.stream, held.path, bytes(body), held.timeout_s, held.encoding)
+            )
+        elif missing > held.client_window:
+            grant = missing - held.client_window
+            held.client_window += grant
+            self.to_client.append(frames.window_update(held.stream, grant))
+
+    def _client_reset(self, stream: int) -> bool:
+        if self._drain_limit is not None and stream > self._drain_limit:
+            return False
+        held = self._held.pop(stream, None)
+        self._forget_queued(stream)
+        self._end_of_call(stream)
+        if held is not None:
+            self._uncount(held)
+            rejecting = held.phase is Phase.REJECTING
+            if rejecting:
+                self._barriers = {k: v for k, v in self._barriers.items() if v != stream}
+            self.events.append(Abandoned(stream))
+            self._settle()
+            # The server was reset already when the rejection began.
+            return not rejecting
+        self._settle()
+        return True
+
+    # -- the server's frames -----------------------------------------------------------------------
+
+    def _server_grant(self, stream: int, increment: int) -> bool:
+        if stream == 0:
+            self._server_window += increment
+            owed = self._server_window - self._queued - self._client_window
+            if owed == increment and not self._queue:
+                self._client_window += increment
+                return True
+            return False
+        held = self._held.get(stream)
+        if held is None:
+            return True
+        held.server_window += increment
+        return False
+
+    def _server_settings(self, payload: bytes) -> None:
+        for identifier, value in frames.parse_settings(payload):
+            if identifier == frames.SETTING_INITIAL_WINDOW_SIZE:
+                change = value - self._initial_window
+                self._initial_window = value
+                for held in self._held.values():
+                    held.client_window += change
+                    held.server_window += change
+            elif identifier == frames.SETTING_MAX_FRAME_SIZE:
+                self._server_max_frame = value
+            elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
+                self._decoder.set_limit(value)
+
+    def _finish(self, stream: int, *, reset: bool = False) -> None:
+        """The server has said its last word on a stream."""
+        self._end_of_call(stream)
+        held = self._held.pop(stream, None)
+        if held is None:
+            return
+        if held.phase is Phase.WAITING and not reset:
+            self.events.append(Answered(stream, bytes(held.answer)))
+            return
+        self._uncount(held)
+        self._forget_queued(stream)
+        if held.phase is Phase.REJECTING:
+            self._barriers = {k: v for k, v in self._barriers.items() if v != stream}
+        self.events.append(Abandoned(stream))
+
+    def _answer_rejection(self, stream: int) -> None:
+        held = self._held.pop(stream, None)
+        if held is None or held.rejection is None:
+            return
+        self._end_of_call(stream)
+        block = hpack.encode(status_headers(held.rejection, trailers=held.answer_started))
+        self.to_client.append(
+            frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, stream, block)
+        )
+        self.events.append(Abandoned(stream))
+
+    def _end_of_call(self, stream: int) -> None:
+        call = self.active.pop(stream, None)
+        if call is not None:
+            self._on_finished(*call)
+
+    # -- flow control ------------------------------------------------------------------------------
+
+    def _enqueue(self, pending: _Pending) -> None:
+        self._queue.append(pending)
+        self._queued += pending.flow
+        self._pump()
+        self._settle()
+
+    def _pump(self) -> None:
+        """Send what the server's windows allow, in order, stepping over streams that are full."""
+        waiting: deque[_Pending] = deque()
+        blocked: set[int] = set()
+        while self._queue:
+            pending = self._queue.popleft()
+            if pending.stream in blocked or not self._send_pending(pending):
+                blocked.add(pending.stream)
+                waiting.append(pending)
+        self._queue = waiting
+
+    def _send_pending(self, pending: _Pending) -> bool:
+        """Whether all of it went out."""
+        held = pending.held
+        if held is None:
+            if pending.flow > self._server_window:
+                return False
+            self._server_window -= pending.flow
+            self._queued -= pending.flow
+            self.to_server.append(pending.payload)
+            return True
+        left = pending.flow - pending.sent
+        sendable = max(0, min(left, self._server_window, held.server_window))
+        if sendable == 0 and left:
+            return False
+        part = pending.payload[pending.sent : pending.sent + sendable]
+        done = sendable == left
+        self.to_server.append(
+            frames.data_frames(
+                pending.stream, part, max_frame_size=self._server_max_frame, end=done
+            )
+        )
+        pending.sent += sendable
+        held.server_window -= sendable
+        self._server_window -= sendable
+        self._queued -= sendable
+        if done:
+            held.phase = Phase.WAITING
+        return done
+
+    def _settle(self) -> None:
+        """Give the client the window that it is owed, and keep held messages from starving it."""
+        if self._client_window < _LOW_WINDOW and self._held:
+            for held in self._held.values():
+                if held.counted and held.phase in (Phase.RECEIVING, Phase.DECIDING):
+                    held.counted = False
+                    self._queued -= held.received_flow
+        owed = self._server_window - self._queued - self._client_window
+        if owed > 0:
+            self._client_window += owed
+            self.to_client.append(frames.window_update(0, owed))
+
+    def _uncount(self, held: _Held) -> None:
+        """A held message leaves the hold: its octets are no longer among the queued ones."""
+        if held.counted and held.phase in (Phase.RECEIVING, Phase.DECIDING):
+            self._queued -= held.received_flow
+        held.counted = False
+
+    def _forget_queued(self, stream: int) -> None:
+        if not self._queue:
+            return
+        kept: deque[_Pending] = deque()
+        for pending in self._queue:
+            if pending.stream == stream:
+                self._queued -= pending.flow - pending.sent
+            else:
+                kept.append(pending)
+        self._queue = kept
+
+    @staticmethod
+    def _header_block_end(buffer: bytes, at: int, max_frame: int) -> int:
+        """Where the header block that begins at `at` ends, or 0 while it is incomplete."""
+        start = at
+        size = len(buffer)
+        expected: int | None = None
+        while size - at >= HEADER_SIZE:
+            high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
+            length = high << 8 | low
+            if length > max_frame:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
+            stream &= frames.STREAM_MASK
+            if expected is None:
+                expected = stream
+            elif kind != frames.CONTINUATION or stream != expected:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame inside a header block")
+            at += HEADER_SIZE + length
+            if at > size:
+                break
+            if flags & frames.END_HEADERS:
+                return at
+        if size - start > _MAX_HEADER_BLOCK:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
+        return 0
+
+
+def _block(buffer: bytes, at: int, end: int) -> bytes:
+    """The header block in the frames between `at` and `end`, without framing and padding."""
+    fragments: list[bytes] = []
+    while at < end:
+        high, low, kind, flags, _ = FRAME_HEADER.unpack_from(buffer, at)
+        stop = at + HEADER_SIZE + (high << 8 | low)
+        fragments.append(frames.header_fragment(kind, flags, buffer[at + HEADER_SIZE : stop]))
+        at = stop
+    return fragments[0] if len(fragments) == 1 else b"".join(fragments)
