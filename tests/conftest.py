@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -87,6 +88,11 @@ PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
     }
 )
 _answers: dict[str, str | None] = {}
+
+
+def pytest_configure() -> None:
+    # Ending the tests from outside is like Ctrl-C: fixtures still clean up what they made.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import grpc
 
 from tests.beds.cri import Cri, connected
-from tests.beds.groups import Kubepods, kubepods
+from tests.beds.groups import Kubepods, kubepods, owner_lives
 from tests.beds.image import IMAGE, SANDBOX_IMAGE, write_image
-from tests.beds.packages import BedError, unpacked
+from tests.beds.packages import DIES_WITH_US, BedError, unpacked
 
 Generation = Literal["1.7", "2.1"]
 GENERATIONS: tuple[Generation, ...] = ("1.7", "2.1")
@@ -74,7 +74,12 @@ class Containerd:
         }
         with self._log().open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self.binaries / "containerd"), "--config", str(self.folder / "config.toml")],
+                [
+                    *DIES_WITH_US,
+                    str(self.binaries / "containerd"),
+                    "--config",
+                    str(self.folder / "config.toml"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -269,10 +274,11 @@ def containerd(
     binaries = unpacked("containerd", _SUITES[generation]) / "usr" / "bin"
     runc = unpacked("runc", _RUNC_SUITES) / "usr" / "sbin" / "runc"
     _check_generation(binaries / "containerd", generation)
+    _remove_what_dead_beds_left()
     with ExitStack() as stack:
         groups = stack.enter_context(kubepods())
         # Short: a unix socket's path has room for 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="koord-bed-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"koord-bed-{os.getpid()}-"))
         stack.callback(_remove_folder, folder)
         for name in ("tmp", "pods", "nri/plugins", "nri/conf.d", "cni/bin", "cni/conf.d"):
             (folder / name).mkdir(parents=True)
@@ -311,9 +317,21 @@ def _end(runtime: Containerd) -> None:
                 runtime.remove_pods()
     finally:
         runtime.stop()
-        for pid in _shims(runtime.socket):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _end_shims(runtime.socket)
+
+
+def _remove_what_dead_beds_left() -> None:
+    """A bed that was killed outright could not clean up; its containerd died with it."""
+    for folder in Path(tempfile.gettempdir()).glob("koord-bed-*-*"):
+        if not owner_lives(folder.name):
+            _end_shims(folder / "containerd.sock")
+            _remove_folder(folder)
+
+
+def _end_shims(address: Path) -> None:
+    for pid in _shims(address):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _shims(address: Path) -> list[int]:
@@ -333,9 +351,8 @@ def _shims(address: Path) -> list[int]:
 
 def _remove_folder(folder: Path) -> None:
     """Detach what is still mounted below the folder (deepest first), then delete it."""
-    mounts: IO[str]
     with open("/proc/self/mounts") as mounts:
         below = [line.split()[1] for line in mounts if line.split()[1].startswith(f"{folder}/")]
     for mount in sorted(below, key=len, reverse=True):
         subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
-    shutil.rmtree(folder, ignore_errors=False)
+    shutil.rmtree(folder)

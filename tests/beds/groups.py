@@ -94,6 +94,9 @@ def kubepods() -> Iterator[Kubepods]:
             f"no cgroup v1 hierarchy for {', '.join(missing)} under {CGROUP_MOUNT}: "
             "this bed needs v1 controllers mounted one by one"
         )
+    for stale in CGROUP_MOUNT.glob("*/koord-bed-*-*"):
+        if not owner_lives(stale.name):
+            _remove_trees([stale])
     named = [CGROUP_MOUNT / name for name in ("systemd", "unified")]
     hierarchies = tuple(
         [CGROUP_MOUNT / c for c in CONTROLLERS]
@@ -107,6 +110,11 @@ def kubepods() -> Iterator[Kubepods]:
         yield tree
     finally:
         _remove_trees([h / root.lstrip("/") for h in hierarchies])
+
+
+def owner_lives(name: str) -> bool:
+    """Whether the process that a bed's group or folder is named after, koord-bed-PID-X, runs."""
+    return Path("/proc", name.split("-")[2]).exists()
 
 
 def _remove_trees(roots: list[Path], *, patience_s: float = 5.0) -> None:

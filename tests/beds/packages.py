@@ -22,6 +22,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / ".cache" / "beds"
 _DOWNLOAD_TIMEOUT_S = 300
 
+# Put before a command: the kernel ends it when the bed's process is gone, however that went.
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+
 
 class BedError(Exception):
     """A bed cannot be made; the text says what was missing and what to do."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,17 @@ from typing import Any
 import pytest
 
 from protos.cri.v1 import api_pb2 as cri
-from tests.beds.containerd import GENERATIONS, Containerd, Generation, configuration, containerd
+from tests.beds.containerd import (
+    GENERATIONS,
+    Containerd,
+    Generation,
+    _shims,
+    configuration,
+    containerd,
+)
 from tests.beds.groups import CGROUP_MOUNT
 from tests.beds.kubelet import cpu_shares, qos_class, run_pod, running_pod
-from tests.beds.packages import BedError, configured_mirror
+from tests.beds.packages import CHECKOUT, BedError, configured_mirror
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"
 POD: dict[str, Any] = {
@@ -89,6 +98,36 @@ def test_beds_of_both_generations_stand_side_by_side_and_leave_nothing() -> None
         assert not path.exists()
     mounted = Path("/proc/self/mounts").read_text()
     assert not any(str(folder) in mounted for folder in folders)
+
+
+_DOOMED = """
+import os, signal
+from tests.beds.containerd import containerd
+from tests.beds.kubelet import run_pod
+from tests.beds.test_containerd import POD
+with containerd("2.1") as bed:
+    run_pod(bed, POD)
+    print(os.getpid(), bed.folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.containerd
+def test_what_a_killed_bed_left_is_removed_by_the_next() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _DOOMED],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    pid, folder = done.stdout.split()
+    assert Path(folder).exists()
+    with containerd("2.1"):
+        assert not Path(folder).exists()
+        assert not list(CGROUP_MOUNT.glob(f"*/koord-bed-{pid}-*"))
+        assert not _shims(Path(folder) / "containerd.sock")
 
 
 @pytest.mark.containerd
