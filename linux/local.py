@@ -1,0 +1,189 @@
+"""`LocalHost`: this machine, or the node outside our container, as a `Host`.
+
+Two things are not obvious. Paths are the node's own; `roots` says where its trees are mounted here
+(upstream's DaemonSet has them at /host-cgroup, /host-sys, …). And cgroup files that are read again
+and again stay open: a read is then one system call instead of three, and an open file of a removed
+group answers ENODEV, so a later group of the same name is never mistaken for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from linux import core_sched
+
+_CHUNK = 65536
+_KEPT_READ = 4096
+_SWEEP_S = 60.0
+
+
+class _OpenFiles:
+    """One thread's open files: path -> [descriptor, used since the last sweep]. Closed with it."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, list[int]] = {}
+        self.swept = 0.0
+
+    def __del__(self) -> None:
+        for descriptor, _ in self.files.values():
+            os.close(descriptor)
+
+
+class _PerThread(threading.local):
+    """Per thread, so that no thread reads a descriptor that another has closed and reused."""
+
+    def __init__(self) -> None:
+        self.open = _OpenFiles()
+
+
+class LocalHost:
+    """The real kernel. Thread-safe.
+
+    roots: the node's path -> where it is here; the longest matching one counts.
+    keep_open: the largest number of files under `kept_root` that each thread keeps open; 0: none.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, str] = MappingProxyType({}),
+        *,
+        kept_root: str = "/sys/fs/cgroup",
+        keep_open: int | None = None,
+    ) -> None:
+        self._roots = sorted(
+            ((path.rstrip("/"), here.rstrip("/")) for path, here in roots.items()),
+            key=lambda pair: -len(pair[0]),
+        )
+        self._kept_prefix = kept_root.rstrip("/") + "/"
+        if keep_open is None:
+            # The soft limit is 1024 on many systems and everything else needs some too.
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            keep_open = 4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 3)
+        self._keep_open = keep_open
+        self._mine = _PerThread()
+
+    def here(self, path: str) -> str:
+        """Return where the node's `path` is on this machine."""
+        for root, mapped in self._roots:
+            if path == root or path.startswith(root + "/"):
+                return mapped + path[len(root) :]
+        return path
+
+    def read(self, path: str) -> bytes:
+        kept = self._mine.open.files.get(path)
+        if kept is not None:
+            try:
+                content = os.pread(kept[0], _KEPT_READ, 0)
+            except OSError:
+                # The group is gone; whether a new one stands there, opening by name tells.
+                self._forget(path)
+            else:
+                kept[1] = 1
+                if len(content) < _KEPT_READ:
+                    return content
+        return self._read_by_name(path)
+
+    def _read_by_name(self, path: str) -> bytes:
+        descriptor = os.open(self.here(path), os.O_RDONLY | os.O_CLOEXEC)
+        keep = False
+        try:
+            content = os.read(descriptor, _CHUNK)
+            whole = content
+            while content:
+                content = os.read(descriptor, _CHUNK)
+                whole += content
+            keep = path.startswith(self._kept_prefix) and self._may_keep(path)
+        finally:
+            if not keep:
+                os.close(descriptor)
+        if keep:
+            self._mine.open.files[path] = [descriptor, 1]
+        return whole
+
+    def _may_keep(self, path: str) -> bool:
+        mine = self._mine.open
+        if path in mine.files:
+            return False
+        now = time.monotonic()
+        if now - mine.swept > _SWEEP_S:
+            mine.swept = now
+            for known, (_, used) in list(mine.files.items()):
+                if used:
+                    mine.files[known][1] = 0
+                else:
+                    self._forget(known)
+        return len(mine.files) < self._keep_open
+
+    def _forget(self, path: str) -> None:
+        os.close(self._mine.open.files.pop(path)[0])
+
+    def write(self, path: str, data: bytes) -> None:
+        descriptor = os.open(self.here(path), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.EIO, "the kernel took a part of the value only", path)
+        finally:
+            os.close(descriptor)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(self.here(path))
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(self.here(path))
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        here = self.here(path)
+        os.mkdir(here, mode)
+        if not here.startswith("/sys/"):
+            os.chmod(here, mode)  # mkdir(2) takes the umask off
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(self.here(path))
+
+    def filesystem_magic(self, path: str) -> int:
+        return _filesystem_magic(self.here(path))
+
+    def inode(self, path: str) -> int:
+        return os.stat(self.here(path)).st_ino
+
+    def readlink(self, path: str) -> str:
+        return os.readlink(self.here(path))
+
+    def device_number(self, path: str) -> tuple[str, int, int]:
+        found = os.stat(self.here(path))
+        if stat.S_ISCHR(found.st_mode):
+            kind = "c"
+        elif stat.S_ISBLK(found.st_mode):
+            kind = "b"
+        else:
+            raise OSError(errno.ENOTBLK, "not a device node", path)
+        return kind, os.major(found.st_rdev), os.minor(found.st_rdev)
+
+    def core_sched_cookie(self, pid: int) -> int:
+        return core_sched.cookie(pid)
+
+    def core_sched_create(self, pid: int) -> None:
+        core_sched.create(pid)
+
+    def core_sched_copy(self, source_pid: int, target_pids: list[int]) -> list[int]:
+        return core_sched.copy(source_pid, target_pids)
+
+
+def _filesystem_magic(path: str) -> int:
+    """Return statfs(2)'s f_type, which Python's os.statvfs leaves out."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    # struct statfs is at most 120 bytes on 64-bit Linux; f_type is its first word.
+    buffer = (ctypes.c_long * 32)()
+    if libc.statfs(os.fsencode(path), ctypes.byref(buffer)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return int(buffer[0]) & 0xFFFFFFFF

@@ -1,0 +1,105 @@
+"""/proc: processes of a group, their attributes, mounts, and the few facts of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linux.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """A line of /proc/<pid>/mounts."""
+
+    path: str
+    type: str
+    options: frozenset[str]
+
+
+def parse_mounts(content: bytes) -> list[MountPoint]:
+    """Parse /proc/<pid>/mounts; escaped blanks in paths are undone."""
+    found: list[MountPoint] = []
+    for line in content.decode("utf-8", "replace").splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 4:
+            path = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+            found.append(MountPoint(path, fields[2], frozenset(fields[3].split(","))))
+    return found
+
+
+def host_mounts(host: Host) -> list[MountPoint]:
+    """Return the mounts as the node's first process sees them, else as we do."""
+    for pid in ("1", "self"):
+        try:
+            return parse_mounts(host.read(f"/proc/{pid}/mounts"))
+        except OSError:
+            continue
+    return []
+
+
+def parse_ids(content: bytes) -> list[int]:
+    """Parse `cgroup.procs`, `tasks` or `cgroup.threads`. 0, a process out of sight, is left out."""
+    return [number for number in map(int, content.split()) if number]
+
+
+def oom_score_adj_path(pid: int) -> str:
+    return f"/proc/{pid}/oom_score_adj"
+
+
+def start_time(host: Host, pid: int) -> int:
+    """Return the start time in clock ticks: together with the pid it names one process for ever."""
+    content = host.read(f"/proc/{pid}/stat")
+    # The command's name may hold blanks and parentheses: what counts follows the last one.
+    return int(content[content.rindex(b")") + 1 :].split()[19])
+
+
+def cgroup_paths(content: bytes) -> dict[str, str]:
+    """Parse /proc/<pid>/cgroup: controller -> path; "" is the v2 hierarchy."""
+    paths: dict[str, str] = {}
+    for line in content.decode("utf-8", "replace").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            for controller in controllers.split(","):
+                paths[controller] = path.strip("/")
+    return paths
+
+
+def kernel_release(host: Host) -> str:
+    return host.read("/proc/sys/kernel/osrelease").decode().strip()
+
+
+def boot_id(host: Host) -> str:
+    """Return what tells this boot from the next: inode numbers start anew; "" if unknown."""
+    try:
+        return host.read("/proc/sys/kernel/random/boot_id").decode().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInfo:
+    """From /proc/cpuinfo. `flags` of the first CPU."""
+
+    vendor: str
+    model: str
+    flags: frozenset[str]
+
+
+def parse_cpuinfo(content: bytes) -> CpuInfo:
+    """Parse /proc/cpuinfo; arm64 gives neither vendor nor model."""
+    vendor, model, flags = "", "unknown", frozenset[str]()
+    for line in content.decode("utf-8", "replace").splitlines():
+        key, colon, value = line.partition(":")
+        if not colon:
+            if vendor or flags:
+                break
+            continue
+        key, value = key.strip().lower(), value.strip()
+        if key == "vendor_id":
+            vendor = value
+        elif key == "model name":
+            model = value
+        elif key == "flags":
+            flags = frozenset(value.split())
+    return CpuInfo(vendor, model, flags)

@@ -1,0 +1,112 @@
+"""The CPU topology as sysfs tells it, with core numbers that are unique on the machine.
+
+sysfs numbers cores anew in each package, while the NodeResourceTopology and the scheduler rely on
+machine-wide numbers; a core is numbered here by its smallest CPU's rank among cores. Offline CPUs
+are left out, and NUMA nodes may be sparse. Source: linux-interfaces.md section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from linux.cpuset import CpuSet
+from linux.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One online logical CPU. `l3` is the cache's id and resctrl domain; -1: none."""
+
+    cpu: int
+    core: int
+    socket: int
+    node: int
+    l3: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTopology:
+    """All online CPUs, sorted by node, socket, core, CPU."""
+
+    cpus: tuple[Cpu, ...]
+    nodes: Mapping[int, CpuSet]
+
+    @property
+    def online(self) -> CpuSet:
+        return CpuSet(cpu.cpu for cpu in self.cpus)
+
+    @property
+    def threads_per_core(self) -> int:
+        cores = {cpu.core for cpu in self.cpus}
+        return len(self.cpus) // len(cores) if cores else 1
+
+
+def _text(host: Host, path: str) -> str:
+    return host.read(path).decode("ascii", "replace").strip()
+
+
+def _first(host: Host, *paths: str) -> str:
+    """Return the first of the files that exists: the kernel renamed some."""
+    for path in paths[:-1]:
+        try:
+            return _text(host, path)
+        except FileNotFoundError:
+            continue
+    return _text(host, paths[-1])
+
+
+def read_topology(host: Host, *, sys_root: str = "/sys") -> CpuTopology:
+    """Read the topology; OSError or ValueError when sysfs is not readable."""
+    base = f"{sys_root}/devices/system"
+    online = CpuSet.parse(_text(host, f"{base}/cpu/online"))
+    nodes = _nodes(host, base, online)
+    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
+    first_of: dict[int, int] = {}
+    for cpu in online:
+        at = f"{base}/cpu/cpu{cpu}/topology"
+        siblings = CpuSet.parse(_first(host, f"{at}/core_cpus_list", f"{at}/thread_siblings_list"))
+        first_of[cpu] = next(iter(siblings & online), cpu)
+    rank = {first: number for number, first in enumerate(sorted(set(first_of.values())))}
+    cpus = [
+        Cpu(
+            cpu=cpu,
+            core=rank[first_of[cpu]],
+            # -1 where the firmware does not tell (some arm64): one package then.
+            socket=max(int(_text(host, f"{base}/cpu/cpu{cpu}/topology/physical_package_id")), 0),
+            node=node_of.get(cpu, 0),
+            l3=_l3(host, f"{base}/cpu/cpu{cpu}/cache"),
+        )
+        for cpu in online
+    ]
+    cpus.sort(key=lambda cpu: (cpu.node, cpu.socket, cpu.core, cpu.cpu))
+    return CpuTopology(tuple(cpus), nodes)
+
+
+def _nodes(host: Host, base: str, online: CpuSet) -> dict[int, CpuSet]:
+    try:
+        names = host.listdir(f"{base}/node")
+    except FileNotFoundError:
+        return {0: online}
+    numbers = sorted(int(name[4:]) for name in names if name[:4] == "node" and name[4:].isdigit())
+    found = {
+        number: CpuSet.parse(_text(host, f"{base}/node/node{number}/cpulist")) & online
+        for number in numbers
+    }
+    return found or {0: online}
+
+
+def _l3(host: Host, cache: str) -> int:
+    try:
+        names = host.listdir(cache)
+    except FileNotFoundError:
+        return -1
+    for name in sorted(names):
+        if not name.startswith("index"):
+            continue
+        if _text(host, f"{cache}/{name}/level") == "3":
+            try:
+                return int(_text(host, f"{cache}/{name}/id"))
+            except FileNotFoundError:
+                return -1
+    return -1

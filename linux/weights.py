@@ -1,0 +1,74 @@
+"""CPU shares (cgroup v1) and CPU weights (cgroup v2): two formulas live side by side.
+
+Kubelet and older runtimes convert linearly; runc from 1.3.2 and crun from 1.23 convert with a
+quadratic exponent that keeps 1024 shares at weight 100. Weights count among siblings only, so a
+writer has to use the formula that its siblings were made with: `detect` finds it from evidence.
+Source: linux-interfaces.md section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil, log2
+from typing import Final
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262144
+MIN_WEIGHT: Final = 1
+MAX_WEIGHT: Final = 10000
+
+
+class Formula(StrEnum):
+    """How shares become a weight."""
+
+    LINEAR = "linear"
+    QUADRATIC = "quadratic"
+
+
+@lru_cache(maxsize=4096)
+def weight_of_shares(shares: int, formula: Formula) -> int:
+    """Return the weight of `shares`, which is clamped to 2..262144 first."""
+    shares = min(max(shares, MIN_SHARES), MAX_SHARES)
+    if formula is Formula.LINEAR:
+        return MIN_WEIGHT + (shares - MIN_SHARES) * (MAX_WEIGHT - MIN_WEIGHT) // (
+            MAX_SHARES - MIN_SHARES
+        )
+    if shares == MIN_SHARES:
+        return MIN_WEIGHT
+    if shares == MAX_SHARES:
+        return MAX_WEIGHT
+    exponent = log2(shares)
+    weight = ceil(10 ** ((exponent * exponent + 125 * exponent) / 612 - 7 / 34))
+    return min(max(weight, MIN_WEIGHT), MAX_WEIGHT)
+
+
+@lru_cache(maxsize=4096)
+def shares_of_weight(weight: int, formula: Formula) -> int:
+    """Return shares that `formula` turns into `weight`: the smallest of them."""
+    weight = min(max(weight, MIN_WEIGHT), MAX_WEIGHT)
+    low, high = MIN_SHARES, MAX_SHARES
+    while low < high:
+        middle = (low + high) // 2
+        if weight_of_shares(middle, formula) < weight:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def detect(samples: Iterable[tuple[int, int]]) -> Formula | None:
+    """Return the formula that explains most of `samples`: (shares asked for, weight found).
+
+    Samples that fit both formulas or neither say nothing. None without a majority.
+    """
+    votes = {Formula.LINEAR: 0, Formula.QUADRATIC: 0}
+    for shares, weight in samples:
+        fits = [formula for formula in Formula if weight_of_shares(shares, formula) == weight]
+        if len(fits) == 1:
+            votes[fits[0]] += 1
+    linear, quadratic = votes[Formula.LINEAR], votes[Formula.QUADRATIC]
+    if linear == quadratic:
+        return None
+    return Formula.LINEAR if linear > quadratic else Formula.QUADRATIC
