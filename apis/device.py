@@ -13,13 +13,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta, field
 
-from apis.core import Condition, ObjectMeta
+from apis.core import ObjectMeta
 from apis.decode import LARGEST_ANNOTATION, Wire, decode_optional_field, json_decoder
 from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
+from apis.meta import REQUIRED, Int32, StatusCondition
 from apis.quantity import ResourceList
-
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, extra_json_schema={"format": "int32"})]
 
 
 class DeviceType(StrEnum):
@@ -53,11 +52,11 @@ class DeviceInfo(Wire, frozen=True):
     id: str = ""
     minor: Int32 | None = None
     module_id: Int32 | None = field(name="moduleID", default=None)
-    health: bool = False
+    health: Annotated[bool, Meta(extra=REQUIRED, extra_json_schema={"default": False})] = False
     resources: ResourceList = field(default_factory=dict)
     topology: DeviceTopology | None = None
     vf_groups: tuple[VirtualFunctionGroup, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[StatusCondition, ...] = ()
 
 
 class DeviceSpec(Wire, frozen=True):

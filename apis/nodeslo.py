@@ -17,22 +17,20 @@ from msgspec import Meta, field
 from apis.core import ObjectMeta
 from apis.decode import Wire, decode_leniently, parse_json_object, without_nulls
 from apis.errors import InputError, InputErrors
+from apis.meta import AnyObject, Int32, Int64
 from apis.qos import PriorityClass, QoSClass
 from apis.quantity import ZERO, Quantity, parse_quantity
 
-_INT32: Final = {"format": "int32"}
 _INT64: Final = {"format": "int64"}
 # The CRD leaves these free; the node refuses values that no kernel file takes.
-_INT64_NODE_RANGE: Final = {"format": "int64", "x-node-range": True}
-_FREE_TEXT: Final = {"x-node-enum": True}
+_NODE_ONLY: Final = {"node_only": True}
+_FREE_TEXT: Final = Meta(extra=_NODE_ONLY)
 
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, extra_json_schema=_INT32)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, extra_json_schema=_INT64)]
 Percent = Annotated[int, Meta(ge=0, le=100, extra_json_schema=_INT64)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**63 - 1, extra_json_schema=_INT64)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1, extra_json_schema=_INT64)]
-NodePercent = Annotated[int, Meta(ge=0, le=100, extra_json_schema=_INT64_NODE_RANGE)]
-NodeSwitch = Annotated[int, Meta(ge=0, le=1, extra_json_schema=_INT64_NODE_RANGE)]
+NodePercent = Annotated[int, Meta(ge=0, le=100, extra_json_schema=_INT64, extra=_NODE_ONLY)]
+NodeSwitch = Annotated[int, Meta(ge=0, le=1, extra_json_schema=_INT64, extra=_NODE_ONLY)]
 
 
 # --- thresholds --------------------------------------------------------------------------------
@@ -58,9 +56,7 @@ class ResourceThresholdStrategy(Wire, frozen=True):
     enable: bool = False
     cpu_suppress_threshold_percent: Percent = 65
     cpu_suppress_min_percent: Percent | None = None
-    cpu_suppress_policy: Annotated[CPUSuppressPolicy, Meta(extra_json_schema=_FREE_TEXT)] = (
-        CPUSuppressPolicy.CPUSET
-    )
+    cpu_suppress_policy: Annotated[CPUSuppressPolicy, _FREE_TEXT] = CPUSuppressPolicy.CPUSET
     memory_evict_threshold_percent: Percent = 70
     memory_evict_lower_percent: Percent | None = None
     memory_allocatable_evict_threshold_percent: NonNegative | None = None
@@ -79,9 +75,7 @@ class ResourceThresholdStrategy(Wire, frozen=True):
     cpu_evict_lower_percent: Percent | None = None
     cpu_allocatable_evict_threshold_percent: NonNegative | None = None
     cpu_allocatable_evict_lower_percent: NonNegative | None = None
-    cpu_evict_policy: Annotated[CPUEvictPolicy, Meta(extra_json_schema=_FREE_TEXT)] = (
-        CPUEvictPolicy.BY_REAL_LIMIT
-    )
+    cpu_evict_policy: Annotated[CPUEvictPolicy, _FREE_TEXT] = CPUEvictPolicy.BY_REAL_LIMIT
     evict_enabled_priority_threshold: Int32 | None = None
     allocatable_evict_priority_threshold: Int32 | None = None
 
@@ -104,8 +98,8 @@ class NetQOSPolicy(StrEnum):
 
 
 class QOSPolicies(Wire, frozen=True):
-    cpu_policy: Annotated[CPUPolicy, Meta(extra_json_schema=_FREE_TEXT)] = CPUPolicy.GROUP_IDENTITY
-    net_qos_policy: Annotated[NetQOSPolicy, Meta(extra_json_schema=_FREE_TEXT)] = field(
+    cpu_policy: Annotated[CPUPolicy, _FREE_TEXT] = CPUPolicy.GROUP_IDENTITY
+    net_qos_policy: Annotated[NetQOSPolicy, _FREE_TEXT] = field(
         name="netQOSPolicy", default=NetQOSPolicy.TC
     )
 
@@ -114,7 +108,9 @@ class CPUQOS(Wire, frozen=True):
     """The defaults here are the values that undo CPU QoS."""
 
     enable: bool = False
-    group_identity: Annotated[int, Meta(ge=-1, le=2, extra_json_schema=_INT64_NODE_RANGE)] = 0
+    group_identity: Annotated[
+        int, Meta(ge=-1, le=2, extra_json_schema=_INT64, extra=_NODE_ONLY)
+    ] = 0
     """bvt, used with `CPUPolicy.GROUP_IDENTITY`."""
     sched_idle: NodeSwitch = 0
     """cpu.idle, used with `CPUPolicy.CORE_SCHED`."""
@@ -132,7 +128,7 @@ class MemoryQOS(Wire, frozen=True):
     wmark_scale_permill: Annotated[int, Meta(ge=1, le=1000, extra_json_schema=_INT64)] = 50
     wmark_min_adj: Annotated[int, Meta(ge=-25, le=50, extra_json_schema=_INT64)] = 0
     priority_enable: NodeSwitch = 0
-    priority: Annotated[int, Meta(ge=0, le=12, extra_json_schema=_INT64_NODE_RANGE)] = 0
+    priority: Annotated[int, Meta(ge=0, le=12, extra_json_schema=_INT64, extra=_NODE_ONLY)] = 0
     oom_kill_group: NodeSwitch = 0
     page_cache_enable: bool | None = None
     page_cache_limit_percent: Percent | None = None
@@ -171,8 +167,8 @@ class IOCfg(Wire, frozen=True):
 
 
 class BlockCfg(Wire, frozen=True):
-    name: Annotated[str, Meta(max_length=4096, extra_json_schema={"x-node-length": True})] = ""
-    type: Annotated[BlockType, Meta(extra_json_schema=_FREE_TEXT)] | None = None
+    name: Annotated[str, Meta(max_length=4096, extra=_NODE_ONLY)] = ""
+    type: Annotated[BlockType, _FREE_TEXT] | None = None
     io_cfg: IOCfg = field(name="ioCfg", default_factory=IOCfg)
 
 
@@ -190,17 +186,14 @@ class ResctrlQOS(Wire, frozen=True):
     mba_percent: Percent = 100
 
 
-_BANDWIDTH: Final = {"x-kubernetes-int-or-string": True}
-
-
 class NetworkQOS(Wire, frozen=True):
     """Each rate is an int, percent of the node's bandwidth, or a quantity text in bits/s."""
 
     enable: bool = False
-    ingress_request: Annotated[int | str, Meta(extra_json_schema=_BANDWIDTH)] = 0
-    ingress_limit: Annotated[int | str, Meta(extra_json_schema=_BANDWIDTH)] = 0
-    egress_request: Annotated[int | str, Meta(extra_json_schema=_BANDWIDTH)] = 0
-    egress_limit: Annotated[int | str, Meta(extra_json_schema=_BANDWIDTH)] = 0
+    ingress_request: Annotated[int | str, Meta(extra_json_schema={"default": 0})] = 0
+    ingress_limit: Annotated[int | str, Meta(extra_json_schema={"default": 100})] = 0
+    egress_request: Annotated[int | str, Meta(extra_json_schema={"default": 0})] = 0
+    egress_limit: Annotated[int | str, Meta(extra_json_schema={"default": 100})] = 0
 
 
 def bandwidth_bits(rate: int | str, *, total_bits: int) -> int:
@@ -266,7 +259,7 @@ class CPUBurstPolicy(StrEnum):
 
 
 class CPUBurstStrategy(Wire, frozen=True):
-    policy: Annotated[CPUBurstPolicy, Meta(extra_json_schema=_FREE_TEXT)] = CPUBurstPolicy.NONE
+    policy: Annotated[CPUBurstPolicy, _FREE_TEXT] = CPUBurstPolicy.NONE
     cpu_burst_percent: Annotated[int, Meta(ge=0, le=10000, extra_json_schema=_INT64)] = 1000
     """Burst buffer in percent of the limit."""
     cfs_quota_burst_percent: Int64 = 300
@@ -300,7 +293,7 @@ class CgroupBase(StrEnum):
 class CgroupPath(Wire, frozen=True):
     """Where a host application's cgroup lies. Both directories are checked to stay inside base."""
 
-    base: Annotated[CgroupBase, Meta(extra_json_schema=_FREE_TEXT)] | None = None
+    base: Annotated[CgroupBase, _FREE_TEXT] | None = None
     parent_dir: str = ""
     relative_path: str = ""
 
@@ -311,8 +304,8 @@ class HostApplicationStrategy(Wire, frozen=True):
 
 class HostApplication(Wire, frozen=True):
     name: str = ""
-    priority: Annotated[PriorityClass, Meta(extra_json_schema=_FREE_TEXT)] = PriorityClass.NONE
-    qos: Annotated[QoSClass, Meta(extra_json_schema=_FREE_TEXT)] = QoSClass.NONE
+    priority: Annotated[PriorityClass, _FREE_TEXT] = PriorityClass.NONE
+    qos: Annotated[QoSClass, _FREE_TEXT] = QoSClass.NONE
     cgroup_path: CgroupPath | None = None
     strategy: HostApplicationStrategy | None = None
 
@@ -326,10 +319,7 @@ class NodeSLOSpec(Wire, frozen=True):
     )
     cpu_burst_strategy: CPUBurstStrategy = field(default_factory=CPUBurstStrategy)
     system_strategy: SystemStrategy = field(default_factory=SystemStrategy)
-    extensions: Annotated[
-        dict[str, Any],
-        Meta(extra_json_schema={"x-kubernetes-preserve-unknown-fields": True}),
-    ] = field(default_factory=dict)
+    extensions: AnyObject = field(default_factory=dict)
     host_applications: tuple[HostApplication, ...] = ()
 
 

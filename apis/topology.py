@@ -25,12 +25,13 @@ from apis.keys import (
     ANNOTATION_POD_CPU_ALLOCS,
     ANNOTATION_SYSTEM_QOS_RESOURCE,
 )
+from apis.meta import Int64
 from apis.quantity import Quantity, ResourceList
 
 
 class TopologyCost(Wire, frozen=True):
     name: str
-    value: int
+    value: Int64
 
 
 class TopologyAttribute(Wire, frozen=True):
