@@ -1,0 +1,137 @@
+"""The objects and pods of the demo: the examples, fitted to the CPUs of this machine.
+
+What a container asked for is read from its manifest; what it got is read from the kernel's files
+and from the container's own environment. Neither is taken from the daemon's word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.beds.containerd import Containerd
+from tests.beds.kubelet import RunningPod
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+GATES = {"CPUNormalization": True, "GPUEnvInject": True, "OOMScoreAdj": True}
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One value that the table shows. `level` is whose: the container's or its pod's group."""
+
+    pod: str
+    level: str  # "container" | "pod"
+    resource: str  # as koordctl names it
+    key: str = ""  # the variable's name for resource "env"
+
+    @property
+    def label(self) -> str:
+        return self.key or self.resource
+
+
+SHOWN = (
+    Shown("search", "container", "cpuset.cpus"),
+    Shown("search", "container", "cpu.cfs_quota_us"),
+    Shown("web", "container", "cpuset.cpus"),
+    Shown("web", "container", "cpu.cfs_quota_us"),
+    Shown("batch", "container", "cpu.shares"),
+    Shown("batch", "container", "cpu.cfs_quota_us"),
+    Shown("batch", "container", "memory.limit_in_bytes"),
+    Shown("batch", "pod", "cpu.idle"),
+    Shown("train", "container", "env", "NVIDIA_VISIBLE_DEVICES"),
+)
+
+
+def load(folder: str) -> list[Manifest]:
+    files = sorted((EXAMPLES / folder).glob("*.yaml"))
+    return [document for file in files for document in yaml.safe_load_all(file.read_text())]
+
+
+def objects() -> list[Manifest]:
+    """The node's objects, with a share pool of all CPUs but the first."""
+    cpus = sorted(os.sched_getaffinity(0))
+    manifests = load("objects")
+    for manifest in manifests:
+        if manifest["kind"] == "NodeResourceTopology":
+            annotations = manifest["metadata"]["annotations"]
+            shared = cpus[1:] or cpus
+            annotations["node.koordinator.sh/cpu-shared-pools"] = _pool(shared)
+            annotations["node.koordinator.sh/be-cpu-shared-pools"] = _pool(cpus)
+    return manifests
+
+
+def pods() -> list[Manifest]:
+    """The pods, each with a uid of its own; the one with a CPU for itself gets the first."""
+    first = min(os.sched_getaffinity(0))
+    manifests = load("pods")
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        metadata["uid"] = str(uuid.uuid4())
+        manifest["spec"]["nodeName"] = "example-node"
+        status = metadata.get("annotations", {})
+        if "scheduling.koordinator.sh/resource-status" in status:
+            status["scheduling.koordinator.sh/resource-status"] = json.dumps({"cpuset": str(first)})
+    return manifests
+
+
+def _pool(cpus: list[int]) -> str:
+    return json.dumps([{"socket": 0, "node": 0, "cpuset": ",".join(map(str, cpus))}])
+
+
+def asked(pod: Manifest, shown: Shown) -> str:
+    """What the manifest asks for that the value stands for, in its own words."""
+    annotations = pod["metadata"].get("annotations", {})
+    resources = pod["spec"]["containers"][0]["resources"]
+    limits, requests = resources.get("limits", {}), resources.get("requests", {})
+    qos = pod["metadata"]["labels"].get("koordinator.sh/qosClass", "none")
+    match shown.resource:
+        case "cpuset.cpus" if text := annotations.get("scheduling.koordinator.sh/resource-status"):
+            return f"CPU {json.loads(text)['cpuset']} for itself"
+        case "cpu.cfs_quota_us":
+            return _amount(limits, "cpu", "limit")
+        case "cpu.shares":
+            return _amount(requests, "cpu", "request")
+        case "memory.limit_in_bytes":
+            return _amount(limits, "memory", "limit")
+        case "env" if text := annotations.get("scheduling.koordinator.sh/device-allocated"):
+            minors = [str(device["minor"]) for device in json.loads(text)["gpu"]]
+            return f"GPU {', '.join(minors)}"
+    return f"class {qos}"
+
+
+def _amount(amounts: Mapping[str, Any], resource: str, kind: str) -> str:
+    batch = f"kubernetes.io/batch-{resource}"
+    if batch in amounts:
+        unit = "m" if resource == "cpu" else ""
+        return f"batch-{resource} {kind} {amounts[batch]}{unit}"
+    return f"{resource} {kind} {amounts[resource]}" if resource in amounts else "nothing"
+
+
+def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
+    """The value as the kernel or the container has it now."""
+    if shown.resource == "env":
+        done = bed.cri.execute(pod.containers["main"], ["printenv", shown.key])
+        return done.stdout.strip() or "(unset)"
+    group = pod.cgroup if shown.level == "pod" else pod.container_cgroup("main")
+    controller = shown.resource.split(".")[0]
+    return bed.groups.read(controller, group, shown.resource)
+
+
+def without_annotation(objects: list[Manifest], kind: str, annotation: str) -> Manifest:
+    """The object of that kind as it is, less one annotation."""
+    manifest: Manifest = next(m for m in objects if m["kind"] == kind)
+    metadata = dict(manifest["metadata"])
+    metadata["annotations"] = {
+        k: v for k, v in metadata.get("annotations", {}).items() if k != annotation
+    }
+    return {**manifest, "metadata": metadata}
