@@ -4,23 +4,28 @@ Written once, for every resource: the highest-ranking SET claim gives the base (
 modifiers claim, what kubelet requested); then DIVIDE, WITHIN and AT_LEAST shape it, in that order.
 So a CFS quota is batch limit ÷ normalisation ratio, and 'unlimited' survives a division; a CPU set
 is an allocation or a share pool, narrowed by suppression, never to nothing.
+
+Resources that the kernel does not let stand beside each other are settled afterwards: a group with
+cpu.idle=1 has no weight (linux-interfaces.md section 6), so one of the two claims is overruled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
+from msgspec.structs import replace
+
+from hooks.amounts import MIN_QUOTA_US
 from hooks.claim import Claim, Op
-from hooks.decision import Outcome
+from hooks.decision import Outcome, ResourceKey
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 
 _UNLIMITED_IS_TOP = frozenset({Resource.CPU_CFS_QUOTA, Resource.MEMORY_LIMIT, Resource.MEMORY_HIGH})
 _MODIFIER_ORDER = {Op.DIVIDE: 0, Op.WITHIN: 1, Op.AT_LEAST: 2}
-
-MIN_QUOTA_US = 1000
-"""The kernel refuses a smaller quota (linux-interfaces.md section 6)."""
+_IDLE = (Resource.CPU_IDLE, "")
+_SHARES = (Resource.CPU_SHARES, "")
 
 
 def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
@@ -60,6 +65,23 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
             losers=tuple(claim for claim in idle if claim is not winner),
         )
     return Outcome(value=value, winner=winner, modifiers=tuple(effective), losers=tuple(idle))
+
+
+def settle(outcomes: Mapping[ResourceKey, Outcome]) -> Mapping[ResourceKey, Outcome]:
+    """Return `outcomes` without those that the kernel would refuse beside another one.
+
+    cpu.idle=1 and cpu.shares: the higher rank stays, cpu.idle among equals; the claims of the other
+    become losers of the one that stays, so that a person sees what they gave way to.
+    """
+    idle, shares = outcomes.get(_IDLE), outcomes.get(_SHARES)
+    if idle is None or shares is None or idle.value != 1:
+        return outcomes
+    stays, goes = (_SHARES, _IDLE) if shares.winner.rank > idle.winner.rank else (_IDLE, _SHARES)
+    gone = outcomes[goes]
+    overruled = (gone.winner, *gone.modifiers, *gone.losers)
+    settled = {key: outcome for key, outcome in outcomes.items() if key != goes}
+    settled[stays] = replace(settled[stays], losers=settled[stays].losers + overruled)
+    return settled
 
 
 def _shape(claim: Claim, value: Value) -> Value:

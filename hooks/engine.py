@@ -16,7 +16,7 @@ from typing import Any
 
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claim
-from hooks.compose import compose
+from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Policy
@@ -104,7 +104,7 @@ class Engine:
                 outcomes[resource, key] = outcome
         return Decision(
             subject_key=subject.key,
-            outcomes=outcomes,
+            outcomes=settle(outcomes),
             faults=tuple(faults),
             generation=self.generation,
         )

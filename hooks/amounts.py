@@ -1,0 +1,111 @@
+"""From amounts in a pod's specification to what cgroup files hold, as kubelet counts and converts.
+
+One place for the sums over a pod's containers, because three policies need the same one: what runs
+at the same time adds up, an init container counts only while it runs, overhead comes on top.
+Sources: linux-interfaces.md section 5, api.md section 19; upstream's plain sums: hooks.md 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod, Requested
+from linux.resources import UNLIMITED
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262144
+DEFAULT_PERIOD_US: Final = 100_000
+MIN_QUOTA_US: Final = 1000
+
+Pick = Callable[[Amounts], int | None]
+"""Picks one amount, for example `lambda amounts: amounts.batch_cpu_limit_milli`."""
+
+
+def milli_to_shares(milli: int) -> int:
+    """Return cpu.shares for milli-cores: 1024 a core, within 2..262144."""
+    return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def milli_to_quota_us(milli: int, period_us: int | None = None) -> int:
+    """Return the CFS quota for milli-cores; 0 and less is UNLIMITED, the smallest is 1000 µs."""
+    if milli <= 0:
+        return UNLIMITED
+    return max(milli * (period_us or DEFAULT_PERIOD_US) // 1000, MIN_QUOTA_US)
+
+
+def sum_of_requests(specs: Iterable[ContainerSpec], pick: Pick, overhead: int | None) -> int:
+    """Return the pod's request: the larger of the running sum and the peak while initialising.
+
+    A missing or negative request counts 0.
+    """
+    return _peak(specs, lambda amounts: max(pick(amounts) or 0, 0)) + max(overhead or 0, 0)
+
+
+def sum_of_limits(specs: Iterable[ContainerSpec], pick: Pick, overhead: int | None) -> int:
+    """Return the pod's limit by the same rule; UNLIMITED when any container has none."""
+    known = tuple(specs)
+    if not known or any((pick(spec.amounts) or 0) <= 0 for spec in known):
+        return UNLIMITED
+    return _peak(known, lambda amounts: pick(amounts) or 0) + max(overhead or 0, 0)
+
+
+def _peak(specs: Iterable[ContainerSpec], amount: Callable[[Amounts], int]) -> int:
+    running = sidecars = initialising = 0
+    for spec in specs:
+        count = amount(spec.amounts)
+        if spec.kind is ContainerKind.REGULAR:
+            running += count
+        elif spec.kind is ContainerKind.SIDECAR:
+            sidecars += count
+            initialising = max(initialising, sidecars)
+        else:
+            # An ordinary init container runs beside the sidecars that were started before it.
+            initialising = max(initialising, sidecars + count)
+    return max(running + sidecars, initialising)
+
+
+def regular_only(specs: Iterable[ContainerSpec]) -> tuple[ContainerSpec, ...]:
+    """Return the containers that upstream sums: those of `spec.containers`."""
+    return tuple(spec for spec in specs if spec.kind is ContainerKind.REGULAR)
+
+
+def requested_of_container(spec: ContainerSpec) -> Requested:
+    """Return what kubelet asks the runtime for, derived from a container's specification."""
+    amounts = spec.amounts
+    request = amounts.cpu_request_milli
+    if request is None:
+        request = amounts.cpu_limit_milli or 0
+    memory = amounts.memory_limit_bytes or 0
+    return Requested(
+        cpu_shares=milli_to_shares(request),
+        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
+        memory_limit_bytes=memory if memory > 0 else UNLIMITED,
+    )
+
+
+def requested_of_pod(pod: Pod) -> Requested:
+    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
+    if not pod.specs:
+        return Requested()
+    overhead = pod.overhead
+    request = sum_of_requests(
+        pod.specs,
+        lambda amounts: (
+            amounts.cpu_limit_milli
+            if amounts.cpu_request_milli is None
+            else amounts.cpu_request_milli
+        ),
+        overhead.cpu_request_milli,
+    )
+    limit = sum_of_limits(
+        pod.specs, lambda amounts: amounts.cpu_limit_milli, overhead.cpu_request_milli
+    )
+    memory = sum_of_limits(
+        pod.specs, lambda amounts: amounts.memory_limit_bytes, overhead.memory_request_bytes
+    )
+    return Requested(
+        cpu_shares=milli_to_shares(request),
+        cfs_quota_us=milli_to_quota_us(limit),
+        memory_limit_bytes=memory,
+    )

@@ -1,0 +1,30 @@
+"""Switches that give upstream's behaviour where ours differs on purpose. All are off by default.
+
+An operator lists names under `compat` in the configuration. Each is explained, with its reason and
+its source, in docs/compatibility.md; a test keeps the two lists equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+GROUP_IDENTITY_BVT_ONLY: Final = "GroupIdentityBvtOnly"
+CPU_IDLE_ON_QOS_DIRECTORIES: Final = "CPUIdleOnQoSDirectories"
+POD_SUMS_OF_REGULAR_CONTAINERS: Final = "PodSumsOfRegularContainers"
+GPU_MINOR_NUMBERS: Final = "GPUMinorNumbers"
+MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
+
+SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        GROUP_IDENTITY_BVT_ONLY: "GroupIdentity does nothing on kernels without cpu.bvt_warp_ns",
+        CPU_IDLE_ON_QOS_DIRECTORIES: "CoreSched writes cpu.idle to QoS directories, not to pods",
+        POD_SUMS_OF_REGULAR_CONTAINERS: (
+            "pod sums leave out init containers, sidecars and overhead"
+        ),
+        GPU_MINOR_NUMBERS: "NVIDIA_VISIBLE_DEVICES names GPUs by minor number, never by UUID",
+        MEMORY_QOS_WRITES_ZEROS: "memory QoS writes 0 or max where a percentage is 0",
+    }
+)
+"""Name -> what it does when it is on."""

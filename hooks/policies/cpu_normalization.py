@@ -1,0 +1,126 @@
+"""CPUNormalization: quotas measured in standard cores, not in this node's.
+
+A node whose cores do more work than the standard one carries a ratio above 1; the CFS quota of LS
+pods is divided by it. The divisor applies to what was requested, at every decision anew, so it is
+never applied twice (hooks.md 8.2), and a ratio that goes away leaves nothing behind (8.10).
+
+A pod's own directory is divided only when kubelet limits it, that is when every container has a
+limit (8.9). BE pods have their own quota and divide it in `batch_resource`. Source: hooks.md 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from apis.annotations import parse_cpu_normalization_ratio
+from apis.errors import InputError
+from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
+from apis.qos import QoSClass
+from hooks.amounts import milli_to_quota_us, requested_of_pod
+from hooks.claim import Claim, Op
+from hooks.facts import NodeInputs, NodeMeta
+from hooks.policies.cpuset_allocator import allocated_cpus
+from hooks.policy import Off, OffBecause, Policy
+from hooks.subject import ContainerSubject, Level, Pod, PodSubject
+from linux.resources import UNLIMITED, Resource
+
+NAME: Final = "CPUNormalization"
+RATIO_SOURCE: Final = f"Node annotation {ANNOTATION_CPU_NORMALIZATION_RATIO}"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """ratio: above 1.0."""
+
+    ratio: float
+    divide: Claim
+
+
+def node_ratio(node: NodeMeta) -> float | None:
+    """Return the node's CPU normalisation ratio, None without one. Raises InputError."""
+    text = node.annotations.get(ANNOTATION_CPU_NORMALIZATION_RATIO)
+    if text is None:
+        return None
+    return parse_cpu_normalization_ratio(text, obj=f"Node {node.name}")
+
+
+def parse(inputs: NodeInputs) -> Rule | Off:
+    ratio = node_ratio(inputs.node)
+    if ratio is None:
+        return Off(OffBecause.NODESLO, f"{RATIO_SOURCE} is not set")
+    if ratio <= 1.0:
+        return Off(OffBecause.NODESLO, f"{RATIO_SOURCE} is {ratio:g}: quotas stay as requested")
+    divide = Claim(
+        resource=Resource.CPU_CFS_QUOTA,
+        value=0,
+        policy=NAME,
+        reason=f"CPU normalisation ratio {ratio:g}",
+        source=RATIO_SOURCE,
+        op=Op.DIVIDE,
+        factor=ratio,
+    )
+    return Rule(ratio, divide)
+
+
+def _in_scope(pod: Pod) -> bool:
+    if pod.qos is QoSClass.LS:
+        return True
+    if pod.qos is not QoSClass.NONE:
+        return False
+    try:
+        return not allocated_cpus(pod)
+    except InputError:
+        # CPUSetAllocator reports the bad annotation; without CPUs of its own the quota counts.
+        return True
+
+
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    if not _in_scope(pod):
+        return
+    requested = subject.requested.cfs_quota_us
+    if requested is not None and requested <= 0:
+        return
+    if requested is None:
+        spec = pod.spec(subject.name)
+        if spec is None or not spec.amounts.cpu_limit_milli:
+            return
+        quota = milli_to_quota_us(spec.amounts.cpu_limit_milli, subject.requested.cfs_period_us)
+        yield _base(quota, "the container's CPU limit")
+    yield rule.divide
+
+
+def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    if not _in_scope(pod):
+        return
+    requested = subject.requested.cfs_quota_us
+    if requested is None:
+        requested = requested_of_pod(pod).cfs_quota_us
+        if requested is not None and requested != UNLIMITED:
+            yield _base(requested, "sum of the containers' CPU limits")
+    if requested is not None and requested != UNLIMITED:
+        yield rule.divide
+
+
+def _base(quota_us: int, reason: str) -> Claim:
+    """The quota that kubelet asks for, where it is known from the specification only."""
+    return Claim(
+        resource=Resource.CPU_CFS_QUOTA,
+        value=quota_us,
+        policy=NAME,
+        reason=reason,
+        source="spec.containers[].resources.limits.cpu",
+    )
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="CPUNormalization",
+    gate_default=False,
+    summary="CFS quotas of LS pods divided by the node's CPU normalisation ratio",
+    parse=parse,
+    claims={Level.POD: claim_pod, Level.CONTAINER: claim_container},
+)

@@ -1,0 +1,216 @@
+"""CPUSetAllocator: on which CPUs a container runs.
+
+A pod with CPUs of its own gets exactly these, and no CFS quota beside them; everyone else runs in
+the share pools, which are what the allocations leave over. Best-effort pods are left to CPU
+suppression, and everyone without an own set to kubelet where its static policy is on.
+
+The decision is the ten-row table of hooks.md 4.2, first match wins; the rows are numbered below.
+Pools are joined as sets: an empty pool adds nothing (8.14). Row 8, "no CPU set", cannot be asked
+of a runtime and is no claim: whatever was claimed before is withdrawn by its absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
+from typing import Final
+
+import msgspec
+
+from apis.annotations import NUMANodeResource, ResourceStatus, parse_resource_status
+from apis.keys import (
+    ANNOTATION_BE_CPU_SHARED_POOLS,
+    ANNOTATION_CPU_SHARED_POOLS,
+    ANNOTATION_RESOURCE_STATUS,
+    ANNOTATION_SYSTEM_QOS_RESOURCE,
+    BATCH_CPU,
+    CPU,
+)
+from apis.qos import KubeQoS, QoSClass
+from apis.topology import CPUSharedPool
+from hooks.claim import Claim, Rank
+from hooks.facts import NodeInputs
+from hooks.policy import Policy
+from hooks.subject import ContainerSubject, HostAppSubject, Level, Pod, PodSubject, SandboxSubject
+from linux.cpuset import CpuSet
+from linux.resources import UNLIMITED, Resource
+
+NAME: Final = "CPUSetAllocator"
+
+_STATUS: Final = f"annotation {ANNOTATION_RESOURCE_STATUS}"
+_LS_POOLS: Final = f"NodeResourceTopology annotation {ANNOTATION_CPU_SHARED_POOLS}"
+_BE_POOLS: Final = f"NodeResourceTopology annotation {ANNOTATION_BE_CPU_SHARED_POOLS}"
+_SYSTEM: Final = f"NodeResourceTopology annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
+_NO_STATUS: Final = ResourceStatus()
+_NO_CPUS: Final = CpuSet()
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """Share pools: the CPUs of each NUMA node, all together, and where they were read."""
+
+    by_node: Mapping[int, CpuSet]
+    together: CpuSet
+    source: str
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """What the node's NodeResourceTopology says."""
+
+    ls: Pools
+    be: Pools
+    system: CpuSet
+    kubelet_static: bool
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """topology: None while there is no NodeResourceTopology; own CPUs are given even then."""
+
+    topology: Topology | None
+    be_cpu_manager: bool
+    unset_quota: bool
+
+
+def parse(inputs: NodeInputs) -> Rule:
+    facts, topology = inputs.topology, None
+    if facts is not None:
+        topology = Topology(
+            ls=_pools(facts.shared_pools, _LS_POOLS),
+            be=_pools(facts.be_shared_pools, _BE_POOLS),
+            system=CpuSet(facts.system_qos.cpus) if facts.system_qos else _NO_CPUS,
+            kubelet_static=facts.cpu_manager_policy.policy == "static",
+        )
+    return Rule(
+        topology=topology,
+        be_cpu_manager=inputs.settings.gate("BECPUManager", default=False),
+        unset_quota=not inputs.settings.disable_unset_cpu_quota,
+    )
+
+
+def _pools(pools: Iterable[CPUSharedPool], source: str) -> Pools:
+    by_node: dict[int, CpuSet] = {}
+    for pool in pools:
+        by_node[pool.node] = by_node.get(pool.node, _NO_CPUS) | CpuSet(pool.cpus)
+    return Pools(by_node, reduce(or_, by_node.values(), _NO_CPUS), source)
+
+
+def allocated_cpus(pod: Pod) -> CpuSet:
+    """Return the CPUs that the scheduler gave the pod for itself. Raises InputError."""
+    text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
+    if not text:
+        return _NO_CPUS
+    return CpuSet.parse(parse_resource_status(text, obj=pod.obj).cpuset)
+
+
+def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim | None:
+    """Return the claim for the CPU set of a container or sandbox: the ten rows."""
+    pod = subject.pod
+    text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
+    status = parse_resource_status(text, obj=pod.obj) if text else _NO_STATUS  # 1
+    if status.cpuset:  # 2
+        return _claim(
+            CpuSet.parse(status.cpuset), "CPUs allocated to the pod", f"{_STATUS}.cpuset", Rank.POD
+        )
+    topology = rule.topology
+    if topology is None:  # 3
+        return None
+    short = ""
+    if status.numa_node_resources and (pod.qos is not QoSClass.BE or rule.be_cpu_manager):  # 4, 5
+        nodes = [entry.node for entry in status.numa_node_resources if _has_cpu(entry)]
+        if nodes:
+            pools = topology.be if pod.qos is QoSClass.BE else topology.ls
+            cpus = reduce(or_, (pools.by_node.get(node, _NO_CPUS) for node in nodes))
+            named = ",".join(map(str, nodes))
+            if cpus:
+                reason = f"share pool of the allocated NUMA nodes {named}"
+                return _claim(cpus, reason, f"{_STATUS}.numaNodeResources", Rank.POD)
+            short = f"the share pools of the allocated NUMA nodes {named} are empty"
+    if pod.qos is QoSClass.SYSTEM and topology.system:  # 6
+        return _claim(topology.system, "CPUs set apart for SYSTEM pods", _SYSTEM)
+    if pod.qos is not QoSClass.LS:  # 7 is the pools, as 10
+        if pod.kube_qos is KubeQoS.BESTEFFORT:  # 8
+            return None
+        if topology.kubelet_static:  # 9
+            return None
+    if not topology.ls.together:
+        return None
+    if not short and pod.qos in (QoSClass.LSE, QoSClass.LSR):
+        short = f"an {pod.qos} pod without CPUs of its own"
+    return _claim(topology.ls.together, "all share pools", topology.ls.source, degraded=short)  # 10
+
+
+def _has_cpu(entry: NUMANodeResource) -> bool:
+    cpu, batch = entry.resources.get(CPU), entry.resources.get(BATCH_CPU)
+    return bool(cpu) or (batch is not None and batch.nano > 0)
+
+
+def _claim(
+    cpus: CpuSet, reason: str, source: str, rank: Rank = Rank.DEFAULT, degraded: str = ""
+) -> Claim:
+    return Claim(
+        resource=Resource.CPUSET_CPUS,
+        value=cpus,
+        policy=NAME,
+        reason=reason,
+        source=source,
+        rank=rank,
+        degraded=degraded,
+    )
+
+
+_NO_QUOTA: Final = Claim(
+    resource=Resource.CPU_CFS_QUOTA,
+    value=UNLIMITED,
+    policy=NAME,
+    reason="CPUs of its own need no quota",
+    source=f"{_STATUS}.cpuset",
+    rank=Rank.POD,
+)
+
+
+def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
+    if rule.unset_quota and allocated_cpus(subject.pod):
+        yield _NO_QUOTA
+
+
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+    claim = claim_cpus(rule, subject)
+    if claim is not None:
+        yield claim
+    if rule.unset_quota and allocated_cpus(subject.pod):
+        yield _NO_QUOTA
+
+
+def claim_sandbox(rule: Rule, subject: SandboxSubject) -> Iterator[Claim]:
+    claim = claim_cpus(rule, subject)
+    if claim is not None:
+        yield claim
+
+
+def claim_host_app(rule: Rule, subject: HostAppSubject) -> Iterator[Claim]:
+    """Only LS host applications have a pool; the other classes are left alone."""
+    topology = rule.topology
+    if subject.qos is QoSClass.LS and topology is not None and topology.ls.together:
+        yield _claim(
+            topology.ls.together,
+            f"all share pools, for the LS host application {subject.name}",
+            topology.ls.source,
+        )
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="CPUSetAllocator",
+    gate_default=True,
+    summary="which CPUs a container runs on: its own, or the share pools",
+    parse=parse,
+    claims={
+        Level.POD: claim_pod,
+        Level.SANDBOX: claim_sandbox,
+        Level.CONTAINER: claim_container,
+        Level.HOST_APP: claim_host_app,
+    },
+    degraded=lambda rule: (
+        "" if rule.topology else "no NodeResourceTopology yet: only CPUs of their own are given"
+    ),
+)
