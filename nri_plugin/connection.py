@@ -29,6 +29,7 @@ from nri_plugin.ttrpc import (
 log = logging.getLogger(__name__)
 
 _UNSENT_BYTES_HIGH: Final = 1 << 20
+_CLOSE_PATIENCE_S: Final = 2.0
 
 Serve = Callable[[Call], bytes]
 """Answers one call with a payload, or raises RpcError."""
@@ -101,11 +102,12 @@ class Connection(asyncio.Protocol):
     # ours
 
     def close(self, reason: str) -> None:
-        """End the trunk; what was answered before is still sent."""
+        """End the trunk; what was answered before is still sent, if the peer takes it soon."""
         if not self._reason:
             self._reason = reason
         if self._transport is not None:
             self._transport.close()
+            asyncio.get_running_loop().call_later(_CLOSE_PATIENCE_S, self.abort, reason)
 
     def abort(self, reason: str) -> None:
         """End the trunk at once, without sending what is left."""

@@ -1,0 +1,103 @@
+"""The plugin's settings, and how a runtime that launches plugins hands over its connection.
+
+Source: nri.md sections 3.3, 3.4, 7.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from apis.errors import InputError
+from nri_plugin.events import SUBSCRIBED, Event
+
+DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
+DEFAULT_NAME: Final = "koordlet_nri"
+DEFAULT_INDEX: Final = "00"
+
+# What NRI 0.12 takes; older runtimes take any name that is not empty.
+_NAME = re.compile(r"[a-zA-Z0-9_.+-]{1,128}")
+_INDEX = re.compile(r"[0-9]{2}")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Everything that the supervisor is told.
+
+    run_dir: holds the lock file; must exist.
+    cgroup_version: 1 or 2, of the node: `unified` values exist on 2 only.
+    register_timeout_s: long, because runtimes accept plugins one at a time, and giving up early
+        makes them later read a dead registration (nri.md 3.9).
+    back-off: from first to longest, doubling, with jitter; starts anew after a connection that was
+        synchronized for `stable_after_s`.
+    max_synchronize_updates: how many updates one Synchronize reply asks for. The runtime carries
+        them out one by one while it holds its lock; beyond this the reconciler's direct writes are
+        faster for everybody.
+    """
+
+    run_dir: str
+    socket: str = DEFAULT_SOCKET
+    name: str = DEFAULT_NAME
+    index: str = DEFAULT_INDEX
+    events: frozenset[Event] = SUBSCRIBED
+    cgroup_version: int = 1
+    dial_timeout_s: float = 10.0
+    register_timeout_s: float = 30.0
+    first_backoff_s: float = 1.0
+    longest_backoff_s: float = 30.0
+    stable_after_s: float = 30.0
+    socket_poll_s: float = 1.0
+    max_synchronize_updates: int = 256
+
+    def checked(self) -> Options:
+        """Return self if a runtime of any version would take name and index; else InputError."""
+        if not _NAME.fullmatch(self.name):
+            raise InputError(
+                obj="NRI plugin",
+                field="name",
+                value=self.name,
+                problem="a plugin name has letters, digits and _ . + - only",
+                hint="set nri.pluginName",
+            )
+        if not _INDEX.fullmatch(self.index):
+            raise InputError(
+                obj="NRI plugin",
+                field="index",
+                value=self.index,
+                problem='an index has exactly two digits, "00" to "99"',
+                hint="set nri.pluginIndex",
+            )
+        return self
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """The runtime started this process: its connection, and the names it gave. "": not given."""
+
+    descriptor: int
+    name: str
+    index: str
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch | None:
+    """Return how the runtime launched this process, None when it did not.
+
+    Raises InputError when NRI_PLUGIN_SOCKET is not a descriptor's number.
+    """
+    text = environment.get("NRI_PLUGIN_SOCKET", "")
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,5}", text):
+        raise InputError(
+            obj="environment",
+            field="NRI_PLUGIN_SOCKET",
+            value=text,
+            problem="is not the number of an open descriptor",
+            hint="it is set by a runtime that launches plugins; unset it otherwise",
+        )
+    return Launch(
+        descriptor=int(text),
+        name=environment.get("NRI_PLUGIN_NAME", ""),
+        index=environment.get("NRI_PLUGIN_IDX", ""),
+    )

@@ -1,0 +1,427 @@
+"""One registration with a runtime: the dialogue between registering and the end of the trunk.
+
+A `Session` answers the runtime's calls, in the dialect of whichever generation speaks: an event may
+come as `StateChange` or as an RPC of its own, and both are served at all times. It never waits;
+what it needs of the daemon it asks its `Handler`, inside the call.
+
+A session that was superseded answers everything with an empty result: only the live one decides.
+Source: nri.md sections 3.4 to 3.11, 7.5.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import yaml
+from google.protobuf.message import DecodeError
+
+from apis.errors import InputError, printable
+from apis.qos import KubeQoS
+from hooks.decision import Decision
+from hooks.subject import Pod, make_pod
+from nri_plugin import replies, subjects
+from nri_plugin.capabilities import Generation, RuntimeKind, RuntimeProfile, runtime_profile
+from nri_plugin.events import Event, parse_events, subscription
+from nri_plugin.handler import Container, Handler, Refused
+from nri_plugin.options import Options
+from nri_plugin.statistics import Missed, State, Statistics
+from nri_plugin.ttrpc import Call, Code, RpcError
+from protos.nri.v1alpha1 import nri_pb2 as nri
+
+log = logging.getLogger(__name__)
+
+PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
+NRI_VERSION: Final = "v0.12.0"
+"""The API that we speak, as runtimes from 0.12 on ask for it."""
+
+_ANSWER_WITHIN: Final = 0.6
+"""The part of the runtime's time-out that a Synchronize may use; the rest is for the way back."""
+
+_MAX_SYNCHRONIZED: Final = 200_000
+"""Sandboxes and containers that one Synchronize may list, over all its slices."""
+
+_NOBODY: Final = make_pod(
+    namespace="", name="", uid="", labels={}, annotations={}, kube_qos=KubeQoS.GUARANTEED
+)
+
+_DEDICATED: Final[Mapping[str, Event]] = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+"""The RPCs that only tell something. All of them are {1 pod, 2 container}, those about pods without
+the second field, so one message type reads them all; an empty reply answers each."""
+
+
+class Inventory:
+    """The containers that the daemon saw, over all connections: what a Synchronize adds to them was
+    created while nobody watched."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._synchronized = False
+
+    def created(self, container_id: str) -> None:
+        self._ids.add(container_id)
+
+    def removed(self, container_id: str) -> None:
+        self._ids.discard(container_id)
+
+    def synchronized(self, container_ids: set[str]) -> int:
+        """Take the truth; return how many were created while the daemon was away."""
+        missed = len(container_ids - self._ids) if self._synchronized else 0
+        self._ids = container_ids
+        self._synchronized = True
+        return missed
+
+
+class _Slices(NamedTuple):
+    pods: list[nri.PodSandbox]
+    containers: list[nri.Container]
+
+
+class Session:
+    """Answers one connection's calls. `serve` is what the connection calls.
+
+    entered(state): told when the dialogue reaches CONFIGURED and SYNCED.
+    broken(reason): told when the connection has to be given up although it looks alive.
+    """
+
+    def __init__(
+        self,
+        *,
+        handler: Handler,
+        options: Options,
+        statistics: Statistics,
+        inventory: Inventory,
+        entered: Callable[[State], None],
+        broken: Callable[[str], None],
+        launched: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._handler = handler
+        self._options = options
+        self._statistics = statistics
+        self._inventory = inventory
+        self._entered = entered
+        self._broken = broken
+        self._launched = launched
+        self._clock = clock
+        self._slices = _Slices([], [])
+        self._retired = False
+        self.runtime: RuntimeProfile | None = None
+        self.synchronized = False
+        self._methods: dict[str, Callable[[bytes, float], bytes]] = {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "Shutdown": self._shutdown,
+            "CreateContainer": self._create_container,
+            "UpdateContainer": self._update_container,
+            "StateChange": self._state_change,
+            # Never subscribed to. Empty answers: take the update, do not reject the adjustment.
+            "UpdatePodSandbox": _empty,
+            "ValidateContainerAdjustment": _empty,
+        }
+        for method, event in _DEDICATED.items():
+            self._methods[method] = self._dedicated(event)
+        self._on_event: dict[int, Callable[[nri.PodSandbox, nri.Container], None]] = {
+            Event.RUN_POD_SANDBOX: lambda p, c: handler.run_sandbox(subjects.sandbox(p)),
+            Event.POST_UPDATE_POD_SANDBOX: lambda p, c: handler.update_sandbox(subjects.sandbox(p)),
+            Event.STOP_POD_SANDBOX: lambda p, c: handler.stop_sandbox(subjects.sandbox(p)),
+            Event.REMOVE_POD_SANDBOX: lambda p, c: handler.remove_sandbox(subjects.sandbox(p)),
+            Event.POST_START_CONTAINER: lambda p, c: handler.start_container(self._existing(p, c)),
+            Event.POST_UPDATE_CONTAINER: lambda p, c: handler.container_updated(
+                self._existing(p, c)
+            ),
+            Event.STOP_CONTAINER: lambda p, c: handler.stop_container(self._existing(p, c)),
+            Event.REMOVE_CONTAINER: self._remove_container,
+        }
+
+    def retire(self) -> None:
+        """From now on answer everything with an empty result."""
+        self._retired = True
+
+    def serve(self, call: Call) -> bytes:
+        """Answer one call. Raises RpcError for what is to be answered with an error."""
+        if call.service != PLUGIN:
+            raise RpcError(Code.UNIMPLEMENTED, f"service {printable(call.service)}")
+        method = self._methods.get(call.method)
+        if method is None:
+            raise RpcError(Code.UNIMPLEMENTED, f"method {printable(call.method)}")
+        if self._retired:
+            if call.method == "Configure":
+                # An empty answer would subscribe to everything.
+                raise RpcError(Code.UNAVAILABLE, "this connection was given up")
+            if call.method in ("CreateContainer", "UpdateContainer"):
+                self._statistics.missed[Missed.SUPERSEDED] += 1
+            return b""
+        started = self._clock()
+        timeout_s = call.timeout_ns / 1e9 if call.timeout_ns else self._request_timeout_s
+        try:
+            payload = method(call.payload, started + timeout_s)
+        except DecodeError as error:
+            self._note_failed_synchronize(call.method, f"it could not be read: {error}")
+            raise RpcError(Code.INTERNAL, f"ttrpc: error unmarshalling payload: {error}") from error
+        except Refused as refusal:
+            self._statistics.refused += 1
+            raise RpcError(Code.UNKNOWN, str(refusal)) from refusal
+        except RpcError:
+            raise
+        except Exception:  # noqa: BLE001 - a pod must not wait for our defects; counted, logged
+            self._note_fault(call.method)
+            if call.method in ("CreateContainer", "UpdateContainer"):
+                self._statistics.missed[Missed.FAULT] += 1
+            payload = b""
+        took = self._clock() - started
+        self._statistics.observe(call.method, took)
+        if took > timeout_s:
+            self._note_late(call.method, took, timeout_s, payload)
+        return payload
+
+    @property
+    def _request_timeout_s(self) -> float:
+        return self.runtime.request_timeout_s if self.runtime else 2.0
+
+    @property
+    def _kind(self) -> RuntimeKind:
+        return self.runtime.kind if self.runtime else RuntimeKind.OTHER
+
+    @property
+    def _profile(self) -> RuntimeProfile:
+        # Events before Configure do not occur; should they, the most careful profile serves.
+        return self.runtime or runtime_profile("", "")
+
+    def _note_fault(self, method: str) -> None:
+        log.exception("the handler failed", extra={"method": method})
+        self._statistics.handler_faults += 1
+
+    def _note_late(self, method: str, took: float, timeout_s: float, payload: bytes) -> None:
+        log.warning(
+            "answered later than the runtime waits: it goes on without the answer",
+            extra={"method": method, "took_s": round(took, 3), "timeout_s": round(timeout_s, 3)},
+        )
+        if payload and method in ("CreateContainer", "UpdateContainer"):
+            self._statistics.missed[Missed.LATE] += 1
+        self._note_failed_synchronize(method, f"it took {took:.1f} s of {timeout_s:g} s")
+
+    def _note_failed_synchronize(self, method: str, why: str) -> None:
+        """Up to NRI 0.6.1 a failed Synchronize leaves a connection that looks healthy and never
+        gets an event; later ones close it. Give it up ourselves."""
+        if method == "Synchronize":
+            self._broken(f"Synchronize failed, so the runtime may have forgotten us: {why}")
+
+    # ---------------------------------------------------------------- registration
+
+    def _configure(self, payload: bytes, deadline: float) -> bytes:
+        request = nri.ConfigureRequest.FromString(payload)
+        profile = runtime_profile(
+            request.runtime_name,
+            request.runtime_version,
+            nri_version=request.NRI_version,
+            request_timeout_ms=request.request_timeout,
+            registration_timeout_ms=request.registration_timeout,
+            cgroup_version=self._options.cgroup_version,
+        )
+        self.runtime = profile
+        for warning in profile.warnings:
+            log.warning(warning)
+        mask = subscription(self._events(request.config), profile.valid_mask)
+        log.info(
+            "configured by the runtime",
+            extra={
+                "runtime": printable(request.runtime_name),
+                "runtime_version": printable(request.runtime_version),
+                "nri_generation": profile.generation.value,
+                "events": f"{mask:#x}",
+            },
+        )
+        try:
+            self._handler.configured(profile)
+        except Exception:  # noqa: BLE001 - Configure must be answered with the mask all the same
+            self._note_fault("Configure")
+        self._entered(State.CONFIGURED)
+        if self._launched and profile.generation is Generation.A:
+            # These runtimes send no Synchronize to plugins that they launched.
+            self._become_synchronized()
+        return nri.ConfigureResponse(events=mask).SerializeToString()
+
+    def _events(self, config: str) -> frozenset[Event]:
+        """The configuration text, which only launched plugins get, may name the events."""
+        if not config.strip():
+            return self._options.events
+        try:
+            document = yaml.safe_load(config[:65536])
+            if isinstance(document, dict) and isinstance(document.get("events"), str):
+                return parse_events(document["events"], obj="NRI plugin configuration")
+            problem = "it has no text under 'events'"
+        except (yaml.YAMLError, InputError) as error:
+            problem = printable(str(error))
+        log.warning(
+            "the runtime's configuration text is not used: %s; the default events stay", problem
+        )
+        return self._options.events
+
+    def _shutdown(self, payload: bytes, deadline: float) -> bytes:
+        self._broken("the runtime asked the plugin to shut down")
+        return b""
+
+    # ---------------------------------------------------------------- Synchronize
+
+    def _synchronize(self, payload: bytes, deadline: float) -> bytes:
+        started = self._clock()
+        request = nri.SynchronizeRequest.FromString(payload)
+        pods, containers = self._slices
+        if len(pods) + len(containers) > _MAX_SYNCHRONIZED:
+            self._slices = _Slices([], [])
+            self._note_failed_synchronize("Synchronize", "it lists too many containers")
+            raise RpcError(Code.RESOURCE_EXHAUSTED, "too many pods and containers")
+        pods.extend(request.pods)
+        containers.extend(request.containers)
+        if request.more:
+            return nri.SynchronizeResponse(more=True).SerializeToString()
+        self._slices = _Slices([], [])
+        answer_by = started + (deadline - started) * _ANSWER_WITHIN
+        response = nri.SynchronizeResponse()
+        try:
+            self._repair(pods, containers, response, answer_by)
+        except Exception:  # noqa: BLE001 - the runtime takes the updates made so far, and has us
+            self._note_fault("Synchronize")
+        encoded = response.SerializeToString()
+        self._statistics.synchronizations += 1
+        self._statistics.last_synchronize_containers = len(containers)
+        self._statistics.last_synchronize_s = self._clock() - started
+        self._become_synchronized()
+        return encoded
+
+    def _become_synchronized(self) -> None:
+        self.synchronized = True
+        self._entered(State.SYNCED)
+
+    def _repair(
+        self,
+        pods: list[nri.PodSandbox],
+        containers: list[nri.Container],
+        response: nri.SynchronizeResponse,
+        answer_by: float,
+    ) -> None:
+        sandboxes = [subjects.sandbox(message) for message in pods]
+        pod_by_sandbox: dict[str, Pod] = {
+            found.subject.id: found.subject.pod for found in sandboxes
+        }
+        by_id: dict[str, tuple[nri.Container, Container]] = {}
+        for message in containers:
+            pod = pod_by_sandbox.get(message.pod_sandbox_id, _NOBODY)
+            by_id[message.id] = message, subjects.container_of_pod(pod, message, self._kind)
+        self._statistics.created_while_away += self._inventory.synchronized(set(by_id))
+        wanted = self._handler.synchronize(sandboxes, [found for _, found in by_id.values()])
+        for container_id, decision in wanted:
+            if container_id in by_id:
+                self._repair_one(*by_id[container_id], decision, response)
+            if (
+                self._clock() > answer_by
+                or len(response.update) >= self._options.max_synchronize_updates
+            ):
+                self._statistics.truncated_synchronizations += 1
+                break
+
+    def _repair_one(
+        self,
+        message: nri.Container,
+        container: Container,
+        decision: Decision,
+        response: nri.SynchronizeResponse,
+    ) -> None:
+        # Some runtimes fail the whole synchronization when one update fails.
+        made = replies.update(message, decision, self._profile, ignore_failure=True)
+        self._report(container, made.problems)
+        if made.message is not None:
+            response.update.append(made.message)
+            self._statistics.updates += 1
+        lacks = replies.lacks_at_creation(message, decision)
+        if lacks:
+            self._statistics.lacking += 1
+            self._handler.unrepairable(container, lacks)
+
+    # ---------------------------------------------------------------- events
+
+    def _create_container(self, payload: bytes, deadline: float) -> bytes:
+        request = nri.CreateContainerRequest.FromString(payload)
+        container = subjects.created_container(request, self._kind)
+        self._inventory.created(container.subject.id)
+        decision = self._handler.create_container(container)
+        if decision is None:
+            return b""
+        made = replies.adjustment(
+            request.container, decision, self._profile, self._handler.resctrl_groups
+        )
+        self._report(container, made.problems)
+        if made.message is None:
+            return b""
+        self._statistics.adjustments += 1
+        return nri.CreateContainerResponse(adjust=made.message).SerializeToString()
+
+    def _update_container(self, payload: bytes, deadline: float) -> bytes:
+        request = nri.UpdateContainerRequest.FromString(payload)
+        container = subjects.updated_container(request, self._kind)
+        decision = self._handler.update_container(container)
+        if decision is None:
+            return b""
+        made = replies.update(
+            request.container, decision, self._profile, asked=request.linux_resources
+        )
+        self._report(container, made.problems)
+        if made.message is None:
+            return b""
+        self._statistics.updates += 1
+        return nri.UpdateContainerResponse(update=[made.message]).SerializeToString()
+
+    def _state_change(self, payload: bytes, deadline: float) -> bytes:
+        request = nri.StateChangeEvent.FromString(payload)
+        self._event(request.event, request.pod, request.container)
+        return b""
+
+    def _dedicated(self, event: Event) -> Callable[[bytes, float], bytes]:
+        def serve(payload: bytes, deadline: float) -> bytes:
+            request = nri.StartContainerRequest.FromString(payload)
+            self._event(event, request.pod, request.container)
+            return b""
+
+        return serve
+
+    def _event(self, event: int, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Unknown and unneeded events are acknowledged: a newer runtime may have more of them."""
+        if (tell := self._on_event.get(event)) is not None:
+            tell(pod, container)
+
+    def _remove_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
+        self._inventory.removed(container.id)
+        self._handler.remove_container(self._existing(pod, container))
+
+    def _existing(self, pod: nri.PodSandbox, container: nri.Container) -> Container:
+        return subjects.existing_container(pod, container, self._kind)
+
+    def _report(self, container: Container, problems: tuple[str, ...]) -> None:
+        if not problems:
+            return
+        self._statistics.unusable_values += len(problems)
+        for problem in problems:
+            log.warning(
+                "a decided value was left out: %s",
+                printable(problem),
+                extra={"container": container.subject.id, "pod": container.subject.pod.obj},
+            )
+
+
+def _empty(payload: bytes, deadline: float) -> bytes:
+    return b""

@@ -1,0 +1,139 @@
+"""What the transport counts: plain numbers that the daemon exports as metrics.
+
+One `Statistics` lives as long as the daemon; connections come and go below it. Nothing here knows
+how numbers are exported.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+LATENCY_BOUNDS_S: Final = (
+    0.00005,
+    0.0001,
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.05,
+    0.2,
+    1.0,
+    2.0,
+)
+
+
+class State(StrEnum):
+    """Where the one connection stands. Only SYNCED protects: new containers are adjusted."""
+
+    DISCONNECTED = "disconnected"
+    DIALING = "dialing"
+    REGISTERING = "registering"
+    CONFIGURED = "configured"
+    SYNCED = "synced"
+
+
+class Missed(StrEnum):
+    """Why a container did not get, through the runtime, what was decided for it."""
+
+    LATE = "late"  # the runtime had stopped waiting
+    FAULT = "fault"  # the handler failed
+    SUPERSEDED = "superseded"  # the connection was no longer the live one
+
+
+class Histogram:
+    """Durations in seconds. counts[i] are those up to bounds[i]; the last one holds the rest."""
+
+    __slots__ = ("bounds", "count", "counts", "largest_s", "sum_s")
+
+    def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.count = 0
+        self.sum_s = 0.0
+        self.largest_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.count += 1
+        self.sum_s += seconds
+        if seconds > self.largest_s:
+            self.largest_s = seconds
+
+
+class Statistics:
+    """Counters of the transport.
+
+    hook_latency: by RPC, from the decoded envelope to the encoded reply.
+    adjustments: containers whose creation was adjusted; updates: container updates in replies.
+    missed: adjustments and updates that the runtime did not get, by reason.
+    created_while_away: containers found by a Synchronize that this daemon had not seen created,
+        although it had been connected before.
+    lacking: containers found without the environment, mounts or devices that they should have.
+    truncated_synchronizations: replies that left updates to the reconciler: no time or no room.
+    refused: CRI calls that the handler made fail.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._since = self._started
+        self._in_state: dict[State, float] = dict.fromkeys(State, 0.0)
+        self.state = State.DISCONNECTED
+        self.hook_latency: dict[str, Histogram] = {}
+        self.adjustments = 0
+        self.updates = 0
+        self.missed: Counter[Missed] = Counter()
+        self.refused = 0
+        self.handler_faults = 0
+        self.unusable_values = 0
+        self.dials = 0
+        self.connections = 0
+        self.disconnections = 0
+        self.synchronizations = 0
+        self.truncated_synchronizations = 0
+        self.last_synchronize_s = 0.0
+        self.last_synchronize_containers = 0
+        self.created_while_away = 0
+        self.lacking = 0
+
+    def enter(self, state: State) -> None:
+        """Note a change of state."""
+        now = self._clock()
+        self._in_state[self.state] += now - self._since
+        self._since = now
+        self.state = state
+
+    def seconds_in(self, state: State) -> float:
+        """Total time spent in `state` so far."""
+        running = self._clock() - self._since if state is self.state else 0.0
+        return self._in_state[state] + running
+
+    @property
+    def in_state_s(self) -> float:
+        """Time since the last change of state."""
+        return self._clock() - self._since
+
+    @property
+    def connected_s(self) -> float:
+        """Total time with a live, synchronized connection."""
+        return self.seconds_in(State.SYNCED)
+
+    @property
+    def unprotected_s(self) -> float:
+        """Total time in which containers could be created without being adjusted."""
+        return self._clock() - self._started - self.connected_s
+
+    def observe(self, method: str, seconds: float) -> None:
+        """Count one hook's latency."""
+        histogram = self.hook_latency.get(method)
+        if histogram is None:
+            histogram = self.hook_latency[method] = Histogram()
+        histogram.observe(seconds)

@@ -1,0 +1,341 @@
+"""Keeps the node registered: one connection at a time, for ever.
+
+One task dials, registers, waits for the end, and dials again; nothing else reconnects. While it
+holds a connection it holds the node's lock, so a second daemon cannot register beside it. A session
+whose trunk ended is retired before the next dial.
+
+Reconnecting is not free: on containerd since 1.7.26 a registration waits until no CRI call runs,
+and holds new ones back. So the back-off grows, and Synchronize is awaited without a limit.
+Source: nri.md sections 3.2, 3.9, 3.11, 7.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from hooks.decision import Decision
+from nri_plugin import replies
+from nri_plugin.capabilities import RuntimeProfile
+from nri_plugin.connection import Connection, ConnectionClosed
+from nri_plugin.handler import Handler
+from nri_plugin.node_lock import LockHeld, node_lock
+from nri_plugin.options import Launch, Options
+from nri_plugin.session import NRI_VERSION, RUNTIME, Inventory, Session
+from nri_plugin.statistics import State, Statistics
+from nri_plugin.ttrpc import RpcError
+from protos.nri.v1alpha1 import nri_pb2 as nri
+
+log = logging.getLogger(__name__)
+
+LOCK_FILE = "nri.lock"
+_CONFIGURE_PATIENCE_S = 30.0
+_UPDATE_TIMEOUT_S = 10.0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What `koordctl status` and readiness show.
+
+    generation: counts the dials; each has its own session.
+    runtime: what the present connection's runtime is, None before Configure.
+    problem: why there is no connection, in words; "" while one is up.
+    in_state_s: since when the state has been what it is.
+    """
+
+    state: State
+    generation: int
+    runtime: RuntimeProfile | None
+    problem: str
+    in_state_s: float
+
+    @property
+    def protects(self) -> bool:
+        """True while new containers are adjusted."""
+        return self.state is State.SYNCED
+
+
+class UpdatesUnsafe(Exception):
+    """An update that nobody asked for could dead-lock this runtime, or none is connected."""
+
+
+class Supervisor:
+    """Owns the node's one NRI connection. Run `run` as a task; cancel it, or `stop`, to end.
+
+    launch: given when the runtime started this process; then there is one connection, and `run`
+        returns when it ends.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        handler: Handler,
+        *,
+        statistics: Statistics | None = None,
+        launch: Launch | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._options = options.checked()
+        self._handler = handler
+        self._launch = launch
+        self._sleep = sleep
+        self._inventory = Inventory()
+        self.statistics = statistics or Statistics()
+        self._generation = 0
+        self._problem = "not started"
+        self._connection: Connection | None = None
+        self._session: Session | None = None
+        self._stopping = asyncio.Event()
+        self._configured = asyncio.Event()
+        self._synced = asyncio.Event()
+
+    @property
+    def status(self) -> Status:
+        """The present state."""
+        return Status(
+            state=self.statistics.state,
+            generation=self._generation,
+            runtime=self._session.runtime if self._session else None,
+            problem=self._problem,
+            in_state_s=self.statistics.in_state_s,
+        )
+
+    async def wait_synced(self) -> None:
+        """Return when a connection is synchronized."""
+        await self._synced.wait()
+
+    def stop(self) -> None:
+        """End the connection and then `run`."""
+        self._stopping.set()
+        if self._connection is not None:
+            self._connection.close("the daemon stops")
+
+    async def run(self) -> None:
+        """Keep connected until `stop`. Returns the first time a launched plugin's trunk ends."""
+        failures = 0
+        while not self._stopping.is_set():
+            seen = socket_identity(self._options.socket)
+            synced_s = await self._one_connection()
+            if self._launch is not None:
+                return
+            failures = 0 if synced_s >= self._options.stable_after_s else failures + 1
+            await self._back_off(failures, seen)
+
+    async def update_containers(self, decisions: Iterable[tuple[str, Decision]]) -> None:
+        """Ask the runtime, unasked, to update containers by id.
+
+        Raises UpdatesUnsafe where that could dead-lock the runtime (NRI before 0.12.1), RpcError or
+        ConnectionClosed. Must not be awaited inside a hook.
+        """
+        connection, session = self._connection, self._session
+        if connection is None or session is None or not session.synchronized:
+            raise UpdatesUnsafe("no runtime is connected")
+        profile = session.runtime
+        if profile is None or not profile.unsolicited_updates:
+            raise UpdatesUnsafe(
+                "this runtime's NRI can dead-lock on updates that it did not ask for"
+                " (fixed in NRI 0.12.1); write the kernel's files instead"
+            )
+        made = [
+            replies.update(nri.Container(id=container_id), decision, profile).message
+            for container_id, decision in decisions
+        ]
+        request = nri.UpdateContainersRequest(update=[update for update in made if update])
+        if request.update:
+            await connection.call(
+                RUNTIME,
+                "UpdateContainers",
+                request.SerializeToString(),
+                timeout_s=_UPDATE_TIMEOUT_S,
+            )
+
+    # ---------------------------------------------------------------- one connection
+
+    async def _one_connection(self) -> float:
+        """Dial, register and serve until the trunk ends; return how long it was synchronized."""
+        before = self.statistics.connected_s
+        try:
+            with node_lock(os.path.join(self._options.run_dir, LOCK_FILE)):
+                await self._hold_connection()
+        except LockHeld as held:
+            self._give_up(str(held))
+        except (OSError, RpcError, ConnectionClosed, TimeoutError) as error:
+            self._give_up(_words(error, self._options.socket))
+        return self.statistics.connected_s - before
+
+    async def _hold_connection(self) -> None:
+        self._generation += 1
+        self.statistics.dials += 1
+        self.statistics.enter(State.DIALING)
+        session = self._new_session()
+        connection = await self._dial(session)
+        self._session, self._connection = session, connection
+        try:
+            if self._stopping.is_set():
+                return
+            self.statistics.connections += 1
+            if self.statistics.state is State.DIALING:
+                self.statistics.enter(State.REGISTERING)
+            await self._register(connection)
+            self._problem = ""
+            reason = await asyncio.shield(connection.closed)
+            self._give_up(reason)
+        except (RpcError, ConnectionClosed) as error:
+            self._give_up(_words(error, self._options.socket))
+        finally:
+            # Retired and closed before anything else happens: no two live sessions, ever.
+            session.retire()
+            self._session = self._connection = None
+            self._configured.clear()
+            self._synced.clear()
+            connection.abort(self._problem or "given up")
+            self.statistics.enter(State.DISCONNECTED)
+            self.statistics.disconnections += 1
+            if session.runtime is not None:
+                self._tell_disconnected()
+            await asyncio.shield(connection.closed)
+
+    def _tell_disconnected(self) -> None:
+        try:
+            self._handler.disconnected(self._problem)
+        except Exception:
+            log.exception("the handler failed", extra={"method": "disconnected"})
+            self.statistics.handler_faults += 1
+
+    def _new_session(self) -> Session:
+        generation = self._generation
+
+        def entered(state: State) -> None:
+            if generation == self._generation:
+                self.statistics.enter(state)
+                self._configured.set()
+                if state is State.SYNCED:
+                    self._synced.set()
+                    log.info("synchronized with the runtime", extra={"generation": generation})
+
+        def broken(reason: str) -> None:
+            if generation == self._generation and self._connection is not None:
+                # Soon, not now: the answer to the present call goes out first.
+                asyncio.get_running_loop().call_soon(self._connection.close, reason)
+
+        return Session(
+            handler=self._handler,
+            options=self._options,
+            statistics=self.statistics,
+            inventory=self._inventory,
+            entered=entered,
+            broken=broken,
+            launched=self._launch is not None,
+        )
+
+    async def _dial(self, session: Session) -> Connection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._options.dial_timeout_s):
+            if self._launch is not None:
+                inherited = socket.socket(fileno=self._launch.descriptor)
+                inherited.setblocking(False)
+                _, connection = await loop.create_unix_connection(
+                    lambda: Connection(session.serve), sock=inherited
+                )
+            else:
+                _, connection = await loop.create_unix_connection(
+                    lambda: Connection(session.serve), self._options.socket
+                )
+        return connection
+
+    async def _register(self, connection: Connection) -> None:
+        """Register, and see that Configure follows. Raises RpcError or ConnectionClosed."""
+        launch = self._launch
+        request = nri.RegisterPluginRequest(
+            plugin_name=(launch.name if launch else "") or self._options.name,
+            plugin_idx=(launch.index if launch else "") or self._options.index,
+            NRI_version=NRI_VERSION,
+        )
+        await connection.call(
+            RUNTIME,
+            "RegisterPlugin",
+            request.SerializeToString(),
+            timeout_s=self._options.register_timeout_s,
+        )
+        configured = asyncio.ensure_future(self._configured.wait())
+        try:
+            await asyncio.wait(
+                (configured, connection.closed),
+                timeout=_CONFIGURE_PATIENCE_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            configured.cancel()
+        if not self._configured.is_set() and not connection.closed.done():
+            raise ConnectionClosed("the runtime took the registration but never configured us")
+
+    def _give_up(self, reason: str) -> None:
+        if reason != self._problem:
+            log.warning("no NRI connection: %s", reason)
+        self._problem = reason
+        if self.statistics.state is not State.DISCONNECTED:
+            self.statistics.enter(State.DISCONNECTED)
+
+    # ---------------------------------------------------------------- between connections
+
+    async def _back_off(self, failures: int, seen: SocketIdentity) -> None:
+        """Wait before the next dial; shorter when the runtime's socket is a new one."""
+        waited, delay = 0.0, back_off_s(failures, self._options, random.random())
+        while waited < delay and not self._stopping.is_set():
+            step = min(self._options.socket_poll_s, delay - waited)
+            await self._sleep(step)
+            waited += step
+            if waited >= self._options.first_backoff_s:
+                now = socket_identity(self._options.socket)
+                if now is not None and now != seen:
+                    return
+
+
+SocketIdentity = tuple[int, int, int] | None
+"""(device, inode, ctime in ns) of the runtime's socket: a new one at every start of the runtime."""
+
+
+def socket_identity(path: str) -> SocketIdentity:
+    """Return the identity of the socket at `path`; None when there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def back_off_s(failures: int, options: Options, chance: float) -> float:
+    """Return the wait after `failures` unstable connections in a row; `chance` is in 0..1.
+
+    Doubles from the first to the longest, then takes off up to a quarter, so that a node's plugins
+    do not dial in step. Never below the first.
+    """
+    doublings = min(max(failures - 1, 0), 30)
+    delay = min(options.first_backoff_s * 2.0**doublings, options.longest_backoff_s)
+    return max(options.first_backoff_s, delay * (1 - chance / 4))
+
+
+def _words(error: Exception, path: str) -> str:
+    """An error of dialing or registering, with what to do about it."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, TimeoutError):
+        return f"{path}: dialing took too long"
+    if isinstance(error, OSError) and error.errno == errno.ENOENT:
+        return f"{path} does not exist: is the runtime running, with NRI enabled?"
+    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+        return f"{path}: nobody listens: is the runtime running?"
+    if isinstance(error, OSError):
+        return f"{path}: {error.strerror or error}"
+    if isinstance(error, RpcError):
+        return f"registration failed: {error}"
+    return str(error)
