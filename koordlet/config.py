@@ -11,6 +11,7 @@ import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import msgspec
 import yaml
 
 from apis.errors import InputError, InputErrors
+from hooks.compat import SWITCHES
 from hooks.facts import Settings
 from koordlet.flags import COMMAND_LINE, Parsed
 from koordlet.gates import parse_gates, resolve_gates
@@ -344,6 +346,11 @@ def _check(config: Config, obj: str) -> list[InputError]:
             bad(field, float(seconds), f"shorter than {least} s")
     if config.writes.budget_per_second < 1:
         bad("writes.budgetPerSecond", config.writes.budget_per_second, "less than 1")
+    for switch in config.compat:
+        if switch not in SWITCHES:
+            close = get_close_matches(switch, SWITCHES, n=2)
+            known = " or ".join(close) if close else ", ".join(SWITCHES)
+            bad("compat", switch, "not a compatible switch", f"did you mean {known}?")
     if not 0 < config.site_policies.time_limit <= 0.5:
         bad(
             "sitePolicies.timeLimit",

@@ -1,0 +1,182 @@
+"""What the daemon does with what a runtime tells over NRI: answers from memory, work afterwards.
+
+Every method runs on the event loop inside the runtime's node-wide lock. It reads and changes the
+state, asks the engine, and returns; files are the reconciler's business, which is woken right after
+the reply. Contract: `nri_plugin.handler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from hooks.decision import Decision, ResourceKey
+from hooks.engine import Engine
+from koordlet.decider import Decider, Stage
+from koordlet.events import Events, Severity
+from koordlet.requests_log import RequestsLog
+from koordlet.state import NodeState
+from nri_plugin.capabilities import RuntimeProfile
+from nri_plugin.handler import Container, Sandbox
+
+RUNTIME = "runtime"
+"""The name under which a runtime's lists count as a source of the state."""
+
+
+class Surroundings(Protocol):
+    """What the handler needs of the daemon."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in force."""
+        ...
+
+    def after_reply(self, work: Callable[[], None]) -> None:
+        """Run `work` on the event loop once the reply is on its way."""
+        ...
+
+    def state_changed(self, reason: str) -> None:
+        """The state changed: publish a snapshot and wake the reconciler, after the reply."""
+        ...
+
+    def pod_appeared(self, uid: str) -> None:
+        """A pod runs that kubelet's list may not have yet."""
+        ...
+
+    def resctrl_groups(self) -> Collection[str]:
+        """Our resctrl groups that exist now."""
+        ...
+
+
+class NriHandler:
+    """Implements `nri_plugin.handler.Handler`."""
+
+    def __init__(
+        self,
+        *,
+        state: NodeState,
+        decider: Decider,
+        events: Events,
+        requests: RequestsLog,
+        surroundings: Surroundings,
+    ) -> None:
+        self._state = state
+        self._decider = decider
+        self._events = events
+        self._requests = requests
+        self._daemon = surroundings
+        self.runtime: RuntimeProfile | None = None
+
+    @property
+    def resctrl_groups(self) -> Collection[str]:
+        return self._daemon.resctrl_groups()
+
+    def configured(self, runtime: RuntimeProfile) -> None:
+        self.runtime = runtime
+        self._events.add(
+            "nri-configured",
+            "nri",
+            f"registered with {runtime.name} {runtime.version_text}",
+            severity=Severity.INFO,
+        )
+        for warning in runtime.warnings:
+            self._events.add("nri-warning", "nri", warning)
+
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+    ) -> Iterable[tuple[str, Decision]]:
+        self._state.runtime_list(sandboxes, containers)
+        self._state.spoken(RUNTIME)
+        self._daemon.after_reply(lambda: self._requests.rewrite(self._state.asked()))
+        self._daemon.state_changed("synchronize")
+        return self._decide_all(containers)
+
+    def _decide_all(self, containers: Sequence[Container]) -> Iterable[tuple[str, Decision]]:
+        engine = self._daemon.engine
+        for container in containers:
+            subject = self._state.container(container.subject.id)
+            if subject is not None:
+                decision = self._decider.decide(
+                    engine, subject, Stage.SYNCHRONIZE, later=self._daemon.after_reply
+                )
+                if decision.outcomes:
+                    yield subject.id, decision
+
+    def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
+        what = tuple(f"{resource} {key}".strip() for resource, key in lacks)
+        self._state.lacks(container.subject.id, what)
+        subject = container.subject
+        self._events.add(
+            "unrepairable",
+            f"{subject.pod.obj} container {subject.name}",
+            f"runs without {', '.join(what)}, which only its creation can give;"
+            " restart the container to have it",
+        )
+
+    def run_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.run_sandbox(sandbox)
+        self._daemon.pod_appeared(sandbox.subject.pod.uid)
+        self._daemon.state_changed("run-sandbox")
+
+    def update_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.run_sandbox(sandbox)
+        self._daemon.state_changed("update-sandbox")
+
+    def stop_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.stop_sandbox(sandbox.subject.id)
+        self._daemon.state_changed("stop-sandbox")
+
+    def remove_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.remove_sandbox(sandbox.subject.id)
+        self._daemon.state_changed("remove-sandbox")
+
+    def create_container(self, container: Container) -> Decision | None:
+        subject = self._state.create_container(container) or container.subject
+        self._remember(subject.id)
+        decision = self._decider.decide(
+            self._daemon.engine,
+            subject,
+            Stage.CREATE_CONTAINER,
+            later=self._daemon.after_reply,
+        )
+        return decision if decision.outcomes else None
+
+    def start_container(self, container: Container) -> None:
+        self._state.start_container(container)
+        self._daemon.state_changed("start-container")
+
+    def update_container(self, container: Container) -> Decision | None:
+        subject = self._state.update_container(container) or container.subject
+        self._remember(subject.id)
+        decision = self._decider.decide(
+            self._daemon.engine,
+            subject,
+            Stage.UPDATE_CONTAINER,
+            later=self._daemon.after_reply,
+        )
+        return decision if decision.outcomes else None
+
+    def container_updated(self, container: Container) -> None:
+        self._state.start_container(container)
+        self._daemon.state_changed("container-updated")
+
+    def stop_container(self, container: Container) -> None:
+        self._state.remove_container(container.subject.id)
+        self._daemon.state_changed("stop-container")
+
+    def remove_container(self, container: Container) -> None:
+        self._state.remove_container(container.subject.id)
+        self._daemon.state_changed("remove-container")
+
+    def disconnected(self, reason: str) -> None:
+        self._events.add(
+            "nri-disconnected",
+            "nri",
+            f"the connection to the runtime ended: {reason};"
+            " until the next one the reconciler repairs what containers miss",
+        )
+
+    def _remember(self, container_id: str) -> None:
+        asked = self._state.asked_of(container_id)
+        if asked is not None:
+            self._daemon.after_reply(lambda: self._requests.append(container_id, asked))

@@ -1,0 +1,188 @@
+"""From a Pod object to what the node knows of a pod: specification, requests, runtime ids.
+
+Kubelet and the objects directory both give Pod objects; this is the one place that reads them.
+What kubelet asks the runtime for follows from the specification (`hooks.amounts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from apis import core
+from apis.keys import BATCH_CPU, BATCH_MEMORY, CPU, MEMORY
+from apis.quantity import Quantity
+from hooks.amounts import milli_to_quota_us, milli_to_shares, sum_of_limits, sum_of_requests
+from hooks.subject import (
+    NOTHING_REQUESTED,
+    Amounts,
+    ContainerKind,
+    ContainerSpec,
+    Pod,
+    Requested,
+    make_pod,
+)
+from linux.resources import UNLIMITED
+
+_CONFIG_HASH: Final = "kubernetes.io/config.hash"
+
+
+class KnownContainer(msgspec.Struct, frozen=True):
+    """A container that a Pod object's status tells of."""
+
+    name: str
+    id: str  # without its scheme
+    runtime: str  # the scheme: "containerd", "cri-o", "docker"
+    running: bool
+
+
+class KnownPod(msgspec.Struct, frozen=True):
+    """What a Pod object says.
+
+    pod: without a cgroup, which only a runtime or the node's layout tells.
+    requested: kubelet's pod-level view; by_container: per container name.
+    uids: every UID that the pod's directory may be named after: a static pod's is its
+        configuration hash; empty for a manifest without UID, which is matched by name.
+    """
+
+    pod: Pod
+    requested: Requested
+    by_container: Mapping[str, Requested]
+    containers: tuple[KnownContainer, ...]
+    uids: tuple[str, ...]
+    terminated: bool
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.pod.namespace, self.pod.name
+
+
+def known_pod(pod: core.Pod) -> KnownPod:
+    """Return what the object says of the pod."""
+    meta = pod.metadata
+    config_hash = meta.annotations.get(_CONFIG_HASH, "")
+    uids = tuple(dict.fromkeys(uid for uid in (meta.uid, config_hash) if uid))
+    specs = (
+        *(_spec(container, ContainerKind.REGULAR) for container in pod.spec.containers),
+        *(
+            _spec(
+                container,
+                ContainerKind.SIDECAR if core.is_sidecar(container) else ContainerKind.INIT,
+            )
+            for container in pod.spec.init_containers
+        ),
+    )
+    view = make_pod(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=uids[0] if uids else "",
+        labels=meta.labels,
+        annotations=meta.annotations,
+        kube_qos=core.kube_qos(pod),
+        priority=pod.spec.priority,
+        runtime_handler=pod.spec.runtime_class_name or "",
+        phase=pod.status.phase,
+        host_network=pod.spec.host_network,
+        created_at=_seconds(meta.creation_timestamp),
+        specs=specs,
+        overhead=_amounts(pod.spec.overhead, pod.spec.overhead),
+    )
+    return KnownPod(
+        pod=view,
+        requested=_requested_of_pod(view),
+        by_container={spec.name: _requested(spec.amounts) for spec in specs},
+        containers=tuple(
+            known
+            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+            if (known := _known_container(status)) is not None
+        ),
+        uids=uids,
+        terminated=core.is_terminated(pod),
+    )
+
+
+def _spec(container: core.Container, kind: ContainerKind) -> ContainerSpec:
+    resources = container.resources
+    return ContainerSpec(container.name, kind, _amounts(resources.requests, resources.limits))
+
+
+def _amounts(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -> Amounts:
+    return Amounts(
+        cpu_request_milli=_milli(requests.get(CPU)),
+        cpu_limit_milli=_milli(limits.get(CPU)),
+        memory_request_bytes=_units(requests.get(MEMORY)),
+        memory_limit_bytes=_units(limits.get(MEMORY)),
+        # The unit of batch-cpu is the milli-core already.
+        batch_cpu_request_milli=_units(requests.get(BATCH_CPU)),
+        batch_cpu_limit_milli=_units(limits.get(BATCH_CPU)),
+        batch_memory_request_bytes=_units(requests.get(BATCH_MEMORY)),
+        batch_memory_limit_bytes=_units(limits.get(BATCH_MEMORY)),
+    )
+
+
+def _milli(quantity: Quantity | None) -> int | None:
+    return None if quantity is None else quantity.milli_value()
+
+
+def _units(quantity: Quantity | None) -> int | None:
+    return None if quantity is None else quantity.value()
+
+
+def _requested(amounts: Amounts) -> Requested:
+    """Return what kubelet asks the runtime for a container."""
+    return Requested(
+        cpu_shares=milli_to_shares(_cpu_request(amounts) or 0),
+        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
+        memory_limit_bytes=amounts.memory_limit_bytes or UNLIMITED,
+    )
+
+
+def _requested_of_pod(pod: Pod) -> Requested:
+    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
+    if not pod.specs:
+        return NOTHING_REQUESTED
+    overhead = pod.overhead
+    limit_milli = sum_of_limits(
+        pod.specs, lambda amounts: amounts.cpu_limit_milli, overhead.cpu_request_milli
+    )
+    return Requested(
+        cpu_shares=milli_to_shares(
+            sum_of_requests(pod.specs, _cpu_request, overhead.cpu_request_milli)
+        ),
+        cfs_quota_us=milli_to_quota_us(limit_milli),
+        memory_limit_bytes=sum_of_limits(
+            pod.specs, lambda amounts: amounts.memory_limit_bytes, overhead.memory_request_bytes
+        ),
+    )
+
+
+def _cpu_request(amounts: Amounts) -> int | None:
+    """An absent request takes the limit's place, as the API server's defaulting does."""
+    if amounts.cpu_request_milli is None:
+        return amounts.cpu_limit_milli
+    return amounts.cpu_request_milli
+
+
+def _known_container(status: core.ContainerStatus) -> KnownContainer | None:
+    runtime, separator, container_id = status.container_id.partition("://")
+    if not separator or not container_id:
+        return None
+    return KnownContainer(
+        name=status.name,
+        id=container_id,
+        runtime=runtime,
+        running=status.state.terminated is None,
+    )
+
+
+def _seconds(timestamp: str | None) -> float:
+    """Return an RFC 3339 time as seconds since the epoch; 0 when absent or unreadable."""
+    if not timestamp:
+        return 0.0
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return 0.0
