@@ -1,0 +1,554 @@
+"""The config map slo-controller-config: cluster strategies, node entries, and what a node gets.
+
+Every key loads on its own: a key that cannot be used keeps its last good value and is reported; an
+entry that cannot be used takes the cluster's strategy and is reported. Overlay is per field and
+lists replace. Source: api.md section 21.
+
+Left on purpose: a node entry of system-config that names no bandwidth inherits the cluster's
+(upstream resets it to 0), label ratios are exact decimals (upstream's 0.29 is 28 percent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, field
+
+from apis.conform import conform
+from apis.decode import Wire, decode_object, parse_json_object
+from apis.errors import InputError, InputErrors
+from apis.keys import (
+    ANNOTATION_COLOCATION_STRATEGY,
+    ANNOTATION_NETWORK_BANDWIDTH,
+    CONFIG_COLOCATION,
+    CONFIG_CPU_BURST,
+    CONFIG_CPU_NORMALIZATION,
+    CONFIG_HOST_APPLICATION,
+    CONFIG_RESOURCE_AMPLIFICATION,
+    CONFIG_RESOURCE_QOS,
+    CONFIG_RESOURCE_THRESHOLD,
+    CONFIG_SYSTEM,
+    LABEL_CPU_RECLAIM_RATIO,
+    LABEL_MEMORY_RECLAIM_RATIO,
+    LABEL_MID_STATIC_CPU_RESERVED_RATIO,
+    LABEL_MID_STATIC_MEMORY_RESERVED_RATIO,
+)
+from apis.meta import LabelSelector, matches, parse_duration, selector_problem
+from apis.nodeslo import (
+    CPUBurstStrategy,
+    HostApplication,
+    NodeSLOSpec,
+    ResourceQOSStrategy,
+    ResourceThresholdStrategy,
+    SystemStrategy,
+    overlay,
+)
+from apis.quantity import ZERO, parse_quantity
+
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+NotNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
+
+
+class MetricAggregatePolicy(Wire, frozen=True):
+    durations: tuple[str, ...] = ("5m", "10m", "30m")
+
+
+class ColocationStrategy(Wire, frozen=True):
+    """How much of a node is given to batch and mid pods. Bounds are the run-time rules."""
+
+    enable: bool = False
+    metric_aggregate_duration_seconds: AtLeastOne = 300
+    metric_report_interval_seconds: AtLeastOne = 60
+    metric_aggregate_policy: MetricAggregatePolicy = MetricAggregatePolicy()
+    metric_memory_collect_policy: Annotated[str, Meta(min_length=1)] = "usageWithoutPageCache"
+    cpu_reclaim_threshold_percent: NotNegative = 60
+    cpu_calculate_policy: str = "usage"
+    memory_reclaim_threshold_percent: NotNegative = 65
+    memory_calculate_policy: str = "usage"
+    degrade_time_minutes: AtLeastOne = 15
+    update_time_threshold_seconds: AtLeastOne = 300
+    resource_diff_threshold: Annotated[float, Meta(gt=0, le=1e9)] = 0.1
+    mid_reclaim_mode: str = ""
+    mid_cpu_threshold_percent: Percent = field(name="midCPUThresholdPercent", default=100)
+    mid_memory_threshold_percent: Percent = 100
+    mid_unallocated_percent: Percent = 0
+    mid_static_cpu_reserved_percent: NotNegative = field(
+        name="midStaticCPUReservedPercent", default=0
+    )
+    mid_static_memory_reserved_percent: NotNegative = 0
+    batch_cpu_threshold_percent: NotNegative | None = field(
+        name="batchCPUThresholdPercent", default=None
+    )
+    batch_memory_threshold_percent: NotNegative | None = None
+    extensions: dict[str, Any] = field(default_factory=dict)
+
+
+class CPURatios(Wire, frozen=True):
+    """Normalisation ratios of one CPU model by hyper-threading and turbo."""
+
+    base_ratio: float | None = None
+    hyper_thread_enabled_ratio: float | None = None
+    turbo_enabled_ratio: float | None = None
+    hyper_thread_turbo_enabled_ratio: float | None = None
+
+
+class CPUNormalizationStrategy(Wire, frozen=True):
+    enable: bool = False
+    default_ratio: float | None = None
+    ratio_model: dict[str, CPURatios] = field(default_factory=dict)
+
+
+class ResourceAmplificationStrategy(Wire, frozen=True):
+    enable: bool = False
+    resource_amplification_ratio: dict[str, float] = field(default_factory=dict)
+
+
+class _Applications(Wire, frozen=True):
+    applications: tuple[HostApplication, ...] = ()
+
+
+S = TypeVar("S")
+
+
+class NodeEntry(msgspec.Struct, Generic[S], frozen=True):
+    """One node entry, already merged over the cluster's strategy."""
+
+    name: str
+    selector: LabelSelector | None
+    strategy: S
+
+
+class Strategies(msgspec.Struct, Generic[S], frozen=True):
+    """The cluster's strategy and the node entries of one key, in the order of the config map."""
+
+    cluster: S
+    entries: tuple[NodeEntry[S], ...] = ()
+
+    def of(self, labels: Mapping[str, str]) -> tuple[S, str | None]:
+        """Return what a node with `labels` gets, and the name of the entry or None for cluster."""
+        for entry in self.entries:
+            if matches(entry.selector, labels):
+                return entry.strategy, entry.name
+        return self.cluster, None
+
+
+Sparse = dict[str, Any]
+"""A strategy as the objects carry it: only what was said or has a manager default."""
+
+_DEFAULT_THRESHOLD: Final[Sparse] = {
+    "enable": False,
+    "cpuSuppressThresholdPercent": 65,
+    "cpuSuppressPolicy": "cpuset",
+    "memoryEvictThresholdPercent": 70,
+    "cpuEvictPolicy": "evictByRealLimit",
+}
+_DEFAULT_BURST: Final[Sparse] = {
+    "policy": "none",
+    "cpuBurstPercent": 1000,
+    "cfsQuotaBurstPercent": 300,
+    "cfsQuotaBurstPeriodSeconds": -1,
+    "sharePoolThresholdPercent": 50,
+}
+_DEFAULT_SYSTEM: Final[Sparse] = {"totalNetworkBandwidth": "0"}
+
+
+class SLOConfig(msgspec.Struct, frozen=True):
+    """All keys, loaded. The defaults are what holds without a config map."""
+
+    colocation: Strategies[Sparse] = Strategies({})
+    threshold: Strategies[Sparse] = Strategies(_DEFAULT_THRESHOLD)
+    resource_qos: Strategies[Sparse] = Strategies({})
+    cpu_burst: Strategies[Sparse] = Strategies(_DEFAULT_BURST)
+    system: Strategies[Sparse] = Strategies(_DEFAULT_SYSTEM)
+    host_applications: Strategies[Sparse] = Strategies({})
+    cpu_normalization: Strategies[Sparse] = Strategies({})
+    resource_amplification: Strategies[Sparse] = Strategies({})
+
+
+class ConfigProblem(msgspec.Struct, frozen=True):
+    """Why a key, or one entry of it, is not in force."""
+
+    key: str
+    reason: str
+    """Reason of the event: which family of keys could not be read."""
+    message: str
+    kept_old: bool
+    """Whether the whole key kept its last good value (else one entry took the cluster's)."""
+
+
+class _Key(msgspec.Struct, frozen=True):
+    name: str
+    member: str
+    type: type[msgspec.Struct]
+    defaults: Sparse
+    cluster_in: str | None
+    entries_in: str
+    reason: str
+    empty_is_absent: bool = False
+    entries_replace: bool = False
+
+
+_KEYS: Final = (
+    _Key(
+        CONFIG_COLOCATION,
+        "colocation",
+        ColocationStrategy,
+        {},
+        None,
+        "nodeConfigs",
+        "ColocationCfgUnmarshalFailed",
+        empty_is_absent=True,
+    ),
+    _Key(
+        CONFIG_RESOURCE_THRESHOLD,
+        "threshold",
+        ResourceThresholdStrategy,
+        _DEFAULT_THRESHOLD,
+        "clusterStrategy",
+        "nodeStrategies",
+        "SLOCfgUnmarshalFailed",
+    ),
+    _Key(
+        CONFIG_RESOURCE_QOS,
+        "resource_qos",
+        ResourceQOSStrategy,
+        {},
+        "clusterStrategy",
+        "nodeStrategies",
+        "SLOCfgUnmarshalFailed",
+    ),
+    _Key(
+        CONFIG_CPU_BURST,
+        "cpu_burst",
+        CPUBurstStrategy,
+        _DEFAULT_BURST,
+        "clusterStrategy",
+        "nodeStrategies",
+        "SLOCfgUnmarshalFailed",
+    ),
+    _Key(
+        CONFIG_SYSTEM,
+        "system",
+        SystemStrategy,
+        _DEFAULT_SYSTEM,
+        "clusterStrategy",
+        "nodeStrategies",
+        "SLOCfgUnmarshalFailed",
+    ),
+    _Key(
+        CONFIG_HOST_APPLICATION,
+        "host_applications",
+        _Applications,
+        {},
+        None,
+        "nodeConfigs",
+        "SLOCfgUnmarshalFailed",
+        entries_replace=True,
+    ),
+    _Key(
+        CONFIG_CPU_NORMALIZATION,
+        "cpu_normalization",
+        CPUNormalizationStrategy,
+        {},
+        None,
+        "nodeConfigs",
+        "CPUNormalizationCfgUnmarshalFailed",
+    ),
+    _Key(
+        CONFIG_RESOURCE_AMPLIFICATION,
+        "resource_amplification",
+        ResourceAmplificationStrategy,
+        {},
+        None,
+        "nodeConfigs",
+        "ResourceAmplificationCfgUnmarshalFailed",
+    ),
+)
+
+_LARGEST_KEY: Final = 2 * 1024 * 1024
+
+
+def load_slo_config(
+    data: Mapping[str, str], *, old: SLOConfig, obj: str
+) -> tuple[SLOConfig, list[ConfigProblem]]:
+    """Return the configuration that `data` (of the config map) says, over the last good one.
+
+    A key that is absent has its default. A key whose text, cluster strategy or shape cannot be used
+    keeps `old`'s value; an entry that cannot be used takes the cluster's strategy.
+    """
+    problems: list[ConfigProblem] = []
+    changes: dict[str, Strategies[Sparse]] = {}
+    for key in _KEYS:
+        text = data.get(key.name)
+        if text is None or (key.empty_is_absent and not text):
+            changes[key.member] = Strategies(key.defaults)
+            continue
+        try:
+            changes[key.member], dropped = _load(key, text, obj=obj)
+        except (InputError, InputErrors) as error:
+            changes[key.member] = getattr(old, key.member)
+            problems.append(ConfigProblem(key.name, key.reason, str(error), kept_old=True))
+        else:
+            problems += [
+                ConfigProblem(key.name, key.reason, problem, kept_old=False) for problem in dropped
+            ]
+    return SLOConfig(**changes), problems
+
+
+def _load(key: _Key, text: str, *, obj: str) -> tuple[Strategies[Sparse], list[str]]:
+    where = f"{obj} data[{key.name}]"
+    plain = parse_json_object(text, obj=where, largest=_LARGEST_KEY)
+    said = plain if key.cluster_in is None else _member(plain, key.cluster_in) or {}
+    if not isinstance(said, dict):
+        raise InputError(
+            obj=where, field=key.cluster_in or "", value=said, problem="expected an object"
+        )
+    cluster: Sparse = overlay(key.defaults, conform(said, key.type))
+    _check(key, cluster, obj=where)
+    raw_entries = _member(plain, key.entries_in) or []
+    if not isinstance(raw_entries, list):
+        raise InputError(
+            obj=where, field=key.entries_in, value=raw_entries, problem="expected a list"
+        )
+    entries: list[NodeEntry[Sparse]] = []
+    problems: list[str] = []
+    for index, raw in enumerate(raw_entries):
+        place = f"{where}.{key.entries_in}[{index}]"
+        try:
+            entries.append(_entry(key, raw, cluster, obj=place))
+        except (InputError, InputErrors) as error:
+            problems.append(str(error))
+            selector = _selector(raw, obj=place, problems=problems)
+            name = raw.get("name") if isinstance(raw, dict) else None
+            entries.append(NodeEntry(str(name or f"#{index}"), selector, cluster))
+    return Strategies(cluster, tuple(entries)), problems
+
+
+def _entry(key: _Key, raw: Any, cluster: Sparse, *, obj: str) -> NodeEntry[Sparse]:
+    if not isinstance(raw, dict):
+        raise InputError(obj=obj, field="(entry)", value=raw, problem="expected an object")
+    name = raw.get("name") or ""
+    if not isinstance(name, str):
+        raise InputError(obj=obj, field="name", value=name, problem="expected a text")
+    problems: list[str] = []
+    selector = _selector(raw, obj=obj, problems=problems)
+    if problems:
+        raise InputError(
+            obj=obj, field="nodeSelector", value=raw.get("nodeSelector"), problem=problems[0]
+        )
+    said = conform(raw, key.type)
+    strategy: Sparse = said if key.entries_replace else overlay(cluster, said)
+    _check(key, strategy, obj=obj)
+    return NodeEntry(name, selector, strategy)
+
+
+def _selector(raw: Any, *, obj: str, problems: list[str]) -> LabelSelector | None:
+    plain = _member(raw, "nodeSelector") if isinstance(raw, dict) else None
+    if plain is None:
+        return None
+    try:
+        selector = decode_object({"s": plain}, _Selector, obj=obj).s
+    except InputErrors as error:
+        problems.append(str(error))
+        return None
+    problem = selector_problem(selector)
+    if problem:
+        problems.append(problem)
+        return None
+    return selector
+
+
+class _Selector(Wire, frozen=True):
+    s: LabelSelector
+
+
+def _member(plain: Mapping[str, Any], name: str) -> Any:
+    if name in plain:
+        return plain[name]
+    return next((value for key, value in plain.items() if key.lower() == name.lower()), None)
+
+
+def _check(key: _Key, strategy: Sparse, *, obj: str) -> None:
+    value = decode_object(strategy, key.type, obj=obj)
+    if isinstance(value, ColocationStrategy):
+        for duration in value.metric_aggregate_policy.durations:
+            try:
+                parse_duration(duration)
+            except ValueError as error:
+                raise InputError(
+                    obj=obj,
+                    field="metricAggregatePolicy.durations",
+                    value=duration,
+                    problem=str(error),
+                ) from None
+
+
+# --- what one node gets ------------------------------------------------------------------------
+
+_RATIO_LABELS: Final = (
+    (LABEL_CPU_RECLAIM_RATIO, "cpuReclaimThresholdPercent"),
+    (LABEL_MEMORY_RECLAIM_RATIO, "memoryReclaimThresholdPercent"),
+    (LABEL_MID_STATIC_CPU_RESERVED_RATIO, "midStaticCPUReservedPercent"),
+    (LABEL_MID_STATIC_MEMORY_RESERVED_RATIO, "midStaticMemoryReservedPercent"),
+)
+_LARGEST_RATIO: Final = Decimal(1000)
+
+
+class NodeColocation(msgspec.Struct, frozen=True):
+    """The colocation strategy of one node and where it came from."""
+
+    strategy: ColocationStrategy
+    entry: str | None
+    """Name of the node entry, None where the cluster's strategy applies."""
+    enabled: bool
+    """Whether co-location is on: the cluster's switch and the merged one."""
+    problems: tuple[str, ...] = ()
+    """What of the node's own labels and annotation could not be used."""
+
+
+def node_colocation(
+    config: SLOConfig, *, name: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> NodeColocation:
+    """Return the colocation strategy of a node: cluster, entry, annotation, then ratio labels."""
+    sparse, entry = config.colocation.of(labels)
+    problems: list[str] = []
+    text = annotations.get(ANNOTATION_COLOCATION_STRATEGY)
+    where = f'metadata.annotations["{ANNOTATION_COLOCATION_STRATEGY}"]'
+    if text:
+        try:
+            said = parse_json_object(text, obj=f"Node {name} {where}", largest=_LARGEST_KEY)
+            merged = overlay(sparse, conform(said, ColocationStrategy))
+            decode_object(merged, ColocationStrategy, obj=f"Node {name} {where}")
+            sparse = merged
+        except InputErrors as error:
+            problems.append(str(error))
+    for label, member in _RATIO_LABELS:
+        ratio = labels.get(label)
+        if ratio is None:
+            continue
+        try:
+            sparse = {**sparse, member: ratio_percent(ratio)}
+        except ValueError as error:
+            problems.append(
+                str(
+                    InputError(
+                        obj=f"Node {name}",
+                        field=f'metadata.labels["{label}"]',
+                        value=ratio,
+                        problem=str(error),
+                    )
+                )
+            )
+    strategy = decode_object(sparse, ColocationStrategy, obj=f"Node {name}")
+    return NodeColocation(
+        strategy=strategy,
+        entry=entry,
+        enabled=bool(config.colocation.cluster.get("enable")) and strategy.enable,
+        problems=tuple(problems),
+    )
+
+
+def ratio_percent(text: str) -> int:
+    """Return a ratio such as 0.29 in whole percents, truncated. Raises ValueError."""
+    try:
+        ratio = Decimal(text) if len(text) <= 63 and "_" not in text else Decimal("nan")
+    except InvalidOperation:
+        ratio = Decimal("nan")
+    if not ratio.is_finite() or not 0 <= ratio <= _LARGEST_RATIO:
+        raise ValueError("expected a decimal ratio of at least 0, such as 0.65")
+    return int(ratio * 100)
+
+
+class NodeSLOResult(msgspec.Struct, frozen=True):
+    """The blocks of a NodeSLO spec, which entry gave each of them, and what went wrong."""
+
+    spec: Sparse
+    entries: dict[str, str]
+    """Key of the config map -> name of the entry that applied; the cluster's is left out."""
+    problems: tuple[str, ...] = ()
+
+
+def node_slo_spec(
+    config: SLOConfig,
+    *,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    extensions: Mapping[str, Any] | None = None,
+) -> NodeSLOResult:
+    """Return the NodeSLO spec of a node as it is stored.
+
+    `extensions` is what the stored object's extension map holds; it is kept.
+    """
+    entries: dict[str, str] = {}
+    problems: list[str] = []
+
+    def block(key: str, strategies: Strategies[Sparse]) -> Sparse:
+        strategy, entry = strategies.of(labels)
+        if entry is not None:
+            entries[key] = entry
+        return strategy
+
+    system = block(CONFIG_SYSTEM, config.system)
+    bandwidth = annotations.get(ANNOTATION_NETWORK_BANDWIDTH)
+    if bandwidth is not None:
+        try:
+            amount = parse_quantity(bandwidth)
+            if amount < ZERO:
+                raise ValueError("a bandwidth is not negative")
+            system = {**system, "totalNetworkBandwidth": str(amount)}
+        except ValueError as error:
+            problems.append(
+                str(
+                    InputError(
+                        obj=f"Node {name}",
+                        field=f'metadata.annotations["{ANNOTATION_NETWORK_BANDWIDTH}"]',
+                        value=bandwidth,
+                        problem=str(error),
+                        hint="the bandwidth of system-config applies",
+                    )
+                )
+            )
+    spec: Sparse = {
+        "resourceUsedThresholdWithBE": block(CONFIG_RESOURCE_THRESHOLD, config.threshold),
+        "resourceQOSStrategy": block(CONFIG_RESOURCE_QOS, config.resource_qos),
+        "cpuBurstStrategy": block(CONFIG_CPU_BURST, config.cpu_burst),
+        "systemStrategy": system,
+        "extensions": {"Object": dict(extensions or {})},
+    }
+    applications = block(CONFIG_HOST_APPLICATION, config.host_applications).get("applications")
+    if applications:
+        spec["hostApplications"] = applications
+    return NodeSLOResult(with_server_defaults(spec), entries, tuple(problems))
+
+
+_NETWORK_DEFAULTS: Final = {
+    "ingressRequest": 0,
+    "ingressLimit": 100,
+    "egressRequest": 0,
+    "egressLimit": 100,
+}
+
+
+def with_server_defaults(spec: Sparse) -> Sparse:
+    """Return the spec as the API server stores it: the CRD fills in networkQOS.
+
+    Comparing and writing this form keeps an unchanged object unwritten.
+    """
+    strategy = spec.get("resourceQOSStrategy")
+    if not isinstance(strategy, dict):
+        return spec
+    filled = dict(strategy)
+    for name, qos in strategy.items():
+        if isinstance(qos, dict) and isinstance(qos.get("networkQOS"), dict):
+            filled[name] = {**qos, "networkQOS": {**_NETWORK_DEFAULTS, **qos["networkQOS"]}}
+    return {**spec, "resourceQOSStrategy": filled}
+
+
+def conform_node_slo(spec: Sparse) -> Sparse:
+    """Return a stored spec in the spelling of `node_slo_spec`, to compare the two."""
+    return with_server_defaults(conform(spec, NodeSLOSpec))
