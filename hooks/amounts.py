@@ -8,15 +8,11 @@ Sources: linux-interfaces.md section 5, api.md section 19; upstream's plain sums
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
-from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod, Requested
+from hooks.subject import Amounts, ContainerKind, ContainerSpec
+from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from linux.resources import UNLIMITED
-
-MIN_SHARES: Final = 2
-MAX_SHARES: Final = 262144
-DEFAULT_PERIOD_US: Final = 100_000
-MIN_QUOTA_US: Final = 1000
+from linux.weights import MAX_SHARES, MIN_SHARES
 
 Pick = Callable[[Amounts], int | None]
 """Picks one amount, for example `lambda amounts: amounts.batch_cpu_limit_milli`."""
@@ -68,44 +64,3 @@ def _peak(specs: Iterable[ContainerSpec], amount: Callable[[Amounts], int]) -> i
 def regular_only(specs: Iterable[ContainerSpec]) -> tuple[ContainerSpec, ...]:
     """Return the containers that upstream sums: those of `spec.containers`."""
     return tuple(spec for spec in specs if spec.kind is ContainerKind.REGULAR)
-
-
-def requested_of_container(spec: ContainerSpec) -> Requested:
-    """Return what kubelet asks the runtime for, derived from a container's specification."""
-    amounts = spec.amounts
-    request = amounts.cpu_request_milli
-    if request is None:
-        request = amounts.cpu_limit_milli or 0
-    memory = amounts.memory_limit_bytes or 0
-    return Requested(
-        cpu_shares=milli_to_shares(request),
-        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
-        memory_limit_bytes=memory if memory > 0 else UNLIMITED,
-    )
-
-
-def requested_of_pod(pod: Pod) -> Requested:
-    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
-    if not pod.specs:
-        return Requested()
-    overhead = pod.overhead
-    request = sum_of_requests(
-        pod.specs,
-        lambda amounts: (
-            amounts.cpu_limit_milli
-            if amounts.cpu_request_milli is None
-            else amounts.cpu_request_milli
-        ),
-        overhead.cpu_request_milli,
-    )
-    limit = sum_of_limits(
-        pod.specs, lambda amounts: amounts.cpu_limit_milli, overhead.cpu_request_milli
-    )
-    memory = sum_of_limits(
-        pod.specs, lambda amounts: amounts.memory_limit_bytes, overhead.memory_request_bytes
-    )
-    return Requested(
-        cpu_shares=milli_to_shares(request),
-        cfs_quota_us=milli_to_quota_us(limit),
-        memory_limit_bytes=memory,
-    )

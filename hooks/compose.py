@@ -16,9 +16,9 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from hooks.amounts import MIN_QUOTA_US
 from hooks.claim import Claim, Op
 from hooks.decision import Outcome, ResourceKey
+from linux.cgroup_files import MIN_QUOTA_US
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 

@@ -1,1 +1,34 @@
-"""The built-in policies, one file each."""
+"""The built-in policies, one file each. `BUILTIN` is what the daemon and the tools run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hooks.policies import (
+    batch_resource,
+    core_sched,
+    cpu_normalization,
+    cpuset_allocator,
+    gpu_env,
+    group_identity,
+    memory_qos,
+    oom_score_adj,
+    rdma_device,
+    resctrl_class,
+    resctrl_pod,
+)
+from hooks.policy import Policy
+
+BUILTIN: Final[tuple[Policy, ...]] = (
+    batch_resource.POLICY,
+    cpu_normalization.POLICY,
+    cpuset_allocator.POLICY,
+    core_sched.POLICY,
+    gpu_env.POLICY,
+    group_identity.POLICY,
+    memory_qos.POLICY,
+    oom_score_adj.POLICY,
+    rdma_device.POLICY,
+    resctrl_class.POLICY,
+    resctrl_pod.POLICY,
+)

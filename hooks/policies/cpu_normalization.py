@@ -10,7 +10,6 @@ limit (8.9). BE pods have their own quota and divide it in `batch_resource`. Sou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -19,13 +18,12 @@ from apis.annotations import parse_cpu_normalization_ratio
 from apis.errors import InputError
 from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
 from apis.qos import QoSClass
-from hooks.amounts import milli_to_quota_us, requested_of_pod
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.policies.cpuset_allocator import allocated_cpus
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import ContainerSubject, Level, Pod, PodSubject
-from linux.resources import UNLIMITED, Resource
+from linux.resources import Resource
 
 NAME: Final = "CPUNormalization"
 RATIO_SOURCE: Final = f"Node annotation {ANNOTATION_CPU_NORMALIZATION_RATIO}"
@@ -76,44 +74,12 @@ def _in_scope(pod: Pod) -> bool:
         return True
 
 
-def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
-    pod = subject.pod
-    if not _in_scope(pod):
-        return
+def claim(rule: Rule, subject: ContainerSubject | PodSubject) -> tuple[Claim, ...]:
+    """Divide what kubelet asked for; kubelet leaves a pod with an unlimited container unlimited."""
     requested = subject.requested.cfs_quota_us
-    if requested is not None and requested <= 0:
-        return
-    if requested is None:
-        spec = pod.spec(subject.name)
-        if spec is None or not spec.amounts.cpu_limit_milli:
-            return
-        quota = milli_to_quota_us(spec.amounts.cpu_limit_milli, subject.requested.cfs_period_us)
-        yield _base(quota, "the container's CPU limit")
-    yield rule.divide
-
-
-def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
-    pod = subject.pod
-    if not _in_scope(pod):
-        return
-    requested = subject.requested.cfs_quota_us
-    if requested is None:
-        requested = requested_of_pod(pod).cfs_quota_us
-        if requested is not None and requested != UNLIMITED:
-            yield _base(requested, "sum of the containers' CPU limits")
-    if requested is not None and requested != UNLIMITED:
-        yield rule.divide
-
-
-def _base(quota_us: int, reason: str) -> Claim:
-    """The quota that kubelet asks for, where it is known from the specification only."""
-    return Claim(
-        resource=Resource.CPU_CFS_QUOTA,
-        value=quota_us,
-        policy=NAME,
-        reason=reason,
-        source="spec.containers[].resources.limits.cpu",
-    )
+    if requested is None or requested <= 0 or not _in_scope(subject.pod):
+        return ()
+    return (rule.divide,)
 
 
 POLICY: Final = Policy(
@@ -122,5 +88,5 @@ POLICY: Final = Policy(
     gate_default=False,
     summary="CFS quotas of LS pods divided by the node's CPU normalisation ratio",
     parse=parse,
-    claims={Level.POD: claim_pod, Level.CONTAINER: claim_container},
+    claims={Level.POD: claim, Level.CONTAINER: claim},
 )

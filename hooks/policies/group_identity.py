@@ -26,7 +26,6 @@ from apis.keys import ANNOTATION_CPU_QOS
 from apis.nodeslo import CPUPolicy, ResourceQOS
 from apis.qos import KubeQoS, QoSClass
 from hooks import compat
-from hooks.amounts import MIN_SHARES
 from hooks.claim import Claim, Rank
 from hooks.facts import KernelFacts, NodeInputs
 from hooks.policy import Off, OffBecause, Policy
@@ -41,6 +40,7 @@ from hooks.subject import (
     SandboxSubject,
 )
 from linux.resources import Resource
+from linux.weights import MIN_SHARES
 
 NAME: Final = "GroupIdentity"
 

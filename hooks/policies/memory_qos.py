@@ -1,0 +1,476 @@
+"""MemoryQOS: protection, throttling, background reclaim and OOM order of memory.
+
+For each pod the class's `memoryQOS` of the NodeSLO and the pod's annotation give one setting; from
+it and the memory requests follow memory.min, memory.low (pod, container, and their sums on the QoS
+directories, because protection counts only as far as the parents have it too) and memory.high
+(containers). Formulas: koordlet.md 17.2.
+
+A percentage of 0 means "off": nothing is claimed, so kubelet's own values stand. The same for
+`oomKillGroup: 0` of a class, which is also what an unset field reads as: kubelet itself sets
+memory.oom.group on cgroup v2, and a default must not undo that. A compat switch writes zeros as
+upstream does. Every kind of container is protected, not only `spec.containers` (koordlet.md 27.43),
+and a sum beyond the node's allocatable memory is cut to it.
+
+Sources: koordlet.md sections 11.3, 17, 27 (43, 44); api.md 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec.structs import asdict
+from msgspec.structs import replace as replaced
+
+from apis.annotations import PodMemoryQOS, PodMemoryQOSPolicy, parse_memory_qos
+from apis.errors import InputError
+from apis.keys import ANNOTATION_MEMORY_QOS
+from apis.nodeslo import MemoryQOS, ResourceQOSStrategy, decode_nodeslo
+from apis.qos import KubeQoS, QoSClass, qos_class_with_default
+from hooks import compat
+from hooks.amounts import Pick, regular_only, sum_of_limits, sum_of_requests
+from hooks.claim import Claim, Rank
+from hooks.facts import NodeInputs
+from hooks.policy import Off, OffBecause, Policy
+from hooks.subject import Amounts, ContainerSubject, Level, Pod, PodSubject, QosSubject
+from linux.resources import UNLIMITED, Resource
+
+NAME: Final = "MemoryQOS"
+
+_STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
+_ANNOTATION: Final = f"annotation {ANNOTATION_MEMORY_QOS}"
+
+_OWN_RESOURCES: Final = frozenset(
+    {
+        Resource.MEMORY_MIN,
+        Resource.MEMORY_LOW,
+        Resource.MEMORY_HIGH,
+        Resource.MEMORY_WMARK_RATIO,
+        Resource.MEMORY_WMARK_SCALE_FACTOR,
+        Resource.MEMORY_WMARK_MIN_ADJ,
+        Resource.MEMORY_PRIORITY,
+        Resource.MEMORY_USE_PRIORITY_OOM,
+        Resource.MEMORY_OOM_GROUP,
+        Resource.MEMORY_PAGECACHE_LIMIT_ENABLE,
+        Resource.MEMORY_PAGECACHE_LIMIT_SIZE,
+        Resource.MEMORY_PAGECACHE_LIMIT_SYNC,
+    }
+)
+
+# (resource, field of MemoryQOS, its name in JSON, what it does)
+_ORDER: Final = (
+    (Resource.MEMORY_PRIORITY, "priority", "priority", "OOM priority"),
+    (
+        Resource.MEMORY_USE_PRIORITY_OOM,
+        "priority_enable",
+        "priorityEnable",
+        "whether OOM goes by priority",
+    ),
+)
+_RECLAIM: Final = (
+    (Resource.MEMORY_WMARK_RATIO, "wmark_ratio", "wmarkRatio", "where background reclaim starts"),
+    (
+        Resource.MEMORY_WMARK_SCALE_FACTOR,
+        "wmark_scale_permill",
+        "wmarkScalePermill",
+        "how far background reclaim goes",
+    ),
+    (
+        Resource.MEMORY_WMARK_MIN_ADJ,
+        "wmark_min_adj",
+        "wmarkMinAdj",
+        "shift of the global minimum watermark",
+    ),
+)
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A class's settings in the NodeSLO, what they are when recommended, and where they stand."""
+
+    qos: MemoryQOS
+    recommended: MemoryQOS
+    field: str
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What holds for one pod.
+
+    own: the pod's annotation. base: where the other fields come from, a class or a policy of own.
+    """
+
+    qos: MemoryQOS
+    base: str
+    own: PodMemoryQOS | None = None
+
+    def source(self, field: str, wire: str) -> str:
+        """Return the field that the value of `field` came from."""
+        if self.own is not None and getattr(self.own, field) is not None:
+            return f"{_ANNOTATION}.{wire}"
+        return self.base if self.base.startswith(_ANNOTATION) else f"{self.base}.{wire}"
+
+    def rank(self) -> Rank:
+        return Rank.DEFAULT if self.own is None else Rank.POD
+
+
+class Rule(msgspec.Struct, frozen=True):
+    blocks: Mapping[QoSClass, Block]
+    supported: frozenset[Resource]
+    page_bytes: int
+    allocatable_bytes: int | None
+    zeros: bool
+    regular_only: bool
+
+    @property
+    def degraded(self) -> str:
+        wanted: set[Resource] = set()
+        for block in self.blocks.values():
+            qos = block.qos
+            if not qos.enable:
+                continue
+            if qos.wmark_ratio:
+                wanted.add(Resource.MEMORY_WMARK_RATIO)
+            if qos.priority_enable:
+                wanted.add(Resource.MEMORY_USE_PRIORITY_OOM)
+            if qos.min_limit_percent:
+                wanted.add(Resource.MEMORY_MIN)
+            if qos.low_limit_percent:
+                wanted.add(Resource.MEMORY_LOW)
+            if qos.throttling_percent:
+                wanted.add(Resource.MEMORY_HIGH)
+        missing = sorted(wanted - self.supported)
+        return f"this kernel has no {', '.join(missing)}" if missing else ""
+
+
+def _recommended() -> ResourceQOSStrategy:
+    """The class defaults of koordlet.md 11.3, which a NodeSLO shows only where they are on."""
+    on = {"memoryQOS": {"enable": True}}
+    spec = {"resourceQOSStrategy": {"lsrClass": on, "lsClass": on, "beClass": on}}
+    return decode_nodeslo(spec, obj="recommended memory QoS").resource_qos_strategy
+
+
+_RECOMMENDED: Final = _recommended()
+
+
+def parse(inputs: NodeInputs) -> Rule | Off:
+    strategy = inputs.slo.resource_qos_strategy
+    blocks = {
+        QoSClass.LSR: _block("lsrClass", strategy, QoSClass.LSR),
+        QoSClass.LS: _block("lsClass", strategy, QoSClass.LS),
+        QoSClass.BE: _block("beClass", strategy, QoSClass.BE),
+        QoSClass.SYSTEM: _block("systemClass", strategy, QoSClass.SYSTEM),
+    }
+    blocks[QoSClass.LSE] = blocks[QoSClass.LSR]
+    supported = inputs.kernel.supported & _OWN_RESOURCES
+    if not supported:
+        return Off(OffBecause.UNSUPPORTED, "this kernel has no memory protection or throttling")
+    return Rule(
+        blocks=blocks,
+        supported=supported,
+        page_bytes=inputs.kernel.page_size_bytes,
+        allocatable_bytes=inputs.node.allocatable_memory_bytes,
+        zeros=compat.MEMORY_QOS_WRITES_ZEROS in inputs.settings.compat,
+        regular_only=compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat,
+    )
+
+
+def _block(field: str, strategy: ResourceQOSStrategy, qos: QoSClass) -> Block:
+    ours, recommended = strategy.of(qos), _RECOMMENDED.of(qos)
+    assert ours is not None and recommended is not None  # only NONE has no block
+    return Block(ours.memory_qos, recommended.memory_qos, f"{_STRATEGY}.{field}.memoryQOS")
+
+
+def setting_of(rule: Rule, pod: Pod) -> Setting | None:
+    """Return what holds for the pod, None when nothing governs it (koordlet.md 17.1).
+
+    A pod's annotation counts even where its class is switched off. Raises InputError.
+    """
+    block = rule.blocks[qos_class_with_default(pod.labels, pod.kube_qos)]
+    text = pod.annotations.get(ANNOTATION_MEMORY_QOS)
+    if text is None:
+        return _of_class(block)
+    own = parse_memory_qos(text, obj=pod.obj)
+    if own.policy is PodMemoryQOSPolicy.NONE:
+        return Setting(MemoryQOS(), f"{_ANNOTATION}.policy=none", PodMemoryQOS())
+    base, where = block.qos, block.field
+    if own.policy is PodMemoryQOSPolicy.AUTO:
+        base, where = block.recommended, f"{_ANNOTATION}.policy=auto"
+    explicit = {name: value for name, value in asdict(own).items() if value is not None}
+    explicit.pop("policy", None)
+    return Setting(replaced(base, **explicit), where, own)
+
+
+def _of_class(block: Block) -> Setting | None:
+    return Setting(block.qos, block.field) if block.qos.enable else None
+
+
+def _setting_or_class(rule: Rule, pod: Pod) -> tuple[Setting | None, InputError | None]:
+    """A bad annotation is reported, and costs the pod's own wish only: its class still counts."""
+    try:
+        return setting_of(rule, pod), None
+    except InputError as error:
+        return _of_class(rule.blocks[qos_class_with_default(pod.labels, pod.kube_qos)]), error
+
+
+# --- amounts -----------------------------------------------------------------------------------
+
+
+def _memory_request(amounts: Amounts) -> int | None:
+    return amounts.memory_request_bytes
+
+
+def _memory_limit(amounts: Amounts) -> int | None:
+    return amounts.memory_limit_bytes
+
+
+def _batch_request(amounts: Amounts) -> int | None:
+    return amounts.batch_memory_request_bytes
+
+
+def _batch_limit(amounts: Amounts) -> int | None:
+    return amounts.batch_memory_limit_bytes
+
+
+def _picks(pod: Pod) -> tuple[Pick, Pick]:
+    """Return what counts as the pod's memory request and limit."""
+    if pod.qos is QoSClass.BE:
+        return _batch_request, _batch_limit
+    return _memory_request, _memory_limit
+
+
+def _pod_request(rule: Rule, pod: Pod) -> int:
+    request, _ = _picks(pod)
+    if rule.regular_only:
+        return sum_of_requests(regular_only(pod.specs), request, None)
+    return sum_of_requests(pod.specs, request, request(pod.overhead))
+
+
+def _pod_limit(rule: Rule, pod: Pod) -> int:
+    request, limit = _picks(pod)
+    if rule.regular_only:
+        return sum_of_limits(regular_only(pod.specs), limit, None)
+    return sum_of_limits(pod.specs, limit, request(pod.overhead))
+
+
+def protection(qos: MemoryQOS, request_bytes: int) -> tuple[int, int]:
+    """Return (memory.min, memory.low): percentages of the request, low never below min."""
+    lowest = request_bytes * qos.min_limit_percent // 100
+    low = request_bytes * qos.low_limit_percent // 100
+    return lowest, max(low, lowest) if low else 0
+
+
+def throttling(
+    qos: MemoryQOS, *, request_bytes: int, limit_bytes: int, min_bytes: int, page_bytes: int
+) -> int:
+    """Return memory.high: between request and limit by `throttlingPercent`, whole pages."""
+    above = (limit_bytes - request_bytes) * qos.throttling_percent // 100
+    high = (request_bytes + above) // page_bytes * page_bytes
+    return max(high, min_bytes) if high > 0 else high
+
+
+# --- claims ------------------------------------------------------------------------------------
+
+
+def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    setting, error = _setting_or_class(rule, pod)
+    if setting is not None:
+        if pod.specs:
+            yield from _protect(rule, setting, _pod_request(rule, pod), "the pod's requests")
+        yield from _reclaim_and_oom(rule, setting)
+        yield from _page_cache(rule, setting, pod)
+    if error is not None:
+        raise error
+
+
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    setting, error = _setting_or_class(rule, pod)
+    if setting is not None:
+        spec = pod.spec(subject.name)
+        if spec is not None:
+            request, limit = _picks(pod)
+            yield from _protect(
+                rule, setting, request(spec.amounts) or 0, "the container's request"
+            )
+            yield from _throttle(
+                rule, setting, request(spec.amounts) or 0, limit(spec.amounts) or 0
+            )
+        yield from _reclaim_and_oom(rule, setting)
+    if error is not None:
+        raise error
+
+
+def claim_qos(rule: Rule, subject: QosSubject) -> Iterator[Claim]:
+    sum_min = sum_low = 0
+    for pod in subject.pods:
+        # A bad annotation is the pod's fault and reported there; here its class counts.
+        setting, _ = _setting_or_class(rule, pod)
+        if setting is not None:
+            lowest, low = protection(setting.qos, _pod_request(rule, pod))
+            sum_min += lowest
+            sum_low += low
+    reason = f"what the pods below {subject.kube_qos} are promised"
+    source = f"{_STRATEGY}.*.memoryQOS and {_ANNOTATION} of the pods"
+    for resource, total in ((Resource.MEMORY_MIN, sum_min), (Resource.MEMORY_LOW, sum_low)):
+        if resource not in rule.supported or not (total or rule.zeros):
+            continue
+        short, top = "", rule.allocatable_bytes
+        if top is not None and total > top:
+            short = f"{total} bytes are promised, which is more than the node's allocatable memory"
+            total = top
+        yield _claim(resource, total, reason, source, degraded=short)
+    setting = _of_class(rule.blocks[_CLASS_OF_DIRECTORY[subject.kube_qos]])
+    if setting is not None:
+        yield from _tuned(rule, setting, _ORDER)
+        yield from _oom_group(rule, setting)
+
+
+_CLASS_OF_DIRECTORY: Final[Mapping[KubeQoS, QoSClass]] = {
+    KubeQoS.GUARANTEED: QoSClass.LSR,
+    KubeQoS.BURSTABLE: QoSClass.LS,
+    KubeQoS.BESTEFFORT: QoSClass.BE,
+}
+
+
+def _protect(rule: Rule, setting: Setting, request_bytes: int, whose: str) -> Iterator[Claim]:
+    lowest, low = protection(setting.qos, request_bytes)
+    for resource, value, percent, field, wire in (
+        (
+            Resource.MEMORY_MIN,
+            lowest,
+            setting.qos.min_limit_percent,
+            "min_limit_percent",
+            "minLimitPercent",
+        ),
+        (
+            Resource.MEMORY_LOW,
+            low,
+            setting.qos.low_limit_percent,
+            "low_limit_percent",
+            "lowLimitPercent",
+        ),
+    ):
+        if resource in rule.supported and (value or rule.zeros):
+            yield _claim(
+                resource,
+                value,
+                f"{percent} % of {whose}",
+                setting.source(field, wire),
+                setting.rank(),
+            )
+
+
+def _throttle(
+    rule: Rule, setting: Setting, request_bytes: int, limit_bytes: int
+) -> Iterator[Claim]:
+    if Resource.MEMORY_HIGH not in rule.supported:
+        return
+    source, rank = setting.source("throttling_percent", "throttlingPercent"), setting.rank()
+    percent = setting.qos.throttling_percent
+    if percent == 0:
+        if rule.zeros:
+            yield _claim(Resource.MEMORY_HIGH, UNLIMITED, "no throttling", source, rank)
+        return
+    reason = f"{percent} % of the way from the container's request to its limit"
+    if limit_bytes <= 0:
+        reason = f"{percent} % of the way from the container's request to the node's memory"
+        limit_bytes = rule.allocatable_bytes or 0
+    if limit_bytes <= 0:
+        return  # neither a limit nor a node object: there is no way to go along
+    lowest, _ = protection(setting.qos, request_bytes)
+    high = throttling(
+        setting.qos,
+        request_bytes=request_bytes,
+        limit_bytes=limit_bytes,
+        min_bytes=lowest,
+        page_bytes=rule.page_bytes,
+    )
+    if high > 0:
+        yield _claim(Resource.MEMORY_HIGH, high, reason, source, rank)
+
+
+def _reclaim_and_oom(rule: Rule, setting: Setting) -> Iterator[Claim]:
+    yield from _tuned(rule, setting, _RECLAIM)
+    yield from _tuned(rule, setting, _ORDER)
+    yield from _oom_group(rule, setting)
+
+
+def _tuned(
+    rule: Rule, setting: Setting, fields: tuple[tuple[Resource, str, str, str], ...]
+) -> Iterator[Claim]:
+    """Claim fields whose "off" is a value of its own; children inherit them, so off is written."""
+    for resource, field, wire, reason in fields:
+        if resource in rule.supported:
+            value = getattr(setting.qos, field)
+            yield _claim(resource, value, reason, setting.source(field, wire), setting.rank())
+
+
+def _oom_group(rule: Rule, setting: Setting) -> Iterator[Claim]:
+    value = setting.qos.oom_kill_group
+    explicit = setting.own is not None and setting.own.oom_kill_group is not None
+    if Resource.MEMORY_OOM_GROUP in rule.supported and (value or explicit or rule.zeros):
+        reason = "an OOM kills the whole group" if value else "an OOM kills one process"
+        source = setting.source("oom_kill_group", "oomKillGroup")
+        yield _claim(Resource.MEMORY_OOM_GROUP, value, reason, source, setting.rank())
+
+
+def _page_cache(rule: Rule, setting: Setting, pod: Pod) -> Iterator[Claim]:
+    qos = setting.qos
+    if Resource.MEMORY_PAGECACHE_LIMIT_SIZE not in rule.supported:
+        return
+    asked = (qos.page_cache_enable, qos.page_cache_limit_percent, qos.page_cache_limit_size)
+    if asked == (None, None, None) and not rule.zeros:
+        return
+    limit = _pod_limit(rule, pod)
+    source = setting.source("page_cache_limit_percent", "pageCacheLimitPercent")
+    size = 0
+    if qos.page_cache_limit_size:
+        size = (
+            qos.page_cache_limit_size
+            if limit == UNLIMITED
+            else min(qos.page_cache_limit_size, limit)
+        )
+        source = setting.source("page_cache_limit_size", "pageCacheLimitSize")
+    elif limit != UNLIMITED:
+        size = limit * (qos.page_cache_limit_percent or 0) // 100
+    size = max(size, 0)
+    enable = size > 0 if qos.page_cache_enable is None else qos.page_cache_enable
+    values = {
+        Resource.MEMORY_PAGECACHE_LIMIT_SIZE: size,
+        Resource.MEMORY_PAGECACHE_LIMIT_ENABLE: int(enable),
+    }
+    if size > 0:
+        values[Resource.MEMORY_PAGECACHE_LIMIT_SYNC] = int(bool(qos.page_cache_reclaim_sync))
+    for resource, value in values.items():
+        yield _claim(resource, value, "page cache limit of the pod", source, setting.rank())
+
+
+def _claim(
+    resource: Resource,
+    value: int,
+    reason: str,
+    source: str,
+    rank: Rank = Rank.DEFAULT,
+    degraded: str = "",
+) -> Claim:
+    return Claim(
+        resource=resource,
+        value=value,
+        policy=NAME,
+        reason=reason,
+        source=source,
+        rank=rank,
+        degraded=degraded,
+    )
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="CgroupReconcile",
+    gate_default=False,
+    summary="memory protection, throttling, background reclaim and OOM order",
+    parse=parse,
+    claims={Level.QOS: claim_qos, Level.POD: claim_pod, Level.CONTAINER: claim_container},
+    degraded=lambda rule: rule.degraded,
+)

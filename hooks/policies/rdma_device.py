@@ -1,0 +1,108 @@
+"""RDMADeviceInject: the verbs devices of the RDMA functions that the scheduler allocated.
+
+Each allocated function (its virtual functions where there are any, else the device itself) is
+looked up by PCI address among the facts of this kernel; the connection manager's device comes with
+the first. No file is read while a container is created. An address that this node does not have
+costs that device alone and is named. Sources: hooks.md 4.7 and 8.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from apis.annotations import annotation_field
+from apis.device import DeviceAllocation, DeviceType, parse_device_allocated
+from apis.errors import InputError, InputErrors
+from apis.keys import ANNOTATION_DEVICE_ALLOCATED
+from hooks.claim import Claim, Rank
+from hooks.facts import NodeInputs
+from hooks.policy import Off, OffBecause, Policy
+from hooks.subject import ContainerSubject, Level
+from linux.resources import DeviceNode, Resource
+
+NAME: Final = "RDMADeviceInject"
+
+_SOURCE: Final = f"annotation {ANNOTATION_DEVICE_ALLOCATED}"
+_FIELD: Final = annotation_field(ANNOTATION_DEVICE_ALLOCATED)
+
+
+class Rule(msgspec.Struct, frozen=True):
+    devices: Mapping[str, DeviceNode]
+    connection_manager: DeviceNode | None
+
+
+def parse(inputs: NodeInputs) -> Rule | Off:
+    kernel = inputs.kernel
+    if not kernel.rdma:
+        return Off(OffBecause.UNSUPPORTED, "this node has no RDMA device with verbs")
+    return Rule(
+        devices={address.lower(): node for address, node in kernel.rdma.items()},
+        connection_manager=kernel.rdma_cm,
+    )
+
+
+def addresses_of(device: DeviceAllocation, index: int) -> list[tuple[str, str]]:
+    """Return (PCI address, field it stands in) of each function of an allocated device."""
+    where = f"rdma[{index}]"
+    if device.extension is not None and device.extension.vfs:
+        return [
+            (vf.bus_id, f"{where}.extension.vfs[{number}].busID")
+            for number, vf in enumerate(device.extension.vfs)
+        ]
+    return [(device.id, f"{where}.id")]
+
+
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    text = pod.annotations.get(ANNOTATION_DEVICE_ALLOCATED)
+    if text is None:
+        return
+    allocated = parse_device_allocated(text, obj=pod.obj).get(DeviceType.RDMA)
+    if not allocated:
+        return
+    errors: list[InputError] = []
+    first = True
+    for index, device in enumerate(allocated):
+        for address, where in addresses_of(device, index):
+            node = rule.devices.get(address.lower())
+            if node is None:
+                errors.append(
+                    InputError(
+                        obj=pod.obj,
+                        field=f"{_FIELD}.{where}",
+                        value=address,
+                        problem="this node has no RDMA device with verbs at that PCI address",
+                    )
+                )
+                continue
+            if first and rule.connection_manager is not None:
+                yield _claim(rule.connection_manager, "the RDMA connection manager", _SOURCE)
+            first = False
+            yield _claim(node, f"RDMA device {address}", f"{_SOURCE}.{where}")
+    if errors:
+        raise InputErrors(errors)
+
+
+def _claim(node: DeviceNode, reason: str, source: str) -> Claim:
+    return Claim(
+        resource=Resource.DEVICE,
+        key=node.path,
+        value=node,
+        policy=NAME,
+        reason=reason,
+        source=source,
+        rank=Rank.POD,
+    )
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="RDMADeviceInject",
+    gate_default=False,
+    summary="device nodes of the RDMA functions that a pod was given",
+    parse=parse,
+    claims={Level.CONTAINER: claim_container},
+)

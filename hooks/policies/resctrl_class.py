@@ -1,0 +1,138 @@
+"""RdtResctrl: cache and memory bandwidth shares of the QoS classes.
+
+Three control groups, `LSR` (also for LSE), `LS` and `BE`, one for each class whose `resctrlQOS` is
+enabled; tasks of the class's pods live in it. A pod with its own resctrl annotation stays out.
+A class that is switched off has no group at all: its tasks fall back to the default group.
+
+Source: koordlet.md section 18; linux-interfaces.md 20 (22 to 24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from apis.errors import InputError, InputErrors
+from apis.keys import ANNOTATION_RESCTRL
+from apis.nodeslo import ResctrlQOS
+from apis.qos import QoSClass, qos_class_with_default
+from hooks.claim import Claim
+from hooks.facts import NodeInputs, ResctrlFacts
+from hooks.policy import Off, OffBecause, Policy
+from hooks.schemata import Made, make_schemata
+from hooks.subject import ContainerSubject, Level, NodeSubject, SandboxSubject
+from linux.resources import Resource
+
+NAME: Final = "RdtResctrl"
+
+_STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """groups: one schemata claim for each enabled class. tasks: the group claim by QoS class."""
+
+    groups: tuple[Claim, ...]
+    tasks: Mapping[QoSClass, Claim]
+    degraded: str
+
+
+def parse(inputs: NodeInputs) -> Rule | Off:
+    strategy = inputs.slo.resource_qos_strategy
+    classes = (
+        ("LSR", "lsrClass", strategy.lsr_class.resctrl_qos, (QoSClass.LSE, QoSClass.LSR)),
+        ("LS", "lsClass", strategy.ls_class.resctrl_qos, (QoSClass.LS,)),
+        ("BE", "beClass", strategy.be_class.resctrl_qos, (QoSClass.BE,)),
+    )
+    enabled = [entry for entry in classes if entry[2].enable]
+    if not enabled:
+        return Off(
+            OffBecause.NODESLO,
+            f"{_STRATEGY}: resctrlQOS.enable is false for lsrClass, lsClass and beClass",
+        )
+    facts = inputs.kernel.resctrl
+    if facts is None or not (facts.l3_domains or facts.mb_domains):
+        return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
+    groups: list[Claim] = []
+    tasks: dict[QoSClass, Claim] = {}
+    errors: list[InputError] = []
+    for group, field, qos, members in enabled:
+        source = f"{_STRATEGY}.{field}.resctrlQOS"
+        try:
+            made = _schemata(facts, qos, field)
+        except InputError as error:
+            errors.append(error)
+            continue
+        if not made.text:
+            continue
+        groups.append(
+            Claim(
+                resource=Resource.RESCTRL_SCHEMATA,
+                key=group,
+                value=made.text,
+                policy=NAME,
+                reason=f"cache and memory bandwidth of class {group}",
+                source=source,
+                degraded=made.degraded,
+            )
+        )
+        member = Claim(
+            resource=Resource.RESCTRL_GROUP,
+            value=group,
+            policy=NAME,
+            reason=f"control group of class {group}",
+            source=f"{source}.enable",
+            degraded=made.degraded,
+        )
+        tasks |= dict.fromkeys(members, member)
+    if errors:
+        raise InputErrors(errors)
+    degraded = "; ".join(dict.fromkeys(claim.degraded for claim in groups if claim.degraded))
+    return Rule(tuple(groups), tasks, degraded)
+
+
+def _schemata(facts: ResctrlFacts, qos: ResctrlQOS, field: str) -> Made:
+    start, end = qos.cat_range_start_percent, qos.cat_range_end_percent
+    if start >= end:
+        raise InputError(
+            obj="NodeSLO",
+            field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
+            value=start,
+            problem=f"not below catRangeEndPercent, which is {end}",
+        )
+    # 0 means that bandwidth is not touched; 100 is written, to undo an earlier limit.
+    percent = qos.mba_percent
+    return make_schemata(
+        facts,
+        cache=dict.fromkeys(facts.l3_domains, (start, end)),
+        memory=dict.fromkeys(facts.mb_domains, percent) if percent else None,
+    )
+
+
+def claim_node(rule: Rule, subject: NodeSubject) -> tuple[Claim, ...]:
+    return rule.groups
+
+
+def claim_container(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Iterator[Claim]:
+    pod = subject.pod
+    if ANNOTATION_RESCTRL in pod.annotations:
+        return
+    claim = rule.tasks.get(pod.qos or qos_class_with_default(pod.labels, pod.kube_qos))
+    if claim is not None:
+        yield claim
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="RdtResctrl",
+    gate_default=True,
+    summary="cache and memory bandwidth shares of the QoS classes",
+    parse=parse,
+    claims={
+        Level.NODE: claim_node,
+        Level.SANDBOX: claim_container,
+        Level.CONTAINER: claim_container,
+    },
+    degraded=lambda rule: rule.degraded,
+)

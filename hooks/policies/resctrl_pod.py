@@ -1,0 +1,143 @@
+"""Resctrl: a pod's own share of the last-level cache and of memory bandwidth.
+
+A pod that carries the annotation gets a control group of its own, `koordlet-<uid>`, with a schemata
+made for this machine; its containers join the group, at creation by the runtime's RDT class.
+
+The schemata follows the annotation whenever it is decided, so an edited annotation takes effect
+(hooks.md 8.30); a share given for some caches only leaves the other caches whole instead of
+dropping the line (8.33). Source: hooks.md 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from apis.annotations import PodResctrl, annotation_field, parse_resctrl
+from apis.errors import InputError
+from apis.keys import ANNOTATION_RESCTRL
+from hooks.claim import Claim, Rank
+from hooks.facts import NodeInputs, ResctrlFacts
+from hooks.policy import Off, OffBecause, Policy
+from hooks.schemata import WHOLE, Made, Range, make_schemata
+from hooks.subject import ContainerSubject, Level, Pod, PodSubject
+from linux.resctrl import POD_GROUP_PREFIX, check_group
+from linux.resources import Resource
+
+NAME: Final = "Resctrl"
+
+_SOURCE: Final = f"annotation {ANNOTATION_RESCTRL}"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    facts: ResctrlFacts
+
+
+def parse(inputs: NodeInputs) -> Rule | Off:
+    facts = inputs.kernel.resctrl
+    if facts is None or not (facts.l3_domains or facts.mb_domains):
+        return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
+    return Rule(facts)
+
+
+def group_of(pod: Pod) -> str:
+    """Return the name of the pod's control group. Raises InputError for an unusable UID."""
+    try:
+        return check_group(POD_GROUP_PREFIX + pod.uid)
+    except ValueError as error:
+        raise InputError(
+            obj=pod.obj, field="metadata.uid", value=pod.uid, problem=str(error)
+        ) from None
+
+
+@lru_cache(maxsize=512)
+def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
+    """Return the schemata of a pod's wish; its text is empty when this machine can do no part."""
+    cache: dict[int, Range] | None = None
+    llc, mb = wish.llc, wish.mb
+    if llc.schemata.range or any(entry.range for entry in llc.schemata_per_cache):
+        default = _range(llc.schemata.range) or WHOLE
+        cache = dict.fromkeys(facts.l3_domains, default)
+        cache |= {
+            entry.cache_id: own
+            for entry in llc.schemata_per_cache
+            if (own := _range(entry.range)) is not None
+        }
+    memory: dict[int, int] | None = None
+    if mb.schemata.percent or any(entry.percent for entry in mb.schemata_per_cache):
+        memory = dict.fromkeys(facts.mb_domains, mb.schemata.percent or 100)
+        memory |= {
+            entry.cache_id: entry.percent for entry in mb.schemata_per_cache if entry.percent
+        }
+    made = make_schemata(facts, cache=cache, memory=memory)
+    foreign = [
+        *sorted((cache or {}).keys() - set(facts.l3_domains)),
+        *sorted((memory or {}).keys() - set(facts.mb_domains)),
+    ]
+    if foreign and made.text:
+        unknown = f"this machine has no cache {', '.join(map(str, foreign))}"
+        made = Made(made.text, f"{made.degraded}; {unknown}" if made.degraded else unknown)
+    return made
+
+
+def _range(share: tuple[int, ...]) -> Range | None:
+    return (share[0], share[1]) if len(share) == 2 else None
+
+
+def _of_pod(rule: Rule, pod: Pod) -> Made | None:
+    text = pod.annotations.get(ANNOTATION_RESCTRL)
+    if text is None:
+        return None
+    wish = parse_resctrl(text, obj=pod.obj)
+    made = schemata_of(wish, rule.facts)
+    if not made.text and not made.degraded:
+        raise InputError(
+            obj=pod.obj,
+            field=annotation_field(ANNOTATION_RESCTRL),
+            value=text,
+            problem="asks for neither cache nor memory bandwidth",
+            hint='for example {"llc":{"schemata":{"range":[0,30]}}}',
+        )
+    return made
+
+
+def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
+    made = _of_pod(rule, subject.pod)
+    if made is not None and made.text:
+        yield Claim(
+            resource=Resource.RESCTRL_SCHEMATA,
+            key=group_of(subject.pod),
+            value=made.text,
+            policy=NAME,
+            reason="the pod's own cache and memory bandwidth",
+            source=_SOURCE,
+            rank=Rank.POD,
+            degraded=made.degraded,
+        )
+
+
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+    made = _of_pod(rule, subject.pod)
+    if made is not None and made.text:
+        yield Claim(
+            resource=Resource.RESCTRL_GROUP,
+            value=group_of(subject.pod),
+            policy=NAME,
+            reason="the pod's own control group",
+            source=_SOURCE,
+            rank=Rank.POD,
+            degraded=made.degraded,
+        )
+
+
+POLICY: Final = Policy(
+    name=NAME,
+    gate="Resctrl",
+    gate_default=False,
+    summary="a pod's own share of the last-level cache and of memory bandwidth",
+    parse=parse,
+    claims={Level.POD: claim_pod, Level.CONTAINER: claim_container},
+)
