@@ -23,11 +23,14 @@ def milli_to_shares(milli: int) -> int:
     return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
 
 
-def milli_to_quota_us(milli: int, period_us: int | None = None) -> int:
-    """Return the CFS quota for milli-cores; 0 and less is UNLIMITED, the smallest is 1000 µs."""
+def milli_to_quota_us(milli: int) -> int:
+    """Return the CFS quota per 100 ms; 0 and less is UNLIMITED, the smallest is 1000 µs.
+
+    Effectors scale a quota to the period that they find (linux-interfaces.md 20.17).
+    """
     if milli <= 0:
         return UNLIMITED
-    return max(milli * (period_us or DEFAULT_PERIOD_US) // 1000, MIN_QUOTA_US)
+    return max(milli * DEFAULT_PERIOD_US // 1000, MIN_QUOTA_US)
 
 
 def sum_of_requests(specs: Iterable[ContainerSpec], pick: Pick, overhead: int | None) -> int:

@@ -21,6 +21,7 @@ from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Policy
 from hooks.subject import ContainerSubject, Level, PodSubject, Requested, Subject
+from linux.cgroup_files import DEFAULT_PERIOD_US
 from linux.resources import Resource, Value
 
 Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claim]]
@@ -128,9 +129,17 @@ def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> Po
     return PolicyState(policy, None, Off(OffBecause.BAD_INPUT, problem), problem)
 
 
+def _quota_per_100ms(requested: Requested) -> int | None:
+    """The requested quota as quotas are canonically: kubelet may use another period."""
+    quota_us, period_us = requested.cfs_quota_us, requested.cfs_period_us
+    if quota_us is None or quota_us <= 0 or not period_us or period_us == DEFAULT_PERIOD_US:
+        return quota_us
+    return -(-quota_us * DEFAULT_PERIOD_US // period_us)
+
+
 _REQUESTED_FIELD: Mapping[Resource, Callable[[Requested], Value | None]] = {
     Resource.CPU_SHARES: lambda requested: requested.cpu_shares,
-    Resource.CPU_CFS_QUOTA: lambda requested: requested.cfs_quota_us,
+    Resource.CPU_CFS_QUOTA: _quota_per_100ms,
     Resource.CPU_CFS_PERIOD: lambda requested: requested.cfs_period_us,
     Resource.MEMORY_LIMIT: lambda requested: requested.memory_limit_bytes,
     Resource.CPUSET_CPUS: lambda requested: requested.cpus,

@@ -39,7 +39,7 @@ class Requested(msgspec.Struct, frozen=True):
     """
 
     cpu_shares: int | None = None
-    cfs_quota_us: int | None = None  # -1: unlimited
+    cfs_quota_us: int | None = None  # -1: unlimited; per cfs_period_us, or 100 ms without one
     cfs_period_us: int | None = None
     memory_limit_bytes: int | None = None  # -1: unlimited
     cpus: CpuSet | None = None

@@ -22,7 +22,9 @@ class Resource(StrEnum):
 
     # cpu
     CPU_SHARES = "cpu.shares"  # int, 2..262144
-    CPU_CFS_QUOTA = "cpu.cfs_quota_us"  # int µs per period, UNLIMITED
+    CPU_CFS_QUOTA = (
+        "cpu.cfs_quota_us"  # int µs per 100 ms, UNLIMITED; effectors scale to the period
+    )
     CPU_CFS_PERIOD = "cpu.cfs_period_us"  # int µs
     CPU_CFS_BURST = "cpu.cfs_burst_us"  # int µs
     CPU_BVT = "cpu.bvt_warp_ns"  # int, -1..2

@@ -139,7 +139,6 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
         shares=milli_to_shares(sum_of_requests(specs, _cpu_request, cpu)),
         limit_milli=sum_of_limits(specs, _cpu_limit, cpu),
         memory_bytes=sum_of_limits(specs, _memory_limit, memory),
-        period_us=subject.requested.cfs_period_us,
         whose="sum of the pod's",
         source=source,
         degraded=short,
@@ -163,7 +162,6 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
         shares=milli_to_shares(amounts.batch_cpu_request_milli or 0),
         limit_milli=amounts.batch_cpu_limit_milli or 0,
         memory_bytes=memory if memory > 0 else UNLIMITED,
-        period_us=subject.requested.cfs_period_us,
         whose="the container's",
         source=source,
         degraded="",
@@ -188,7 +186,6 @@ def _claims(
     shares: int,
     limit_milli: int,
     memory_bytes: int,
-    period_us: int | None,
     whose: str,
     source: str,
     degraded: str,
@@ -210,7 +207,7 @@ def _claims(
         reason = "best-effort CPU is suppressed by the quota of the besteffort directory"
         yield claim(Resource.CPU_CFS_QUOTA, UNLIMITED, reason, _SUPPRESS)
     else:
-        quota = milli_to_quota_us(limit_milli, period_us)
+        quota = milli_to_quota_us(limit_milli)
         reason = f"{whose} batch-cpu limit"
         if quota == UNLIMITED:
             reason += " is missing"
