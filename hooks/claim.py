@@ -6,6 +6,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
+from apis.errors import InputError
 from linux.resources import Resource, Value
 
 
@@ -55,3 +56,11 @@ class Claim(msgspec.Struct, frozen=True):
     rank: int = Rank.DEFAULT
     factor: float = 1.0
     degraded: str = ""
+
+
+Claimed = Claim | InputError
+"""What a claiming function gives: a claim, or an error that costs nothing but itself.
+
+An error that is raised instead may cost all claims of the call, so a policy yields it where it has
+more to say.
+"""

@@ -4,8 +4,9 @@ An `Engine` is immutable. `Engine.build` parses the rules once, when an object o
 `decide` is pure, reads memory only, and is what every effector calls: the NRI reply, the proxy's
 hook service, the reconciler, `koordctl plan`. Deciding twice gives the same decision.
 
-A policy that fails costs the claims that it had not made yet, for that subject, and nothing else:
-the fault travels in the decision, and whoever runs the engine reports it.
+A policy that fails costs its own claims for that subject and nothing else, and an error that it
+yields among its claims costs not even these: the fault travels in the decision, and whoever runs
+the engine reports it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apis.errors import InputError, InputErrors
-from hooks.claim import Claim
+from hooks.claim import Claim, Claimed
 from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
@@ -24,7 +25,7 @@ from hooks.subject import ContainerSubject, Level, PodSubject, Requested, Subjec
 from linux.cgroup_files import DEFAULT_PERIOD_US
 from linux.resources import Resource, Value
 
-Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claim]]
+Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
 
 
@@ -92,7 +93,10 @@ class Engine:
                 else:
                     claims = guard(name, function, rule, subject)
                 for claim in claims:
-                    by_resource.setdefault((claim.resource, claim.key), []).append(claim)
+                    if isinstance(claim, InputError):
+                        faults.append(Fault(policy=name, message=str(claim), input_error=True))
+                    else:
+                        by_resource.setdefault((claim.resource, claim.key), []).append(claim)
             except (InputError, InputErrors) as error:
                 faults.append(Fault(policy=name, message=str(error), input_error=True))
             except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported

@@ -6,9 +6,10 @@ and a module-level `POLICY`; `hooks.policies.BUILTIN` lists them.
 
 - `parse(inputs)` returns the rule when the policy is active, or an `Off` that says why it is not.
   It may raise `apis.errors.InputError` (or InputErrors): the engine then keeps the last good rule.
-- A claiming function gets (rule, subject) and returns claims. It raises `InputError` when the
-  subject's own input is bad: only this policy's claims for this subject are lost, and the message
-  is shown.
+- A claiming function gets (rule, subject) and returns claims. Where the subject's own input is bad
+  it raises `InputError`, and only this policy's claims for this subject are lost; or it yields the
+  error among its claims, and nothing is lost beside what could not be claimed. The message is shown
+  either way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hooks.claim import Claim
+from hooks.claim import Claimed
 from hooks.facts import NodeInputs
 from hooks.subject import Level
 
@@ -41,8 +42,8 @@ class Off:
     detail: str = ""
 
 
-ClaimFunction = Callable[[Any, Any], Iterable[Claim]]
-"""(rule, subject of the level) -> claims."""
+ClaimFunction = Callable[[Any, Any], Iterable[Claimed]]
+"""(rule, subject of the level) -> claims, and errors that cost nothing but themselves."""
 
 
 @dataclass(frozen=True, slots=True)

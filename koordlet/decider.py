@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
-from hooks.claim import Claim
+from hooks.claim import Claimed
 from hooks.decision import Decision
 from hooks.engine import Engine, Guard
 from hooks.policy import ClaimFunction
@@ -69,13 +69,13 @@ class Decider:
 
     def guard(
         self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
-    ) -> Iterable[Claim]:
+    ) -> Iterable[Claimed]:
         """Call a policy: timed, and bounded when it is a site's."""
         started = time.perf_counter()
         succeeded = False
         try:
             if policy in self.site_names and self._site_guard is not None:
-                claims: Iterable[Claim] = self._site_guard(policy, function, rule, subject)
+                claims: Iterable[Claimed] = self._site_guard(policy, function, rule, subject)
             else:
                 # A generator does its work here, not in the engine's loop.
                 claims = tuple(function(rule, subject))

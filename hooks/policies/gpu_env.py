@@ -27,7 +27,7 @@ from apis.keys import (
     LABEL_GPU_ISOLATION_PROVIDER,
 )
 from hooks import compat
-from hooks.claim import Claim, Rank
+from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Policy
 from hooks.subject import ContainerSubject, Level, Pod
@@ -110,7 +110,7 @@ def _claim(
     )
 
 
-def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
     pod = subject.pod
     text = pod.annotations.get(ANNOTATION_DEVICE_ALLOCATED)
     if text is None:
@@ -126,7 +126,13 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
         f"{_SOURCE}.gpu",
     )
     if pod.labels.get(LABEL_GPU_ISOLATION_PROVIDER) == HAMI_CORE:
-        yield from _hami(rule, pod, subject.name, gpus)
+        try:
+            # All or nothing: the library without its limits would not isolate.
+            isolation = list(_hami(rule, pod, subject.name, gpus))
+        except InputError as error:
+            yield error
+        else:
+            yield from isolation
 
 
 def _hami(

@@ -30,7 +30,7 @@ from apis.nodeslo import MemoryQOS, ResourceQOSStrategy, decode_nodeslo
 from apis.qos import KubeQoS, QoSClass, qos_class_with_default
 from hooks import compat
 from hooks.amounts import Pick, regular_only, sum_of_limits, sum_of_requests
-from hooks.claim import Claim, Rank
+from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import Amounts, ContainerSubject, Level, Pod, PodSubject, QosSubject
@@ -271,7 +271,7 @@ def throttling(
 # --- claims ------------------------------------------------------------------------------------
 
 
-def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
+def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claimed]:
     pod = subject.pod
     setting, error = _setting_or_class(rule, pod)
     if setting is not None:
@@ -280,10 +280,10 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
         yield from _reclaim_and_oom(rule, setting)
         yield from _page_cache(rule, setting, pod)
     if error is not None:
-        raise error
+        yield error
 
 
-def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
     pod = subject.pod
     setting, error = _setting_or_class(rule, pod)
     if setting is not None:
@@ -298,7 +298,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
             )
         yield from _reclaim_and_oom(rule, setting)
     if error is not None:
-        raise error
+        yield error
 
 
 def claim_qos(rule: Rule, subject: QosSubject) -> Iterator[Claim]:

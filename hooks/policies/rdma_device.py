@@ -15,9 +15,9 @@ import msgspec
 
 from apis.annotations import annotation_field
 from apis.device import DeviceAllocation, DeviceType, parse_device_allocated
-from apis.errors import InputError, InputErrors
+from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
-from hooks.claim import Claim, Rank
+from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import ContainerSubject, Level
@@ -55,7 +55,7 @@ def addresses_of(device: DeviceAllocation, index: int) -> list[tuple[str, str]]:
     return [(device.id, f"{where}.id")]
 
 
-def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
+def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
     pod = subject.pod
     text = pod.annotations.get(ANNOTATION_DEVICE_ALLOCATED)
     if text is None:
@@ -63,27 +63,22 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
     allocated = parse_device_allocated(text, obj=pod.obj).get(DeviceType.RDMA)
     if not allocated:
         return
-    errors: list[InputError] = []
     first = True
     for index, device in enumerate(allocated):
         for address, where in addresses_of(device, index):
             node = rule.devices.get(address.lower())
             if node is None:
-                errors.append(
-                    InputError(
-                        obj=pod.obj,
-                        field=f"{_FIELD}.{where}",
-                        value=address,
-                        problem="this node has no RDMA device with verbs at that PCI address",
-                    )
+                yield InputError(
+                    obj=pod.obj,
+                    field=f"{_FIELD}.{where}",
+                    value=address,
+                    problem="this node has no RDMA device with verbs at that PCI address",
                 )
                 continue
             if first and rule.connection_manager is not None:
                 yield _claim(rule.connection_manager, "the RDMA connection manager", _SOURCE)
             first = False
             yield _claim(node, f"RDMA device {address}", f"{_SOURCE}.{where}")
-    if errors:
-        raise InputErrors(errors)
 
 
 def _claim(node: DeviceNode, reason: str, source: str) -> Claim:
