@@ -123,8 +123,7 @@ def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
         done = bed.cri.execute(pod.containers["main"], ["printenv", shown.key])
         return done.stdout.strip() or "(unset)"
     group = pod.cgroup if shown.level == "pod" else pod.container_cgroup("main")
-    controller = shown.resource.split(".")[0]
-    return bed.groups.read(controller, group, shown.resource)
+    return bed.groups.read(group, shown.resource)
 
 
 def without_annotation(objects: list[Manifest], kind: str, annotation: str) -> Manifest:

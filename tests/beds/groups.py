@@ -1,8 +1,9 @@
 """The cgroups that a kubelet would make: kubepods, its QoS levels, and one group per pod.
 
-They live under a root of their own in every v1 hierarchy of this machine (and in the empty v2
-hierarchy that a hybrid layout has), so beds can stand side by side and nobody's pods are touched.
-What is left in the root at the end is ended, and every group is removed.
+They live under a root of their own, so beds can stand side by side and nobody's pods are touched:
+in the v2 hierarchy where that has the controllers, else in every v1 hierarchy (and in the empty v2
+hierarchy that a hybrid layout has). What is left in the root at the end is ended, and every group
+is removed. Resources are called by their v1 names, as everywhere here; values are the files' own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from tests.beds.packages import BedError
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 QosClass = Literal["guaranteed", "burstable", "besteffort"]
-CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
+V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
+V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+V2_FILES = {
+    "cpu.shares": "cpu.weight",
+    "cpu.cfs_quota_us": "cpu.max",
+    "memory.limit_in_bytes": "memory.max",
+}
 _counter = itertools.count()
 
 
@@ -31,6 +38,7 @@ class Kubepods:
     """`path` is absolute within each hierarchy, e.g. "/koord-bed-77-0/kubepods"."""
 
     path: str
+    version: Literal[1, 2]
     hierarchies: tuple[Path, ...]
 
     def pod_path(self, uid: str, qos: QosClass) -> str:
@@ -38,12 +46,16 @@ class Kubepods:
         level = "" if qos == "guaranteed" else f"/{qos}"
         return f"{self.path}{level}/pod{uid}"
 
-    def file(self, controller: str, group: str, name: str) -> Path:
-        """The file of one controller for a group given by its absolute cgroup path."""
-        return CGROUP_MOUNT / controller / group.lstrip("/") / name
+    def file(self, group: str, resource: str) -> Path:
+        """The resource's file in a group, which is given by its absolute cgroup path."""
+        if self.version == 2:
+            return CGROUP_MOUNT / group.lstrip("/") / V2_FILES.get(resource, resource)
+        # cgroup.procs and the like stand in every hierarchy; memory's is as good as any.
+        controller = resource.split(".")[0].replace("cgroup", "memory")
+        return CGROUP_MOUNT / controller / group.lstrip("/") / resource
 
-    def read(self, controller: str, group: str, name: str) -> str:
-        return self.file(controller, group, name).read_text().strip()
+    def read(self, group: str, resource: str) -> str:
+        return self.file(group, resource).read_text().strip()
 
     def make_pod(
         self,
@@ -57,14 +69,16 @@ class Kubepods:
         """Make the pod's group with the values a kubelet gives it; answers its path."""
         path = self.pod_path(uid, qos)
         self._make(path)
-        values: list[tuple[str, str, int | None]] = [
-            ("cpu", "cpu.shares", cpu_shares),
-            ("cpu", "cpu.cfs_quota_us", cfs_quota_us),
-            ("memory", "memory.limit_in_bytes", memory_limit_bytes),
-        ]
-        for controller, name, value in values:
+        if self.version == 2:
+            # The kubelet's own formula from shares (2..262144) to weight (1..10000).
+            cpu_shares = 1 + (cpu_shares - 2) * 9999 // 262_142
+        for resource, value in (
+            ("cpu.shares", cpu_shares),
+            ("cpu.cfs_quota_us", cfs_quota_us),
+            ("memory.limit_in_bytes", memory_limit_bytes),
+        ):
             if value is not None:
-                self.file(controller, path, name).write_text(str(value))
+                self.file(path, resource).write_text(str(value))
         return path
 
     def remove_pod(self, uid: str, qos: QosClass) -> None:
@@ -75,35 +89,53 @@ class Kubepods:
             folder = hierarchy
             for part in path.strip("/").split("/"):
                 parent, folder = folder, folder / part
+                if self.version == 2:
+                    wanted = " ".join(f"+{controller}" for controller in V2_CONTROLLERS)
+                    (parent / "cgroup.subtree_control").write_text(wanted)
                 try:
                     folder.mkdir()
                 except FileExistsError:
                     continue
-                if hierarchy.name == "cpuset":
+                if self.version == 1 and hierarchy.name == "cpuset":
                     # A v1 cpuset group starts empty and refuses processes until it is filled.
                     for name in ("cpuset.cpus", "cpuset.mems"):
                         (folder / name).write_text((parent / name).read_text())
 
 
-@contextmanager
-def kubepods() -> Iterator[Kubepods]:
-    """A kubepods tree for one bed; raises BedError where v1 hierarchies are missing."""
-    missing = [c for c in CONTROLLERS if not (CGROUP_MOUNT / c / "cgroup.procs").exists()]
+def _layout() -> tuple[Literal[1, 2], tuple[Path, ...]]:
+    """The cgroup version of this machine and its hierarchies; BedError says what is missing."""
+    controllers = CGROUP_MOUNT / "cgroup.controllers"
+    if controllers.exists():
+        lacking = set(V2_CONTROLLERS) - set(controllers.read_text().split())
+        if lacking:
+            raise BedError(
+                f"the cgroup v2 hierarchy at {CGROUP_MOUNT} has no {', '.join(sorted(lacking))}: "
+                "a container sees only what its host delegates; run this on the host"
+            )
+        return 2, (CGROUP_MOUNT,)
+    missing = [c for c in V1_CONTROLLERS if not (CGROUP_MOUNT / c / "cgroup.procs").exists()]
     if missing:
         raise BedError(
-            f"no cgroup v1 hierarchy for {', '.join(missing)} under {CGROUP_MOUNT}: "
-            "this bed needs v1 controllers mounted one by one"
+            f"neither a cgroup v2 hierarchy at {CGROUP_MOUNT} nor v1 hierarchies below it "
+            f"(no {', '.join(missing)}): mount one of the two"
         )
-    for stale in CGROUP_MOUNT.glob("*/koord-bed-*-*"):
-        if not owner_lives(stale.name):
-            _remove_trees([stale])
     named = [CGROUP_MOUNT / name for name in ("systemd", "unified")]
-    hierarchies = tuple(
-        [CGROUP_MOUNT / c for c in CONTROLLERS]
+    return 1, tuple(
+        [CGROUP_MOUNT / c for c in V1_CONTROLLERS]
         + [h for h in named if (h / "cgroup.procs").exists()]
     )
+
+
+@contextmanager
+def kubepods() -> Iterator[Kubepods]:
+    """A kubepods tree for one bed; raises BedError where there are no cgroups to make it in."""
+    version, hierarchies = _layout()
+    for hierarchy in hierarchies:
+        for stale in hierarchy.glob("koord-bed-*-*"):
+            if not owner_lives(stale.name):
+                _remove_trees([stale])
     root = f"/koord-bed-{os.getpid()}-{next(_counter)}"
-    tree = Kubepods(f"{root}/kubepods", hierarchies)
+    tree = Kubepods(f"{root}/kubepods", version, hierarchies)
     try:
         for level in ("", "/burstable", "/besteffort"):
             tree._make(f"{tree.path}{level}")

@@ -54,9 +54,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
 def test_a_pod_runs_with_the_values_of_its_manifest(runtime: Containerd) -> None:
     with running_pod(runtime, POD) as pod:
         group = pod.container_cgroup("main")
-        assert runtime.groups.read("cpu", group, "cpu.shares") == "512"
-        assert runtime.groups.read("cpu", group, "cpu.cfs_quota_us") == "100000"
-        assert runtime.groups.read("memory", group, "memory.limit_in_bytes") == str(128 * 2**20)
+        assert runtime.groups.read(group, "cpu.shares") == "512"
+        assert runtime.groups.read(group, "cpu.cfs_quota_us") == "100000"
+        assert runtime.groups.read(group, "memory.limit_in_bytes") == str(128 * 2**20)
         assert "GREETING=hello" in runtime.cri.execute(pod.containers["main"], ["env"]).stdout
         pod_group = CGROUP_MOUNT / "cpu" / pod.cgroup.lstrip("/")
         assert pod_group.is_dir()
@@ -71,8 +71,8 @@ def test_resources_change_in_place(runtime: Containerd) -> None:
             cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000, cpu_shares=256),
         )
         group = pod.container_cgroup("main")
-        assert runtime.groups.read("cpu", group, "cpu.cfs_quota_us") == "50000"
-        assert runtime.groups.read("cpu", group, "cpu.shares") == "256"
+        assert runtime.groups.read(group, "cpu.cfs_quota_us") == "50000"
+        assert runtime.groups.read(group, "cpu.shares") == "256"
 
 
 @pytest.mark.containerd
