@@ -9,6 +9,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -93,7 +94,13 @@ class Front:
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.connections: set[_Connection] = set()
+        self._all_gone = asyncio.Event()
         self._seeker: asyncio.Task[None] | None = None
+
+    def forget(self, connection: "_Connection") -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_gone.set()
 
     def new_connection(self) -> asyncio.Protocol:
         return _Connection(self)
@@ -131,9 +138,11 @@ class Front:
         self.draining = True
         for connection in list(self.connections):
             connection.send_away()
-        deadline = self.loop.time() + limit_s
-        while self.connections and self.loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        self._all_gone.clear()
+        if self.connections:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._all_gone.wait()
         cut = self.open_calls
         for connection in list(self.connections):
             connection.close()
@@ -372,7 +381,7 @@ class _Connection(asyncio.Protocol):
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
-        self._front.connections.discard(self)
+        self._front.forget(self)
         if self._connecting is not None:
             self._connecting.cancel()
         for stream in list(self._calls):

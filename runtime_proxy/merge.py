@@ -1,0 +1,200 @@
+"""How a hook's answer changes what is held: the documented rules, and nothing else.
+
+Two rules for resources (runtime-proxy.md, 3.4): R takes a hook's answer into the held value, U
+takes kubelet's UpdateContainerResources into it. Hooks written for the original proxy echo what
+they do not change, so under R an empty cpuset in an answer means "do not pin" and an unset
+oom_score_adj means 0. The patches then carry only what really differs into the CRI message, field
+by field, so that fields nobody touched, known or not, reach the runtime as kubelet sent them.
+"""
+
+import logging
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import msgspec
+
+from protos.cri.v1 import api_pb2 as cri
+from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from runtime_proxy.model import (
+    SCALAR_FIELDS,
+    Container,
+    Pod,
+    PodChanges,
+    Resources,
+    changed_entries,
+    read_resources,
+)
+
+log = logging.getLogger(__name__)
+
+# Labels by which kubelet finds its own pods and containers again; a hook that changed one would
+# make kubelet lose or kill the pod.
+_KUBELET_LABEL_PREFIX = "io.kubernetes."
+_MAX_CGROUP_PARENT = 4096
+
+
+def rule_r(held: Resources | None, answer: Resources | None) -> Resources | None:
+    """A hook's answer into the held resources. Nothing can be added to absent ones."""
+    if held is None or answer is None:
+        return held
+    return msgspec.structs.replace(
+        held,
+        cpu_period=answer.cpu_period if answer.cpu_period > 0 else held.cpu_period,
+        cpu_quota=answer.cpu_quota if answer.cpu_quota != 0 else held.cpu_quota,
+        cpu_shares=answer.cpu_shares if answer.cpu_shares > 0 else held.cpu_shares,
+        memory_limit_in_bytes=answer.memory_limit_in_bytes
+        if answer.memory_limit_in_bytes > 0
+        else held.memory_limit_in_bytes,
+        memory_swap_limit_in_bytes=answer.memory_swap_limit_in_bytes
+        if answer.memory_swap_limit_in_bytes > 0
+        else held.memory_swap_limit_in_bytes,
+        oom_score_adj=answer.oom_score_adj
+        if -1000 <= answer.oom_score_adj <= 1000
+        else held.oom_score_adj,
+        cpuset_cpus=answer.cpuset_cpus,
+        cpuset_mems=answer.cpuset_mems,
+        unified={**held.unified, **answer.unified},
+    )
+
+
+def rule_u(held: Resources | None, request: Resources | None) -> Resources | None:
+    """An UpdateContainerResources request into the held resources."""
+    if held is None or request is None:
+        return held
+    return msgspec.structs.replace(
+        held,
+        cpu_period=request.cpu_period if request.cpu_period > 0 else held.cpu_period,
+        cpu_quota=request.cpu_quota if request.cpu_quota != 0 else held.cpu_quota,
+        cpu_shares=request.cpu_shares if request.cpu_shares > 0 else held.cpu_shares,
+        memory_limit_in_bytes=request.memory_limit_in_bytes
+        if request.memory_limit_in_bytes > 0
+        else held.memory_limit_in_bytes,
+        memory_swap_limit_in_bytes=request.memory_swap_limit_in_bytes
+        if request.memory_swap_limit_in_bytes > 0
+        else held.memory_swap_limit_in_bytes,
+        cpuset_cpus=request.cpuset_cpus or held.cpuset_cpus,
+        cpuset_mems=request.cpuset_mems or held.cpuset_mems,
+        unified={**held.unified, **request.unified},
+    )
+
+
+def answered_pod(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod:
+    """PreRunPodSandbox: labels, annotations and the cgroup parent; `resources` is not for here."""
+    labels = {
+        **pod.labels,
+        **{
+            key: value
+            for key, value in answer.labels.items()
+            if not key.startswith(_KUBELET_LABEL_PREFIX)
+        },
+    }
+    return msgspec.structs.replace(
+        pod,
+        labels=labels,
+        annotations={**pod.annotations, **answer.annotations},
+        cgroup_parent=_cgroup_parent(pod.cgroup_parent, answer.cgroup_parent),
+    )
+
+
+def answered_pod_resources(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod:
+    """PreUpdatePodSandboxResources: the resources, by rule R."""
+    if not answer.HasField("resources"):
+        return pod
+    return msgspec.structs.replace(
+        pod, resources=rule_r(pod.resources, read_resources(answer.resources))
+    )
+
+
+def answered_container(
+    container: Container, answer: hook.ContainerResourceHookResponse
+) -> Container:
+    """Any container stage: annotations, resources by rule R, cgroup parent, environment."""
+    resources = container.resources
+    if answer.HasField("container_resources"):
+        resources = rule_r(resources, read_resources(answer.container_resources))
+    return msgspec.structs.replace(
+        container,
+        annotations={**container.annotations, **answer.container_annotations},
+        resources=resources,
+        cgroup_parent=_cgroup_parent(container.cgroup_parent, answer.pod_cgroup_parent),
+        # A map that is present replaces the environment; on the wire empty is absent.
+        envs=dict(answer.container_envs) or container.envs,
+    )
+
+
+def _cgroup_parent(held: str, answer: str) -> str:
+    if not answer:
+        return held
+    if len(answer) > _MAX_CGROUP_PARENT or "\0" in answer or ".." in answer.split("/"):
+        log.warning("a hook's cgroup parent is not a path below the root: it is not applied")
+        return held
+    return answer
+
+
+def pod_changes(before: Pod, after: Pod) -> PodChanges:
+    return PodChanges(
+        labels=changed_entries(before.labels, after.labels),
+        annotations=changed_entries(before.annotations, after.annotations),
+        cgroup_parent=after.cgroup_parent if after.cgroup_parent != before.cgroup_parent else "",
+    )
+
+
+# -- patches: from values back into the CRI message ---------------------------------------------
+
+
+def patch_sandbox_config(config: cri.PodSandboxConfig, changes: PodChanges) -> bool:
+    """Put a pod's changes into its configuration; whether that changed anything."""
+    changed = patch_map(config.labels, changes.labels)
+    changed = patch_map(config.annotations, changes.annotations) or changed
+    if changes.cgroup_parent and config.linux.cgroup_parent != changes.cgroup_parent:
+        config.linux.cgroup_parent = changes.cgroup_parent
+        changed = True
+    return changed
+
+
+def patch_map(target: MutableMapping[str, str], entries: Mapping[str, str]) -> bool:
+    changed = changed_entries(target, entries)
+    for key, value in changed.items():
+        target[key] = value
+    return bool(changed)
+
+
+def differs(before: Resources | None, after: Resources | None) -> bool:
+    """Whether there is anything that `patch_resources` would carry."""
+    return before is not None and after is not None and before != after
+
+
+def patch_resources(
+    message: cri.LinuxContainerResources, before: Resources, after: Resources
+) -> None:
+    """Carry what hooks changed between `before` and `after` into the message, nothing else.
+
+    Hugepage limits are never carried: the runtime appends each one it is sent to the container's
+    spec, so a repeated list would grow without bound.
+    """
+    for name in SCALAR_FIELDS:
+        value = getattr(after, name)
+        if value != getattr(before, name):
+            setattr(message, name, value)
+    patch_map(message.unified, changed_entries(before.unified, after.unified))
+
+
+def merge_envs(
+    envs: Sequence[tuple[str, bytes]], before: Mapping[str, str], after: Mapping[str, str]
+) -> list[tuple[str, bytes]]:
+    """The environment list with what hooks changed between `before` and `after`, order kept.
+
+    A changed variable changes at its last place, which is the one that counts; one that is gone
+    from `after` goes with all its duplicates; new ones follow in the order of their names.
+    Variables that no hook was told of (values that are not UTF-8) stay.
+    """
+    last = {key: at for at, (key, _) in enumerate(envs)}
+    merged: list[tuple[str, bytes]] = []
+    for at, (key, value) in enumerate(envs):
+        if key in before and key not in after:
+            continue
+        if at == last[key] and key in after and after[key] != before.get(key):
+            merged.append((key, after[key].encode()))
+        else:
+            merged.append((key, value))
+    merged += [(key, after[key].encode()) for key in sorted(after.keys() - last.keys())]
+    return merged

@@ -1,0 +1,147 @@
+"""Bringing the store in line with the runtime: at start, on demand, and by a regular sweep.
+
+The runtime is the truth for what exists and what it was given; the journal adds what only we know
+(runtime-proxy.md, 5.3). Nothing waits for recovery: a call that meets an unknown object asks the
+runtime for this one.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from protos.cri.v1 import api_pb2 as cri
+from runtime_proxy.checkpoint import Recorded
+from runtime_proxy.model import Container, Pod
+from runtime_proxy.runtime import Runtime, RuntimeAway
+from runtime_proxy.store import Store
+
+log = logging.getLogger(__name__)
+
+_PARALLEL_CALLS = 4
+
+
+def with_record(pod: Pod, recorded: Pod | None) -> Pod:
+    """A sandbox from the runtime with what the journal knows beyond it."""
+    if recorded is None:
+        return pod
+    return msgspec.structs.replace(
+        pod,
+        cgroup_parent=pod.cgroup_parent or recorded.cgroup_parent,
+        overhead=pod.overhead or recorded.overhead,
+        resources=recorded.resources or pod.resources,
+        changes=recorded.changes,
+        stopped=pod.stopped or recorded.stopped,
+    )
+
+
+def container_with_record(container: Container, recorded: Container | None) -> Container:
+    if recorded is None:
+        return container
+    return msgspec.structs.replace(
+        container,
+        resources=container.resources or recorded.resources,
+        cgroup_parent=recorded.cgroup_parent,
+        annotations={**recorded.annotations, **container.annotations},
+        stopped=container.stopped or recorded.stopped,
+    )
+
+
+class Recovery:
+    def __init__(self, runtime: Runtime, store: Store, recorded: Recorded) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._recorded = recorded
+        self.done = False
+
+    async def rebuild(self) -> None:
+        """Everything that the runtime lists, once. Raises RuntimeAway."""
+        births = self._store.births
+        pods = await self._runtime.pods()
+        containers = await self._runtime.containers()
+        gate = asyncio.Semaphore(_PARALLEL_CALLS)
+
+        async def adopt_pod(identifier: str) -> None:
+            async with gate:
+                await self.pod(identifier)
+
+        async with asyncio.TaskGroup() as group:
+            for pod in pods:
+                group.create_task(adopt_pod(pod.id))
+
+        async def adopt_container(listed: cri.Container) -> None:
+            async with gate:
+                if self._store.container(listed.id) is None:
+                    self._adopt(await self._runtime.listed_container(listed))
+
+        async with asyncio.TaskGroup() as group:
+            for listed in containers:
+                group.create_task(adopt_container(listed))
+        self._store.sweep(
+            pods={p.id for p in pods}, containers={c.id for c in containers}, births=births
+        )
+        self.done = True
+        pod_count, container_count = self._store.sizes
+        log.info("recovered", extra={"pods": pod_count, "containers": container_count})
+
+    async def pod(self, identifier: str) -> Pod | None:
+        """A sandbox from the store, or from the runtime into the store; None if there is none.
+
+        Raises RuntimeAway.
+        """
+        known = self._store.pod(identifier)
+        if known is not None:
+            return known
+        found = await self._runtime.pod(identifier)
+        if found is None:
+            return None
+        # Another call may have come first, and its values may be newer.
+        known = self._store.pod(found.id)
+        if known is None:
+            known = with_record(found, self._recorded.pods.get(found.id))
+            self._store.put_pod(known)
+        return known
+
+    async def container(self, identifier: str) -> Container | None:
+        known = self._store.container(identifier)
+        if known is not None:
+            return known
+        return self._adopt(await self._runtime.container(identifier))
+
+    def _adopt(self, found: Container | None) -> Container | None:
+        """Into the store, unless another call came first: its values may be newer."""
+        if found is None:
+            return None
+        known = self._store.container(found.id)
+        if known is None:
+            known = container_with_record(found, self._recorded.containers.get(found.id))
+            self._store.put_container(known)
+        return known
+
+    async def sweep(self) -> None:
+        """Drop what the runtime no longer lists. Raises RuntimeAway."""
+        births = self._store.births
+        pods = {pod.id for pod in await self._runtime.pods()}
+        containers = {container.id for container in await self._runtime.containers()}
+        lost = self._store.sweep(pods=pods, containers=containers, births=births)
+        if any(lost):
+            log.info("swept", extra={"pods": lost[0], "containers": lost[1]})
+
+
+async def first_rebuild(recovery: Recovery, runtime: Runtime, *, retry_s: float) -> None:
+    """Rebuild as soon as the runtime answers."""
+    complained = False
+    while True:
+        try:
+            version = await runtime.identify()
+            log.info(
+                "runtime",
+                extra={"runtime": version.runtime_name, "version": version.runtime_version},
+            )
+            await recovery.rebuild()
+            return
+        except* RuntimeAway as group:
+            if not complained:
+                complained = True
+                log.warning("recovery waits", extra={"reason": str(group.exceptions[0])})
+        await asyncio.sleep(retry_s)

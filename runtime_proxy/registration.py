@@ -1,0 +1,215 @@
+"""Hook servers by their registration files, and the folder that is watched for them.
+
+Facts: runtime-proxy.md, 2.1 and 2.2. A file that cannot be read as a registration leaves the last
+good one of its name in force; a file that goes away takes its registration with it. Servers are
+asked in the order of their file names.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from runtime_proxy.stages import Stage
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = "json"
+_MAX_FILE_BYTES = 64 * 1024
+_MAX_SOCKET_PATH = 107
+
+
+class RegistrationError(Exception):
+    """A file that is no registration: the text names the file, the field and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """`name` is the file's name and decides the order; `fail` is failure policy Fail."""
+
+    name: str
+    endpoint: str
+    fail: bool
+    stages: frozenset[Stage]
+
+
+def parse_registration(name: str, content: bytes) -> Registration:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RegistrationError(f"{name}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise RegistrationError(f"{name}: not a JSON object")
+    # As Go reads JSON: keys match in any case.
+    fields = {str(key).lower(): value for key, value in document.items()}
+    endpoint = fields.get("remote-endpoint", "")
+    if not isinstance(endpoint, str) or not endpoint.removeprefix("unix://").startswith("/"):
+        raise RegistrationError(
+            f"{name}: remote-endpoint: {endpoint!r} is not the absolute path of a unix socket"
+        )
+    endpoint = endpoint.removeprefix("unix://")
+    if len(os.fsencode(endpoint)) > _MAX_SOCKET_PATH or "\0" in endpoint:
+        raise RegistrationError(f"{name}: remote-endpoint: no unix socket can have this path")
+    policy = fields.get("failure-policy") or "Ignore"
+    if policy not in ("Fail", "Ignore"):
+        log.warning(
+            "unknown failure policy counts as Ignore", extra={"file": name, "value": str(policy)}
+        )
+    wanted = fields.get("runtime-hooks") or []
+    if not isinstance(wanted, list) or not all(isinstance(hook, str) for hook in wanted):
+        raise RegistrationError(f"{name}: runtime-hooks: not a list of names")
+    known = {stage.value: stage for stage in Stage}
+    unknown = sorted(set(wanted) - known.keys())
+    if unknown:
+        log.info("unknown hooks are never called", extra={"file": name, "hooks": unknown})
+    return Registration(
+        name=name,
+        endpoint=endpoint,
+        fail=policy == "Fail",
+        stages=frozenset(known[hook] for hook in wanted if hook in known),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What tells one version of a file from the next."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
+def _read(folder: str, name: str) -> tuple[_Seen, bytes]:
+    """Read one file, refusing what somebody other than root or us could have written."""
+    descriptor = os.open(
+        os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        seen = _Seen(status.st_ino, status.st_mtime_ns, status.st_size)
+        if not stat.S_ISREG(status.st_mode):
+            raise RegistrationError(f"{name}: not a regular file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise RegistrationError(
+                f"{name}: must belong to root and be writable by its owner alone "
+                f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
+                f"chown root and chmod go-w"
+            )
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise RegistrationError(f"{name}: larger than {_MAX_FILE_BYTES} octets")
+    return seen, content
+
+
+class Registrations:
+    """The folder's registrations as they stand; `scan` brings them up to date."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._good: dict[str, Registration] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._complaints: dict[str, str] = {}
+
+    @property
+    def current(self) -> tuple[Registration, ...]:
+        return tuple(self._good[name] for name in sorted(self._good))
+
+    @property
+    def complaints(self) -> Mapping[str, str]:
+        """What is wrong with which file, for the health page."""
+        return self._complaints
+
+    def refresh(self) -> bool:
+        """Read every file anew: something happened in the folder, perhaps within a clock tick."""
+        self._seen.clear()
+        return self.scan()
+
+    def scan(self) -> bool:
+        """Read what is new in the folder; whether the registrations changed."""
+        before = self.current
+        try:
+            names = [
+                entry.name for entry in os.scandir(self.folder) if entry.name.endswith(_SUFFIX)
+            ]
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            self._complain("", f"{self.folder}: {error.strerror}")
+            return False
+        for gone in (self._good.keys() | self._seen.keys() | self._complaints.keys()) - set(names):
+            self._good.pop(gone, None)
+            self._seen.pop(gone, None)
+            self._complaints.pop(gone, None)
+        for name in names:
+            self._update(name)
+        return self.current != before
+
+    def _update(self, name: str) -> None:
+        try:
+            status = os.lstat(os.path.join(self.folder, name))
+            version = _Seen(status.st_ino, status.st_mtime_ns, status.st_size)
+            if self._seen.get(name) == version:
+                return
+            seen, content = _read(self.folder, name)
+            # Only a version that parsed is not looked at again: one that did not may be half
+            # written.
+            self._good[name] = parse_registration(name, content)
+            self._seen[name] = seen
+            self._complaints.pop(name, None)
+        except FileNotFoundError:
+            self._good.pop(name, None)
+            self._seen.pop(name, None)
+        except OSError as error:
+            self._complain(name, f"{name}: {error.strerror}")
+        except RegistrationError as error:
+            self._complain(name, str(error))
+
+    def _complain(self, name: str, complaint: str) -> None:
+        if self._complaints.get(name) != complaint:
+            self._complaints[name] = complaint
+            log.warning("registration not usable", extra={"reason": complaint})
+
+
+_IN_CLOSE_WRITE = 0x008
+_IN_MOVED = 0x0C0
+_IN_CREATE = 0x100
+_IN_DELETE = 0x200
+_IN_ATTRIB = 0x004
+_IN_SELF = 0xC00
+_EVENT = struct.Struct("iIII")
+
+
+class FolderWatch:
+    """inotify on one folder: `drain` empties it, `renew` follows a folder that was made anew.
+
+    Events say only "look again"; a regular scan covers what inotify cannot see.
+    """
+
+    def __init__(self, folder: str, on_change: Callable[[], None]) -> None:
+        self._folder = os.fsencode(folder)
+        self._on_change = on_change
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self.renew()
+
+    def renew(self) -> None:
+        mask = _IN_CLOSE_WRITE | _IN_MOVED | _IN_CREATE | _IN_DELETE | _IN_ATTRIB | _IN_SELF
+        # Adding a watch again is free; on a missing folder it fails and the scan goes on alone.
+        self._libc.inotify_add_watch(self.descriptor, self._folder, mask)
+
+    def drain(self) -> None:
+        try:
+            while os.read(self.descriptor, 64 * 1024):
+                pass
+        except BlockingIOError:
+            pass
+        self._on_change()
+
+    def close(self) -> None:
+        os.close(self.descriptor)

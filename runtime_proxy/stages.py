@@ -1,0 +1,56 @@
+"""The stages of the hook protocol and the CRI calls that they belong to.
+
+Names are those of the registration files (runtime-proxy.md, 2.3). Two are new here: the original
+names PreRemoveRunPodSandbox but never delivers it, and has nothing for UpdatePodSandboxResources.
+"""
+
+import enum
+
+
+class Stage(enum.Enum):
+    PRE_RUN_POD_SANDBOX = "PreRunPodSandbox"
+    POST_STOP_POD_SANDBOX = "PostStopPodSandbox"
+    PRE_REMOVE_POD_SANDBOX = "PreRemoveRunPodSandbox"
+    PRE_UPDATE_POD_SANDBOX_RESOURCES = "PreUpdatePodSandboxResources"
+    PRE_CREATE_CONTAINER = "PreCreateContainer"
+    PRE_START_CONTAINER = "PreStartContainer"
+    POST_START_CONTAINER = "PostStartContainer"
+    PRE_UPDATE_CONTAINER_RESOURCES = "PreUpdateContainerResources"
+    POST_STOP_CONTAINER = "PostStopContainer"
+
+    @property
+    def method(self) -> bytes:
+        """The path of the hook server's method."""
+        return f"/runtime.v1alpha1.RuntimeHookService/{self.value}Hook".encode()
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether failure policy Fail can stop the call: nothing that removes is ever stopped."""
+        return self.value.startswith("Pre") and self is not Stage.PRE_REMOVE_POD_SANDBOX
+
+    @property
+    def is_addition(self) -> bool:
+        """Stages that a server may list without serving: UNIMPLEMENTED then means "no hook"."""
+        return self in (Stage.PRE_REMOVE_POD_SANDBOX, Stage.PRE_UPDATE_POD_SANDBOX_RESOURCES)
+
+
+class CriMethod(enum.Enum):
+    RUN_POD_SANDBOX = "RunPodSandbox"
+    STOP_POD_SANDBOX = "StopPodSandbox"
+    REMOVE_POD_SANDBOX = "RemovePodSandbox"
+    UPDATE_POD_SANDBOX_RESOURCES = "UpdatePodSandboxResources"
+    CREATE_CONTAINER = "CreateContainer"
+    START_CONTAINER = "StartContainer"
+    STOP_CONTAINER = "StopContainer"
+    REMOVE_CONTAINER = "RemoveContainer"
+    UPDATE_CONTAINER_RESOURCES = "UpdateContainerResources"
+
+
+# v1alpha2 gives every message that we read the same numbers as v1.
+CRI_PACKAGES = ("runtime.v1", "runtime.v1alpha2")
+
+INTERCEPTED_PATHS: dict[bytes, CriMethod] = {
+    f"/{package}.RuntimeService/{method.value}".encode(): method
+    for package in CRI_PACKAGES
+    for method in CriMethod
+}

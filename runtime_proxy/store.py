@@ -1,0 +1,138 @@
+"""Sandboxes and containers that the proxy knows, by their runtime ids.
+
+Entries come from answered calls, from recovery and from the runtime on demand; they leave when the
+runtime has removed the object or no longer lists it. Every change is told to the journal.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+import msgspec
+
+from runtime_proxy.model import Container, Pod
+
+
+class Journal(Protocol):
+    """Where changes are written down; see `checkpoint`."""
+
+    def pod(self, pod: Pod) -> None: ...
+
+    def container(self, container: Container) -> None: ...
+
+    def forget(self, identifier: str) -> None: ...
+
+
+class NoJournal:
+    """For a proxy that keeps nothing on disk."""
+
+    def pod(self, pod: Pod) -> None:
+        """Nothing is kept."""
+
+    def container(self, container: Container) -> None:
+        """Nothing is kept."""
+
+    def forget(self, identifier: str) -> None:
+        """Nothing is kept."""
+
+
+class Store:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pods: dict[str, Pod] = {}
+        self._containers: dict[str, Container] = {}
+        self._of_pod: dict[str, set[str]] = {}
+        # Moves with every entry that is added, so that a sweep can tell what came after its list.
+        self._births: dict[str, int] = {}
+        self._births_so_far = 0
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self._pods), len(self._containers)
+
+    @property
+    def births(self) -> int:
+        """How many entries were ever added: a mark to hand to `sweep`."""
+        return self._births_so_far
+
+    def pod(self, identifier: str) -> Pod | None:
+        return self._pods.get(identifier)
+
+    def container(self, identifier: str) -> Container | None:
+        return self._containers.get(identifier)
+
+    def containers_of(self, pod_id: str) -> Iterator[Container]:
+        for identifier in sorted(self._of_pod.get(pod_id, ())):
+            yield self._containers[identifier]
+
+    def put_pod(self, pod: Pod) -> None:
+        self._born(pod.id)
+        if self._pods.get(pod.id) != pod:
+            self._pods[pod.id] = pod
+            self._journal.pod(pod)
+
+    def put_container(self, container: Container) -> None:
+        self._born(container.id)
+        if self._containers.get(container.id) != container:
+            self._containers[container.id] = container
+            self._of_pod.setdefault(container.pod_id, set()).add(container.id)
+            self._journal.container(container)
+
+    def stop_pod(self, identifier: str) -> Pod | None:
+        """Mark a pod stopped; the pod if it was not marked before."""
+        pod = self._pods.get(identifier)
+        if pod is None or pod.stopped:
+            return None
+        self.put_pod(msgspec.structs.replace(pod, stopped=True))
+        return pod
+
+    def stop_container(self, identifier: str) -> Container | None:
+        """Mark a container stopped; the container if it was not marked before."""
+        container = self._containers.get(identifier)
+        if container is None or container.stopped:
+            return None
+        self.put_container(msgspec.structs.replace(container, stopped=True))
+        return container
+
+    def drop_container(self, identifier: str) -> None:
+        container = self._containers.pop(identifier, None)
+        if container is None:
+            return
+        self._births.pop(identifier, None)
+        siblings = self._of_pod.get(container.pod_id, set())
+        siblings.discard(identifier)
+        if not siblings:
+            self._of_pod.pop(container.pod_id, None)
+        self._journal.forget(identifier)
+
+    def drop_pod(self, identifier: str) -> None:
+        """The pod and what is left of its containers."""
+        for container in list(self.containers_of(identifier)):
+            self.drop_container(container.id)
+        if self._pods.pop(identifier, None) is not None:
+            self._births.pop(identifier, None)
+            self._journal.forget(identifier)
+
+    def sweep(
+        self, *, pods: Collection[str], containers: Collection[str], births: int
+    ) -> tuple[int, int]:
+        """Drop what the runtime does not list; `births` is the mark taken before it was asked.
+
+        Answers how many pods and containers left.
+        """
+        lost_containers = [
+            i for i in self._containers if i not in containers and self._births[i] <= births
+        ]
+        lost_pods = [i for i in self._pods if i not in pods and self._births[i] <= births]
+        for identifier in lost_containers:
+            self.drop_container(identifier)
+        for identifier in lost_pods:
+            self.drop_pod(identifier)
+        return len(lost_pods), len(lost_containers)
+
+    def snapshot(self) -> tuple[list[Pod], list[Container]]:
+        return list(self._pods.values()), list(self._containers.values())
+
+    def _born(self, identifier: str) -> None:
+        if identifier not in self._births:
+            self._births_so_far += 1
+            self._births[identifier] = self._births_so_far
