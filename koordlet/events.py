@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
@@ -63,6 +63,7 @@ class Events:
         self._lock = threading.Lock()
         self._ring: OrderedDict[tuple[str, str, str], Event] = OrderedDict()
         self._logged_at: dict[tuple[str, str, str], float] = {}
+        self.totals: Counter[str] = Counter()
 
     def add(
         self, kind: str, obj: str, message: str, *, severity: Severity = Severity.WARNING
@@ -81,6 +82,7 @@ class Events:
             else:
                 event = msgspec.structs.replace(before, last_at=now, count=before.count + 1)
             self._ring[key] = event
+            self.totals[kind] += 1
             log = now - self._logged_at.get(key, -_REPEAT_LOG_SECONDS) >= _REPEAT_LOG_SECONDS
             if log:
                 self._logged_at[key] = now
@@ -88,7 +90,7 @@ class Events:
             _LOG.log(
                 _LEVELS[severity],
                 message,
-                extra={"fields": {"event": kind, "object": obj, "count": event.count}},
+                extra={"event": kind, "object": obj, "count": event.count},
             )
 
     def latest(self, limit: int = CAPACITY) -> list[Event]:

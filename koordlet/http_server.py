@@ -183,7 +183,7 @@ class _Connection(asyncio.Protocol):
             try:
                 response = await handler(request)
             except Exception:  # noqa: BLE001 - one request is isolated, and its fault logged
-                _LOG.exception("request failed", extra={"fields": {"path": request.path}})
+                _LOG.exception("request failed", extra={"path": request.path})
                 response = text(500, "the request failed; the daemon's log says why")
         self._task = None
         if self._transport is None or self._transport.is_closing():

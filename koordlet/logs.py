@@ -1,6 +1,6 @@
 """Structured logs on standard error: `key=value` lines for people and journald, or JSON lines.
 
-A record's fields come from `extra={"fields": {...}}`. Under systemd a line begins with the
+A record's fields are those of `extra={...}`. Under systemd a line begins with the
 priority that journald reads (sd-daemon(3)), and leaves the time to journald. Values from pods are
 made printable where they enter; here nothing can break out of its line.
 """
@@ -74,9 +74,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+_STANDARD: Final = frozenset(
+    (*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName")
+)
+
+
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    fields = getattr(record, "fields", None)
-    return fields if isinstance(fields, Mapping) else {}
+    """Return what the caller added to the record."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
 def _time(record: logging.LogRecord) -> str:

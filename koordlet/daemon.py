@@ -1,0 +1,596 @@
+"""The daemon: sources feed the state, rules make the engine, NRI and the reconciler carry it out.
+
+The event loop owns all mutable state and answers the runtime from memory. Whatever touches a disk
+or the kernel runs in the worker threads or in the reconciler's thread. Nothing here decides
+anything: this module says who talks to whom, and in which order things start and stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from apis.errors import InputError, InputErrors
+from apis.nodeslo import default_nodeslo
+from hooks.engine import Engine
+from hooks.facts import KernelFacts, NodeInputs, NodeMeta
+from koordlet.config import Config, split_address
+from koordlet.decider import Decider, TimingKey
+from koordlet.events import Events, Severity
+from koordlet.hostapps import host_app_subjects
+from koordlet.http_server import Request, Response, Server, text
+from koordlet.metrics import CONTENT_TYPE, Registries
+from koordlet.notify import Notifier
+from koordlet.nri_handler import RUNTIME, NriHandler
+from koordlet.objects import Directory, NodeObjects, Problem
+from koordlet.podspec import KnownPod, known_pod
+from koordlet.requests_log import RequestsLog
+from koordlet.rules import Rules
+from koordlet.sources.polling import Poller
+from koordlet.state import NodeState, Source
+from koordlet.watch import DirectoryWatch
+from linux import discovery
+from linux.cgroup_paths import Layout
+from linux.host import Host
+from linux.local import LocalHost
+from nri_plugin.options import Launch, Options
+from nri_plugin.statistics import Histogram, Statistics
+from nri_plugin.supervisor import Supervisor
+
+_LOG = logging.getLogger("koordlet")
+
+CGROUP_ROOT: Final = "/sys/fs/cgroup"
+"""Where the node's cgroup tree is, in the node's own view; `LocalHost` maps it."""
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
+would stand in the tail of every hook's latency; below this, switching itself begins to cost."""
+
+_READY_PATIENCE_S: Final = 3.0
+"""How long start-up waits for the runtime before it reports ready without it."""
+
+_SWEEP_S: Final = 60.0
+
+
+class Daemon:
+    """One daemon of one node."""
+
+    def __init__(
+        self, config: Config, *, launch: Launch | None = None, reload: Callable[[], Config]
+    ) -> None:
+        """reload: reads the configuration again; raises InputError or InputErrors."""
+        self.config = config
+        self.node_name = config.node_name
+        self.started_at = time.time()
+        self.events_log = Events()
+        self.host: Host = local_host(config)
+        self._launch = launch
+        self._reload = reload
+        self._notifier = Notifier()
+        self._workers = ThreadPoolExecutor(max_workers=3, thread_name_prefix="koordlet-io")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = asyncio.Event()
+        self._requests = RequestsLog(f"{config.run_dir}/requests.log")
+        self._directory = Directory(config.objects_dir, config.node_name)
+        self._objects = NodeObjects()
+        self._scanning = False
+        self._scan_again = False
+        self._told_problems: frozenset[Problem] = frozenset()
+        self._publish_scheduled = False
+        self._reasons: set[str] = set()
+        self._missing_once: set[str] = set()
+        self._servers: list[Server] = []
+        self._watches: list[DirectoryWatch] = []
+        self.pollers: dict[str, Poller] = {}
+        self.layout: Layout | None = None
+        self.nri: Statistics | None = None
+        self.supervisor: Supervisor | None = None
+        self.loop_lag_s = 0.0
+        self.worst_loop_lag_s = 0.0
+        awaited = ["objects"]
+        awaited += [RUNTIME] if config.nri.enabled or config.cri.enabled else []
+        awaited += ["kubelet"] if config.kubelet.enabled else []
+        self.state = NodeState(remembered=self._requests.load(), awaited=awaited)
+        self.hook_decider = Decider(self.events_log)
+        self.repair_decider = Decider(self.events_log)
+        self.rules = Rules(
+            NodeInputs(node=NodeMeta(name=config.node_name), settings=config.settings()),
+            self.events_log,
+            self._engine_swapped,
+            delay=config.intervals.rebuild_delay,
+        )
+        self.handler = NriHandler(
+            state=self.state,
+            decider=self.hook_decider,
+            events=self.events_log,
+            requests=self._requests,
+            surroundings=self,
+        )
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start everything, serve until told to stop, stop everything."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            await self._start()
+            self._tell_ready()
+            await self._stopping.wait()
+        finally:
+            await self._stop()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self._stopping.set()
+
+    def _stop_signal(self, number: int) -> None:
+        if self._stopping.is_set():
+            # A second signal means now.
+            os._exit(1)
+        _LOG.info("stopping", extra={"signal": signal.Signals(number).name})
+        self.stop()
+
+    async def _start(self) -> None:
+        config = self.config
+        loop = asyncio.get_running_loop()
+        self.set_layout(await loop.run_in_executor(self._workers, self._discover, ()))
+        await self._probe()
+        await self._scan()
+        self.rules.build_now()
+        await self._listen()
+        self._watches.append(
+            DirectoryWatch(config.objects_dir, self.scan_soon, poll=config.intervals.objects)
+        )
+        self._start_sources()
+        self._spawn("housekeeping", self._housekeeping())
+        self._spawn("watchdog", self._watchdog())
+        # Everything made so far lives as long as the daemon: the collector need not look at it.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if config.nri.enabled:
+            self._start_nri()
+            await self._wait_for_runtime()
+
+    def _start_nri(self) -> None:
+        config = self.config
+        assert self.layout is not None
+        options = Options(
+            run_dir=config.run_dir,
+            socket=config.nri.socket,
+            name=config.nri.plugin_name,
+            index=config.nri.plugin_index,
+            cgroup_version=self.layout.version,
+            first_backoff_s=config.nri.backoff,
+        )
+        self.nri = Statistics()
+        self.supervisor = Supervisor(
+            options, self.handler, statistics=self.nri, launch=self._launch
+        )
+        self._spawn("nri", self._run_nri(self.supervisor))
+
+    async def _run_nri(self, supervisor: Supervisor) -> None:
+        await supervisor.run()
+        # A plugin that the runtime launched lives as long as its connection.
+        self.stop()
+
+    async def _wait_for_runtime(self) -> None:
+        assert self.supervisor is not None
+        try:
+            async with asyncio.timeout(_READY_PATIENCE_S):
+                await self.supervisor.wait_synced()
+        except TimeoutError:
+            _LOG.warning(
+                "ready without the runtime; it will be dialled for ever",
+                extra={"problem": self.supervisor.status.problem},
+            )
+
+    def _start_sources(self) -> None:
+        config = self.config
+        if config.kubelet.enabled:
+            from koordlet.sources.kubelet import KubeletClient
+
+            client = KubeletClient(config.kubelet, self._bad_kubelet_pod)
+            self.kubelet = client
+            poller = self._poller("kubelet", config.kubelet.interval)
+            self._spawn("kubelet", poller.run(client.fetch, self._kubelet_pods, self.state.now))
+        if config.cri.enabled:
+            # Imports gRPC, some 10 MB that a daemon without CRI does not pay for.
+            from koordlet.sources.cri import CriClient
+
+            cri = CriClient(config.cri)
+            poller = self._poller("cri", config.cri.interval)
+            self._spawn("cri", poller.run(cri.fetch, self._cri_list, self.state.now))
+
+    def _poller(self, name: str, interval: float) -> Poller:
+        made = self.pollers[name] = Poller(name, interval, self.events_log, self._workers)
+        return made
+
+    async def _listen(self) -> None:
+        config = self.config
+        registries = Registries(self)
+
+        def exposition(which: Any) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            async def serve(request: Request) -> Response:
+                return Response(200, Registries.text(which), CONTENT_TYPE)
+
+            return serve
+
+        if config.http.address:
+            server = Server(
+                {
+                    ("GET", "/metrics"): exposition(registries.merged),
+                    ("GET", "/internal-metrics"): exposition(registries.internal),
+                    ("GET", "/external-metrics"): exposition(registries.external),
+                    ("GET", "/healthz"): self._healthz,
+                    ("GET", "/readyz"): self._readyz,
+                }
+            )
+            await server.listen_tcp(*split_address(config.http.address))
+            self._servers.append(server)
+        from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
+
+        admin = Server(admin_routes(self), max_body_bytes=MAX_BODY_BYTES)
+        await admin.listen_unix(f"{config.run_dir}/{SOCKET}")
+        self._servers.append(admin)
+
+    def _tell_ready(self) -> None:
+        self._notifier.send(READY="1", STATUS=self.status_line())
+        _LOG.info("ready", extra={"node": self.node_name, "status": self.status_line()})
+
+    async def _stop(self) -> None:
+        self._notifier.send(STOPPING="1")
+        if self.supervisor is not None:
+            self.supervisor.stop()
+        for watch in self._watches:
+            watch.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for server in self._servers:
+            await server.close()
+        self._requests.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        _LOG.info("stopped")
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task for the daemon's life. One that ends with an error ends the daemon."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                _LOG.critical("task failed, stopping", exc_info=error, extra={"task": name})
+                self.failed = True
+                self.stop()
+
+        task.add_done_callback(ended)
+
+    failed = False
+    """True when the daemon stops because of a defect: then it exits with an error."""
+
+    kubelet: Any = None
+
+    # --- the kernel ----------------------------------------------------------------------------
+
+    def _discover(self, live: Iterable[str]) -> Layout:
+        return discovery.discover(
+            self.host, cgroup_root=CGROUP_ROOT, kubepods=self.config.kubepods_root, live=live
+        )
+
+    def set_layout(self, layout: Layout) -> None:
+        """Take the node's layout into force."""
+        if layout == self.layout:
+            return
+        self.layout = layout
+        _LOG.info(
+            "cgroup layout",
+            extra={
+                "version": layout.version,
+                "driver": layout.driver.value,
+                "kubepods": layout.kubepods,
+            },
+        )
+        self.state.set_layout(layout)
+        self._place_host_apps()
+        self.state_changed("layout")
+
+    async def _probe(self) -> None:
+        assert self.layout is not None
+        self.rules.change(kernel=KernelFacts(cgroup_version=self.layout.version))
+
+    def _place_host_apps(self) -> None:
+        if self.layout is None:
+            return
+        subjects, errors = host_app_subjects(self.rules.inputs.slo.host_applications, self.layout)
+        for error in errors:
+            self.events_log.add("bad-object", error.obj, str(error), severity=Severity.ERROR)
+        self.state.set_host_apps(subjects)
+
+    # --- the objects directory -----------------------------------------------------------------
+
+    def scan_soon(self) -> None:
+        """Read the objects directory again, once more if it changes meanwhile."""
+        if self._scanning:
+            self._scan_again = True
+            return
+        self._scanning = True
+        self._spawn("objects", self._scan_until_quiet())
+
+    async def _scan_until_quiet(self) -> None:
+        try:
+            while True:
+                self._scan_again = False
+                await self._scan()
+                if not self._scan_again:
+                    return
+        finally:
+            self._scanning = False
+
+    async def _scan(self) -> None:
+        loop = asyncio.get_running_loop()
+        objects, pods = await loop.run_in_executor(self._workers, self._read_objects)
+        self._apply_objects(objects, pods)
+
+    def _read_objects(self) -> tuple[NodeObjects, tuple[KnownPod, ...] | None]:
+        """In a worker thread: what the directory says; pods are None when nothing changed."""
+        before = self._objects
+        objects = self._directory.scan()
+        if objects is before:
+            return objects, None
+        return objects, tuple(known_pod(pod) for pod in objects.pods)
+
+    def _apply_objects(self, objects: NodeObjects, pods: Sequence[KnownPod] | None) -> None:
+        self.state.spoken("objects")
+        if pods is None:
+            return
+        self._objects = objects
+        problems = frozenset(objects.problems)
+        for problem in objects.problems:
+            if problem not in self._told_problems:
+                where = f"{problem.file}: {problem.obj}" if problem.obj else problem.file
+                self.events_log.add("bad-object", where, problem.message, severity=Severity.ERROR)
+        self._told_problems = problems
+        self.state.pods_list(Source.OBJECTS, pods)
+        self.rules.change(
+            slo=objects.slo if objects.slo is not None else default_nodeslo(),
+            topology=objects.topology,
+            node=objects.node if objects.node is not None else NodeMeta(name=self.node_name),
+        )
+        self._place_host_apps()
+        self.state_changed("objects")
+
+    @property
+    def objects(self) -> NodeObjects:
+        return self._objects
+
+    # --- other sources -------------------------------------------------------------------------
+
+    def _kubelet_pods(self, pods: Sequence[KnownPod], taken_at: int) -> None:
+        # A kubelet that restarts lists nothing for a while; a node without pods loses nothing.
+        if pods and self.state.pods_list(Source.KUBELET, pods):
+            self.state_changed("kubelet")
+        self._first_words("kubelet")
+
+    def _cri_list(self, lists: Any, taken_at: int) -> None:
+        sandboxes, containers = lists
+        self.state.runtime_list(sandboxes, containers, taken_at=taken_at)
+        self._first_words(RUNTIME)
+        self.state_changed("cri")
+
+    def _first_words(self, source: str) -> None:
+        if source in self.state.awaited:
+            self.state.spoken(source)
+            self.state_changed(source)
+
+    def _bad_kubelet_pod(self, obj: str, problem: str) -> None:
+        self.events_log.add("bad-object", obj, problem)
+
+    # --- what the NRI handler needs ------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        return self.rules.engine
+
+    def after_reply(self, work: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(work)
+
+    def state_changed(self, reason: str) -> None:
+        self._reasons.add(reason)
+        if not self._publish_scheduled:
+            self._publish_scheduled = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def pod_appeared(self, uid: str) -> None:
+        poller = self.pollers.get("kubelet")
+        if poller is not None and not self.state.known_to_kubelet(uid):
+            poller.trigger()
+
+    def resctrl_groups(self) -> Collection[str]:
+        return ()
+
+    def _engine_swapped(self, engine: Engine) -> None:
+        self._place_host_apps()
+        self.state_changed("rules")
+
+    def _publish(self) -> None:
+        self._publish_scheduled = False
+        reasons, self._reasons = self._reasons, set()
+        self.state.snapshot(self.engine)
+        _LOG.debug("snapshot", extra={"reasons": ",".join(sorted(reasons))})
+
+    # --- upkeep --------------------------------------------------------------------------------
+
+    async def _housekeeping(self) -> None:
+        facts_at = time.monotonic() + self.config.intervals.facts
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await self._sweep()
+            if time.monotonic() >= facts_at:
+                facts_at = time.monotonic() + self.config.intervals.facts
+                await self._probe()
+
+    async def _sweep(self) -> None:
+        """Drop sandboxes whose directories are gone twice in a row, and look for the pods' root."""
+        assert self.layout is not None
+        loop = asyncio.get_running_loop()
+        live = [each.cgroup for each in self.state.container_subjects() if each.cgroup]
+        if not self.layout.kubepods and live:
+            self.set_layout(await loop.run_in_executor(self._workers, self._discover, live))
+        candidates = self.state.stale_candidates()
+        missing = await loop.run_in_executor(self._workers, self._missing, candidates)
+        self.state.forget_sandboxes(missing & self._missing_once)
+        if missing & self._missing_once:
+            self.state_changed("sweep")
+        self._missing_once = missing
+
+    def _missing(self, cgroups: Mapping[str, str]) -> set[str]:
+        assert self.layout is not None
+        controller = next(iter(self.layout.mounts))
+        return {
+            id_
+            for id_, cgroup in cgroups.items()
+            if not self.host.is_dir(self.layout.directory(controller, cgroup))
+        }
+
+    async def _watchdog(self) -> None:
+        """Say that we live, as long as we do, and measure how long the loop was busy."""
+        period = min((self._notifier.watchdog_seconds or 10.0) / 3, 5.0)
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(period)
+            self.loop_lag_s = max(time.monotonic() - asked - period, 0.0)
+            self.worst_loop_lag_s = max(self.worst_loop_lag_s, self.loop_lag_s)
+            if not self.unhealthy():
+                self._notifier.send(WATCHDOG="1", STATUS=self.status_line())
+
+    def reload(self) -> None:
+        """SIGHUP: read the configuration and the objects again."""
+        try:
+            config = self._reload()
+        except (InputError, InputErrors) as error:
+            self.events_log.add(
+                "bad-config",
+                "configuration",
+                f"{error}; the configuration in force stays",
+                severity=Severity.ERROR,
+            )
+            return
+        live = {"feature_gates", "compat", "disable_unset_cpu_quota", "hami_core_library", "log"}
+        changed = {
+            name
+            for name in config.__struct_fields__
+            if getattr(config, name) != getattr(self.config, name)
+        }
+        if late := changed - live:
+            names = ", ".join(sorted(late))
+            self.events_log.add(
+                "restart-needed", "configuration", f"a restart is needed to change {names}"
+            )
+        self.config = msgspec.structs.replace(
+            self.config, **{name: getattr(config, name) for name in changed & live}
+        )
+        logging.getLogger().setLevel(self.config.log.level.upper())
+        self.rules.change(settings=self.config.settings())
+        self.scan_soon()
+        self.events_log.add(
+            "reloaded", "configuration", "configuration read again", severity=Severity.INFO
+        )
+
+    # --- health and numbers --------------------------------------------------------------------
+
+    def unhealthy(self) -> str:
+        """Return why the daemon should be restarted; "" while it works."""
+        return ""
+
+    def not_ready(self) -> list[str]:
+        """Return why new containers are not protected, or the node is not kept in its state."""
+        reasons = [f"{source} has not told its pods yet" for source in self.state.awaited]
+        if self.supervisor is not None and not self.supervisor.status.protects:
+            problem = self.supervisor.status.problem or self.supervisor.status.state.value
+            reasons.append(f"NRI is not connected: {problem}")
+        return reasons
+
+    def status_line(self) -> str:
+        """Return one line for systemd and the log."""
+        pods, containers = self.state.counts
+        if self.supervisor is None:
+            nri = "NRI off"
+        else:
+            status = self.supervisor.status
+            runtime = (
+                f" {status.runtime.name} {status.runtime.version_text}" if status.runtime else ""
+            )
+            nri = f"NRI {status.state.value}{runtime}"
+        return f"{nri}; {pods} pods, {containers} containers"
+
+    async def _healthz(self, request: Request) -> Response:
+        problem = self.unhealthy()
+        return text(503, problem) if problem else text(200, "ok")
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = self.not_ready()
+        return text(503, "\n".join(reasons)) if reasons else text(200, "ok")
+
+    @property
+    def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
+        return (self.hook_decider.timings, self.repair_decider.timings)
+
+    @property
+    def pods(self) -> int:
+        return self.state.counts[0]
+
+    @property
+    def containers(self) -> int:
+        return self.state.counts[1]
+
+    @property
+    def unprotected(self) -> int:
+        return len(self.state.unprotected())
+
+    @property
+    def policies(self) -> Mapping[str, str]:
+        return {name: state for name, (state, _) in self.rules.states().items()}
+
+    @property
+    def generation(self) -> int:
+        return self.engine.generation
+
+    @property
+    def events(self) -> Mapping[str, int]:
+        return self.events_log.totals
+
+    @property
+    def problems(self) -> int:
+        return len(self._objects.problems)
+
+    def extra(self) -> Iterable[Metric]:
+        return ()
+
+
+def local_host(config: Config) -> LocalHost:
+    """Return the kernel with the node's own paths mapped to where the configuration has them."""
+    return LocalHost(
+        {
+            CGROUP_ROOT: config.cgroup_root,
+            "/sys/fs": config.sys_fs_root,
+            "/sys": config.sys_root,
+            "/proc": config.proc_root,
+        },
+        kept_root=CGROUP_ROOT,
+    )

@@ -1,0 +1,57 @@
+"""Host applications: what the NodeSLO declares, as subjects with a place in the cgroup tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apis.errors import InputError
+from apis.nodeslo import HostApplication
+from hooks.subject import HostAppSubject
+from linux import cgroup_paths
+from linux.cgroup_paths import HostAppBase, Layout, PathError
+
+
+def host_app_subjects(
+    applications: Sequence[HostApplication], layout: Layout
+) -> tuple[tuple[HostAppSubject, ...], tuple[InputError, ...]]:
+    """Return the subjects, and what is wrong with the applications that are left out."""
+    subjects: dict[str, HostAppSubject] = {}
+    errors: list[InputError] = []
+    for index, application in enumerate(applications):
+        field = f"spec.hostApplications[{index}]"
+        name = application.name
+        if not name or name in subjects:
+            problem = "stands twice; the first is used" if name else "has no name"
+            errors.append(
+                InputError(obj="NodeSLO", field=f"{field}.name", value=name, problem=problem)
+            )
+            continue
+        try:
+            cgroup = _directory(application, layout)
+        except PathError as error:
+            errors.append(
+                InputError(
+                    obj="NodeSLO",
+                    field=f"{field}.cgroupPath",
+                    value=application.cgroup_path or name,
+                    problem=str(error),
+                )
+            )
+            continue
+        subjects[name] = HostAppSubject(
+            name=name,
+            qos=application.qos,
+            cgroup=cgroup,
+            priority=application.priority.value,
+        )
+    return tuple(subjects.values()), tuple(errors)
+
+
+def _directory(application: HostApplication, layout: Layout) -> str:
+    path = application.cgroup_path
+    if path is None:
+        return cgroup_paths.default_host_app_dir(application.qos.value, application.name)
+    base = path.base.value if path.base is not None else HostAppBase.ROOT.value
+    return cgroup_paths.host_app_dir(
+        layout, base=base, parent_dir=path.parent_dir, relative_path=path.relative_path
+    )

@@ -1,0 +1,126 @@
+"""The command line: `koordlet run | check-config | restore | version`.
+
+`koordlet -flag=value ...`, as upstream's DaemonSet and units call it, behaves as `run` with the
+paths of upstream's DaemonSet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from apis.errors import InputError, InputErrors
+from koordlet.config import DEFAULT_PATH, Config, Mode, describe, load, mode_of
+from koordlet.flags import Parsed, help_text, parse_flags
+
+VERSION: Final = "0.1.0"
+
+_HELP: Final = f"""\
+koordlet: gives every pod and container of this node what Koordinator decides for it.
+
+usage:
+  koordlet run [--config FILE] [flags]           run the daemon (default file {DEFAULT_PATH})
+  koordlet check-config [--config FILE] [flags]  say what is wrong with the configuration, or print
+                                                 what is in force
+  koordlet restore [--config FILE] [flags]       give back every value that the daemon changed; for
+                                                 uninstalling, while the daemon is stopped
+  koordlet version
+  koordlet -flag=value ...                       as upstream's DaemonSet calls it: as run,
+                                                 with its paths unless agent_mode=hostMode
+
+environment:
+  NODE_NAME    this node's name, where the file does not say it
+  agent_mode   hostMode or dsMode: which paths are meant by default
+
+flags, each with one or two dashes, override the file:
+{{flags}}
+Other flags of upstream's koordlet are accepted; those without effect here are named in the log.
+The configuration file: docs/configuration.md. Asking a running daemon: koordctl --help.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(each in ("-h", "-help", "--help", "help") for each in given):
+        print(_HELP.format(flags=help_text()))
+        return 0
+    command = given.pop(0) if given and not given[0].startswith("-") else ""
+    default_mode = Mode.HOST
+    if not command:
+        if not given and not ({"NRI_PLUGIN_SOCKET", "NODE_NAME"} & set(os.environ)):
+            print(_HELP.format(flags=help_text()))
+            return 2
+        command = "run"
+        default_mode = Mode.HOST if "NRI_PLUGIN_SOCKET" in os.environ else Mode.DAEMON_SET
+    known = {"run": _run, "check-config": _check_config, "restore": _restore, "version": _version}
+    if command not in known:
+        print(
+            f"koordlet: unknown command {command!r}; known are {', '.join(known)}", file=sys.stderr
+        )
+        return 2
+    try:
+        flags = parse_flags(given)
+        if flags.positional:
+            raise InputError(
+                obj="command line",
+                field="argument",
+                value=flags.positional[0],
+                problem=f"koordlet {command} takes flags only",
+            )
+        return known[command](flags, mode_of(os.environ, default=default_mode))
+    except (InputError, InputErrors) as error:
+        _complain(error)
+        return 2
+
+
+def _load(flags: Parsed, mode: Mode, environment: Mapping[str, str] = os.environ) -> Config:
+    path = flags.values.get("config")
+    return load(
+        path=str(path) if path is not None else None,
+        flags=flags,
+        environment=environment,
+        mode=mode,
+    )
+
+
+def _run(flags: Parsed, mode: Mode) -> int:
+    from koordlet import logs
+
+    config = _load(flags, mode)
+    logs.set_up(level=config.log.level, form=config.log.format)
+    from koordlet.process import run_daemon
+
+    return run_daemon(config, flags=flags, reload=lambda: _load(flags, mode))
+
+
+def _check_config(flags: Parsed, mode: Mode) -> int:
+    config = _load(flags, mode)
+    for name in flags.without_effect:
+        print(f"# flag -{name} has no effect")
+    print("\n".join(describe(config)))
+    return 0
+
+
+def _restore(flags: Parsed, mode: Mode) -> int:
+    from koordlet.process import restore
+
+    return restore(_load(flags, mode))
+
+
+def _version(flags: Parsed, mode: Mode) -> int:
+    print(f"koordlet {VERSION}, Python {sys.version.split()[0]}, {asyncio.__name__} on uvloop")
+    return 0
+
+
+def _complain(error: InputError | InputErrors) -> None:
+    errors = error.errors if isinstance(error, InputErrors) else (error,)
+    for each in errors:
+        print(f"koordlet: {each}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

