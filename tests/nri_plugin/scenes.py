@@ -1,0 +1,171 @@
+"""What the transport's tests share: a handler that remembers, pods and containers, a plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from hooks.claim import Claim
+from hooks.decision import Decision, Outcome, ResourceKey
+from linux.resources import Resource, Value
+from nri_plugin.capabilities import RuntimeProfile
+from nri_plugin.handler import Container, Sandbox
+from nri_plugin.options import Options
+from nri_plugin.supervisor import Supervisor
+from protos.nri.v1alpha1 import nri_pb2 as nri
+
+Values = dict[ResourceKey, Value]
+
+PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1111_2222.slice"
+
+
+def decision(values: Values, subject: str = "container/c") -> Decision:
+    return Decision(
+        subject_key=subject,
+        outcomes={
+            (resource, key): Outcome(
+                value=value,
+                winner=Claim(
+                    resource=resource,
+                    key=key,
+                    value=value,
+                    policy="test",
+                    reason="a test asks for it",
+                    source="test",
+                ),
+            )
+            for (resource, key), value in values.items()
+        },
+    )
+
+
+class RecordingHandler:
+    """Decides `wanted` for every container, remembers what it was told, in order."""
+
+    def __init__(self, wanted: Values | None = None) -> None:
+        self.wanted = wanted
+        self.told: list[tuple[str, str]] = []
+        self.containers: list[Container] = []
+        self.sandboxes: list[Sandbox] = []
+        self.lacking: dict[str, tuple[ResourceKey, ...]] = {}
+        self.runtime: RuntimeProfile | None = None
+        self.groups: Collection[str] = ()
+        self.disturb: Callable[[str], None] = lambda method: None
+
+    @property
+    def resctrl_groups(self) -> Collection[str]:
+        return self.groups
+
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.told]
+
+    def _note(self, method: str, subject: str) -> None:
+        self.told.append((method, subject))
+        self.disturb(method)
+
+    def configured(self, runtime: RuntimeProfile) -> None:
+        self.runtime = runtime
+        self._note("configured", "")
+
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+    ) -> Iterable[tuple[str, Decision]]:
+        self.sandboxes, self.containers = list(sandboxes), list(containers)
+        self._note("synchronize", "")
+        for container in containers:
+            if self.wanted is not None:
+                yield container.subject.id, decision(self.wanted)
+
+    def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
+        self.lacking[container.subject.id] = tuple(lacks)
+
+    def run_sandbox(self, sandbox: Sandbox) -> None:
+        self.sandboxes.append(sandbox)
+        self._note("run_sandbox", sandbox.subject.id)
+
+    def update_sandbox(self, sandbox: Sandbox) -> None:
+        self._note("update_sandbox", sandbox.subject.id)
+
+    def stop_sandbox(self, sandbox: Sandbox) -> None:
+        self._note("stop_sandbox", sandbox.subject.id)
+
+    def remove_sandbox(self, sandbox: Sandbox) -> None:
+        self._note("remove_sandbox", sandbox.subject.id)
+
+    def create_container(self, container: Container) -> Decision | None:
+        self.containers.append(container)
+        self._note("create_container", container.subject.id)
+        return None if self.wanted is None else decision(self.wanted)
+
+    def start_container(self, container: Container) -> None:
+        self._note("start_container", container.subject.id)
+
+    def update_container(self, container: Container) -> Decision | None:
+        self.containers.append(container)
+        self._note("update_container", container.subject.id)
+        return None if self.wanted is None else decision(self.wanted)
+
+    def container_updated(self, container: Container) -> None:
+        self._note("container_updated", container.subject.id)
+
+    def stop_container(self, container: Container) -> None:
+        self._note("stop_container", container.subject.id)
+
+    def remove_container(self, container: Container) -> None:
+        self._note("remove_container", container.subject.id)
+
+    def disconnected(self, reason: str) -> None:
+        self._note("disconnected", reason)
+
+
+def pod(pod_id: str = "p", *, uid: str = "1111-2222", parent: str = PARENT) -> nri.PodSandbox:
+    return nri.PodSandbox(
+        id=pod_id,
+        name="web",
+        uid=uid,
+        namespace="default",
+        labels={"koordinator.sh/qosClass": "LS"},
+        annotations={"note": "x"},
+        linux=nri.LinuxPodSandbox(cgroup_parent=parent),
+    )
+
+
+def container(
+    container_id: str = "c", pod_id: str = "p", *, env: Iterable[str] = ("A=1",), shares: int = 512
+) -> nri.Container:
+    message = nri.Container(id=container_id, pod_sandbox_id=pod_id, name="main", env=env)
+    message.linux.resources.cpu.shares.value = shares
+    message.linux.resources.cpu.quota.value = 100000
+    message.linux.resources.cpu.period.value = 100000
+    return message
+
+
+def options(folder: Path, **changes: object) -> Options:
+    given: dict[str, object] = {
+        "run_dir": str(folder),
+        "socket": str(folder / "nri.sock"),
+        "first_backoff_s": 0.02,
+        "longest_backoff_s": 0.1,
+        "socket_poll_s": 0.01,
+        **changes,
+    }
+    return Options(**given)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[Supervisor]:
+    """Run a supervisor for the block; a failure of its own fails the test."""
+    task = asyncio.ensure_future(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+        await asyncio.wait_for(task, 10)
+
+
+SHARES = (Resource.CPU_SHARES, "")
+QUOTA = (Resource.CPU_CFS_QUOTA, "")
+CPUS = (Resource.CPUSET_CPUS, "")
+MEMORY = (Resource.MEMORY_LIMIT, "")
