@@ -1,0 +1,334 @@
+"""A list/watch cache of one resource type, decoded into typed objects.
+
+It lists in pages, watches from there, resumes after a break where it left off, takes bookmarks,
+lists again when the server no longer knows its place (410), and backs off with jitter. One task, no
+thread. Objects that cannot be decoded are reported and left out; they harm no other object.
+
+Readers look at `items`, ask an index, or subscribe; a subscriber is a plain function called with
+the change while the cache is already up to date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from apis.core import ObjectMeta
+from apis.decode import json_decoder
+from apis.errors import printable
+from kube.client import ApiError, Client, Unreachable
+from kube.resources import Resource
+
+_log = logging.getLogger(__name__)
+
+_PAGE: Final = 500
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 30.0
+_WATCH_SECONDS: Final = (300, 600)
+
+
+class HasMeta(Protocol):
+    """An object of `apis` with metadata."""
+
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+T = TypeVar("T", bound=HasMeta)
+K = TypeVar("K", bound=Hashable)
+
+
+class Change(Enum):
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Generic[T]):
+    """One change. `old` is None for ADDED; for DELETED `new` is the last known state."""
+
+    change: Change
+    old: T | None
+    new: T
+
+    @property
+    def key(self) -> str:
+        return object_key(self.new)
+
+
+def object_key(obj: HasMeta) -> str:
+    """Return namespace/name, or the name of a cluster-scoped object."""
+    meta = obj.metadata
+    return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _RawList(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _WatchEvent(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _BareMeta(msgspec.Struct):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Index(Generic[K, T]):
+    """Objects by a value computed from them; one object may stand under several values."""
+
+    def __init__(self, keys_of: Callable[[T], Iterable[K]]) -> None:
+        self._keys_of = keys_of
+        self._members: dict[K, dict[str, T]] = {}
+
+    def get(self, key: K) -> list[T]:
+        return list(self._members.get(key, {}).values())
+
+    def count(self, key: K) -> int:
+        return len(self._members.get(key, {}))
+
+    def change(self, key: str, old: T | None, new: T | None) -> None:
+        for value in () if old is None else self._keys_of(old):
+            members = self._members.get(value)
+            if members is not None:
+                members.pop(key, None)
+                if not members:
+                    del self._members[value]
+        for value in () if new is None else self._keys_of(new):
+            self._members.setdefault(value, {})[key] = new  # type: ignore[assignment]
+
+
+class Cache(Generic[T]):
+    """The objects of one resource type as of the last event. Run it with `run`."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        type_: type[T],
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        shrink: Callable[[T], T] | None = None,
+    ) -> None:
+        """shrink: drops what is not needed from each object before it is kept."""
+        self._client = client
+        self._resource = resource
+        self._path = resource.path(namespace=namespace)
+        self._selectors = {
+            name: value
+            for name, value in (
+                ("labelSelector", label_selector),
+                ("fieldSelector", field_selector),
+            )
+            if value
+        }
+        self._decode = json_decoder(type_)
+        self._shrink = shrink
+        self._items: dict[str, T] = {}
+        self._indexes: list[Index[Any, T]] = []
+        self._subscribers: list[Callable[[Event[T]], None]] = []
+        self._synced = asyncio.Event()
+        self._version = ""
+        self.lists = 0
+        """How often the whole list was read."""
+        self.restarts = 0
+        """How often a watch ended before its time."""
+        self.undecodable: dict[str, str] = {}
+        """Key -> why the object is left out."""
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        return MappingProxyType(self._items)
+
+    @property
+    def resource(self) -> Resource:
+        return self._resource
+
+    @property
+    def synced(self) -> bool:
+        """Whether the list was read once."""
+        return self._synced.is_set()
+
+    def get(self, name: str, *, namespace: str = "") -> T | None:
+        return self._items.get(f"{namespace}/{name}" if namespace else name)
+
+    async def wait_synced(self) -> None:
+        await self._synced.wait()
+
+    def index(self, keys_of: Callable[[T], Iterable[K]]) -> Index[K, T]:
+        """Return an index that follows the cache from now on."""
+        index: Index[K, T] = Index(keys_of)
+        for key, item in self._items.items():
+            index.change(key, None, item)
+        self._indexes.append(index)
+        return index
+
+    def subscribe(self, subscriber: Callable[[Event[T]], None]) -> None:
+        """Call `subscriber` for every change from now on, first for all objects there are."""
+        for item in self._items.values():
+            subscriber(Event(Change.ADDED, None, item))
+        self._subscribers.append(subscriber)
+
+    async def run(self) -> None:
+        """Follow the API server until cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                    pause = _FIRST_PAUSE
+                await self._watch()
+                pause = _FIRST_PAUSE
+                continue
+            except ApiError as error:
+                if error.gone:
+                    self._version = ""
+                level = logging.INFO if error.gone else logging.WARNING
+                _log.log(level, "%s: %s", self._resource.plural, error)
+            except (Unreachable, msgspec.DecodeError) as error:
+                self.restarts += 1
+                _log.info("%s: %s", self._resource.plural, error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _list(self) -> None:
+        self.lists += 1
+        seen: dict[str, T] = {}
+        undecodable: dict[str, str] = {}
+        token = ""
+        while True:
+            params = {**self._selectors, "limit": str(_PAGE)}
+            if token:
+                params["continue"] = token
+            data = await self._client.request("GET", self._path, params=params)
+            page = msgspec.json.decode(data, type=_RawList)
+            for raw in page.items or ():
+                item = self._read(raw, undecodable)
+                if item is not None:
+                    seen[object_key(item)] = item
+            token = page.metadata.continue_
+            if not token:
+                break
+            # Let others run between pages.
+            await asyncio.sleep(0)
+        self.undecodable = undecodable
+        for key in [key for key in self._items if key not in seen and key not in undecodable]:
+            self._apply(Change.DELETED, self._items[key])
+        for key, item in seen.items():
+            known = self._items.get(key)
+            if known is None:
+                self._apply(Change.ADDED, item)
+            elif known.metadata.resource_version != item.metadata.resource_version:
+                self._apply(Change.MODIFIED, item)
+        self._version = page.metadata.resource_version
+        self._synced.set()
+
+    async def _watch(self) -> None:
+        seconds = random.randint(*_WATCH_SECONDS)
+        params = {
+            **self._selectors,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(seconds),
+        }
+        async with self._client.stream(
+            self._path, params=params, silence_seconds=seconds + 30
+        ) as lines:
+            async for line in lines:
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        event = msgspec.json.decode(line, type=_WatchEvent)
+        if event.type == "BOOKMARK":
+            meta = msgspec.json.decode(event.object, type=_BareMeta)
+            self._version = meta.metadata.resource_version
+            return
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=_Status)
+            raise ApiError(
+                status=status.code,
+                reason=status.reason,
+                message=status.message,
+                what=f"watch {self._path}",
+            )
+        item = self._read(event.object, self.undecodable)
+        if item is None:
+            meta = msgspec.json.decode(event.object, type=_BareMeta)
+            self._version = meta.metadata.resource_version
+            return
+        self._version = item.metadata.resource_version
+        key = object_key(item)
+        self.undecodable.pop(key, None)
+        if event.type == "DELETED":
+            self._apply(Change.DELETED, item)
+        else:
+            self._apply(Change.MODIFIED if key in self._items else Change.ADDED, item)
+
+    def _read(self, raw: msgspec.Raw, undecodable: dict[str, str]) -> T | None:
+        try:
+            item = self._decode(bytes(raw))
+        except msgspec.ValidationError as error:
+            meta = msgspec.json.decode(raw, type=_BareMeta).metadata
+            key = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+            problem = str(error)
+            if undecodable.get(key) != problem and self.undecodable.get(key) != problem:
+                _log.warning(
+                    "%s %s is left out: %s",
+                    self._resource.kind,
+                    printable(key),
+                    printable(problem),
+                )
+            undecodable[key] = problem
+            return None
+        return self._shrink(item) if self._shrink is not None else item
+
+    def _apply(self, change: Change, item: T) -> None:
+        key = object_key(item)
+        old = self._items.get(key)
+        if change is Change.DELETED:
+            if old is None:
+                return
+            del self._items[key]
+        else:
+            self._items[sys.intern(key)] = item
+        for index in self._indexes:
+            index.change(key, old, None if change is Change.DELETED else item)
+        event = Event(change, old, item)
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:  # noqa: BLE001
+                # One subscriber's fault must not stop the cache for the others.
+                _log.exception("a subscriber of %s failed on %s", self._resource.plural, key)
+
+
+async def wait_all_synced(*caches: Cache[Any]) -> None:
+    """Wait until every cache has read its list once."""
+    for cache in caches:
+        await cache.wait_synced()

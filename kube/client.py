@@ -1,0 +1,369 @@
+"""Requests to the API server: one session, bounded rate, typed errors, retries where they are safe.
+
+Bodies go out as bytes that msgspec encoded and come back as bytes; callers decode into the types of
+`apis`. Watches run as streams of lines on the same session; no thread is involved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+from kube.connection import Connection
+from kube.resources import Resource
+
+T = TypeVar("T")
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML, so JSON bodies go with it too."""
+
+_TRIES: Final = 4
+_LARGEST_ANSWER: Final = 256 * 1024 * 1024
+_LONGEST_LINE: Final = 16 * 1024 * 1024
+
+
+class ApiError(Exception):
+    """The API server refused a request. status: HTTP code; reason: the API's machine reason."""
+
+    def __init__(
+        self, *, status: int, reason: str, message: str, what: str, retry_after: float | None = None
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        super().__init__(f"{what}: {status} {reason}: {message}")
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        """The object changed since it was read (not: it exists already)."""
+        return self.status == 409 and self.reason != "AlreadyExists"
+
+    @property
+    def already_exists(self) -> bool:
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def gone(self) -> bool:
+        """The resourceVersion is too old to go on from."""
+        return self.status == 410
+
+
+class Unreachable(Exception):
+    """The API server did not answer: refused, reset, timed out."""
+
+
+class RateLimit:
+    """Token bucket: `qps` requests a second on average, `burst` at once. qps 0 is no limit."""
+
+    def __init__(self, qps: float, burst: int) -> None:
+        self._qps = qps
+        self._burst = max(1, burst)
+        self._tokens = float(self._burst)
+        self._at: float | None = None
+
+    async def take(self) -> None:
+        if self._qps <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps)
+        self._at = now
+        self._tokens -= 1
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens / self._qps)
+
+
+class _Status(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+    code: int = 0
+
+
+class Client:
+    """Talks to one API server. Use as an async context manager."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        user_agent: str = "koordinator",
+        qps: float = 0,
+        burst: int = 100,
+        timeout_seconds: float = 30,
+    ) -> None:
+        self._connection = connection
+        self._user_agent = user_agent
+        self._limit = RateLimit(qps, burst)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(
+            ssl=self._connection.tls if self._connection.tls is not None else False,
+            limit=0,
+            limit_per_host=64,
+            keepalive_timeout=60,
+        )
+        # Proxies of the environment are for the outside world, as client-go reads them too.
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            trust_env=True,
+            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
+            read_bufsize=1 << 20,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        tries: int = _TRIES,
+    ) -> bytes:
+        """Send one request; return the body of a 2xx answer.
+
+        Retries what the server asks to retry (429) and, for reads, lost connections, up to `tries`
+        in all. Raises ApiError or Unreachable.
+        """
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                return await self._once(method, path, params, body, content_type)
+            except ApiError as error:
+                if error.status == 401:
+                    self._connection.forget_credentials()
+                    if tried == 1:
+                        continue
+                if error.status != 429 or tried >= tries:
+                    raise
+                pause = error.retry_after if error.retry_after is not None else 1.0
+                await asyncio.sleep(min(pause, 10) + random.uniform(0, 0.2))
+            except Unreachable:
+                if method != "GET" or tried >= tries:
+                    raise
+                await asyncio.sleep(0.1 * 2**tried * random.uniform(0.5, 1.5))
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: bytes | None,
+        content_type: str,
+    ) -> bytes:
+        await self._limit.take()
+        headers = await self._headers()
+        if body is not None:
+            headers["Content-Type"] = content_type
+        try:
+            async with self._open().request(
+                method,
+                self._connection.server + path,
+                params=params,
+                data=body,
+                headers=headers,
+                timeout=self._timeout,
+            ) as answer:
+                data = await answer.read()
+                if answer.status >= 300:
+                    raise _api_error(answer, data, f"{method} {path}")
+                return data
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, params: Mapping[str, str], silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a GET that answers line by line; yield an iterator of lines.
+
+        Raises ApiError, or Unreachable when the stream breaks or nothing arrives for
+        `silence_seconds`.
+        """
+        await self._limit.take()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
+        try:
+            async with self._open().request(
+                "GET",
+                self._connection.server + path,
+                params=params,
+                headers=await self._headers(),
+                timeout=timeout,
+            ) as answer:
+                if answer.status >= 300:
+                    if answer.status == 401:
+                        self._connection.forget_credentials()
+                    raise _api_error(answer, await answer.read(), f"GET {path}")
+                yield _lines(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"GET {path}: {type(error).__name__}: {error}") from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("use the client inside its context: async with Client(...)")
+        return self._session
+
+    async def _headers(self) -> dict[str, str]:
+        header = await self._connection.header()
+        return {"Authorization": header} if header else {}
+
+    # --- verbs ---------------------------------------------------------------------------------
+
+    async def get(
+        self, resource: Resource, name: str, decode: Callable[[bytes], T], *, namespace: str = ""
+    ) -> T:
+        """Return one object. Raises ApiError (404 when it does not exist)."""
+        return decode(await self.request("GET", resource.path(namespace=namespace, name=name)))
+
+    async def find(
+        self, resource: Resource, name: str, decode: Callable[[bytes], T], *, namespace: str = ""
+    ) -> T | None:
+        """Return one object, or None when it does not exist."""
+        try:
+            return await self.get(resource, name, decode, namespace=namespace)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+    async def create(self, resource: Resource, body: bytes, *, namespace: str = "") -> bytes:
+        """Create an object; return it as stored."""
+        return await self.request("POST", resource.path(namespace=namespace), body=body)
+
+    async def replace(
+        self,
+        resource: Resource,
+        name: str,
+        body: bytes,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> bytes:
+        """Replace an object; a resourceVersion in `body` makes it fail on conflict."""
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        return await self.request("PUT", path, body=body)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: bytes,
+        *,
+        content_type: str = MERGE_PATCH,
+        namespace: str = "",
+        subresource: str = "",
+        field_manager: str = "",
+        force: str = "",
+    ) -> bytes:
+        """Patch an object; `content_type` is one of the *_PATCH constants.
+
+        field_manager: required for APPLY_PATCH. force: "true" takes fields over from others.
+        """
+        params = {
+            name_: value
+            for name_, value in (("fieldManager", field_manager), ("force", force))
+            if value
+        }
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        return await self.request(
+            "PATCH", path, body=body, content_type=content_type, params=params or None
+        )
+
+    async def delete(
+        self, resource: Resource, name: str, *, namespace: str = "", uid: str = ""
+    ) -> None:
+        """Delete an object if it exists; with `uid` only that very object."""
+        body = (
+            msgspec.json.encode(
+                {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+            )
+            if uid
+            else None
+        )
+        try:
+            await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+
+
+async def retry_on_conflict(write: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
+    """Run `write`, which reads afresh and writes, again while others write in between."""
+    pause = 0.01
+    for attempt in range(1, tries + 1):
+        try:
+            return await write()
+        except ApiError as error:
+            if not error.conflict or attempt == tries:
+                raise
+        await asyncio.sleep(pause * random.uniform(0.9, 1.1))
+        pause *= 5
+    raise AssertionError("unreachable")
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    pending = bytearray()
+    async for chunk in answer.content.iter_any():
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            if pending:
+                pending += chunk[start:end]
+                yield bytes(pending)
+                pending.clear()
+            elif end > start:
+                yield chunk[start:end]
+            start = end + 1
+        pending += chunk[start:]
+        if len(pending) > _LONGEST_LINE:
+            raise aiohttp.ClientPayloadError(f"a line is longer than {_LONGEST_LINE} bytes")
+    if pending:
+        yield bytes(pending)
+
+
+def _api_error(answer: aiohttp.ClientResponse, data: bytes, what: str) -> ApiError:
+    try:
+        status = msgspec.json.decode(data, type=_Status)
+    except msgspec.DecodeError:
+        status = _Status(message=data[:500].decode(errors="replace").strip())
+    after = answer.headers.get("Retry-After", "")
+    return ApiError(
+        status=answer.status,
+        reason=status.reason or (answer.reason or ""),
+        message=status.message,
+        what=what,
+        retry_after=float(after) if after.isascii() and after.isdigit() else None,
+    )
+
+
+def encode_object(resource: Resource, plain: Mapping[str, Any]) -> bytes:
+    """Return the JSON of `plain` with the resource's kind and apiVersion."""
+    return msgspec.json.encode({"apiVersion": resource.api_version, "kind": resource.kind, **plain})

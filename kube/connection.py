@@ -1,0 +1,108 @@
+"""How to reach and convince an API server: address, TLS, credentials.
+
+Configuration and authentication (kubeconfig, in-cluster, exec plugins, token refresh) are those of
+the `kubernetes` package; it is imported here only, and late, because it costs a second and 20 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_REFRESH_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Connection:
+    """One API server. `authorization` is asked for the header value; it may block."""
+
+    server: str
+    tls: ssl.SSLContext | None = None
+    authorization: Callable[[], str | None] = field(default=lambda: None)
+    _header: str | None = field(default=None, init=False)
+    _asked_at: float = field(default=float("-inf"), init=False)
+
+    async def header(self) -> str | None:
+        """Return the Authorization header, asking again every half minute, off the event loop."""
+        now = time.monotonic()
+        if now - self._asked_at > _REFRESH_SECONDS:
+            self._header = await asyncio.to_thread(self.authorization)
+            self._asked_at = now
+        return self._header
+
+    def forget_credentials(self) -> None:
+        """Ask for credentials anew at the next request; call it when the server says 401."""
+        self._asked_at = float("-inf")
+
+
+def token_connection(
+    server: str, *, token: str | None = None, ca_file: str | None = None
+) -> Connection:
+    """Return a connection with a fixed bearer token; for tests and simple setups."""
+    tls = ssl.create_default_context(cafile=ca_file) if server.startswith("https") else None
+    return Connection(server, tls, lambda: f"Bearer {token}" if token else None)
+
+
+def load_connection(
+    kubeconfig: str | None = None, *, context: str | None = None, master: str | None = None
+) -> Connection:
+    """Return the connection that a kubeconfig, or the pod that we run in, describes.
+
+    kubeconfig: a path; None tries the pod's service account first, then $KUBECONFIG and
+    ~/.kube/config. master: overrides the server's address.
+    Raises ConnectionConfigError with what to do next.
+    """
+    from kubernetes import client, config
+    from kubernetes.config.config_exception import ConfigException
+
+    settings = client.Configuration()
+    try:
+        if kubeconfig is None and _in_cluster():
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=kubeconfig, context=context, client_configuration=settings
+            )
+    except (ConfigException, OSError) as error:
+        raise ConnectionConfigError(
+            f"no usable configuration for the API server: {error} "
+            "(pass --kubeconfig, or run in a pod with a service account)"
+        ) from error
+    server = (master or settings.host).rstrip("/")
+    return Connection(server, _tls(settings, server), _authorization(settings))
+
+
+class ConnectionConfigError(RuntimeError):
+    """There is no usable configuration for an API server."""
+
+
+def _in_cluster() -> bool:
+    return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
+
+
+def _tls(settings: Any, server: str) -> ssl.SSLContext | None:
+    if not server.startswith("https"):
+        return None
+    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)
+    if settings.verify_ssl is False:
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+    if settings.cert_file:
+        tls.load_cert_chain(settings.cert_file, settings.key_file)
+    return tls
+
+
+def _authorization(settings: Any) -> Callable[[], str | None]:
+    def ask() -> str | None:
+        # Runs the refresh hook: re-reads the service account's token or runs the exec plugin.
+        header = settings.get_api_key_with_prefix("authorization")
+        if header is None and settings.username:
+            header = settings.get_basic_auth_token()
+        return str(header) if header is not None else None
+
+    return ask

@@ -1,0 +1,132 @@
+"""Kubernetes events, aggregated: the same thing said again counts up instead of piling up.
+
+`record` never waits and never fails: events queue up to a bound and the oldest are dropped, since
+an event is a remark and must not hold up what it remarks on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from apis.meta import ObjectReference, format_time
+from kube.client import ApiError, Client, Unreachable, encode_object
+from kube.resources import EVENTS
+
+_log = logging.getLogger(__name__)
+
+_MOST_WAITING: Final = 1000
+_MOST_KNOWN: Final = 4096
+_SAME_FOR_SECONDS: Final = 600.0
+_LONGEST_MESSAGE: Final = 1024
+
+
+@dataclass(slots=True)
+class _Known:
+    name: str
+    namespace: str
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Remark:
+    about: ObjectReference
+    kind: str
+    reason: str
+    message: str
+
+
+class EventRecorder:
+    """Writes events in the background; run it with `run`."""
+
+    def __init__(self, client: Client, *, component: str, default_namespace: str) -> None:
+        """default_namespace: where events about cluster-scoped objects go."""
+        self._client = client
+        self._component = component
+        self._default_namespace = default_namespace
+        self._waiting: deque[_Remark] = deque(maxlen=_MOST_WAITING)
+        self._known: OrderedDict[_Remark, _Known] = OrderedDict()
+        self._wake = asyncio.Event()
+        self.dropped = 0
+
+    def normal(self, about: ObjectReference, reason: str, message: str) -> None:
+        self._record(_Remark(about, "Normal", reason, message[:_LONGEST_MESSAGE]))
+
+    def warning(self, about: ObjectReference, reason: str, message: str) -> None:
+        self._record(_Remark(about, "Warning", reason, message[:_LONGEST_MESSAGE]))
+
+    def _record(self, remark: _Remark) -> None:
+        if len(self._waiting) == _MOST_WAITING:
+            self.dropped += 1
+        self._waiting.append(remark)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what was recorded until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                remark = self._waiting.popleft()
+                try:
+                    await self._write(remark)
+                except (ApiError, Unreachable) as error:
+                    self.dropped += 1
+                    _log.info("event %s was not written: %s", remark.reason, error)
+
+    async def flush(self) -> None:
+        """Write what waits now; for a clean end."""
+        while self._waiting:
+            remark = self._waiting.popleft()
+            try:
+                await self._write(remark)
+            except (ApiError, Unreachable) as error:
+                _log.info("event %s was not written: %s", remark.reason, error)
+                return
+
+    async def _write(self, remark: _Remark) -> None:
+        now = time.monotonic()
+        stamp = format_time(datetime.now(UTC))
+        known = self._known.get(remark)
+        if known is not None and now - known.last < _SAME_FOR_SECONDS:
+            known.count += 1
+            known.last = now
+            self._known.move_to_end(remark)
+            body = msgspec.json.encode({"count": known.count, "lastTimestamp": stamp})
+            try:
+                await self._client.patch(EVENTS, known.name, body, namespace=known.namespace)
+                return
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+        namespace = remark.about.namespace or self._default_namespace
+        name = f"{(remark.about.name or 'unknown')[:200]}.{time.time_ns():x}"
+        await self._client.create(
+            EVENTS,
+            encode_object(
+                EVENTS,
+                {
+                    "metadata": {"name": name, "namespace": namespace},
+                    "involvedObject": msgspec.to_builtins(remark.about),
+                    "type": remark.kind,
+                    "reason": remark.reason,
+                    "message": remark.message,
+                    "source": {"component": self._component},
+                    "count": 1,
+                    "firstTimestamp": stamp,
+                    "lastTimestamp": stamp,
+                },
+            ),
+            namespace=namespace,
+        )
+        self._known[remark] = _Known(name, namespace, 1, now)
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
