@@ -37,6 +37,7 @@ from koordlet.objects import Directory, NodeObjects, Problem
 from koordlet.podspec import KnownPod, known_pod
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import Rules
+from koordlet.site_policies import Site
 from koordlet.sources.polling import Poller
 from koordlet.state import NodeState, Source
 from koordlet.watch import DirectoryWatch
@@ -102,8 +103,13 @@ class Daemon:
         awaited += [RUNTIME] if config.nri.enabled or config.cri.enabled else []
         awaited += ["kubelet"] if config.kubelet.enabled else []
         self.state = NodeState(remembered=self._requests.load(), awaited=awaited)
-        self.hook_decider = Decider(self.events_log)
-        self.repair_decider = Decider(self.events_log)
+        self.site = Site(config, self.events_log) if config.site_policies.enabled else None
+        self.hook_decider = Decider(
+            self.events_log, site_guard=self.site.hook_guard if self.site else None
+        )
+        self.repair_decider = Decider(
+            self.events_log, site_guard=self.site.repair_guard if self.site else None
+        )
         self.rules = Rules(
             NodeInputs(node=NodeMeta(name=config.node_name), settings=config.settings()),
             self.events_log,
@@ -150,11 +156,15 @@ class Daemon:
         self.set_layout(await loop.run_in_executor(self._workers, self._discover, ()))
         await self._probe()
         await self._scan()
+        await self._load_site_policies()
         self.rules.build_now()
         await self._listen()
-        self._watches.append(
-            DirectoryWatch(config.objects_dir, self.scan_soon, poll=config.intervals.objects)
-        )
+        self._watch_directory(config.objects_dir, self.scan_soon)
+        if self.site is not None:
+            self._watch_directory(
+                config.site_policies.directory,
+                lambda: self._spawn("site-policies", self._load_site_policies()),
+            )
         self._start_sources()
         self._spawn("housekeeping", self._housekeeping())
         self._spawn("watchdog", self._watchdog())
@@ -165,6 +175,10 @@ class Daemon:
         if config.nri.enabled:
             self._start_nri()
             await self._wait_for_runtime()
+
+    def _watch_directory(self, path: str, changed: Callable[[], None]) -> None:
+        watch = DirectoryWatch(path, changed, poll=self.config.intervals.objects)
+        self._watches.append(watch)
 
     def _start_nri(self) -> None:
         config = self.config
@@ -378,6 +392,23 @@ class Daemon:
     @property
     def objects(self) -> NodeObjects:
         return self._objects
+
+    # --- policies of the site ------------------------------------------------------------------
+
+    async def _load_site_policies(self) -> None:
+        if self.site is None:
+            return
+        loop = asyncio.get_running_loop()
+        policies, problems = await loop.run_in_executor(self._workers, self.site.loader.load)
+        for origin, problem in problems:
+            self.events_log.add("bad-policy", origin, problem, severity=Severity.ERROR)
+        if policies == self.rules.site_policies:
+            return
+        self.site.hook_guard.forget()
+        self.site.repair_guard.forget()
+        names = frozenset(policy.name for policy in policies)
+        self.hook_decider.site_names = self.repair_decider.site_names = names
+        self.rules.change_site_policies(policies)
 
     # --- other sources -------------------------------------------------------------------------
 

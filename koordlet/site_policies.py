@@ -1,0 +1,336 @@
+"""Policies of the site: found, loaded on change, and kept from harming anybody.
+
+A file of `policies.d` runs as root inside the daemon, so it must belong to the daemon's user and be
+writable by nobody else; it is off by default altogether. A file that fails to load keeps its last
+good policy. A call that fails or takes too long costs that policy its claims for that subject until
+the file changes, with an event; after several subjects the policy is off as a whole, because every
+slow call is a pod that waits. What a policy may claim is `hooks.site`'s business.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from ctypes import c_ulong, py_object, pythonapi
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from apis.errors import InputError, InputErrors
+from hooks.claim import Claim
+from hooks.policy import ClaimFunction, Policy
+from hooks.site import ENTRY_POINT_GROUP, admit
+from hooks.subject import Subject
+from koordlet.config import Config
+from koordlet.decider import name_of
+from koordlet.events import Events, Severity
+
+_LOG = logging.getLogger("koordlet.site")
+_T = TypeVar("_T")
+
+LOAD_LIMIT_S: Final = 2.0
+MOST_FILES: Final = 64
+MOST_SUBJECTS_OFF: Final = 8
+"""A policy that is off for so many subjects is off for all."""
+_MAX_FILE_BYTES: Final = 1 << 20
+_STRIKE_AGAIN_S: Final = 0.1
+"""Long enough for a struck call to leave, short enough against one that swallows the strike."""
+
+
+class Overtime(BaseException):
+    """Raised inside a call that took too long. Not an Exception: policies catch those."""
+
+
+class SiteLoader:
+    """Loads the files and entry points. Used by one worker thread at a time."""
+
+    def __init__(self, directory: str, interrupter: Interrupter) -> None:
+        self._directory = directory
+        self._interrupter = interrupter
+        self._files: dict[str, tuple[_Stamp, Policy | None, str]] = {}
+        self._entry_points: tuple[tuple[Policy, ...], tuple[tuple[str, str], ...]] | None = None
+
+    def load(self) -> tuple[tuple[Policy, ...], tuple[tuple[str, str], ...]]:
+        """Return the policies in force, and (origin, problem) of what could not be loaded."""
+        if self._entry_points is None:
+            self._entry_points = self._load_entry_points()
+        installed, found_problems = self._entry_points
+        policies = list(installed)
+        problems = list(found_problems)
+        taken = {policy.name for policy in policies}
+        files: dict[str, tuple[_Stamp, Policy | None, str]] = {}
+        for name in self._names(problems):
+            path = f"{self._directory}/{name}"
+            policy, problem = self._file(path, taken, files)
+            if problem:
+                problems.append((path, problem))
+            if policy is not None:
+                policies.append(policy)
+                taken.add(policy.name)
+        self._files = files
+        return tuple(policies), tuple(problems)
+
+    def _names(self, problems: list[tuple[str, str]]) -> list[str]:
+        try:
+            status = os.stat(self._directory)
+            names = sorted(os.listdir(self._directory))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            problems.append((self._directory, error.strerror or str(error)))
+            return []
+        if problem := _ownership_problem(status):
+            problems.append((self._directory, problem))
+            return []
+        found = [name for name in names if name.endswith(".py") and name[0] not in "._"]
+        if len(found) > MOST_FILES:
+            problems.append((self._directory, f"more than {MOST_FILES} files"))
+        return found[:MOST_FILES]
+
+    def _file(
+        self,
+        path: str,
+        taken: set[str],
+        files: dict[str, tuple[_Stamp, Policy | None, str]],
+    ) -> tuple[Policy | None, str]:
+        before = self._files.get(path)
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                stamp = _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+                if before is not None and before[0] == stamp:
+                    files[path] = before
+                    return before[1], before[2]
+                if problem := _ownership_problem(status):
+                    raise InputError(obj=path, field="owner", value=status.st_uid, problem=problem)
+                source = file.read(_MAX_FILE_BYTES + 1)
+            if len(source) > _MAX_FILE_BYTES:
+                raise InputError(obj=path, field="size", value="", problem="larger than 1 MiB")
+            policy, problem = self._execute(path, source, taken), ""
+        except OSError as error:
+            return (before[1] if before else None), error.strerror or str(error)
+        except (InputError, InputErrors) as error:
+            policy, problem = None, str(error)
+        if policy is None and before is not None and before[1] is not None:
+            policy, problem = before[1], f"{problem}; its last good version stays in force"
+        files[path] = (stamp, policy, problem)
+        return policy, problem
+
+    def _execute(self, path: str, source: bytes, taken: set[str]) -> Policy:
+        name = f"koordlet_site_{os.path.basename(path).removesuffix('.py')}"
+        spec = importlib.util.spec_from_loader(name, loader=None, origin=path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        module.__file__ = path
+        sys.modules[name] = module
+        try:
+            code = compile(source, path, "exec")
+            self._interrupter.run(lambda: exec(code, module.__dict__), LOAD_LIMIT_S)
+        except Overtime:
+            problem = f"took longer than {LOAD_LIMIT_S:g} s to load"
+            raise InputError(obj=path, field="(file)", value="", problem=problem) from None
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise InputError(obj=path, field="(file)", value="", problem=problem) from error
+        return admit(getattr(module, "POLICY", None), origin=path, taken=taken)
+
+    def _load_entry_points(self) -> tuple[tuple[Policy, ...], tuple[tuple[str, str], ...]]:
+        policies: list[Policy] = []
+        problems: list[tuple[str, str]] = []
+        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            taken = {policy.name for policy in policies}
+            try:
+                loaded = self._interrupter.run(point.load, LOAD_LIMIT_S)
+                policies.append(admit(loaded, origin=point.value, taken=taken))
+            except Overtime:
+                problems.append((point.value, f"took longer than {LOAD_LIMIT_S:g} s to load"))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - isolated, and reported
+                problems.append((point.value, f"{type(error).__name__}: {error}"))
+        return tuple(policies), tuple(problems)
+
+
+class SiteGuard:
+    """Calls site policies within their time, and remembers where they are off."""
+
+    def __init__(
+        self, events: Events, limit_s: float, run: Callable[[Callable[[], Any], float], Any]
+    ) -> None:
+        """run: bounds a call in seconds, raising Overtime: that of `Alarm` or `Interrupter`."""
+        self._events = events
+        self._limit_s = limit_s
+        self._run = run
+        self._off: dict[str, set[str]] = {}
+
+    def forget(self) -> None:
+        """Policies changed: they start anew."""
+        self._off = {}
+
+    @property
+    def off(self) -> dict[str, int]:
+        """Return policy -> for how many subjects it is off."""
+        return {policy: len(subjects) for policy, subjects in self._off.items()}
+
+    def __call__(
+        self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
+    ) -> Iterable[Claim]:
+        off = self._off.get(policy)
+        if off is not None and (subject.key in off or len(off) >= MOST_SUBJECTS_OFF):
+            return ()
+        try:
+            claims: tuple[Claim, ...] = self._run(
+                lambda: tuple(function(rule, subject)), self._limit_s
+            )
+        except Overtime:
+            self._switch_off(policy, subject, f"took longer than {self._limit_s * 1000:g} ms")
+            return ()
+        except (InputError, InputErrors):
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a site's code is isolated
+            self._switch_off(policy, subject, f"{type(error).__name__}: {error}")
+            return ()
+        return claims
+
+    def _switch_off(self, policy: str, subject: Subject, problem: str) -> None:
+        off = self._off.setdefault(policy, set())
+        off.add(subject.key)
+        everywhere = len(off) >= MOST_SUBJECTS_OFF
+        where = "everywhere" if everywhere else "for this subject"
+        self._events.add(
+            "site-policy-off",
+            name_of(subject),
+            f"{policy} {problem}; it is off {where} until its file changes",
+            severity=Severity.ERROR,
+        )
+
+
+class Alarm:
+    """Bounds calls in the main thread with a timer of the kernel: two system calls each."""
+
+    def __init__(self) -> None:
+        """Must be made in the main thread."""
+        signal.signal(signal.SIGALRM, self._ring)
+
+    @staticmethod
+    def _ring(number: int, frame: FrameType | None) -> None:
+        raise Overtime
+
+    def run(self, call: Callable[[], _T], limit_s: float) -> _T:
+        """Return what `call` returns; raises Overtime in it after `limit_s` seconds."""
+        try:
+            try:
+                # Again and again: a policy that swallows the first one is struck by the next.
+                signal.setitimer(signal.ITIMER_REAL, limit_s, _STRIKE_AGAIN_S)
+                return call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Overtime:
+            # It may have struck on the way to the line above.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise
+
+
+class _Call:
+    """One call under watch. settled: the watcher will not strike any more, or has."""
+
+    __slots__ = ("deadline", "settled", "struck", "thread")
+
+    def __init__(self, thread: int, deadline: float) -> None:
+        self.thread = thread
+        self.deadline = deadline
+        self.struck = False
+        self.settled = True
+
+
+class Interrupter:
+    """Bounds calls in threads other than the main one, where no signal arrives.
+
+    A watching thread raises Overtime inside the thread of a call that is overdue. It announces the
+    strike before it looks whether the call still runs, so a call that ends meanwhile waits for the
+    strike to be settled, and no strike ever hits what comes after the call.
+    """
+
+    _PERIOD_S: Final = 0.002
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._work = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], _T], limit_s: float) -> _T:
+        """Return what `call` returns; raises Overtime in it after `limit_s` seconds."""
+        self._ensure_watching()
+        watched = _Call(threading.get_ident(), time.monotonic() + limit_s)
+        try:
+            try:
+                self._calls[watched.thread] = watched
+                self._work.set()
+                return call()
+            finally:
+                self._end(watched)
+        except Overtime:
+            # It may have struck on the way to the line above.
+            self._end(watched)
+            raise
+
+    def _end(self, watched: _Call) -> None:
+        self._calls.pop(watched.thread, None)
+        while watched.struck and not watched.settled:
+            time.sleep(0.0002)
+
+    def _ensure_watching(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._watch, name="koordlet-site", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            self._work.wait()
+            self._work.clear()
+            while self._calls:
+                time.sleep(self._PERIOD_S)
+                now = time.monotonic()
+                for watched in tuple(self._calls.values()):
+                    if now > watched.deadline:
+                        self._strike(watched)
+
+    def _strike(self, watched: _Call) -> None:
+        watched.settled = False
+        watched.struck = True
+        watched.deadline = time.monotonic() + _STRIKE_AGAIN_S
+        if self._calls.get(watched.thread) is watched:
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(watched.thread), py_object(Overtime))
+        watched.settled = True
+
+
+class Site:
+    """The loader and the two guards of a daemon. Must be made in the main thread."""
+
+    def __init__(self, config: Config, events: Events) -> None:
+        limit_s = config.site_policies.time_limit
+        interrupter = Interrupter()
+        self.loader = SiteLoader(config.site_policies.directory, interrupter)
+        self.hook_guard = SiteGuard(events, limit_s, Alarm().run)
+        self.repair_guard = SiteGuard(events, limit_s, interrupter.run)
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    inode: int
+    size: int
+    modified_ns: int
+
+
+def _ownership_problem(status: os.stat_result) -> str:
+    if status.st_uid not in (0, os.geteuid()):
+        return "belongs to another user: chown root it"
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        return "is writable by others: chmod go-w it"
+    return ""

@@ -1,0 +1,417 @@
+"""The node's store: merging of sources, and convergence whatever way events come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.qos import KubeQoS
+from hooks.engine import Engine
+from hooks.facts import NodeInputs
+from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, Subject
+from koordlet.state import NodeState, Source
+from linux.cpuset import CpuSet
+from nri_plugin.handler import Container, ContainerState, Sandbox
+from tests.koordlet.builders import (
+    LAYOUT,
+    container,
+    known,
+    pod_manifest,
+    runtime_pod,
+    sandbox,
+)
+
+ENGINE = Engine(NodeInputs(), (), 1)
+ASKED = Requested(cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30)
+
+
+def subjects(state: NodeState) -> dict[str, Subject]:
+    return {subject.key: subject for subject in state.snapshot(ENGINE).subjects}
+
+
+def the_container(state: NodeState, id_: str) -> ContainerSubject:
+    found = subjects(state)[f"container/{id_}"]
+    assert isinstance(found, ContainerSubject)
+    return found
+
+
+def running(state: NodeState, *, requested: Requested = ASKED) -> None:
+    pod = runtime_pod("u1")
+    state.run_sandbox(sandbox(pod, "s1"))
+    state.create_container(container(pod, "c1", "s1", requested=requested))
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+def test_a_created_container_is_known_with_what_kubelet_asked_for() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    made = the_container(state, "c1")
+    assert made.requested == ASKED
+    assert made.cgroup == "kubepods/burstable/podu1/c1"
+
+
+def test_an_update_changes_only_what_it_names() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    pod = runtime_pod("u1")
+    state.update_container(
+        container(pod, "c1", "s1", requested=Requested(cfs_quota_us=80_000, cpus=CpuSet([1])))
+    )
+    assert the_container(state, "c1").requested == Requested(
+        cpu_shares=512, cfs_quota_us=80_000, memory_limit_bytes=1 << 30, cpus=CpuSet([1])
+    )
+
+
+def test_a_removed_container_does_not_come_back_by_a_late_event() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.remove_container("c1")
+    state.start_container(container(runtime_pod("u1"), "c1", "s1"))
+    assert "container/c1" not in subjects(state)
+
+
+def test_a_full_list_brings_back_what_an_event_wrongly_removed() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.remove_container("c1")
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    assert "container/c1" in subjects(state)
+
+
+def test_a_stopped_sandbox_takes_its_pod_and_containers_along() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.stop_sandbox("s1")
+    assert not {key for key in subjects(state) if key.startswith(("pod/", "container/"))}
+
+
+def test_a_message_about_a_leftover_with_an_empty_pod_takes_nothing_away() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.run_sandbox(sandbox(runtime_pod("", name="", namespace=""), "s1"))
+    assert "pod/u1" in subjects(state)
+
+
+def test_a_container_is_known_although_its_sandbox_was_missed() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.start_container(container(runtime_pod("u1"), "c1", "s1"))
+    assert {"pod/u1", "sandbox/s1", "container/c1"} <= subjects(state).keys()
+
+
+def test_nothing_is_made_of_ids_and_uids_that_are_empty() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("")
+    state.run_sandbox(sandbox(pod, ""))
+    state.create_container(container(pod, "", ""))
+    assert state.counts == (0, 0)
+
+
+# --- full lists --------------------------------------------------------------------------------
+
+
+def test_a_list_removes_what_it_does_not_name() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.runtime_list([], [])
+    assert state.counts == (0, 0)
+
+
+def test_a_list_that_was_taken_before_a_creation_does_not_remove_it() -> None:
+    state = NodeState(layout=LAYOUT)
+    mark = state.now()
+    running(state)
+    state.runtime_list([], [], taken_at=mark)
+    assert "container/c1" in subjects(state)
+
+
+def test_a_list_that_was_taken_before_a_removal_does_not_undo_it() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    mark = state.now()
+    state.remove_container("c1")
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")], taken_at=mark)
+    assert "container/c1" not in subjects(state)
+
+
+def test_containers_that_no_hook_saw_are_unprotected() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    new = state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    assert new == ("c1",)
+    assert [each.id for each in state.unprotected()] == ["c1"]
+
+
+def test_what_kubelet_asked_for_survives_a_restart() -> None:
+    state = NodeState(layout=LAYOUT, remembered={"c1": ASKED, "gone": ASKED})
+    pod = runtime_pod("u1")
+    ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(state, "c1").requested == ASKED
+    assert state.unprotected() == []
+    assert state.asked() == {"c1": ASKED}
+
+
+def test_values_in_force_are_the_last_resort_and_never_tell_a_cpu_set() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    current = Requested(cpu_shares=300, cpus=CpuSet([0]))
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
+    assert the_container(state, "c1").requested == Requested(cpu_shares=300)
+
+
+def test_the_specification_goes_before_values_in_force() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    current = Requested(cfs_quota_us=12_345, oom_score_adj=-5)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
+    limits = {"resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}
+    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
+    state.pods_list(Source.KUBELET, [known(manifest)])
+    requested = the_container(state, "c1").requested
+    assert requested == Requested(
+        cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30, oom_score_adj=-5
+    )
+
+
+# --- merging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "objects", "expected"),
+    [
+        (None, None, "runtime"),
+        (None, "objects", "objects"),
+        ("kubelet", None, "kubelet"),
+        ("kubelet", "objects", "kubelet"),
+    ],
+)
+def test_metadata_comes_from_the_best_source(
+    kubelet: str | None, objects: str | None, expected: str
+) -> None:
+    state = NodeState(layout=LAYOUT)
+    state.run_sandbox(sandbox(runtime_pod("u1", annotations={"from": "runtime"}), "s1"))
+    for source, name in ((Source.KUBELET, kubelet), (Source.OBJECTS, objects)):
+        if name is not None:
+            manifest = pod_manifest(uid="u1", metadata={"annotations": {"from": name}})
+            state.pods_list(source, [known(manifest)])
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.annotations == {"from": expected}
+    assert pod.cgroup == "kubepods/burstable/podu1"
+
+
+def test_a_manifest_without_uid_is_matched_by_name() -> None:
+    state = NodeState(layout=LAYOUT)
+    manifest = pod_manifest("web", metadata={"labels": {"a": "b"}})
+    state.pods_list(Source.OBJECTS, [known(manifest)])
+    state.run_sandbox(sandbox(runtime_pod("u1", name="web"), "s1"))
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.labels == {"a": "b"}
+    state.pods_list(Source.OBJECTS, [])
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.labels == {}
+
+
+def test_a_static_pod_is_matched_by_its_configuration_hash() -> None:
+    state = NodeState(layout=LAYOUT)
+    annotations = {"kubernetes.io/config.hash": "hash1"}
+    state.pods_list(
+        Source.OBJECTS, [known(pod_manifest(uid="mirror", metadata={"annotations": annotations}))]
+    )
+    state.run_sandbox(sandbox(runtime_pod("hash1"), "s1"))
+    pod = state.pod("hash1")
+    assert pod is not None
+    assert (pod.uid, pod.annotations) == ("hash1", annotations)
+
+
+def test_the_directory_says_which_qos_class_a_pod_has() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.pods_list(Source.OBJECTS, [known(pod_manifest(uid="u1"))])  # BestEffort by its spec
+    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.kube_qos is KubeQoS.BURSTABLE
+
+
+def test_without_a_runtime_a_running_pod_lies_where_the_layout_says() -> None:
+    state = NodeState(layout=LAYOUT)
+    status = {
+        "phase": "Running",
+        "containerStatuses": [
+            {"name": "main", "containerID": "containerd://c1", "state": {"running": {}}},
+            {"name": "evil", "containerID": "containerd://../..", "state": {"running": {}}},
+            {"name": "pending", "containerID": ""},
+        ],
+    }
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status=status))])
+    found = subjects(state)
+    pod = found["pod/u1"]
+    assert isinstance(pod, PodSubject)
+    assert pod.cgroup == "kubepods/besteffort/podu1"
+    assert found["container/c1"].cgroup == "kubepods/besteffort/podu1/c1"
+    assert len([key for key in found if key.startswith("container/")]) == 1
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+def test_without_a_runtime_a_pod_that_does_not_run_is_no_subject(phase: str) -> None:
+    state = NodeState(layout=LAYOUT)
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status={"phase": phase}))])
+    assert "pod/u1" not in subjects(state)
+
+
+def test_qos_directories_list_their_pods_and_the_root_lists_all() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
+    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
+    found = {s.kube_qos: s for s in subjects(state).values() if isinstance(s, QosSubject)}
+    uids = {qos: sorted(pod.uid for pod in s.pods) for qos, s in found.items()}
+    assert uids == {
+        KubeQoS.GUARANTEED: ["u1", "u2"],
+        KubeQoS.BURSTABLE: ["u1"],
+        KubeQoS.BESTEFFORT: ["u2"],
+    }
+    assert found[KubeQoS.BESTEFFORT].cgroup == "kubepods/besteffort"
+
+
+def test_subjects_that_did_not_change_stay_the_same_objects() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    before = subjects(state)
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
+    after = subjects(state)
+    for key in ("pod/u1", "sandbox/s1", "container/c1", "kubeqos/Burstable"):
+        assert after[key] is before[key], key
+
+
+def test_the_state_is_complete_when_every_source_has_spoken() -> None:
+    state = NodeState(awaited=["runtime", "kubelet"])
+    assert not state.snapshot(ENGINE).complete
+    state.spoken("runtime")
+    assert state.awaited == ("kubelet",)
+    state.spoken("kubelet")
+    assert state.snapshot(ENGINE).complete
+
+
+def test_sandboxes_whose_directories_are_gone_can_be_forgotten() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.run_sandbox(sandbox(runtime_pod("u2"), "s2"))
+    assert state.stale_candidates() == {"s2": "kubepods/burstable/podu2"}
+    state.forget_sandboxes(["s2"])
+    assert "pod/u2" not in subjects(state)
+
+
+# --- convergence -------------------------------------------------------------------------------
+
+Event = tuple[str, str]
+PODS = {uid: runtime_pod(uid, qos=qos) for uid, qos in (("u1", "burstable"), ("u2", ""))}
+SANDBOXES = {"s1": "u1", "s2": "u1", "s3": "u2"}
+CONTAINERS = {"c1": "s1", "c2": "s1", "c3": "s2", "c4": "s3"}
+
+
+def deliver(state: NodeState, event: Event) -> None:
+    verb, id_ = event
+    if id_ in SANDBOXES:
+        made = sandbox(PODS[SANDBOXES[id_]], id_)
+        match verb:
+            case "start":
+                state.run_sandbox(made)
+            case "stop":
+                state.stop_sandbox(id_)
+            case "remove":
+                state.remove_sandbox(id_)
+        return
+    one = container(PODS[SANDBOXES[CONTAINERS[id_]]], id_, CONTAINERS[id_])
+    match verb:
+        case "create":
+            state.create_container(one)
+        case "start":
+            state.start_container(one)
+        case "stop" | "remove":
+            state.remove_container(id_)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Event], list[Sandbox], list[Container]]:
+    """What really happened on the node, in order, and what is there at the end."""
+    events: list[Event] = []
+    sandboxes: list[Sandbox] = []
+    containers: list[Container] = []
+    for sandbox_id, uid in SANDBOXES.items():
+        end = draw(st.sampled_from(["absent", "running", "stopped", "removed"]))
+        if end == "absent":
+            continue
+        events.append(("start", sandbox_id))
+        for container_id in (c for c, s in CONTAINERS.items() if s == sandbox_id):
+            fate = draw(st.sampled_from(["absent", "created", "running", "stopped", "removed"]))
+            if fate == "absent":
+                continue
+            if end != "running" and fate in ("created", "running"):
+                fate = "removed"
+            steps = ["create", "start", "stop", "remove"]
+            last = {"created": 1, "running": 2, "stopped": 3, "removed": 4}[fate]
+            events += [(verb, container_id) for verb in steps[:last]]
+            if fate in ("created", "running"):
+                state = ContainerState.CREATED if fate == "created" else ContainerState.RUNNING
+                containers.append(container(PODS[uid], container_id, sandbox_id, state=state))
+        if end in ("stopped", "removed"):
+            events.append(("stop", sandbox_id))
+        if end == "removed":
+            events.append(("remove", sandbox_id))
+        else:
+            sandboxes.append(sandbox(PODS[uid], sandbox_id, pid=0 if end == "stopped" else 7))
+    return events, sandboxes, containers
+
+
+def picture(state: NodeState) -> dict[str, Any]:
+    """What a reader sees, without the order of it and without what the past asked for."""
+    return {
+        key: sorted(pod.uid for pod in subject.pods)
+        if isinstance(subject, QosSubject)
+        else subject.cgroup
+        for key, subject in subjects(state).items()
+    }
+
+
+@given(histories(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_events_and_then_a_full_list_give_the_listed_state(
+    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
+) -> None:
+    events, sandboxes, containers = history
+    heard = data.draw(st.lists(st.sampled_from(events), max_size=40)) if events else []
+    state = NodeState(layout=LAYOUT)
+    for event in heard:
+        deliver(state, event)
+    state.runtime_list(sandboxes, containers)
+    fresh = NodeState(layout=LAYOUT)
+    fresh.runtime_list(sandboxes, containers)
+    assert picture(state) == picture(fresh)
+    assert state.counts == fresh.counts
+
+
+@given(histories(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_all_events_in_any_order_with_repeats_give_the_listed_state(
+    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
+) -> None:
+    events, sandboxes, containers = history
+    repeats = data.draw(st.lists(st.sampled_from(events), max_size=10)) if events else []
+    heard = data.draw(st.permutations([*events, *repeats]))
+    state = NodeState(layout=LAYOUT)
+    for event in heard:
+        deliver(state, event)
+    listed = NodeState(layout=LAYOUT)
+    listed.runtime_list(sandboxes, containers)
+    assert picture(state) == picture(listed)
