@@ -257,7 +257,7 @@ def encode(
     """Return the field's text for a canonical value in range.
 
     formula: how shares become a weight on v2. period_us: the group's actual period; a canonical
-    quota is per 100 ms and is scaled to it, rounded up.
+    quota or burst is per 100 ms and is scaled to it, rounded up.
     """
     if isinstance(value, CpuSet):
         return str(value)
@@ -265,8 +265,11 @@ def encode(
         return str(weight_of_shares(value, formula))
     if value == UNLIMITED and file.unlimited:
         return "-1" if version == 1 and file.codec is not Codec.NUMBER else "max"
-    if file.codec is Codec.QUOTA and period_us != DEFAULT_PERIOD_US:
-        return str(max(-(-value * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US))
+    if period_us != DEFAULT_PERIOD_US:
+        if file.codec is Codec.QUOTA:
+            return str(max(-(-value * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US))
+        if file.resource is Resource.CPU_CFS_BURST:
+            return str(-(-value * period_us // DEFAULT_PERIOD_US))
     return str(value)
 
 

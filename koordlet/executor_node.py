@@ -1,0 +1,309 @@
+"""Planning what belongs to the node: switches in /proc/sys, resctrl groups, host directories.
+
+Only known switches are written, only control groups that a claim names or that are koordlet's by
+name, and only directories in known places. A group or directory that we made is removed again when
+nobody claims it. Facts: linux-interfaces.md sections 8 and 12, hooks.md 4.6 and 4.8.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.journal import Record
+from linux import resctrl, resctrl_groups
+from linux.cgroup_paths import PathError, check_relative
+from linux.resources import Resource
+
+if TYPE_CHECKING:
+    from koordlet.executor import Executor
+
+GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
+SCHED_CORE: Final = "kernel.sched_core"
+SYSCTLS: Final = frozenset({GROUP_IDENTITY, SCHED_CORE})
+"""The switches that may be written."""
+_DIRECTORY_ROOTS: Final = (
+    "/usr/local/vgpu/",
+    "/var/run/koordlet/",
+    "/run/koordlet/",
+    "/tmp/vgpulock",
+)
+"""Where host directories may be made."""
+
+
+def plan(
+    executor: Executor, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
+) -> list[PlannedWrite]:
+    """Return the writes for the node, in order: directories, groups, switches off, switches on."""
+    writes: list[PlannedWrite] = []
+    for slot in virtual.get(Resource.HOST_DIRECTORY, ()):
+        if slot.retry_at <= now:
+            _directory(executor, slot, plan, writes)
+    _groups(executor, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
+    switches: list[PlannedWrite] = []
+    for slot in virtual.get(Resource.SYSCTL, ()):
+        if slot.retry_at <= now:
+            _switch(executor, slot, plan, switches)
+    writes += sorted(switches, key=lambda write: write.new != "0")
+    return writes
+
+
+def ends_group_identity(writes: Sequence[PlannedWrite]) -> bool:
+    """Tell whether group identity is switched off: its values have to go first then."""
+    return any(write.slot[2] == GROUP_IDENTITY and write.new == "0" for write in writes)
+
+
+def _applied(executor: Executor, slot: Slot, found: str) -> None:
+    slot.found = slot.text = found
+    slot.failures = 0
+    executor.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+
+
+def _done(slot: Slot, plan: Plan) -> None:
+    plan.done.append(slot)
+    plan.forget.append(slot.slot_key)
+
+
+# -- switches ------------------------------------------------------------------------------------
+
+
+def _switch(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+    if slot.key not in SYSCTLS:
+        executor.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
+        return
+    slot.path = "/proc/sys/" + slot.key.replace(".", "/")
+    try:
+        found = executor.host.read(slot.path).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        if slot.want is None:
+            _done(slot, plan)
+        else:
+            executor.set_state(slot, State.UNSUPPORTED, f"there is no {slot.path}")
+        return
+    except OSError as error:
+        executor.reject(slot, error)
+        return
+    slot.found = found
+    record = executor.journal.get(*slot.slot_key)
+    if slot.want is None:
+        wanted = record.original if record is not None else None
+        if record is None or wanted is None or found not in record.ours or found == wanted:
+            _done(slot, plan)
+            return
+    else:
+        wanted = str(slot.want.value)
+        if found == wanted:
+            _applied(executor, slot, found)
+            return
+        if record is None:
+            record = Record(place="", inode=0, resource=slot.resource, key=slot.key, original=found)
+        elif found not in record.ours:
+            record = Record(
+                place="",
+                inode=0,
+                resource=slot.resource,
+                key=slot.key,
+                original=found,
+                ours=record.ours,
+            )
+        plan.keep(record.with_ours(wanted))
+    slot.text = wanted
+    plan.add(
+        PlannedWrite(
+            act=Act.WRITE,
+            path=slot.path,
+            slot=slot.slot_key,
+            subject=slot.subject,
+            old=found,
+            new=wanted,
+            why=slot.why,
+            data=wanted.encode(),
+        ),
+        out,
+    )
+
+
+# -- control groups ------------------------------------------------------------------------------
+
+
+def _groups(
+    executor: Executor, slots: Sequence[Slot], plan: Plan, out: list[PlannedWrite], now: float
+) -> None:
+    if not slots:
+        return
+    host = executor.host
+    try:
+        root = resctrl.parse_schemata(
+            host.read(f"{resctrl.MOUNT}/schemata").decode("ascii", "replace")
+        )
+    except (OSError, ValueError):
+        for slot in slots:
+            if slot.want is None:
+                _done(slot, plan)
+            else:
+                executor.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
+        return
+    # Groups are removed first: each takes one of few CLOSIDs.
+    for slot in sorted(slots, key=lambda slot: slot.want is not None):
+        if slot.retry_at <= now:
+            _group(executor, slot, root, plan, out)
+
+
+def _group(
+    executor: Executor,
+    slot: Slot,
+    root: Mapping[str, Mapping[int, int]],
+    plan: Plan,
+    out: list[PlannedWrite],
+) -> None:
+    try:
+        path = resctrl_groups.group_path(slot.key)
+    except ValueError as error:
+        executor.set_state(slot, State.BLOCKED, str(error))
+        return
+    slot.path = f"{path}/schemata"
+    try:
+        found: dict[str, dict[int, int]] | None = resctrl_groups.read_group(executor.host, slot.key)
+    except OSError:
+        found = None
+    except ValueError as error:
+        executor.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
+        return
+    if slot.want is None:
+        _undo_group(executor, slot, path, found, plan, out)
+        return
+    try:
+        wanted = resctrl.parse_schemata(str(slot.want.value))
+    except ValueError as error:
+        executor.set_state(slot, State.FAILED, str(error))
+        return
+    if "L3" not in root and "L3CODE" in root:
+        wanted = resctrl.with_cdp(wanted)
+    gaps = resctrl.missing(wanted, root)
+    slot.clamp = f"this machine has no {', '.join(gaps)}" if gaps else ""
+    slot.text = resctrl.format_schemata(wanted)
+    record = executor.journal.get(*slot.slot_key)
+    if found is None:
+        plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
+        plan.add(_operation(Act.MKDIR, path, slot, "", "control group"), out)
+        # What a new group shows: everything. It differs from any wish worth writing.
+        lines = resctrl.differing(wanted, root)
+    else:
+        slot.found = resctrl.format_schemata(found)
+        lines = resctrl.differing(wanted, found)
+        if record is None and (lines or resctrl.is_ours_by_name(slot.key)):
+            # A group that an earlier daemon left behind is as good as made by us.
+            original = None if resctrl.is_ours_by_name(slot.key) else slot.found
+            plan.keep(
+                Record(
+                    place="", inode=0, resource=slot.resource, key=slot.key, original=original
+                ).with_ours("made" if original is None else slot.text)
+            )
+        if not lines:
+            slot.failures = 0
+            executor.set_state(
+                slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded
+            )
+            return
+    # One write a resource: one bad line makes the kernel refuse all of them.
+    for name, domains in lines.items():
+        text = resctrl.format_schemata({name: domains})
+        old = resctrl.format_schemata({name: found[name]}) if found is not None else ""
+        plan.add(_operation(Act.WRITE, slot.path, slot, old.strip(), text.strip(), text), out)
+
+
+def _undo_group(
+    executor: Executor,
+    slot: Slot,
+    path: str,
+    found: Mapping[str, Mapping[int, int]] | None,
+    plan: Plan,
+    out: list[PlannedWrite],
+) -> None:
+    record = executor.journal.get(*slot.slot_key)
+    if found is None or record is None:
+        _done(slot, plan)
+        return
+    if record.original is None:
+        plan.add(_operation(Act.RMDIR, path, slot, "control group", ""), out)
+        return
+    lines = resctrl.differing(resctrl.parse_schemata(record.original), found)
+    if not lines:
+        _done(slot, plan)
+    for name, domains in lines.items():
+        text = resctrl.format_schemata({name: domains})
+        old = resctrl.format_schemata({name: found[name]})
+        plan.add(_operation(Act.WRITE, slot.path, slot, old.strip(), text.strip(), text), out)
+
+
+def _operation(act: Act, path: str, slot: Slot, old: str, new: str, data: str = "") -> PlannedWrite:
+    return PlannedWrite(
+        act=act,
+        path=path,
+        slot=slot.slot_key,
+        subject=slot.subject,
+        old=old,
+        new=new,
+        why=slot.why,
+        data=data.encode(),
+    )
+
+
+# -- host directories ----------------------------------------------------------------------------
+
+
+def check_directory(path: str) -> str:
+    """Return `path` if a host directory may be made there; PathError otherwise."""
+    checked = "/" + check_relative(path)
+    if not (checked + "/").startswith(_DIRECTORY_ROOTS):
+        known = ", ".join(_DIRECTORY_ROOTS)
+        raise PathError(f"{path[:128]!r} is not in a place for host directories: {known}")
+    return checked
+
+
+def missing_directories(executor: Executor, path: str) -> list[str]:
+    """Return the directories to make for `path`, outermost first."""
+    made: list[str] = []
+    while path and not executor.host.is_dir(path):
+        made.insert(0, path)
+        path = path.rpartition("/")[0]
+    return made
+
+
+def _directory(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+    try:
+        slot.path = check_directory(slot.key)
+    except PathError as error:
+        executor.set_state(slot, State.BLOCKED, str(error))
+        return
+    exists = executor.host.is_dir(slot.path)
+    if slot.want is None:
+        record = executor.journal.get(*slot.slot_key)
+        if not exists or record is None or slot.errno == errno.ENOTEMPTY:
+            _done(slot, plan)  # what the workload left in it is not ours to remove
+            return
+        plan.add(_operation(Act.RMDIR, slot.path, slot, "directory", ""), out)
+        return
+    if exists:
+        _applied(executor, slot, "directory")
+        return
+    plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
+    mode = slot.want.value if isinstance(slot.want.value, int) else 0o755
+    for path in missing_directories(executor, slot.path):
+        last = path == slot.path
+        plan.add(
+            PlannedWrite(
+                act=Act.MKDIR,
+                path=path,
+                slot=slot.slot_key,
+                subject=slot.subject,
+                old="",
+                new="directory",
+                why=slot.why,
+                mode=mode if last else 0o755,
+                final=last,
+            ),
+            out,
+        )

@@ -1,0 +1,392 @@
+"""Planning what belongs to processes: OOM scores, core scheduling cookies, resctrl membership.
+
+None of these is a file of the group: each process or thread has its own value, new ones may come
+at any time, and a pid may be somebody else's a moment later. So nothing is cached: every pass
+reads the group's processes and each one's value. Facts: hooks.md 4.5, 4.8 and 4.11,
+linux-interfaces.md sections 12, 13 and 15.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.journal import Record, plain
+from linux import resctrl, resctrl_groups
+from linux.host import Host
+from linux.procfs import oom_score_adj_path, parse_ids
+from linux.resources import Resource
+
+if TYPE_CHECKING:
+    from koordlet.executor import Executor
+
+_NO_CORE_SCHED: Final = frozenset(
+    {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
+)
+
+
+@dataclass(slots=True)
+class TaskWrites:
+    """`first`: what takes something away from processes; `last`: what gives them something."""
+
+    first: list[PlannedWrite] = field(default_factory=list)
+    last: list[PlannedWrite] = field(default_factory=list)
+
+
+def plan(
+    executor: Executor, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
+) -> TaskWrites:
+    """Return the writes for processes and threads."""
+    writes = TaskWrites()
+    for slot in virtual.get(Resource.OOM_SCORE_ADJ, ()):
+        if slot.retry_at <= now:
+            _oom_score(executor, slot, plan, writes.last)
+    _cookies(executor, virtual.get(Resource.CORE_SCHED_COOKIE, ()), plan, writes, now)
+    _membership(executor, virtual.get(Resource.RESCTRL_GROUP, ()), plan, writes, now)
+    return writes
+
+
+def _directory(executor: Executor, place: str) -> str:
+    """Return a directory of the group that lists its processes: any hierarchy does."""
+    layout = executor.layout
+    controller = next((one for one in ("cpu", "cpuset", "memory") if layout.has(one)), "cpu")
+    return layout.directory(controller, place)
+
+
+def _ids(executor: Executor, slot: Slot, plan: Plan, name: str) -> list[int] | None:
+    """Return the group's processes or threads; None when it is gone, with the state set."""
+    if not slot.place:
+        executor.set_state(slot, State.PENDING, "its cgroup is not known yet")
+        return None
+    slot.directory = _directory(executor, slot.place)
+    try:
+        return parse_ids(executor.host.read(f"{slot.directory}/{name}"))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            executor.reject(slot, error)
+            return None
+    if slot.want is None:
+        _done(slot, plan)
+    else:
+        executor.set_state(slot, State.PENDING, "no such cgroup at this time")
+    return None
+
+
+def _done(slot: Slot, plan: Plan) -> None:
+    plan.done.append(slot)
+    plan.forget.append(slot.slot_key)
+
+
+def _record(executor: Executor, slot: Slot, original: str | None) -> Record:
+    """Return the slot's record, or a new one for this incarnation of the group."""
+    try:
+        inode = executor.host.inode(slot.directory)
+    except OSError:
+        inode = 0
+    record = executor.journal.get(*slot.slot_key)
+    if record is not None and record.inode == inode:
+        return record
+    policy = slot.want.claim.policy if slot.want is not None else ""
+    return Record(
+        place=slot.place,
+        inode=inode,
+        resource=slot.resource,
+        key=slot.key,
+        original=original,
+        policy=policy,
+    )
+
+
+def _applied(executor: Executor, slot: Slot, found: str) -> None:
+    slot.found = found
+    slot.failures = 0
+    executor.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+
+
+def move(host: Host, write: PlannedWrite) -> None:
+    """Carry out MOVE_TASKS: one thread a write; threads that ended meanwhile do not matter."""
+    for tid in write.ids:
+        try:
+            host.write(write.path, str(tid).encode())
+        except ProcessLookupError:
+            continue
+
+
+# -- OOM scores ----------------------------------------------------------------------------------
+
+
+def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+    pids = _ids(executor, slot, plan, "cgroup.procs")
+    if pids is None:
+        return
+    values: dict[int, str] = {}
+    for pid in sorted(pids):
+        try:
+            raw = executor.host.read(oom_score_adj_path(pid))
+        except OSError:
+            continue  # it ended
+        values[pid] = raw.decode("ascii", "replace").strip()
+    if slot.want is None:
+        record = executor.journal.get(*slot.slot_key)
+        original = None
+        if record is not None:
+            asked = None if record.asked is None else str(record.asked)
+            original = record.original if record.original is not None else asked
+        if record is None or original is None:
+            _done(slot, plan)
+            return
+        wanted = original
+        pids_to_write = [pid for pid, value in values.items() if value in record.ours]
+        if not pids_to_write or wanted in record.ours:
+            _done(slot, plan)
+            return
+    else:
+        wanted = str(slot.want.value)
+        slot.text = wanted
+        pids_to_write = [pid for pid, value in values.items() if value != wanted]
+        if not pids_to_write:
+            requested = slot.want.requested
+            if values and requested is not None and str(requested) != wanted:
+                record = _record(executor, slot, None)
+                if not record.ours:
+                    handed = Record(
+                        place=record.place,
+                        inode=record.inode,
+                        resource=record.resource,
+                        asked=plain(requested),
+                        policy=record.policy,
+                    )
+                    plan.keep(handed.with_ours(wanted))
+            _applied(executor, slot, wanted if values else "")
+            return
+        first = values[min(values)]
+        record = _record(executor, slot, first if first != wanted else values[pids_to_write[0]])
+        plan.keep(record.with_ours(wanted))
+    for index, pid in enumerate(pids_to_write):
+        plan.add(
+            PlannedWrite(
+                act=Act.WRITE,
+                path=oom_score_adj_path(pid),
+                slot=slot.slot_key,
+                subject=slot.subject,
+                old=values[pid],
+                new=wanted,
+                why=slot.why,
+                data=wanted.encode(),
+                final=index == len(pids_to_write) - 1,
+            ),
+            out,
+        )
+
+
+# -- core scheduling -----------------------------------------------------------------------------
+
+
+def _cookies(
+    executor: Executor, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
+) -> None:
+    """Give every group of containers one cookie of its own; take it from those that left."""
+    groups: dict[str, list[tuple[Slot, dict[int, int]]]] = {}
+    for slot in slots:
+        if slot.retry_at > now:
+            continue
+        pids = _ids(executor, slot, plan, "cgroup.procs")
+        if pids is None:
+            continue
+        cookies = _read_cookies(executor, slot, sorted(pids), plan)
+        if cookies is None:
+            continue
+        if slot.want is None:
+            _clear(slot, cookies, plan, writes.first)
+        else:
+            groups.setdefault(str(slot.want.value), []).append((slot, cookies))
+    owner = _owners(groups)
+    for group, members in sorted(groups.items()):
+        _share(executor, group, members, owner, plan, writes.last)
+
+
+def _read_cookies(
+    executor: Executor, slot: Slot, pids: Sequence[int], plan: Plan
+) -> dict[int, int] | None:
+    found: dict[int, int] = {}
+    for pid in pids:
+        try:
+            found[pid] = executor.host.core_sched_cookie(pid)
+        except ProcessLookupError:
+            continue
+        except OSError as error:
+            if error.errno not in _NO_CORE_SCHED:
+                executor.reject(slot, error)
+            elif slot.want is None:
+                _done(slot, plan)
+            else:
+                detail = "this kernel, or this machine without SMT, has no core scheduling"
+                executor.set_state(slot, State.UNSUPPORTED, detail)
+            return None
+    return found
+
+
+def _clear(slot: Slot, cookies: Mapping[int, int], plan: Plan, out: list[PlannedWrite]) -> None:
+    holding = [pid for pid, cookie in cookies.items() if cookie]
+    if not holding:
+        _done(slot, plan)
+        return
+    plan.add(_cookie_write(Act.COOKIE_COPY, slot, (0, *holding), "", "no cookie"), out)
+
+
+def _owners(groups: Mapping[str, Sequence[tuple[Slot, Mapping[int, int]]]]) -> dict[int, str]:
+    """Return which group each cookie belongs to: the one with most of its holders."""
+    holders: dict[int, Counter[str]] = {}
+    for group, members in groups.items():
+        for _, cookies in members:
+            for cookie in cookies.values():
+                if cookie:
+                    holders.setdefault(cookie, Counter())[group] += 1
+    return {
+        cookie: min(of, key=lambda group: (-of[group], group)) for cookie, of in holders.items()
+    }
+
+
+def _share(
+    executor: Executor,
+    group: str,
+    members: Sequence[tuple[Slot, Mapping[int, int]]],
+    owner: Mapping[int, str],
+    plan: Plan,
+    out: list[PlannedWrite],
+) -> None:
+    counted = Counter(
+        cookie
+        for _, cookies in members
+        for cookie in cookies.values()
+        if cookie and owner[cookie] == group
+    )
+    target = max(counted, key=lambda cookie: (counted[cookie], -cookie), default=0)
+    source = 0
+    if target:
+        source = min(
+            pid for _, cookies in members for pid, cookie in cookies.items() if cookie == target
+        )
+    for slot, cookies in members:
+        slot.text = group
+        if not cookies:
+            _applied(executor, slot, "")
+            continue
+        lacking = [pid for pid, cookie in cookies.items() if not target or cookie != target]
+        if not lacking:
+            _applied(executor, slot, group)
+            continue
+        plan.keep(_record(executor, slot, "0").with_ours(group))
+        if not source:
+            source = lacking.pop(0)
+            plan.add(
+                _cookie_write(
+                    Act.COOKIE_CREATE, slot, (source,), "", "a new cookie", final=not lacking
+                ),
+                out,
+            )
+        if lacking:
+            plan.add(
+                _cookie_write(
+                    Act.COOKIE_COPY, slot, (source, *lacking), "", f"the cookie of {source}"
+                ),
+                out,
+            )
+
+
+def _cookie_write(
+    act: Act, slot: Slot, ids: tuple[int, ...], old: str, new: str, *, final: bool = True
+) -> PlannedWrite:
+    return PlannedWrite(
+        act=act,
+        path=f"{slot.directory}/cgroup.procs",
+        slot=slot.slot_key,
+        subject=slot.subject,
+        old=old,
+        new=new,
+        why=slot.why,
+        ids=ids,
+        final=final,
+    )
+
+
+# -- resctrl membership --------------------------------------------------------------------------
+
+
+def _membership(
+    executor: Executor, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
+) -> None:
+    """Put the threads of every container into its control group, or back into the root."""
+    threads_file = "tasks" if executor.layout.version == 1 else "cgroup.threads"
+    of_group: dict[str, set[int] | None] = {}
+
+    def members(group: str) -> set[int] | None:
+        if group not in of_group:
+            try:
+                of_group[group] = resctrl_groups.tasks(executor.host, group)
+            except (OSError, ValueError):
+                of_group[group] = None
+        return of_group[group]
+
+    for slot in slots:
+        if slot.retry_at > now:
+            continue
+        tids = _ids(executor, slot, plan, threads_file)
+        if tids is None:
+            continue
+        if slot.want is None:
+            _leave(executor, slot, tids, members, plan, writes.first)
+            continue
+        group = slot.text = str(slot.want.value)
+        inside = members(group)
+        if inside is None:
+            key = ("", Resource.RESCTRL_SCHEMATA, group)
+            if key not in plan.planned:
+                executor.set_state(slot, State.BLOCKED, f"there is no control group {group!r}")
+                continue
+            inside = set()
+        outside = [tid for tid in tids if tid not in inside]
+        if not outside:
+            _applied(executor, slot, group)
+            continue
+        plan.keep(_record(executor, slot, "").with_ours(group))
+        path = f"{resctrl_groups.group_path(group)}/tasks"
+        plan.add(_move(slot, path, outside, group), writes.last)
+
+
+def _leave(
+    executor: Executor,
+    slot: Slot,
+    tids: Sequence[int],
+    members: Callable[[str], set[int] | None],
+    plan: Plan,
+    out: list[PlannedWrite],
+) -> None:
+    record = executor.journal.get(*slot.slot_key)
+    inside: list[int] = []
+    if record is not None:
+        ours = {tid for group in record.ours for tid in members(group) or ()}
+        inside = [tid for tid in tids if tid in ours]
+    if not inside:
+        _done(slot, plan)
+        return
+    plan.add(_move(slot, f"{resctrl.MOUNT}/tasks", inside, "the default group"), out)
+
+
+def _move(slot: Slot, path: str, tids: Sequence[int], group: str) -> PlannedWrite:
+    return PlannedWrite(
+        act=Act.MOVE_TASKS,
+        path=path,
+        slot=slot.slot_key,
+        subject=slot.subject,
+        old=slot.found or "",
+        new=group,
+        why=slot.why,
+        ids=tuple(tids),
+    )

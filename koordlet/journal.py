@@ -1,0 +1,278 @@
+"""The journal of original values: what a file held before we first wrote it, to put it back.
+
+One append-only file of JSON lines under the run directory; a line is a whole record, so a torn last
+line loses that record's last change and nothing else. It is not synced: a crash of this process
+loses nothing that was written, and after a crash of the machine the cgroups are gone as well (the
+boot id in the first line tells). A record belongs to one incarnation of a cgroup, by inode: a later
+group of the same name is another one.
+
+Each record keeps the values that we wrote of late (`ours`). A value found that is none of them was
+written by somebody else, and becomes the original.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final, cast
+
+import msgspec
+
+from linux.cpuset import CpuSet
+from linux.resources import Resource, Value
+
+RecordKey = tuple[str, Resource, str]
+"""(cgroup or other place, resource, key)."""
+
+_KEPT_OURS: Final = 6
+_COMPACT_ABOVE: Final = 2000
+_WASTE: Final = 4
+
+_Plain = int | str
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The original of one resource in one place.
+
+    place: the cgroup; "" for the node, "resctrl/<group>" for a control group.
+    inode: of the cgroup's directory; 0 where the place has none.
+    original: the field's text before we wrote; None: the thing itself did not exist.
+    asked: the original as a canonical value, where the file never showed it: the runtime was handed
+        our value at creation in place of this one.
+    ours: texts that we wrote and the kernel showed, newest last.
+    policy: who wrote last, for people.
+    support_of: the resource for whose sake this one was touched.
+    """
+
+    place: str
+    inode: int
+    resource: Resource
+    key: str = ""
+    original: str | None = None
+    asked: int | str | None = None
+    ours: tuple[str, ...] = ()
+    policy: str = ""
+    support_of: str = ""
+
+    @property
+    def record_key(self) -> RecordKey:
+        return self.place, self.resource, self.key
+
+    def asked_value(self) -> Value | None:
+        """Return `asked` as the canonical value: a text stands for a CPU set."""
+        return CpuSet.parse(self.asked) if isinstance(self.asked, str) else self.asked
+
+    def with_ours(self, *texts: str) -> Record:
+        """Return the record with `texts` as our newest values."""
+        kept = [one for one in self.ours if one not in texts]
+        return msgspec.structs.replace(self, ours=tuple([*kept, *texts][-_KEPT_OURS:]))
+
+
+def plain(value: Value | None) -> int | str | None:
+    """Return a canonical value as `Record.asked` keeps it."""
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A value that the runtime was handed when it made a container.
+
+    requested: what kubelet had asked for; None when it had asked for nothing.
+    """
+
+    container_id: str
+    resource: Resource
+    requested: int | str | None
+    delivered: int | str
+    policy: str = ""
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    """A line of the file: exactly one of the fields."""
+
+    boot: str | None = None
+    record: Record | None = None
+    forget: tuple[str, Resource, str] | None = None
+    delivery: Delivery | None = None
+    delivered: str | None = None  # the container id whose deliveries are done with
+
+
+class JournalError(Exception):
+    """The journal cannot be written; then no kernel file may be written either."""
+
+
+_MAX_DELIVERIES: Final = 20_000
+
+
+class Journal:
+    """The originals. Owned by the reconciler's thread, except `note_delivered`.
+
+    path: the file; None keeps everything in memory (plans, tests). boot: this boot's id.
+    """
+
+    def __init__(self, path: str | None = None, *, boot: str = "") -> None:
+        self._path = path
+        self._boot = boot
+        self._records: dict[RecordKey, Record] = {}
+        self._deliveries: dict[str, dict[Resource, Delivery]] = {}
+        self._fresh: deque[Delivery] = deque(maxlen=_MAX_DELIVERIES)
+        self._encoder = msgspec.json.Encoder()
+        self._file = -1
+        self._behind = False
+        self._lines = 0
+        self.damaged_lines = 0
+        if path is not None:
+            self._load(path)
+            self._compact(path)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def copy_in_memory(self) -> Journal:
+        """Return a journal with the same records that writes nowhere: for planning."""
+        copied = Journal(None, boot=self._boot)
+        copied._records = dict(self._records)
+        copied._deliveries = {one: dict(all_of) for one, all_of in self._deliveries.items()}
+        return copied
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def get(self, place: str, resource: Resource, key: str = "") -> Record | None:
+        return self._records.get((place, resource, key))
+
+    def records(self) -> list[Record]:
+        return list(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def deliveries(self, container_id: str) -> Mapping[Resource, Delivery]:
+        """Return what the runtime was handed for a container and nobody has seen yet."""
+        return self._deliveries.get(container_id, {})
+
+    def containers_with_deliveries(self) -> list[str]:
+        return list(self._deliveries)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def note_delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        delivered: Value,
+        *,
+        policy: str = "",
+    ) -> None:
+        """Remember a value that was handed over at creation. Any thread; does no I/O.
+
+        It reaches the file with the next pass.
+        """
+        self._fresh.append(
+            Delivery(
+                container_id, resource, plain(requested), cast("_Plain", plain(delivered)), policy
+            )
+        )
+
+    def update(self, records: Iterable[Record] = (), forget: Iterable[RecordKey] = ()) -> None:
+        """Set and forget records with one append; JournalError if the file does not take it."""
+        lines = [_Line(delivery=delivery) for delivery in self._take_fresh()]
+        for record in records:
+            if self._records.get(record.record_key) != record:
+                self._records[record.record_key] = record
+                lines.append(_Line(record=record))
+        for key in forget:
+            if self._records.pop(key, None) is not None:
+                lines.append(_Line(forget=key))
+        self._append(lines)
+
+    def done_with(self, container_id: str) -> None:
+        """Forget a container's deliveries: they have become records, or it is gone."""
+        if self._deliveries.pop(container_id, None) is not None:
+            self._append([_Line(delivered=container_id)])
+
+    def _take_fresh(self) -> list[Delivery]:
+        taken: list[Delivery] = []
+        while self._fresh:
+            delivery = self._fresh.popleft()
+            self._deliveries.setdefault(delivery.container_id, {})[delivery.resource] = delivery
+            taken.append(delivery)
+        # Containers whose creation failed never show up; the oldest make room.
+        while len(self._deliveries) > _MAX_DELIVERIES:
+            self._deliveries.pop(next(iter(self._deliveries)))
+        return taken
+
+    def _append(self, lines: list[_Line]) -> None:
+        if self._path is None or not (lines or self._behind):
+            return
+        try:
+            live = len(self._records) + len(self._deliveries) + 1
+            if self._behind or (self._lines > _COMPACT_ABOVE and self._lines > _WASTE * live):
+                self._compact(self._path)
+                return
+            data = b"".join(self._encoder.encode(line) + b"\n" for line in lines)
+            if os.write(self._file, data) != len(data):
+                raise OSError(errno.ENOSPC, "the disk took a part of it only")
+            self._lines += len(lines)
+        except OSError as error:
+            # Memory is ahead of the file now, and the file may end in half a line.
+            self._behind = True
+            raise JournalError(f"{self._path}: {error.strerror}") from error
+
+    # -- the file --------------------------------------------------------------------------------
+
+    def _load(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return
+        decoder = msgspec.json.Decoder(_Line)
+        for raw in data.split(b"\n"):
+            if not raw:
+                continue
+            try:
+                line = decoder.decode(raw)
+            except (msgspec.DecodeError, ValueError):
+                self.damaged_lines += 1
+                continue
+            if line.boot is not None and line.boot != self._boot:
+                # Another boot: no cgroup of that time exists any more.
+                self._records.clear()
+                self._deliveries.clear()
+            elif line.record is not None:
+                self._records[line.record.record_key] = line.record
+            elif line.forget is not None:
+                self._records.pop(line.forget, None)
+            elif line.delivery is not None:
+                delivery = line.delivery
+                of_container = self._deliveries.setdefault(delivery.container_id, {})
+                of_container[delivery.resource] = delivery
+            elif line.delivered is not None:
+                self._deliveries.pop(line.delivered, None)
+
+    def _compact(self, path: str) -> None:
+        """Write the live records to a new file and put it in the old one's place."""
+        lines = [_Line(boot=self._boot)]
+        lines += [_Line(record=record) for record in self._records.values()]
+        lines += [
+            _Line(delivery=one) for all_of in self._deliveries.values() for one in all_of.values()
+        ]
+        data = b"".join(self._encoder.encode(line) + b"\n" for line in lines)
+        new = f"{path}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(new, flags, 0o600)
+        try:
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, "the disk took a part of it only")
+            os.replace(new, path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self.close()
+        self._file = descriptor
+        self._behind = False
+        self._lines = len(lines)
