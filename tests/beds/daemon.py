@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ class Daemon:
     @property
     def objects(self) -> Path:
         return self.folder / "objects.d"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
 
     @property
     def config(self) -> Path:
@@ -142,7 +147,7 @@ class Daemon:
         return self._command(_KOORDLET, [*arguments, "--config", str(self.config)])
 
     def koordctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._command(_KOORDCTL, ["--run-dir", str(self.folder / "run"), *arguments])
+        return self._command(_KOORDCTL, ["--run-dir", str(self.run_dir), *arguments])
 
     def query(self, *arguments: str) -> Any:
         """What `koordctl ... -o json` answers; BedError with its words if it refuses."""
@@ -176,12 +181,11 @@ def daemon(
     """A running daemon on the bed's containerd; ended, and its values given back, at the end.
 
     gates: feature gates besides the defaults. config: more of the configuration file.
-    name: its folder in the bed; two daemons on one bed need two names.
+    name: what its folder in the bed is called after.
     """
-    folder = bed.folder / name
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=bed.folder))
     for part in ("objects.d", "run"):
-        (folder / part).mkdir(parents=True)
-    (folder / "run").chmod(0o700)
+        (folder / part).mkdir(mode=0o700)
     running = Daemon(folder)
     running.config.write_text(
         yaml.safe_dump(
@@ -201,6 +205,10 @@ def daemon(
     try:
         running.start()
         yield running
+    except Exception as error:
+        if not isinstance(error, BedError) or "log ends" not in str(error):
+            error.add_note(f"koordlet: {running.log_tail()}")
+        raise
     finally:
         running.stop()
 
