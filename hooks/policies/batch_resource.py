@@ -20,7 +20,11 @@ from typing import Final
 
 import msgspec
 
-from apis.annotations import ExtendedResources, parse_extended_resource_spec
+from apis.annotations import (
+    ExtendedResources,
+    ExtendedResourceSpec,
+    parse_extended_resource_spec,
+)
 from apis.keys import (
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
     BATCH_CPU,
@@ -50,6 +54,7 @@ NAME: Final = "BatchResource"
 _ANNOTATION: Final = f"annotation {ANNOTATION_EXTENDED_RESOURCE_SPEC}"
 _SPEC: Final = "spec.containers[].resources"
 _SUPPRESS: Final = "NodeSLO spec.resourceUsedThresholdWithBE.cpuSuppressPolicy"
+_LARGEST_CACHED: Final = 4096
 _SHORT: Final = "summed from the annotation: init containers, sidecars, overhead are not in it"
 
 
@@ -84,12 +89,20 @@ def _has_batch(amounts: Amounts) -> bool:
     )
 
 
-@lru_cache(maxsize=1024)
 def _specs_of_annotation(text: str, obj: str) -> tuple[ContainerSpec, ...]:
-    spec = parse_extended_resource_spec(text, obj=obj)
+    parsed = parse_extended_resource_spec(text, obj=obj)
+    return _short_specs(text) if len(text) <= _LARGEST_CACHED else _specs(parsed)
+
+
+@lru_cache(maxsize=512)
+def _short_specs(text: str) -> tuple[ContainerSpec, ...]:
+    return _specs(parse_extended_resource_spec(text, obj=""))
+
+
+def _specs(parsed: ExtendedResourceSpec) -> tuple[ContainerSpec, ...]:
     return tuple(
         ContainerSpec(name=name, amounts=_amounts(resources))
-        for name, resources in spec.containers.items()
+        for name, resources in parsed.containers.items()
     )
 
 

@@ -30,6 +30,7 @@ from linux.resources import Resource
 NAME: Final = "Resctrl"
 
 _SOURCE: Final = f"annotation {ANNOTATION_RESCTRL}"
+_MOST_CACHED_ENTRIES: Final = 64
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -53,7 +54,6 @@ def group_of(pod: Pod) -> str:
         ) from None
 
 
-@lru_cache(maxsize=512)
 def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
     """Return the schemata of a pod's wish; its text is empty when this machine can do no part."""
     cache: dict[int, Range] | None = None
@@ -83,6 +83,9 @@ def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
     return made
 
 
+_cached_schemata = lru_cache(maxsize=256)(schemata_of)
+
+
 def _range(share: tuple[int, ...]) -> Range | None:
     return (share[0], share[1]) if len(share) == 2 else None
 
@@ -92,7 +95,9 @@ def _of_pod(rule: Rule, pod: Pod) -> Made | None:
     if text is None:
         return None
     wish = parse_resctrl(text, obj=pod.obj)
-    made = schemata_of(wish, rule.facts)
+    entries = len(wish.llc.schemata_per_cache) + len(wish.mb.schemata_per_cache)
+    make = _cached_schemata if entries <= _MOST_CACHED_ENTRIES else schemata_of
+    made = make(wish, rule.facts)
     if not made.text and not made.degraded:
         raise InputError(
             obj=pod.obj,

@@ -1,0 +1,180 @@
+"""What a claim may say: on which levels a resource can be set, and which values it takes.
+
+The built-in policies keep to it by test, site policies by force (`hooks.site`), so an effector
+never meets a value of a wrong type or a path that leaves its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from hooks.claim import Claim, Op
+from hooks.subject import Level
+from linux.cgroup_files import FILES, in_range
+from linux.resctrl import check_group, parse_schemata
+from linux.resources import DeviceNode, Mount, Resource, Value
+
+_DIRECTORIES: Final = frozenset(
+    {Level.QOS, Level.POD, Level.SANDBOX, Level.CONTAINER, Level.HOST_APP}
+)
+_CREATED: Final = frozenset({Level.CONTAINER})
+_TASKS: Final = frozenset({Level.SANDBOX, Level.CONTAINER})
+
+LEVELS: Final[Mapping[Resource, frozenset[Level]]] = MappingProxyType(
+    dict.fromkeys(FILES, _DIRECTORIES)
+    | {
+        Resource.OOM_SCORE_ADJ: _CREATED,
+        Resource.CORE_SCHED_COOKIE: _TASKS,
+        Resource.RESCTRL_GROUP: _TASKS,
+        Resource.RESCTRL_SCHEMATA: frozenset({Level.NODE, Level.POD}),
+        Resource.ENV: _CREATED,
+        Resource.MOUNT: _CREATED,
+        Resource.DEVICE: _CREATED,
+        Resource.HOST_DIRECTORY: _CREATED,
+        Resource.SYSCTL: frozenset({Level.NODE}),
+    }
+)
+"""Resource -> levels on which it can be claimed."""
+
+KEYED: Final = frozenset(
+    {
+        Resource.RESCTRL_SCHEMATA,
+        Resource.ENV,
+        Resource.MOUNT,
+        Resource.DEVICE,
+        Resource.HOST_DIRECTORY,
+        Resource.SYSCTL,
+    }
+)
+"""Resources that need a key; the others must not have one."""
+
+_LONGEST_TEXT: Final = 128 * 1024
+"""Linux's limit of one environment variable; far above any other text here."""
+_LARGEST_FACTOR: Final = 1000.0
+_LARGEST_DEVICE_NUMBER: Final = (1 << 20) - 1
+
+
+def claim_problem(claim: Claim, level: Level) -> str:
+    """Return why the claim cannot be carried out on `level`, "" when it can."""
+    resource = claim.resource
+    if level not in LEVELS[resource]:
+        allowed = ", ".join(sorted(LEVELS[resource]))
+        return f"{resource} cannot be claimed for a {level}, only for: {allowed}"
+    if bool(claim.key) != (resource in KEYED):
+        return f"{resource} {'needs a key' if resource in KEYED else 'takes no key'}"
+    if claim.op is Op.DIVIDE:
+        if resource is not Resource.CPU_CFS_QUOTA:
+            return f"only {Resource.CPU_CFS_QUOTA} can be divided"
+        if not 1.0 <= claim.factor <= _LARGEST_FACTOR:
+            return f"a quota is divided by 1 to {_LARGEST_FACTOR:g}, not by {claim.factor}"
+        return ""
+    if claim.op is not Op.SET and resource not in FILES and resource is not Resource.OOM_SCORE_ADJ:
+        return f"{resource} can only be set, not bounded"
+    return value_problem(resource, claim.key, claim.value)
+
+
+def value_problem(resource: Resource, key: str, value: Value) -> str:
+    """Return why `value` is not one of the resource's, "" when it is."""
+    try:
+        file = FILES.get(resource)
+        if file is not None:
+            _, note = in_range(file, value)
+            return f"{resource}: {note}" if note else ""
+        _CHECKS[resource](key, value)
+    except (TypeError, ValueError) as error:
+        return f"{resource}: {error}"
+    return ""
+
+
+def _integer(value: Value, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"expected a number, not {type(value).__name__}")
+    if not low <= value <= high:
+        raise ValueError(f"{value} is outside {low}..{high}")
+
+
+def _text(value: Value, *, longest: int = _LONGEST_TEXT) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, not {type(value).__name__}")
+    if len(value) > longest or "\0" in value:
+        raise ValueError(f"a text has at most {longest} characters and no NUL")
+    return value
+
+
+def _path(path: str) -> None:
+    """Accept an absolute path that stays where it says."""
+    _text(path, longest=4096)
+    if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")):
+        raise ValueError(f"{path[:64]!r} is not an absolute path without . and ..")
+
+
+def _env(key: str, value: Value) -> None:
+    _text(key, longest=256)
+    if "=" in key or not key.isprintable():
+        raise ValueError(f"{key[:64]!r} cannot name a variable")
+    _text(value)
+
+
+def _mount(key: str, value: Value) -> None:
+    if not isinstance(value, Mount):
+        raise TypeError(f"expected a Mount, not {type(value).__name__}")
+    if value.destination != key:
+        raise ValueError("the key of a mount is its destination")
+    _path(key)
+    if value.type == "bind" or "bind" in value.options or "rbind" in value.options:
+        _path(value.source)
+    for text in (value.type, value.source, *value.options):
+        _text(text, longest=4096)
+
+
+def _device(key: str, value: Value) -> None:
+    if not isinstance(value, DeviceNode):
+        raise TypeError(f"expected a DeviceNode, not {type(value).__name__}")
+    if value.path != key or not key.startswith("/dev/"):
+        raise ValueError("the key of a device is its path, below /dev/")
+    _path(key)
+    if value.type not in ("c", "b"):
+        raise ValueError(f"{value.type[:8]!r} is not c or b")
+    for number in (value.major, value.minor):
+        _integer(number, 0, _LARGEST_DEVICE_NUMBER)
+    _integer(value.file_mode, 0, 0o777)
+
+
+def _schemata(key: str, value: Value) -> None:
+    check_group(key)
+    if not parse_schemata(_text(value)):
+        raise ValueError("the schemata is empty")
+
+
+def _sysctl(key: str, value: Value) -> None:
+    if not key.replace(".", "").replace("_", "").replace("-", "").isalnum() or ".." in key:
+        raise ValueError(f"{key[:64]!r} cannot name a sysctl")
+    _text(value, longest=4096)
+
+
+def _host_directory(key: str, value: Value) -> None:
+    _path(key)
+    _integer(value, 0, 0o7777)
+
+
+def _cookie(key: str, value: Value) -> None:
+    _text(value, longest=256)
+
+
+def _group(key: str, value: Value) -> None:
+    check_group(_text(value))
+
+
+_CHECKS: Final[Mapping[Resource, Callable[[str, Value], None]]] = {
+    Resource.OOM_SCORE_ADJ: lambda key, value: _integer(value, -1000, 1000),
+    Resource.CORE_SCHED_COOKIE: _cookie,
+    Resource.RESCTRL_GROUP: _group,
+    Resource.RESCTRL_SCHEMATA: _schemata,
+    Resource.ENV: _env,
+    Resource.MOUNT: _mount,
+    Resource.DEVICE: _device,
+    Resource.SYSCTL: _sysctl,
+    Resource.HOST_DIRECTORY: _host_directory,
+}

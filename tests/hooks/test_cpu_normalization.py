@@ -1,0 +1,127 @@
+"""CPU normalisation: hooks.md 4.4, divided once, restored by absence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO, ANNOTATION_RESOURCE_STATUS
+from apis.qos import KubeQoS
+from hooks.policies import batch_resource, cpuset_allocator
+from hooks.policies.cpu_normalization import POLICY
+from hooks.policy import OffBecause
+from linux.resources import UNLIMITED, Resource
+from tests.hooks.making import (
+    a_container,
+    a_pod,
+    a_pod_subject,
+    batch,
+    be_pod,
+    decide,
+    engine,
+    node,
+    values,
+)
+
+
+def _ratio(text: str) -> Any:
+    return node(annotations={ANNOTATION_CPU_NORMALIZATION_RATIO: text})
+
+
+@pytest.mark.parametrize("make", [a_container, a_pod_subject])
+@pytest.mark.parametrize(
+    ("ratio", "requested", "quota"),
+    [
+        ("1.14", 400000, 350878),
+        ("1.20", 100000, 83334),
+        ("5.00", 1000, 1000),  # the kernel takes no less
+        ("1.14", UNLIMITED, None),
+        ("1.14", 0, None),
+        ("1.14", None, None),
+        ("1.00", 400000, None),
+        ("0.50", 400000, None),
+    ],
+)
+def test_the_requested_quota_is_divided_and_rounded_up(
+    make: Any, ratio: str, requested: int | None, quota: int | None
+) -> None:
+    subject = make(a_pod("LS"), cfs_quota_us=requested)
+    decision = decide(subject, _ratio(ratio), POLICY)
+    # 400000 / 1.14 is 350877.19: upstream's worked example rounds up to 350878.
+    assert decision.value(Resource.CPU_CFS_QUOTA) == quota
+
+
+def test_another_period_of_kubelet_is_taken_into_account() -> None:
+    subject = a_container(a_pod("LS"), cfs_quota_us=20000, cfs_period_us=10000)
+    assert decide(subject, _ratio("1.25"), POLICY).value(Resource.CPU_CFS_QUOTA) == 160000
+
+
+@pytest.mark.parametrize(
+    ("qos", "annotations", "in_scope"),
+    [
+        ("LS", {}, True),
+        ("", {}, True),
+        ("", {ANNOTATION_RESOURCE_STATUS: {"cpuset": "0-1"}}, False),
+        ("", {ANNOTATION_RESOURCE_STATUS: "{bad"}, True),
+        ("LSR", {}, False),
+        ("LSE", {}, False),
+        ("BE", {}, False),
+        ("SYSTEM", {}, False),
+    ],
+)
+def test_only_ls_and_unlabelled_pods_without_cpus_of_their_own(
+    qos: str, annotations: dict[str, Any], in_scope: bool
+) -> None:
+    subject = a_container(a_pod(qos, annotations=annotations), cfs_quota_us=200000)
+    decision = decide(subject, _ratio("2.00"), POLICY)
+    assert values(decision) == ({"cpu.cfs_quota_us": 100000} if in_scope else {})
+    assert decision.faults == ()
+
+
+def test_a_pod_that_kubelet_leaves_unlimited_stays_unlimited() -> None:
+    subject = a_pod_subject(a_pod("LS"), cfs_quota_us=UNLIMITED)
+    assert values(decide(subject, _ratio("2.00"), POLICY)) == {}
+
+
+def test_cpus_of_its_own_leave_nothing_to_divide() -> None:
+    pod = a_pod("LS", annotations={ANNOTATION_RESOURCE_STATUS: {"cpuset": "0-1"}})
+    subject = a_container(pod, cfs_quota_us=200000)
+    decision = decide(subject, _ratio("2.00"), POLICY, cpuset_allocator.POLICY)
+    assert decision.value(Resource.CPU_CFS_QUOTA) == UNLIMITED
+
+
+def test_a_best_effort_quota_is_divided_once() -> None:
+    pod = be_pod(specs=[batch("main", cpu=(1000, 2000))])
+    decision = decide(a_container(pod), _ratio("2.00"), POLICY, batch_resource.POLICY)
+    assert decision.value(Resource.CPU_CFS_QUOTA) == 100000
+
+
+def test_deciding_again_on_an_update_starts_from_the_request() -> None:
+    """An in-place resize brings a new request; the value in force is never divided again."""
+    pod = a_pod("LS", KubeQoS.GUARANTEED)
+    for requested, quota in ((400000, 200000), (400000, 200000), (600000, 300000)):
+        decision = decide(a_container(pod, cfs_quota_us=requested), _ratio("2.00"), POLICY)
+        assert decision.value(Resource.CPU_CFS_QUOTA) == quota
+
+
+@pytest.mark.parametrize(
+    ("annotations", "because", "named"),
+    [
+        ({}, OffBecause.NODESLO, "is not set"),
+        ({ANNOTATION_CPU_NORMALIZATION_RATIO: "1.00"}, OffBecause.NODESLO, "is 1"),
+        ({ANNOTATION_CPU_NORMALIZATION_RATIO: "-2"}, OffBecause.BAD_INPUT, "'-2'"),
+        ({ANNOTATION_CPU_NORMALIZATION_RATIO: "fast"}, OffBecause.BAD_INPUT, "'fast'"),
+    ],
+)
+def test_off_says_why(annotations: dict[str, str], because: OffBecause, named: str) -> None:
+    state = engine(node(annotations=annotations), POLICY).state(POLICY.name)
+    assert state is not None and state.off is not None
+    assert state.off.because is because and named in state.off.detail
+
+
+def test_a_ratio_that_goes_away_withdraws_the_claim() -> None:
+    before = engine(_ratio("2.00"), POLICY)
+    after = engine(node(), POLICY, previous=before)
+    subject = a_container(a_pod("LS"), cfs_quota_us=200000)
+    assert before.decide(subject).outcomes and not after.decide(subject).outcomes
