@@ -28,23 +28,28 @@ from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from koordlet.config import Config, split_address
 from koordlet.decider import Decider, TimingKey
 from koordlet.events import Events, Severity
+from koordlet.executor import Executor, Limits
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
+from koordlet.journal import Journal
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
 from koordlet.nri_handler import RUNTIME, NriHandler
 from koordlet.objects import Directory, NodeObjects, Problem
 from koordlet.podspec import KnownPod, known_pod
+from koordlet.reconciler import PassReport, Reconciler
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import Rules
 from koordlet.site_policies import Site
+from koordlet.snapshot import Snapshot
 from koordlet.sources.polling import Poller
 from koordlet.state import NodeState, Source
 from koordlet.watch import DirectoryWatch
-from linux import discovery
+from linux import discovery, resctrl_groups
 from linux.cgroup_paths import Layout
-from linux.host import Host
 from linux.local import LocalHost
+from linux.procfs import boot_id
+from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
 from nri_plugin.statistics import Histogram, Statistics
 from nri_plugin.supervisor import Supervisor
@@ -63,6 +68,12 @@ _READY_PATIENCE_S: Final = 3.0
 
 _SWEEP_S: Final = 60.0
 
+_ENDINGS: Final = frozenset({"stop-container", "remove-container", "stop-sandbox"})
+"""Changes of the state that give the reconciler nothing to do at once."""
+
+_STUCK_S: Final = 180.0
+"""A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
+
 
 class Daemon:
     """One daemon of one node."""
@@ -75,7 +86,7 @@ class Daemon:
         self.node_name = config.node_name
         self.started_at = time.time()
         self.events_log = Events()
-        self.host: Host = local_host(config)
+        self.host = local_host(config)
         self._launch = launch
         self._reload = reload
         self._notifier = Notifier()
@@ -95,6 +106,10 @@ class Daemon:
         self._watches: list[DirectoryWatch] = []
         self.pollers: dict[str, Poller] = {}
         self.layout: Layout | None = None
+        self.executor: Executor | None = None
+        self.reconciler: Reconciler | None = None
+        self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(self.host))
+        self._groups: tuple[str, ...] = ()
         self.nri: Statistics | None = None
         self.supervisor: Supervisor | None = None
         self.loop_lag_s = 0.0
@@ -105,7 +120,9 @@ class Daemon:
         self.state = NodeState(remembered=self._requests.load(), awaited=awaited)
         self.site = Site(config, self.events_log) if config.site_policies.enabled else None
         self.hook_decider = Decider(
-            self.events_log, site_guard=self.site.hook_guard if self.site else None
+            self.events_log,
+            site_guard=self.site.hook_guard if self.site else None,
+            later=self.after_reply,
         )
         self.repair_decider = Decider(
             self.events_log, site_guard=self.site.repair_guard if self.site else None
@@ -158,6 +175,7 @@ class Daemon:
         await self._scan()
         await self._load_site_policies()
         self.rules.build_now()
+        self._start_reconciler()
         await self._listen()
         self._watch_directory(config.objects_dir, self.scan_soon)
         if self.site is not None:
@@ -175,6 +193,53 @@ class Daemon:
         if config.nri.enabled:
             self._start_nri()
             await self._wait_for_runtime()
+
+    def _start_reconciler(self) -> None:
+        config = self.config
+        assert self.layout is not None
+        self.executor = Executor(
+            self.host,
+            self.layout,
+            self.journal,
+            limits=Limits(writes_per_second=float(config.writes.budget_per_second)),
+            page_size_bytes=self.rules.inputs.kernel.page_size_bytes,
+        )
+        self._snapshot = self.state.snapshot(self.engine)
+        self.reconciler = Reconciler(
+            self.executor,
+            self.journal,
+            self._snapshot_for_pass,
+            interval_s=config.intervals.reconcile,
+            guard=self.repair_decider.guard,
+            on_pass=self._pass_done,
+            watch=True,
+            here=self.host.here,
+        )
+        self.reconciler.start()
+
+    def _snapshot_for_pass(self) -> Snapshot:
+        """In the reconciler's thread, which owns the executor: a new layout goes in here."""
+        if self.executor is not None and self.layout is not None:
+            self.executor.set_layout(self.layout)
+        return self._snapshot
+
+    def _pass_done(self, report: PassReport) -> None:
+        """In the reconciler's thread, after each pass."""
+        if self.rules.inputs.kernel.resctrl is not None:
+            self._groups = tuple(resctrl_groups.groups(self.host))
+        if report.written or report.failed or report.restored:
+            _LOG.info(
+                "reconciled",
+                extra={
+                    "reasons": ",".join(report.reasons),
+                    "subjects": report.subjects,
+                    "decided": report.decided,
+                    "written": report.written,
+                    "failed": report.failed,
+                    "restored": report.restored,
+                    "cpu_ms": round(report.cpu_ms, 1),
+                },
+            )
 
     def _watch_directory(self, path: str, changed: Callable[[], None]) -> None:
         watch = DirectoryWatch(path, changed, poll=self.config.intervals.objects)
@@ -277,6 +342,13 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers:
             await server.close()
+        if self.reconciler is not None:
+            loop = asyncio.get_running_loop()
+            if await loop.run_in_executor(None, self.reconciler.stop):
+                self.reconciler.close()
+                self.journal.close()
+            else:
+                _LOG.warning("the reconciler is stuck in a kernel write; leaving it")
         self._requests.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
         _LOG.info("stopped")
@@ -452,8 +524,18 @@ class Daemon:
         if poller is not None and not self.state.known_to_kubelet(uid):
             poller.trigger()
 
+    def delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        value: Value,
+        policy: str,
+    ) -> None:
+        self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
+
     def resctrl_groups(self) -> Collection[str]:
-        return ()
+        return self._groups
 
     def _engine_swapped(self, engine: Engine) -> None:
         self._place_host_apps()
@@ -462,8 +544,10 @@ class Daemon:
     def _publish(self) -> None:
         self._publish_scheduled = False
         reasons, self._reasons = self._reasons, set()
-        self.state.snapshot(self.engine)
-        _LOG.debug("snapshot", extra={"reasons": ",".join(sorted(reasons))})
+        self._snapshot = self.state.snapshot(self.engine)
+        # What only goes away leaves nothing to write: the timer's pass tidies up.
+        if self.reconciler is not None and reasons - _ENDINGS:
+            self.reconciler.trigger(",".join(sorted(reasons)))
 
     # --- upkeep --------------------------------------------------------------------------------
 
@@ -547,6 +631,12 @@ class Daemon:
 
     def unhealthy(self) -> str:
         """Return why the daemon should be restarted; "" while it works."""
+        if self.reconciler is None:
+            return ""
+        last = self.reconciler.stats.last_finished_at or self.started_at
+        silent_s = time.time() - last
+        if silent_s > max(_STUCK_S, 6 * self.config.intervals.reconcile):
+            return f"the reconciler has not finished a pass for {silent_s:.0f} s"
         return ""
 
     def not_ready(self) -> list[str]:

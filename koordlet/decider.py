@@ -40,32 +40,26 @@ TimingKey = tuple[str, str, bool]
 class Decider:
     """Decides with the given engine and notes what happened. One for each thread."""
 
-    def __init__(self, events: Events, *, site_guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        events: Events,
+        *,
+        site_guard: Guard | None = None,
+        later: Callable[[Callable[[], None]], Any] | None = None,
+    ) -> None:
+        """later: runs the report of a fault at a better time; None: at once."""
         self._events = events
         self._site_guard = site_guard
+        self._later = later
         self._stage = Stage.RECONCILE
         self.site_names: frozenset[str] = frozenset()
         self.timings: dict[TimingKey, Histogram] = {}
         self.faults = 0
 
-    def decide(
-        self,
-        engine: Engine,
-        subject: Subject,
-        stage: Stage,
-        *,
-        later: Callable[[Callable[[], None]], Any] | None = None,
-    ) -> Decision:
-        """Return the engine's decision. later: runs the report of faults after the reply."""
+    def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
+        """Return the engine's decision."""
         self._stage = stage
-        decision = engine.decide(subject, self.guard)
-        if decision.faults:
-            self.faults += len(decision.faults)
-            if later is None:
-                self.report(subject, decision)
-            else:
-                later(lambda: self.report(subject, decision))
-        return decision
+        return engine.decide(subject, self.guard)
 
     def guard(
         self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
@@ -81,6 +75,9 @@ class Decider:
                 claims = tuple(function(rule, subject))
             succeeded = True
             return claims
+        except Exception as error:
+            self._tell(policy, subject, error)
+            raise
         finally:
             key = (policy, self._stage.value, succeeded)
             histogram = self.timings.get(key)
@@ -88,18 +85,23 @@ class Decider:
                 histogram = self.timings[key] = Histogram(BOUNDS_MS)
             histogram.observe((time.perf_counter() - started) * 1000)
 
-    def report(self, subject: Subject, decision: Decision) -> None:
-        """Leave an event for each fault of a decision."""
-        for fault in decision.faults:
-            if fault.input_error:
-                self._events.add("bad-input", name_of(subject), f"{fault.policy}: {fault.message}")
-            else:
-                self._events.add(
-                    "policy-fault",
-                    name_of(subject),
-                    f"policy {fault.policy} failed and claims nothing here: {fault.message}",
-                    severity=Severity.ERROR,
-                )
+    def _tell(self, policy: str, subject: Subject, error: Exception) -> None:
+        """Leave an event for a fault, now or later."""
+        self.faults += 1
+        if isinstance(error, InputError | InputErrors):
+            message, severity = f"{policy}: {error}", Severity.WARNING
+            kind = "bad-input"
+        else:
+            message = f"{policy} failed and claims nothing here: {type(error).__name__}: {error}"
+            kind, severity = "policy-fault", Severity.ERROR
+
+        def tell() -> None:
+            self._events.add(kind, name_of(subject), message, severity=severity)
+
+        if self._later is None:
+            tell()
+        else:
+            self._later(tell)
 
 
 def name_of(subject: Subject) -> str:

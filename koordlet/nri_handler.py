@@ -12,10 +12,14 @@ from typing import Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
+from hooks.subject import ContainerSubject
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
+from koordlet.reconciler import requested_value
 from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
+from linux.cgroup_files import FILES
+from linux.resources import Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.handler import Container, Sandbox
 
@@ -41,6 +45,17 @@ class Surroundings(Protocol):
 
     def pod_appeared(self, uid: str) -> None:
         """A pod runs that kubelet's list may not have yet."""
+        ...
+
+    def delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        value: Value,
+        policy: str,
+    ) -> None:
+        """The runtime was handed a value: its original is what kubelet asked for."""
         ...
 
     def resctrl_groups(self) -> Collection[str]:
@@ -96,9 +111,7 @@ class NriHandler:
         for container in containers:
             subject = self._state.container(container.subject.id)
             if subject is not None:
-                decision = self._decider.decide(
-                    engine, subject, Stage.SYNCHRONIZE, later=self._daemon.after_reply
-                )
+                decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
                 if decision.outcomes:
                     yield subject.id, decision
 
@@ -132,13 +145,8 @@ class NriHandler:
 
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
-        self._remember(subject.id)
-        decision = self._decider.decide(
-            self._daemon.engine,
-            subject,
-            Stage.CREATE_CONTAINER,
-            later=self._daemon.after_reply,
-        )
+        decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
+        self._daemon.after_reply(lambda: self._note(subject, decision))
         return decision if decision.outcomes else None
 
     def start_container(self, container: Container) -> None:
@@ -147,13 +155,8 @@ class NriHandler:
 
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
-        self._remember(subject.id)
-        decision = self._decider.decide(
-            self._daemon.engine,
-            subject,
-            Stage.UPDATE_CONTAINER,
-            later=self._daemon.after_reply,
-        )
+        decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
+        self._daemon.after_reply(lambda: self._note(subject, decision))
         return decision if decision.outcomes else None
 
     def container_updated(self, container: Container) -> None:
@@ -176,7 +179,19 @@ class NriHandler:
             " until the next one the reconciler repairs what containers miss",
         )
 
-    def _remember(self, container_id: str) -> None:
-        asked = self._state.asked_of(container_id)
+    def _note(self, subject: ContainerSubject, decision: Decision) -> None:
+        """Remember what kubelet asked for, and what the runtime was handed in place of it."""
+        asked = self._state.asked_of(subject.id)
         if asked is not None:
-            self._daemon.after_reply(lambda: self._requests.append(container_id, asked))
+            self._requests.append(subject.id, asked)
+        if self.runtime is None:
+            return
+        for (resource, key), outcome in decision.outcomes.items():
+            if resource in FILES and resource in self.runtime.creation and not key:
+                self._daemon.delivered(
+                    subject.id,
+                    resource,
+                    requested_value(subject, resource),
+                    outcome.value,
+                    outcome.winner.policy,
+                )
