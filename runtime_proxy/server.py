@@ -184,12 +184,13 @@ class _Connection(asyncio.Protocol):
     async def _connect(self) -> None:
         front = self._front
         try:
-            transport, _ = await front.loop.create_unix_connection(
-                lambda: _Upstream(self), front.backend
-            )
+            await front.loop.create_unix_connection(lambda: _Upstream(self), front.backend)
         except OSError as error:
             self._refuse(error)
-            return
+
+    def upstream_made(self, transport: asyncio.Transport) -> None:
+        """The pair stands. The runtime's first frames may arrive with the next event."""
+        front = self._front
         if self._state is not _State.CONNECTING:
             transport.close()
             return
@@ -395,6 +396,9 @@ class _Upstream(asyncio.Protocol):
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self.data_received = connection.upstream_data  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.upstream_made(cast(asyncio.Transport, transport))
 
     def pause_writing(self) -> None:
         self._connection.upstream_paused()

@@ -1,0 +1,187 @@
+"""CRI mode put together: front, hooks, store, recovery, and what keeps them up to date."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from protos.cri.v1 import api_pb2 as cri
+from runtime_proxy.checkpoint import Checkpoint, Recorded
+from runtime_proxy.hook_registry import HookRegistry, hook_gauges
+from runtime_proxy.intercept import Hooks, Skipped
+from runtime_proxy.options import Options
+from runtime_proxy.recovery import Recovery, first_rebuild
+from runtime_proxy.runtime import Runtime, RuntimeAway
+from runtime_proxy.server import Front, Traffic
+from runtime_proxy.status import Figures, Gauge
+from runtime_proxy.store import NoJournal, Store
+
+log = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL_S = 60.0
+_RETRY_S = 0.5
+_SETTLE_S = 2.0
+
+
+class CriAgent:
+    """A `backend.Backend` for a CRI runtime."""
+
+    def __init__(self, chosen: Options, figures: Figures) -> None:
+        self._chosen = chosen
+        self._checkpoint: Checkpoint | None = None
+        recorded = Recorded()
+        if chosen.state_dir:
+            try:
+                self._checkpoint = Checkpoint(chosen.state_dir)
+                recorded = self._checkpoint.recorded
+            except OSError as error:
+                log.error(
+                    "no journal: a restart will recover from the runtime alone",
+                    extra={"folder": chosen.state_dir, "reason": error.strerror or str(error)},
+                )
+        self._registry = HookRegistry(chosen, figures)
+        self._runtime = Runtime(chosen.backend)
+        self._store = Store(self._checkpoint or NoJournal())
+        self._recovery = Recovery(self._runtime, self._store, recorded)
+        self._hooks = Hooks(
+            servers=self._registry.servers,
+            store=self._store,
+            recovery=self._recovery,
+            skip_label=(chosen.skip_key, chosen.skip_value),
+            max_message_bytes=chosen.max_message_bytes,
+        )
+        self._traffic = Traffic(observe=figures.call_finished)
+        self._front = Front(
+            backend=chosen.backend,
+            interceptor=self._hooks,
+            max_message_bytes=chosen.max_message_bytes,
+            traffic=self._traffic,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._registry.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow_runtime())]
+
+    def new_connection(self) -> asyncio.Protocol:
+        return self._front.new_connection()
+
+    async def _follow_runtime(self) -> None:
+        await first_rebuild(self._recovery, self._runtime, retry_s=_RETRY_S)
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(_forever(self._sweep, _SWEEP_INTERVAL_S)))
+        if self._gives_events_to_everyone():
+            self._tasks.append(loop.create_task(_forever(self._follow_events, _RETRY_S)))
+
+    def _gives_events_to_everyone(self) -> bool:
+        """containerd 1.7 gives each event to one reader only, and that one must be kubelet."""
+        version = self._runtime.version
+        if version is None or version.runtime_name != "containerd":
+            return False
+        major = version.runtime_version.lstrip("v").split(".")[0]
+        return major.isdigit() and int(major) >= 2
+
+    async def _sweep(self) -> None:
+        await self._recovery.sweep()
+
+    async def _follow_events(self) -> None:
+        async for event in self._runtime.events():
+            identifier = event.container_id
+            is_pod = self._store.pod(identifier) is not None
+            if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+                (self._hooks.sandbox_exited if is_pod else self._hooks.container_exited)(identifier)
+            elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+                (self._store.drop_pod if is_pod else self._store.drop_container)(identifier)
+
+    # -- what an operator sees --------------------------------------------------------------------
+
+    @property
+    def gauges(self) -> tuple[Gauge, ...]:
+        prefix = "koord_runtime_proxy_"
+
+        def skipped(field: str) -> Gauge:
+            return Gauge(
+                f"{prefix}hooks_skipped_{field}",
+                _SKIP_REASONS[field],
+                lambda: float(getattr(self._hooks.skipped, field)),
+                counter=True,
+            )
+
+        return (
+            Gauge(
+                f"{prefix}connections",
+                "Open client connections",
+                lambda: len(self._front.connections),
+            ),
+            Gauge(f"{prefix}open_calls", "Calls in progress", lambda: self._front.open_calls),
+            Gauge(
+                f"{prefix}refused_calls",
+                "Calls refused because the runtime was away",
+                lambda: self._traffic.refused_calls,
+                counter=True,
+            ),
+            Gauge(
+                f"{prefix}protocol_faults",
+                "Connections ended because a peer broke HTTP/2",
+                lambda: self._traffic.faults,
+                counter=True,
+            ),
+            Gauge(
+                f"{prefix}runtime_up",
+                "1 unless the runtime refuses connections",
+                lambda: float(not self._front.backend_away),
+            ),
+            Gauge(f"{prefix}stored_pods", "Sandboxes known", lambda: self._store.sizes[0]),
+            Gauge(f"{prefix}stored_containers", "Containers known", lambda: self._store.sizes[1]),
+            Gauge(
+                f"{prefix}journal_errors",
+                "Writes of the journal that failed",
+                lambda: self._checkpoint.errors if self._checkpoint is not None else 0,
+                counter=True,
+            ),
+            *(skipped(field) for field in Skipped.__dataclass_fields__),
+            *hook_gauges(self._registry),
+        )
+
+    def health(self) -> list[str]:
+        return self._registry.troubles()
+
+    def readiness(self) -> list[str]:
+        if self._front.backend_away:
+            return [f"runtime is away: {self._chosen.backend}"]
+        if not self._recovery.done:
+            return ["recovery has not finished"]
+        return []
+
+    async def drain(self, limit_s: float) -> int:
+        cut = await self._front.drain(limit_s)
+        await self._hooks.settle(_SETTLE_S)
+        return cut
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._registry.close()
+        self._runtime.close()
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+
+
+_SKIP_REASONS = {
+    "unreadable": "Intercepted requests that could not be read and went on as they were",
+    "labelled": "Intercepted calls of pods whose label keeps hooks away",
+    "unknown_object": "Intercepted calls for objects that neither we nor the runtime know",
+    "runtime_away": "Intercepted calls whose object could not be looked up",
+    "fault": "Intercepted calls that went on after a fault of the proxy's own",
+}
+
+
+async def _forever(step: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """A step again and again; the runtime being away is waited out."""
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await step()
+        except RuntimeAway as error:
+            log.debug("runtime gave no answer", extra={"reason": str(error)})

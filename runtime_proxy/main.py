@@ -1,0 +1,230 @@
+"""koord-runtime-proxy: the process. Options, sockets, signals, and the parts wired together.
+
+Order at start: the socket is served first, so that kubelet never meets "connection refused";
+recovery and hook servers follow as they come. SIGTERM drains, SIGHUP hands over to a successor
+(an upgraded one, if the program was replaced) that takes the sockets while we drain.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from runtime_proxy import logs, options, systemd
+from runtime_proxy.backend import Backend
+from runtime_proxy.options import Options
+from runtime_proxy.status import Figures, StatusPages
+
+log = logging.getLogger(__name__)
+
+_HANDOVER_TIMEOUT_S = 30.0
+# A predecessor has nothing else to do than to let its calls end.
+_HANDED_OVER_DRAIN_S = 3600.0
+_WATCHDOG_SHARE = 0.4
+# From Python 3.13 on a loop removes the socket file with the server; a successor may serve it.
+_KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+
+
+class StartError(Exception):
+    """The proxy cannot serve; the text says what to do about it."""
+
+
+def open_listener(path: str) -> socket.socket:
+    """Listen on `path` with mode 0600, in place of a socket that nobody serves any more."""
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise StartError(
+                    f"{path} is there and is not a socket: remove it or choose another"
+                )
+            if _is_served(path):
+                raise StartError(f"{path} is served by another process: stop that one first")
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        # The socket must never be open to others, not even between bind and chmod.
+        mask = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(mask)
+        listener.listen(1024)
+    except OSError as error:
+        raise StartError(f"cannot listen on {path}: {error.strerror}") from error
+    return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class _Ended:
+    """Why the process ends, set by a signal."""
+
+    event: asyncio.Event
+    handed_over: bool = False
+
+
+def _agent(chosen: Options, figures: Figures) -> Backend:
+    """Only the chosen mode is loaded: the other one would cost memory for nothing."""
+    if chosen.mode == "Docker":
+        from runtime_proxy.docker.agent import DockerAgent
+
+        return DockerAgent(chosen, figures)
+    from runtime_proxy.agent import CriAgent
+
+    return CriAgent(chosen, figures)
+
+
+async def serve(chosen: Options, command: Sequence[str]) -> None:
+    """Run until a signal ends it. Raises StartError."""
+    loop = asyncio.get_running_loop()
+    passed = systemd.take_passed()
+    listener = passed.sockets.get(systemd.CRI_SOCKET) or open_listener(chosen.listen)
+    sockets = {systemd.CRI_SOCKET: listener}
+    figures = Figures(loop.time)
+    ended = _Ended(asyncio.Event())
+    async with AsyncExitStack() as stack:
+        agent = _agent(chosen, figures)
+        await agent.start()
+        stack.push_async_callback(agent.close)
+        server = await loop.create_unix_server(agent.new_connection, sock=listener, **_KEEP_SOCKET)
+        stack.callback(server.close)
+        pages = StatusPages(figures, agent.gauges, health=agent.health, readiness=agent.readiness)
+        http = await _serve_pages(pages, chosen, passed.sockets.get(systemd.HTTP_SOCKET))
+        if http is not None:
+            stack.callback(http.close)
+            sockets[systemd.HTTP_SOCKET] = http.sockets[0]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.event.set)
+        handovers: set[asyncio.Task[None]] = set()
+
+        def hand_over() -> None:
+            if not handovers:
+                task = loop.create_task(_hand_over(command, sockets, ended))
+                handovers.add(task)
+                task.add_done_callback(handovers.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, hand_over)
+        # What is loaded by now stays: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        passed.tell_predecessor()
+        systemd.notify(READY="1", MAINPID=str(os.getpid()), STATUS="serving")
+        log.info("serving", extra={"socket": chosen.listen, "backend": chosen.backend})
+        watchdog = loop.create_task(_watchdog())
+        stack.callback(watchdog.cancel)
+        await ended.event.wait()
+        if not ended.handed_over:
+            systemd.notify(STOPPING="1", STATUS="letting running calls end")
+        server.close()
+        limit_s = _HANDED_OVER_DRAIN_S if ended.handed_over else chosen.drain_timeout_s
+        if not ended.handed_over and systemd.CRI_SOCKET not in passed.sockets:
+            # Whoever connects now learns at once that nobody serves here.
+            with suppress(OSError):
+                os.unlink(chosen.listen)
+        cut = await agent.drain(limit_s)
+        log.info("ended", extra={"calls_cut_off": cut})
+
+
+async def _serve_pages(
+    pages: StatusPages, chosen: Options, passed: socket.socket | None
+) -> asyncio.Server | None:
+    if passed is not None:
+        return await asyncio.start_server(pages.serve, sock=passed)
+    if chosen.http_address is None:
+        return None
+    try:
+        return await pages.listen(chosen.http_address)
+    except OSError as error:
+        # Pods come before metrics.
+        host, port = chosen.http_address
+        log.error(
+            "no /metrics and /healthz",
+            extra={"address": f"{host}:{port}", "reason": error.strerror or str(error)},
+        )
+        return None
+
+
+async def _hand_over(
+    command: Sequence[str], sockets: dict[str, socket.socket], ended: _Ended
+) -> None:
+    """Start a successor with our sockets; once it serves, leave."""
+    systemd.notify(STATUS="handing over to a successor")
+    try:
+        successor = systemd.start_successor(command, sockets)
+    except OSError as error:
+        log.error("no successor", extra={"reason": error.strerror or str(error)})
+        return
+    loop = asyncio.get_running_loop()
+    said: asyncio.Future[bytes] = loop.create_future()
+
+    def readable() -> None:
+        if not said.done():
+            said.set_result(os.read(successor.ready, 16))
+
+    loop.add_reader(successor.ready, readable)
+    try:
+        async with asyncio.timeout(_HANDOVER_TIMEOUT_S):
+            serves = bool(await said)
+    except TimeoutError:
+        serves = False
+    finally:
+        loop.remove_reader(successor.ready)
+        os.close(successor.ready)
+    if serves:
+        log.info("handed over", extra={"successor": successor.pid})
+        systemd.notify(MAINPID=str(successor.pid))
+        ended.handed_over = True
+        ended.event.set()
+    else:
+        log.error("the successor does not serve: this process goes on")
+        with suppress(ProcessLookupError):
+            os.kill(successor.pid, signal.SIGKILL)
+        systemd.notify(READY="1", STATUS="serving; a handover failed")
+
+
+async def _watchdog() -> None:
+    """Tell systemd's watchdog that the loop turns."""
+    text = os.environ.get("WATCHDOG_USEC", "")
+    if not text.isdigit():
+        return
+    while True:
+        systemd.notify(WATCHDOG="1")
+        await asyncio.sleep(int(text) / 1e6 * _WATCHDOG_SHARE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    logs.set_up(level="info", form="text")
+    chosen = options.parse(arguments)
+    logs.set_up(level=chosen.log_level, form=chosen.log_format)
+    command = [sys.executable, "-m", "runtime_proxy.main", *arguments]
+    try:
+        uvloop.run(serve(chosen, command))
+    except StartError as error:
+        log.error(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

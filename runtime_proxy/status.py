@@ -1,0 +1,174 @@
+"""/metrics, /healthz and /readyz: what an operator asks the proxy.
+
+/healthz says whether the process does its work (it answers at all, its registrations can be read);
+/readyz says whether calls reach the runtime. Counting is plain additions on the hot path; the
+Prometheus text is made when somebody asks.
+"""
+
+import asyncio
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from runtime_proxy.stages import Stage
+
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
+_MAX_REQUEST_BYTES = 16 * 1024
+_REQUEST_TIMEOUT_S = 5.0
+# A client chooses the path; what is not CRI is counted together.
+_KNOWN_PREFIXES = (
+    b"/runtime.v1.RuntimeService/",
+    b"/runtime.v1.ImageService/",
+    b"/runtime.v1alpha2.RuntimeService/",
+    b"/runtime.v1alpha2.ImageService/",
+)
+_MAX_PATHS = 128
+_OTHER = "other"
+
+
+@dataclass(slots=True)
+class Histogram:
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.buckets[bisect.bisect_left(_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    @property
+    def cumulative(self) -> list[tuple[str, float]]:
+        total = 0
+        rows: list[tuple[str, float]] = []
+        for limit, count in zip((*map(str, _BUCKETS_S), "+Inf"), self.buckets, strict=True):
+            total += count
+            rows.append((limit, total))
+        return rows
+
+
+class Figures:
+    """What is counted as it happens."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.calls: dict[bytes, Histogram] = {}
+        self.hook_seconds: dict[tuple[str, Stage], Histogram] = {}
+        self.hook_calls: dict[tuple[str, Stage, str], int] = {}
+
+    def call_finished(self, path: bytes, started: float) -> None:
+        histogram = self.calls.get(path)
+        if histogram is None:
+            if len(self.calls) >= _MAX_PATHS or not path.startswith(_KNOWN_PREFIXES):
+                path = _OTHER.encode()
+            histogram = self.calls.setdefault(path, Histogram())
+        histogram.observe(self._clock() - started)
+
+    def hook_called(self, server: str, stage: Stage, outcome: str, seconds: float) -> None:
+        key = (server, stage, outcome)
+        self.hook_calls[key] = self.hook_calls.get(key, 0) + 1
+        self.hook_seconds.setdefault((server, stage), Histogram()).observe(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    name: str
+    help: str
+    read: Callable[[], float]
+    counter: bool = False
+
+
+class _Exposition(Collector):
+    def __init__(self, figures: Figures, gauges: tuple[Gauge, ...]) -> None:
+        self._figures = figures
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        calls = HistogramMetricFamily(
+            "koord_runtime_proxy_call_duration_seconds",
+            "Calls from their first frame to the runtime's last one",
+            labels=["service", "method"],
+        )
+        for path, histogram in sorted(self._figures.calls.items()):
+            service, _, method = path.decode("ascii", "replace").lstrip("/").rpartition("/")
+            calls.add_metric([service or _OTHER, method], histogram.cumulative, histogram.sum_s)
+        yield calls
+        seconds = HistogramMetricFamily(
+            "koord_runtime_proxy_hook_duration_seconds",
+            "Time that calls to hook servers took, answered or not",
+            labels=["server", "stage"],
+        )
+        for (server, stage), histogram in sorted(
+            self._figures.hook_seconds.items(), key=lambda item: (item[0][0], item[0][1].value)
+        ):
+            seconds.add_metric([server, stage.value], histogram.cumulative, histogram.sum_s)
+        yield seconds
+        outcomes = CounterMetricFamily(
+            "koord_runtime_proxy_hook_calls",
+            "Calls to hook servers by outcome: ok, error, timeout, refused (breaker), unserved",
+            labels=["server", "stage", "outcome"],
+        )
+        for (server, stage, outcome), count in self._figures.hook_calls.items():
+            outcomes.add_metric([server, stage.value, outcome], count)
+        yield outcomes
+        for gauge in self._gauges:
+            family = CounterMetricFamily if gauge.counter else GaugeMetricFamily
+            yield family(gauge.name, gauge.help, value=gauge.read())
+
+
+class StatusPages:
+    """Three pages over HTTP/1.1, one request a connection."""
+
+    def __init__(
+        self,
+        figures: Figures,
+        gauges: tuple[Gauge, ...],
+        *,
+        health: Callable[[], list[str]],
+        readiness: Callable[[], list[str]],
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Exposition(figures, gauges))
+        self._health = health
+        self._readiness = readiness
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, kind, body = self._answer(head)
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
+                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                    + (b"" if head.startswith(b"HEAD ") else body)
+                )
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            writer.close()
+
+    def _answer(self, head: bytes) -> tuple[str, str, bytes]:
+        text = "text/plain; charset=utf-8"
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return "405 Method Not Allowed", text, b"GET only\n"
+        path = words[1].split(b"?", 1)[0]
+        if path == b"/metrics":
+            return "200 OK", "text/plain; version=0.0.4", generate_latest(self._registry)
+        if path in (b"/healthz", b"/readyz"):
+            troubles = self._health() if path == b"/healthz" else self._readiness()
+            if troubles:
+                return "503 Service Unavailable", text, "\n".join([*troubles, ""]).encode()
+            return "200 OK", text, b"ok\n"
+        return "404 Not Found", text, b"/metrics, /healthz, /readyz\n"
+
+    async def listen(self, address: tuple[str, int]) -> asyncio.Server:
+        return await asyncio.start_server(self.serve, *address, limit=_MAX_REQUEST_BYTES)

@@ -1,0 +1,119 @@
+"""Talking to systemd: readiness, and sockets that outlive the process.
+
+sd_notify(3) and sd_listen_fds(3). The same way of passing sockets serves a handover: a process that
+is asked to reload starts its successor with its own sockets, by names in an environment variable
+of ours, because LISTEN_PID cannot be known before the successor runs.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+_FIRST_PASSED = 3
+_HANDED_OVER = "KOORD_RUNTIME_PROXY_SOCKETS"
+CRI_SOCKET = "cri"
+HTTP_SOCKET = "http"
+_READY_PIPE = "ready"
+
+
+def notify(**fields: str) -> None:
+    """One message to whoever supervises us; nobody listening is no error."""
+    name = os.environ.get("NOTIFY_SOCKET", "")
+    if not name.startswith(("/", "@")):
+        return
+    text = "\n".join(f"{key}={value}" for key, value in fields.items())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.setblocking(False)
+        try:
+            channel.sendto(text.encode(), name.replace("@", "\0", 1) if name[0] == "@" else name)
+        except OSError as error:
+            log.debug("supervisor not told", extra={"reason": error.strerror})
+
+
+def passed_sockets(environment: Mapping[str, str], pid: int) -> dict[str, int]:
+    """Descriptors that we were started with, by name.
+
+    A socket unit's one socket is the CRI socket whatever its name.
+    """
+    handed = environment.get(_HANDED_OVER, "")
+    if handed:
+        pairs = [part.partition("=") for part in handed.split(":")]
+        return {name: int(number) for name, _, number in pairs if number.isdigit()}
+    count = environment.get("LISTEN_FDS", "")
+    if environment.get("LISTEN_PID") != str(pid) or not count.isdigit() or int(count) < 1:
+        return {}
+    if int(count) > 1:
+        log.warning("only the first passed socket is used", extra={"passed": count})
+    return {CRI_SOCKET: _FIRST_PASSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What we were started with: listening sockets by name, and who waits for us to serve."""
+
+    sockets: Mapping[str, socket.socket]
+    predecessor: int | None = None
+
+    def tell_predecessor(self) -> None:
+        """The sockets are served from here on: a predecessor may leave."""
+        if self.predecessor is not None:
+            with suppress(OSError):
+                os.write(self.predecessor, b"ready")
+            os.close(self.predecessor)
+
+
+def take_passed() -> Passed:
+    """The passed descriptors, closed on exec, and no trace of them left for children."""
+    found = passed_sockets(os.environ, os.getpid())
+    for variable in (_HANDED_OVER, "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"):
+        os.environ.pop(variable, None)
+    predecessor = found.pop(_READY_PIPE, None)
+    if predecessor is not None:
+        os.set_inheritable(predecessor, False)
+    sockets = {}
+    for name, descriptor in found.items():
+        sockets[name] = socket.socket(fileno=descriptor)
+        sockets[name].set_inheritable(False)
+        sockets[name].setblocking(False)
+    return Passed(sockets, predecessor)
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A process that was started to take over; `ready` tells when it serves, or has failed."""
+
+    pid: int
+    ready: int
+
+
+def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]) -> Successor:
+    """Start `command` with our listening sockets. Raises OSError.
+
+    `ready` becomes readable with octets once the successor serves, and with none if it ended.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        passed = {name: sock.fileno() for name, sock in sockets.items()}
+        passed[_READY_PIPE] = writing
+        environment = {
+            **os.environ,
+            _HANDED_OVER: ":".join(f"{name}={number}" for name, number in passed.items()),
+        }
+        child = subprocess.Popen(
+            list(command),
+            env=environment,
+            pass_fds=list(passed.values()),
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return Successor(child.pid, reading)

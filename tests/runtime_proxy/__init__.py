@@ -1,0 +1,1 @@
+"""The runtime proxy: its state machines alone, its process against servers of the tests' own."""
