@@ -335,8 +335,8 @@ def _pod_total(
     overhead: Mapping[str, Quantity],
 ) -> ResourceList:
     running = add_resources(*containers)
-    sidecars: ResourceList = field(default_factory=dict)
-    peak: ResourceList = field(default_factory=dict)
+    sidecars: ResourceList = {}
+    peak: ResourceList = {}
     for amounts, sidecar in init_containers:
         if sidecar:
             sidecars = add_resources(sidecars, amounts)

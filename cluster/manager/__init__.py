@@ -1,0 +1,1 @@
+"""koord-manager: the controllers that feed the nodes."""

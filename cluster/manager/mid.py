@@ -1,0 +1,96 @@
+"""Mid resources: what Prod pods were promised but, by prediction, will not use.
+
+    mid = min(max(min(reclaimable, unused), 0) + share of unallocated, share of capacity)
+
+In static mode it is a fixed share of the capacity. Source: manager.md section 9.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from apis.explanation import Explanation, Term
+from apis.keys import CPU, MEMORY, MID_CPU, MID_MEMORY
+from apis.qos import PriorityClass
+from apis.slo_config import ColocationStrategy
+from cluster.manager.batch import BatchResult
+from cluster.manager.node_inputs import Amount, NodeInputs, total, usage_of
+
+_PROD_HOST: Final = frozenset({PriorityClass.PROD, PriorityClass.NONE})
+_NOT_PROD: Final = frozenset({PriorityClass.MID, PriorityClass.BATCH, PriorityClass.FREE})
+
+STATIC: Final = "static"
+
+
+def mid_resources(inputs: NodeInputs, strategy: ColocationStrategy) -> BatchResult:
+    """Return the mid resources of a node whose report is fresh, milli-cores and bytes."""
+    capacity = inputs.capacity
+    ceiling = capacity.percent(
+        strategy.mid_cpu_threshold_percent, strategy.mid_memory_threshold_percent
+    )
+    if strategy.mid_reclaim_mode == STATIC:
+        share = capacity.percent(
+            strategy.mid_static_cpu_reserved_percent, strategy.mid_static_memory_reserved_percent
+        )
+        result = share.smallest(ceiling)
+        terms = {"static_share": share, "ceiling": ceiling}
+        return BatchResult(result, _explain(inputs, "min(static_share, ceiling)", terms, result))
+    metric = inputs.metric
+    reclaimable = (
+        usage_of(metric.prod_reclaimable_metric.resource)
+        if metric is not None and metric.prod_reclaimable_metric is not None
+        else Amount()
+    )
+    unused = _unused(inputs)
+    system = inputs.reserved.largest(inputs.system_usage + inputs.host_usage(_PROD_HOST))
+    requested = total(pod.request for pod in inputs.pods if pod.priority not in _NOT_PROD)
+    unallocated = (capacity - system - requested).at_least_zero()
+    percent = strategy.mid_unallocated_percent
+    extra = unallocated.percent(percent, percent)
+    result = (reclaimable.smallest(unused).at_least_zero() + extra).smallest(ceiling)
+    terms = {
+        "reclaimable": reclaimable,
+        "unused": unused,
+        "unallocated_share": extra,
+        "ceiling": ceiling,
+    }
+    formula = "min(max(min(reclaimable, unused), 0) + unallocated_share, ceiling)"
+    return BatchResult(result, _explain(inputs, formula, terms, result))
+
+
+def _unused(inputs: NodeInputs) -> Amount:
+    info = inputs.metric.node_metric if inputs.metric else None
+    if info is None:
+        return Amount()
+    resources = info.node_usage.resources
+    if CPU not in resources or MEMORY not in resources:
+        return Amount()
+    return inputs.capacity - Amount.of(resources)
+
+
+def _explain(
+    inputs: NodeInputs, formula: str, terms: dict[str, Amount], result: Amount
+) -> dict[str, Explanation]:
+    name = inputs.node.metadata.name
+    reported = inputs.metric.update_time if inputs.metric else None
+    sources = {
+        "reclaimable": (f"NodeMetric {name} prodReclaimableMetric", reported),
+        "unused": (f"Node {name} capacity - NodeMetric {name} nodeUsage", reported),
+        "unallocated_share": (
+            "colocation-config midUnallocatedPercent of capacity - system - Prod requests",
+            reported,
+        ),
+        "ceiling": ("colocation-config mid threshold percent of capacity", None),
+        "static_share": ("colocation-config midStatic reserved percent of capacity", None),
+    }
+    return {
+        resource: Explanation(
+            formula,
+            getattr(result, member),
+            tuple(
+                Term(name_, getattr(amount, member), *sources[name_])
+                for name_, amount in terms.items()
+            ),
+        )
+        for resource, member in ((MID_CPU, "cpu"), (MID_MEMORY, "memory"))
+    }

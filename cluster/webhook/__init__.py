@@ -1,0 +1,1 @@
+"""Admission: what pods, quotas, nodes and configuration may become."""

@@ -1,0 +1,268 @@
+"""The formulas of the node's extended resources, on the worked examples of the reference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.decode import dec_hook
+from apis.device import Device
+from apis.errors import InputError
+from apis.slo_config import CPUNormalizationStrategy, ResourceAmplificationStrategy
+from apis.topology import NodeResourceTopology
+from cluster.manager.batch import amplified, batch_resources, batch_zone_resources
+from cluster.manager.devices import gpu_labels, gpu_resources, rdma_resources
+from cluster.manager.mid import mid_resources
+from cluster.manager.node_inputs import Amount, truncate
+from cluster.manager.normalization import (
+    amplification_percents,
+    amplification_text,
+    normalization_percent,
+    ratio_text,
+)
+from tests.cluster import nodes
+
+GI = 1024**3
+
+
+def example() -> Any:
+    """manager.md 8.5: pods A (LS), B (LSE), C (no metric yet), D (batch), one dangling metric."""
+    return nodes.inputs(
+        nodes.node(
+            allocatable=("15500m", "62Gi"),
+            annotations={"node.koordinator.sh/reservation": '{"resources":{"cpu":"1"}}'},
+        ),
+        nodes.report(
+            system=("800m", "1536Mi"),
+            pods={"a": ("2", "5Gi"), "b": ("1", "3Gi"), "d": ("3", "7Gi")},
+            dangling=[("koord-prod", "500m", "1Gi"), ("koord-batch", "9", "9Gi")],
+            hosts=[("koord-prod", "200m", "512Mi"), ("koord-batch", "4", "4Gi")],
+        ),
+        [
+            nodes.pod("a", ("4", "8Gi"), qos="LS"),
+            nodes.pod("b", ("4", "4Gi"), qos="LSE"),
+            nodes.pod("c", ("1", "2Gi"), phase="Pending"),
+            nodes.pod("d", ("8", "8Gi"), qos="BE", priority=5500),
+            nodes.pod("done", ("8", "8Gi"), phase="Succeeded"),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({}, (1100, 30709016167)),
+        ({"memoryCalculatePolicy": "request"}, (1100, 27487790695)),
+        # C, which has no metric yet, counts with its request: 9500m and 15Gi instead of 8500m
+        # and 13Gi, so that a burst of pod starts hands nothing out twice.
+        (
+            {"cpuCalculatePolicy": "maxUsageRequest", "memoryCalculatePolicy": "maxUsageRequest"},
+            (0, 28561532519 - 2 * GI),
+        ),
+        ({"batchCPUThresholdPercent": 5, "batchMemoryThresholdPercent": 30}, (800, 20615843020)),
+        ({"cpuCalculatePolicy": "request"}, (1100, 30709016167)),
+    ],
+)
+def test_batch_resources_of_the_worked_example(
+    policy: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert batch_resources(example(), nodes.strategy(**policy)).amount == Amount(*expected)
+
+
+def test_the_explanation_names_every_term_and_adds_up() -> None:
+    result = batch_resources(example(), nodes.strategy())
+    explained = result.explanations["kubernetes.io/batch-cpu"]
+    terms = {term.name: term.value for term in explained.terms}
+    assert terms == {"capacity": 16000, "margin": 6400, "system_used": 1000, "hp_used": 7500}
+    assert explained.result == 16000 - 6400 - 1000 - 7500
+    assert explained.terms[-1].at == "2026-01-01T00:00:00Z"
+
+
+def test_a_node_webhook_that_amplifies_allocatable_does_not_hide_the_kubelet_reservation() -> None:
+    of = nodes.node(
+        allocatable=("31", "124Gi"),
+        annotations={"node.koordinator.sh/raw-allocatable": '{"cpu":"15500m","memory":"62Gi"}'},
+    )
+    assert nodes.inputs(of).reserved == Amount(500, 2 * GI)
+
+
+def test_a_report_without_node_metric_counts_as_no_system_usage() -> None:
+    metric = msgspec.structs.replace(nodes.report(), node_metric=None)
+    got = batch_resources(nodes.inputs(nodes.node(), metric), nodes.strategy())
+    assert got.amount == Amount(9600, truncate(64 * GI * 65, 100) + 1)
+
+
+def test_zones_share_system_use_and_get_the_pods_that_are_bound_to_them() -> None:
+    bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
+    given_inputs = nodes.inputs(
+        nodes.node(capacity=("16", "64Gi")),
+        nodes.report(system=("1", "0"), pods={"p": ("2", "0"), "q": ("1", "0")}),
+        [
+            nodes.pod(
+                "p", ("2", "0"), annotations={"scheduling.koordinator.sh/resource-status": bound}
+            ),
+            nodes.pod("q", ("1", "0")),
+        ],
+    )
+    zones = {0: Amount(8000, 0), 1: Amount(8000, 0)}
+    got = batch_zone_resources(given_inputs, zones, nodes.strategy())
+    assert {zone: amount.cpu for zone, amount in got.items()} == {0: 3800, 1: 1800}
+
+
+@pytest.mark.parametrize(
+    ("batch", "ratio", "expected"), [(1000, 120, 1200), (1001, 133, 1332), (7, 100, 7), (7, 90, 7)]
+)
+def test_amplified_batch_cpu_rounds_up_to_whole_milli_cores(
+    batch: int, ratio: int, expected: int
+) -> None:
+    assert amplified(batch, ratio) == expected
+
+
+def test_mid_resources_of_the_worked_example() -> None:
+    # unallocated 6 cpu / 48Gi: capacity 16 / 64Gi less 1 / 1Gi system, less 9 / 15Gi requested.
+    given_inputs = nodes.inputs(
+        nodes.node(),
+        nodes.report(system=("1", "1Gi"), total=("6", "20Gi"), reclaimable=("3", "10Gi")),
+        [nodes.pod("prod", ("9", "15Gi")), nodes.pod("batch", ("5", "5Gi"), priority=5000)],
+    )
+    rules = nodes.strategy(
+        midUnallocatedPercent=20, midCPUThresholdPercent=45, midMemoryThresholdPercent=50
+    )
+    assert mid_resources(given_inputs, rules).amount == Amount(4200, 21045339750)
+
+
+def test_static_mid_resources_are_a_share_of_the_capacity() -> None:
+    rules = nodes.strategy(
+        midReclaimMode="static",
+        midStaticCPUReservedPercent=25,
+        midStaticMemoryReservedPercent=25,
+        midMemoryThresholdPercent=20,
+    )
+    got = mid_resources(nodes.inputs(nodes.node()), rules).amount
+    assert got == Amount(4000, truncate(64 * GI * 20, 100))
+
+
+def test_mid_without_prediction_offers_only_the_unallocated_share() -> None:
+    given_inputs = nodes.inputs(nodes.node(), nodes.report(total=("6", "20Gi")), [])
+    assert mid_resources(given_inputs, nodes.strategy()).amount == Amount(0, 0)
+
+
+MODEL = {
+    "ratioModel": {
+        "X": {"baseRatio": 1.0, "hyperThreadEnabledRatio": 0.9, "hyperThreadTurboEnabledRatio": 1.2}
+    }
+}
+
+
+def topology(**info: Any) -> NodeResourceTopology:
+    return msgspec.convert(
+        {"metadata": {"annotations": {"node.koordinator.sh/cpu-basic-info": json.dumps(info)}}},
+        NodeResourceTopology,
+        dec_hook=dec_hook,
+    )
+
+
+def normalization(**members: Any) -> CPUNormalizationStrategy:
+    return msgspec.convert({"enable": True, **MODEL, **members}, CPUNormalizationStrategy)
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        ({"cpuModel": "X", "hyperThreadEnabled": True, "turboEnabled": True}, "1.20"),
+        ({"cpuModel": "X"}, "1.00"),
+        ({"cpuModel": "X", "turboEnabled": True}, "1.50"),
+        ({"cpuModel": "unknown"}, "1.50"),
+    ],
+)
+def test_the_normalization_ratio_follows_the_cpu_model(info: dict[str, Any], text: str) -> None:
+    got = normalization_percent(nodes.node(), topology(**info), normalization(defaultRatio=1.5))
+    assert ratio_text(got) == text
+
+
+def test_a_ratio_outside_its_range_is_an_error_that_names_the_model() -> None:
+    info = topology(cpuModel="X", hyperThreadEnabled=True)
+    with pytest.raises(InputError, match=r"ratioModel\['X'\].*expected 1.0..5.0"):
+        normalization_percent(nodes.node(), info, normalization())
+
+
+def test_the_nodes_label_switches_normalization_off() -> None:
+    off = nodes.node(labels={"node.koordinator.sh/cpu-normalization-enabled": "f"})
+    assert normalization_percent(off, None, normalization()) == 100
+    bad = nodes.node(labels={"node.koordinator.sh/cpu-normalization-enabled": "no"})
+    with pytest.raises(InputError, match="expected true or false"):
+        normalization_percent(bad, None, normalization())
+
+
+def test_amplification_multiplies_cpu_by_the_normalization() -> None:
+    rules = ResourceAmplificationStrategy(True, {"memory": 1.5, "cpu": 1.5})
+    text = amplification_text(amplification_percents(120, rules))
+    assert text == '{"cpu":1.80,"memory":1.50}'
+    assert amplification_percents(None, ResourceAmplificationStrategy()) == {}
+    with pytest.raises(InputError, match="at least 1"):
+        amplification_percents(100, ResourceAmplificationStrategy(True, {"cpu": 0.5}))
+
+
+def device(*infos: dict[str, Any], **labels: str) -> Device:
+    return msgspec.convert(
+        {"metadata": {"name": "n1", "labels": labels}, "spec": {"devices": list(infos)}},
+        Device,
+        dec_hook=dec_hook,
+    )
+
+
+def gpu(*, health: bool = True) -> dict[str, Any]:
+    return {
+        "type": "gpu",
+        "health": health,
+        "resources": {
+            "koordinator.sh/gpu-core": "100",
+            "koordinator.sh/gpu-memory-ratio": "100",
+            "koordinator.sh/gpu-memory": "16Gi",
+            "example.com/other": "1",
+        },
+    }
+
+
+def test_gpu_resources_sum_the_healthy_gpus() -> None:
+    got = gpu_resources(device(gpu(), gpu(), gpu(health=False)), share_counts=True)
+    assert {name: str(amount) for name, amount in got.items()} == {
+        "koordinator.sh/gpu-core": "200",
+        "koordinator.sh/gpu-memory-ratio": "200",
+        "koordinator.sh/gpu-memory": "32Gi",
+        "koordinator.sh/gpu": "200",
+        "koordinator.sh/gpu.shared": "200",
+    }
+    assert gpu_resources(device(gpu(health=False)), share_counts=True) == {}
+    assert gpu_resources(None, share_counts=True) == {}
+
+
+def test_rdma_counts_a_hundred_for_each_healthy_device() -> None:
+    healthy = {"type": "rdma", "health": True}
+    got = rdma_resources(device(healthy, healthy, {"type": "rdma"}))
+    assert str(got["koordinator.sh/rdma"]) == "200"
+
+
+def test_gpu_labels_stand_under_their_new_and_older_names() -> None:
+    got = gpu_labels(device(**{"kubernetes.io/gpu-model": "A100"}))
+    assert got == {"node.koordinator.sh/gpu-model": "A100", "kubernetes.io/gpu-model": "A100"}
+
+
+@settings(max_examples=60)
+@given(used=st.integers(0, 20000), request=st.integers(0, 20000), reclaim=st.integers(0, 120))
+def test_batch_is_never_negative_and_falls_with_use(used: int, request: int, reclaim: int) -> None:
+    def batch(use: int) -> int:
+        given_inputs = nodes.inputs(
+            nodes.node(),
+            nodes.report(pods={"p": (f"{use}m", "1Gi")}),
+            [nodes.pod("p", (f"{request}m", "1Gi"))],
+        )
+        rules = nodes.strategy(cpuReclaimThresholdPercent=reclaim)
+        return batch_resources(given_inputs, rules).amount.cpu
+
+    assert batch(used) >= batch(used + 100) >= 0
