@@ -24,7 +24,8 @@ from prometheus_client.metrics_core import Metric
 from apis.errors import InputError, InputErrors
 from apis.nodeslo import default_nodeslo
 from hooks.engine import Engine
-from hooks.facts import KernelFacts, NodeInputs, NodeMeta
+from hooks.facts import NodeInputs, NodeMeta
+from koordlet import kernel
 from koordlet.config import Config, split_address
 from koordlet.decider import Decider, TimingKey
 from koordlet.events import Events, Severity
@@ -108,6 +109,7 @@ class Daemon:
         self.layout: Layout | None = None
         self.executor: Executor | None = None
         self.reconciler: Reconciler | None = None
+        self.probed: kernel.Probed | None = None
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(self.host))
         self._groups: tuple[str, ...] = ()
         self.nri: Statistics | None = None
@@ -203,6 +205,7 @@ class Daemon:
             self.journal,
             limits=Limits(writes_per_second=float(config.writes.budget_per_second)),
             page_size_bytes=self.rules.inputs.kernel.page_size_bytes,
+            burst_above_quota=self.probed.burst_above_quota if self.probed else False,
         )
         self._snapshot = self.state.snapshot(self.engine)
         self.reconciler = Reconciler(
@@ -397,8 +400,22 @@ class Daemon:
         self.state_changed("layout")
 
     async def _probe(self) -> None:
+        """Find out what the kernel can do now: modules and switches come and go."""
         assert self.layout is not None
-        self.rules.change(kernel=KernelFacts(cgroup_version=self.layout.version))
+        loop = asyncio.get_running_loop()
+        self.probed = await loop.run_in_executor(
+            self._workers, kernel.probe, self.host, self.layout
+        )
+        self.rules.change(kernel=self.probed.facts)
+
+    async def _find_kubepods(self) -> None:
+        """A node's first pod makes the pods' root: look where it is, and what it can do."""
+        live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
+        loop = asyncio.get_running_loop()
+        layout = await loop.run_in_executor(self._workers, self._discover, live)
+        if layout != self.layout:
+            self.set_layout(layout)
+            await self._probe()
 
     def _place_host_apps(self) -> None:
         if self.layout is None:
@@ -545,6 +562,8 @@ class Daemon:
         self._publish_scheduled = False
         reasons, self._reasons = self._reasons, set()
         self._snapshot = self.state.snapshot(self.engine)
+        if self.layout is not None and not self.layout.kubepods and self.state.counts[0]:
+            self._spawn("kubepods", self._find_kubepods())
         # What only goes away leaves nothing to write: the timer's pass tidies up.
         if self.reconciler is not None and reasons - _ENDINGS:
             self.reconciler.trigger(",".join(sorted(reasons)))
@@ -564,9 +583,8 @@ class Daemon:
         """Drop sandboxes whose directories are gone twice in a row, and look for the pods' root."""
         assert self.layout is not None
         loop = asyncio.get_running_loop()
-        live = [each.cgroup for each in self.state.container_subjects() if each.cgroup]
-        if not self.layout.kubepods and live:
-            self.set_layout(await loop.run_in_executor(self._workers, self._discover, live))
+        if not self.layout.kubepods:
+            await self._find_kubepods()
         candidates = self.state.stale_candidates()
         missing = await loop.run_in_executor(self._workers, self._missing, candidates)
         self.state.forget_sandboxes(missing & self._missing_once)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
+from apis.errors import InputError, InputErrors
 from hooks.claim import Claimed
 from hooks.decision import Decision
 from hooks.engine import Engine, Guard
@@ -74,6 +75,10 @@ class Decider:
                 # A generator does its work here, not in the engine's loop.
                 claims = tuple(function(rule, subject))
             succeeded = True
+            for claim in claims:
+                if isinstance(claim, InputError):
+                    succeeded = False
+                    self._tell(policy, subject, claim)
             return claims
         except Exception as error:
             self._tell(policy, subject, error)

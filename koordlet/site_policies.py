@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from apis.errors import InputError, InputErrors
-from hooks.claim import Claim
+from hooks.claim import Claimed
 from hooks.policy import ClaimFunction, Policy
 from hooks.site import ENTRY_POINT_GROUP, admit
 from hooks.subject import Subject
@@ -181,12 +181,12 @@ class SiteGuard:
 
     def __call__(
         self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
-    ) -> Iterable[Claim]:
+    ) -> Iterable[Claimed]:
         off = self._off.get(policy)
         if off is not None and (subject.key in off or len(off) >= MOST_SUBJECTS_OFF):
             return ()
         try:
-            claims: tuple[Claim, ...] = self._run(
+            claims: tuple[Claimed, ...] = self._run(
                 lambda: tuple(function(rule, subject)), self._limit_s
             )
         except Overtime:

@@ -341,11 +341,11 @@ class NodeState:
             return None
         return next((each for each in view.containers if each.id == container_id), None)
 
-    def container_subjects(self) -> Iterable[ContainerSubject]:
-        """Return all containers, merged."""
+    def pod_subjects(self) -> list[PodSubject]:
+        """Return all pods, merged."""
         for uid in tuple(self._dirty):
             self._view(uid)
-        return [each for view in self._views.values() for each in view.containers]
+        return [view.subject for view in self._views.values()]
 
     def asked_of(self, container_id: str) -> Requested | None:
         """Return what kubelet asked for a container in hooks, if any hook saw it."""

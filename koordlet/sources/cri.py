@@ -20,7 +20,7 @@ from linux import cgroup_paths
 from linux.cgroup_paths import PathError
 from linux.resources import UNLIMITED
 from nri_plugin.handler import Container, ContainerState, Sandbox
-from nri_plugin.subjects import cpu_set, kube_qos_of, pod_directory
+from nri_plugin.subjects import cpu_set, place_of
 from protos.cri.v1 import api_pb2, api_pb2_grpc
 
 _MAX_MESSAGE: Final = 64 << 20
@@ -181,14 +181,14 @@ class CriClient:
         info = self._sandbox_info[one.id]
         parent = info.config.linux.cgroup_parent if info.config else ""
         own = _directory(info.runtime_spec.linux.cgroups_path if info.runtime_spec else "")
-        cgroup = pod_directory(parent) or cgroup_paths.parent_of(own)
+        cgroup, kube_qos = place_of(parent or cgroup_paths.parent_of(own))
         pod = make_pod(
             namespace=one.metadata.namespace,
             name=one.metadata.name,
             uid=one.metadata.uid,
             labels=dict(one.labels),
             annotations=dict(one.annotations),
-            kube_qos=kube_qos_of(cgroup),
+            kube_qos=kube_qos,
             cgroup=cgroup,
             runtime_handler=one.runtime_handler,
         )

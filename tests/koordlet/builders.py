@@ -17,7 +17,7 @@ from hooks.subject import (
 from koordlet.podspec import KnownPod, known_pod
 from linux.cgroup_paths import Driver, Layout
 from nri_plugin.handler import Container, ContainerState, Sandbox
-from nri_plugin.subjects import kube_qos_of
+from nri_plugin.subjects import place_of
 
 LAYOUT = Layout(
     version=2, mounts={"": "/sys/fs/cgroup"}, driver=Driver.CGROUPFS, kubepods="kubepods"
@@ -32,7 +32,7 @@ def runtime_pod(uid: str, *, qos: str = "burstable", **fields: Any) -> Pod:
         uid=uid,
         labels=fields.pop("labels", {}),
         annotations=fields.pop("annotations", {}),
-        kube_qos=kube_qos_of(cgroup),
+        kube_qos=place_of(cgroup)[1],
         cgroup=cgroup,
         **fields,
     )
