@@ -130,6 +130,7 @@ def pod(number: int) -> nri.PodSandbox:
 
 
 def container(number: int, pod_number: int) -> nri.Container:
+    uid = f"7712555c_ce62_454a_9e18_{pod_number:012d}"
     message = nri.Container(
         id=f"{number:063x}c",
         pod_sandbox_id=f"{pod_number:064x}",
@@ -137,6 +138,7 @@ def container(number: int, pod_number: int) -> nri.Container:
         env=[f"VARIABLE_{n}=a value of usual length, number {n}" for n in range(30)],
         args=["/bin/app", "--flag"],
     )
+    message.linux.cgroups_path = f"kubepods-besteffort-pod{uid}.slice:cri-containerd:{message.id}"
     message.linux.resources.cpu.shares.value = 2
     message.linux.resources.cpu.period.value = 100000
     message.linux.resources.memory.limit.SetInParent()

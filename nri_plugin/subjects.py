@@ -8,7 +8,7 @@ Source: nri.md sections 5.5, 5.8, 5.9.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -21,6 +21,8 @@ from hooks.subject import (
     SandboxSubject,
     make_pod,
 )
+from linux import cgroup_paths
+from linux.cgroup_paths import Driver, PathError, Runtime
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED
 from nri_plugin.capabilities import RuntimeKind
@@ -32,9 +34,11 @@ _LABEL_POD_NAMESPACE: Final = "io.kubernetes.pod.namespace"
 _LABEL_POD_UID: Final = "io.kubernetes.pod.uid"
 _LABEL_CONTAINER_NAME: Final = "io.kubernetes.container.name"
 
-_MAX_PATH: Final = 4096
-_MAX_ELEMENT: Final = 255
-_QOS_ELEMENT = re.compile(r"(?:^|[/-])(burstable|besteffort)(?=[/.-]|$)")
+_NAMED_BY: Final[Mapping[RuntimeKind, Runtime]] = {
+    RuntimeKind.CONTAINERD: Runtime.CONTAINERD,
+    RuntimeKind.CRIO: Runtime.CRIO,
+    RuntimeKind.OTHER: Runtime.CONTAINERD,
+}
 _STATES: Final = {state.value: state for state in ContainerState}
 
 
@@ -42,10 +46,9 @@ def sandbox(message: nri.PodSandbox) -> Sandbox:
     """Return the sandbox that a message describes."""
     linux = message.linux
     pod = pod_of(message)
+    cgroup = directory_of(linux.cgroups_path, "", message.id, RuntimeKind.OTHER)
     return Sandbox(
-        subject=SandboxSubject(
-            pod=pod, id=message.id, cgroup=scope_directory(linux.cgroups_path, pod.cgroup)
-        ),
+        subject=SandboxSubject(pod=pod, id=message.id, cgroup=cgroup),
         resources=values(linux.pod_resources),
         pid=message.pid,
     )
@@ -54,77 +57,63 @@ def sandbox(message: nri.PodSandbox) -> Sandbox:
 def pod_of(message: nri.PodSandbox) -> Pod:
     """Return the pod behind a sandbox, as of RunPodSandbox."""
     labels = dict(message.labels)
-    parent = message.linux.cgroup_parent
+    directory, kube_qos = place_of(message.linux.cgroup_parent)
     return make_pod(
         namespace=message.namespace or labels.get(_LABEL_POD_NAMESPACE, ""),
         name=message.name or labels.get(_LABEL_POD_NAME, ""),
         uid=message.uid or labels.get(_LABEL_POD_UID, ""),
         labels=labels,
         annotations=dict(message.annotations),
-        kube_qos=kube_qos_of(parent),
-        cgroup=pod_directory(parent),
+        kube_qos=kube_qos,
+        cgroup=directory,
         runtime_handler=message.runtime_handler,
     )
 
 
 def created_container(message: nri.CreateContainerRequest, runtime: RuntimeKind) -> Container:
     """Return the container that is about to be created, with what kubelet asks for it."""
-    container = message.container
-    requested = values(container.linux.resources, container.linux.oom_score_adj.value)
-    return _container(message.pod, container, runtime, requested=requested)
+    return _container(pod_of(message.pod), message.container, runtime, created=True)
 
 
 def updated_container(message: nri.UpdateContainerRequest, runtime: RuntimeKind) -> Container:
     """Return the container as it is now, with what this update asks for it."""
-    return _container(
-        message.pod, message.container, runtime, requested=values(message.linux_resources)
-    )
+    asked = values(message.linux_resources)
+    return _container(pod_of(message.pod), message.container, runtime, asked=asked)
 
 
 def existing_container(
     pod: nri.PodSandbox, message: nri.Container, runtime: RuntimeKind
 ) -> Container:
     """Return a container as it is now, with nothing asked for."""
-    return _container(pod, message, runtime, requested=NOTHING_REQUESTED)
+    return _container(pod_of(pod), message, runtime)
 
 
 def container_of_pod(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
     """Return a container as it is now, of a pod that is already parsed."""
-    linux = message.linux
-    return Container(
-        subject=ContainerSubject(
-            pod=pod,
-            name=message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
-            id=message.id,
-            cgroup=container_directory(linux.cgroups_path, pod.cgroup, message.id, runtime),
-        ),
-        sandbox_id=message.pod_sandbox_id,
-        current=values(linux.resources, linux.oom_score_adj.value),
-        state=_STATES.get(message.state, ContainerState.UNKNOWN),
-        pid=message.pid,
-        created_at_ns=message.created_at,
-    )
+    return _container(pod, message, runtime)
 
 
 def _container(
-    pod_message: nri.PodSandbox,
+    pod: Pod,
     message: nri.Container,
     runtime: RuntimeKind,
     *,
-    requested: Requested,
+    asked: Requested = NOTHING_REQUESTED,
+    created: bool = False,
 ) -> Container:
-    pod = pod_of(pod_message)
     linux = message.linux
+    current = values(linux.resources, linux.oom_score_adj.value)
     return Container(
         subject=ContainerSubject(
             pod=pod,
             name=message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
             id=message.id,
-            cgroup=container_directory(linux.cgroups_path, pod.cgroup, message.id, runtime),
-            requested=requested,
+            cgroup=directory_of(linux.cgroups_path, pod.cgroup, message.id, runtime),
+            # What a creation asks for is all that the container has so far.
+            requested=current if created else asked,
         ),
-        sandbox_id=message.pod_sandbox_id or pod_message.id,
-        current=values(linux.resources, linux.oom_score_adj.value),
+        sandbox_id=message.pod_sandbox_id,
+        current=current,
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
         pid=message.pid,
         created_at_ns=message.created_at,
@@ -156,65 +145,32 @@ def cpu_set(text: str) -> CpuSet | None:
         return None
 
 
-def kube_qos_of(cgroup_parent: str) -> KubeQoS:
-    """Return the Kubernetes QoS class that a pod's parent directory stands for."""
-    found = _QOS_ELEMENT.search(cgroup_parent)
-    if found is None:
-        return KubeQoS.GUARANTEED
-    return KubeQoS.BURSTABLE if found.group(1) == "burstable" else KubeQoS.BESTEFFORT
-
-
 @lru_cache(maxsize=4096)
-def pod_directory(cgroup_parent: str) -> str:
-    """Return a pod's directory relative to a hierarchy's root; "" when it is not known.
+def place_of(cgroup_parent: str) -> tuple[str, KubeQoS]:
+    """Return a pod's directory, "" when it is not known, and the QoS class that it stands for.
 
     A bare slice name is expanded the way systemd nests slices.
     """
-    path = relative_path(cgroup_parent)
-    if path.endswith(".slice") and "/" not in path:
-        parts = path.removesuffix(".slice").split("-")
-        return "/".join("-".join(parts[: n + 1]) + ".slice" for n in range(len(parts)))
-    return path
+    try:
+        path = cgroup_paths.check_relative(cgroup_parent)
+        if path.endswith(".slice") and "/" not in path:
+            path = cgroup_paths.expand_slice(path)
+    except PathError:
+        return "", KubeQoS.GUARANTEED
+    parsed = cgroup_paths.parse(path)
+    return path, KubeQoS.GUARANTEED if parsed is None else KubeQoS(parsed.qos)
 
 
-def scope_directory(cgroups_path: str, pod_cgroup: str) -> str:
-    """Return the directory that an OCI cgroups path means, relative to a hierarchy's root.
-
-    "slice:prefix:name" (systemd driver) is the scope prefix-name.scope below the slice; anything
-    else is the path itself.
-    """
-    if ":" not in cgroups_path:
-        return relative_path(cgroups_path)
-    parts = cgroups_path.split(":")
-    if len(parts) != 3 or not pod_cgroup or not parts[2]:
-        return ""
-    slice_name, prefix, name = parts
-    if slice_name and pod_cgroup.rpartition("/")[2] != slice_name:
-        pod_cgroup = pod_directory(slice_name)
-    element = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
-    return relative_path(f"{pod_cgroup}/{element}") if pod_cgroup and "/" not in element else ""
-
-
-def container_directory(
+def directory_of(
     cgroups_path: str, pod_cgroup: str, container_id: str, runtime: RuntimeKind
 ) -> str:
-    """Return a container's directory: from its cgroups path, else by the runtime's rule."""
-    if cgroups_path:
-        return scope_directory(cgroups_path, pod_cgroup)
-    if not pod_cgroup or not container_id or "/" in container_id:
-        return ""
-    prefix = "crio-" if runtime is RuntimeKind.CRIO else ""
-    if pod_cgroup.endswith(".slice"):
-        return relative_path(f"{pod_cgroup}/{prefix or 'cri-containerd-'}{container_id}.scope")
-    return relative_path(f"{pod_cgroup}/{prefix}{container_id}")
-
-
-def relative_path(path: str) -> str:
-    """Return `path` without outer slashes if every element is a plain name, else ""."""
-    path = path.strip("/")
-    if not path or len(path) > _MAX_PATH or not path.isprintable():
-        return ""
-    for element in path.split("/"):
-        if element in ("", ".", "..") or len(element) > _MAX_ELEMENT:
-            return ""
-    return path
+    """Return a container's directory: from its OCI cgroups path, else by the runtime's rule."""
+    try:
+        if cgroups_path:
+            return cgroup_paths.of_runtime_path(cgroups_path)
+        if pod_cgroup and container_id:
+            driver = Driver.SYSTEMD if pod_cgroup.endswith(".slice") else Driver.CGROUPFS
+            return cgroup_paths.container_dir(driver, _NAMED_BY[runtime], pod_cgroup, container_id)
+    except PathError:
+        pass
+    return ""

@@ -13,14 +13,11 @@ from linux.resources import UNLIMITED
 from nri_plugin.capabilities import RuntimeKind
 from nri_plugin.handler import ContainerState
 from nri_plugin.subjects import (
-    container_directory,
     created_container,
+    directory_of,
     existing_container,
-    kube_qos_of,
-    pod_directory,
-    relative_path,
+    place_of,
     sandbox,
-    scope_directory,
     updated_container,
     values,
 )
@@ -50,7 +47,7 @@ SLICE = "kubepods-burstable-pod7712555c_ce62_454a_9e18_9ff0217b8941.slice"
     ],
 )
 def test_the_kubernetes_class_is_read_from_the_parent(parent: str, qos: KubeQoS) -> None:
-    assert kube_qos_of(parent) is qos
+    assert place_of(parent)[1] is qos
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_the_kubernetes_class_is_read_from_the_parent(parent: str, qos: KubeQoS)
 def test_a_containers_directory(
     parent: str, cgroups_path: str, runtime: RuntimeKind, directory: str
 ) -> None:
-    assert container_directory(cgroups_path, pod_directory(parent), "C", runtime) == directory
+    assert directory_of(cgroups_path, place_of(parent)[0], "C", runtime) == directory
 
 
 @pytest.mark.parametrize(
@@ -102,24 +99,34 @@ def test_a_containers_directory(
     ["", "/", "a/../b", "../a", "a//b", "./a", "a/\0", "a/\n", "x" * 5000, "a/" + "y" * 256],
 )
 def test_a_path_that_could_lead_elsewhere_is_not_known(path: str) -> None:
-    assert relative_path(path) == ""
-    assert pod_directory(path) == ""
+    assert place_of(path) == ("", KubeQoS.GUARANTEED)
+    assert directory_of(path, "", "", RuntimeKind.CONTAINERD) == ""
 
 
 @pytest.mark.parametrize(
-    "cgroups_path",
-    ["s.slice:p:../../x", "s.slice:p:", "a:b", "a:b:c:d", "s.slice:../..:x", "::x/y"],
+    ("cgroups_path", "container_id"),
+    [
+        ("s.slice:p:../../x", "C"),
+        ("a:b", "C"),
+        ("s.slice:../..:x", "C"),
+        ("not-a-slice:p:x", "C"),
+        ("", "../C"),
+        ("", "a/b"),
+    ],
 )
-def test_a_scope_that_could_lead_elsewhere_is_not_known(cgroups_path: str) -> None:
-    assert scope_directory(cgroups_path, "kubepods.slice/s.slice") == ""
+def test_a_container_that_could_lie_elsewhere_is_nowhere(
+    cgroups_path: str, container_id: str
+) -> None:
+    pod_cgroup = "kubepods.slice/kubepods-podx.slice"
+    assert directory_of(cgroups_path, pod_cgroup, container_id, RuntimeKind.CONTAINERD) == ""
 
 
 @given(path=st.text(max_size=60), pod_cgroup=st.text(max_size=60))
 def test_no_path_ever_leaves_its_hierarchy(path: str, pod_cgroup: str) -> None:
     for found in (
-        pod_directory(path),
-        scope_directory(path, pod_directory(pod_cgroup)),
-        container_directory("", pod_directory(pod_cgroup), path, RuntimeKind.OTHER),
+        place_of(path)[0],
+        directory_of(path, place_of(pod_cgroup)[0], "C", RuntimeKind.CONTAINERD),
+        directory_of("", place_of(pod_cgroup)[0], path, RuntimeKind.OTHER),
     ):
         assert not found.startswith("/")
         assert ".." not in found.split("/")
