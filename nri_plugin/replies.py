@@ -57,6 +57,8 @@ def adjustment(
             continue
         value = outcome.value
         try:
+            if key and resource not in _AT_CREATION_ONLY:
+                raise ValueError("it takes no key")
             if (write := _RESOURCE_WRITERS.get(resource)) is not None:
                 changed |= write(target, value, existing, existing)
             elif resource is Resource.RESCTRL_GROUP:
@@ -100,6 +102,8 @@ def update(
         if resource in UNIFIED and asked is None and profile.nri < (0, 10, 0):
             continue
         try:
+            if key:
+                raise ValueError("it takes no key")
             changed |= write(target, outcome.value, base, existing)
         except (TypeError, ValueError) as error:
             problems.append(_problem(resource, key, error))
