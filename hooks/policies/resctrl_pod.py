@@ -47,6 +47,8 @@ def parse(inputs: NodeInputs) -> Rule | Off:
 def group_of(pod: Pod) -> str:
     """Return the name of the pod's control group. Raises InputError for an unusable UID."""
     try:
+        if not pod.uid:
+            raise ValueError("without a UID there is no name for the pod's control group")
         return check_group(POD_GROUP_PREFIX + pod.uid)
     except ValueError as error:
         raise InputError(
