@@ -117,6 +117,10 @@ class Executor:
     def layout(self) -> Layout:
         return self._planner.layout
 
+    def set_burst_above_quota(self, *, allowed: bool) -> None:
+        """Note what was found out about this kernel, see the class."""
+        self._planner.burst_above_quota = allowed
+
     # -- what is wanted --------------------------------------------------------------------------
 
     def want(self, subject: str, wants: Sequence[Want]) -> None:

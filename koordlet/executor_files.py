@@ -73,7 +73,7 @@ class FilePlanner:
         self.layout = layout
         self._journal = journal
         self._page_size_bytes = page_size_bytes
-        self._burst_above_quota = burst_above_quota
+        self.burst_above_quota = burst_above_quota
         self._votes: dict[str, Counter[Formula]] = {}
 
     def same(self, file: CgroupFile, wanted: str, found: str) -> bool:
@@ -387,7 +387,7 @@ class FilePlanner:
         """Keep the burst at or below the quota: lowered before quotas move, raised after."""
         burst = slots.get((place, Resource.CPU_CFS_BURST, ""))
         quota_us = self._final_quota(place, slots, plan)
-        bounded = not self._burst_above_quota
+        bounded = not self.burst_above_quota
         if burst is None:
             if bounded and quota_us != UNLIMITED:
                 self._lower_foreign_burst(place, quota_us, slots, plan, writes.before)

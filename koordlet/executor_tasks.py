@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
 )
+_SWITCH: Final = ("", Resource.SYSCTL, "kernel.sched_core")
 
 
 @dataclass(slots=True)
@@ -223,6 +224,9 @@ def _read_cookies(
         except OSError as error:
             if error.errno not in _NO_CORE_SCHED:
                 executor.reject(slot, error)
+            elif plan.planned.get(_SWITCH) == "1":
+                # Alibaba Cloud Linux: cookies work after the switch, which this plan turns on.
+                return dict.fromkeys(pids, 0)
             elif slot.want is None:
                 _done(slot, plan)
             else:
@@ -261,13 +265,17 @@ def _share(
     plan: Plan,
     out: list[PlannedWrite],
 ) -> None:
-    counted = Counter(
-        cookie
-        for _, cookies in members
-        for cookie in cookies.values()
-        if cookie and owner[cookie] == group
+    counted: Counter[int] = Counter()
+    old_members: Counter[int] = Counter()
+    for slot, cookies in members:
+        for cookie in cookies.values():
+            if cookie and owner[cookie] == group:
+                counted[cookie] += 1
+                # Who comes from another group takes this group's cookie, not the other way round.
+                old_members[cookie] += slot.found == group
+    target = max(
+        counted, key=lambda cookie: (old_members[cookie], counted[cookie], -cookie), default=0
     )
-    target = max(counted, key=lambda cookie: (counted[cookie], -cookie), default=0)
     source = 0
     if target:
         source = min(

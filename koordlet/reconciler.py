@@ -31,6 +31,7 @@ from koordlet.executor_slots import PlannedWrite, ResourceView, State, Want, Wri
 from koordlet.journal import Journal, JournalError, Record
 from koordlet.snapshot import Snapshot
 from linux.cgroup_files import DEFAULT_PERIOD_US
+from linux.cgroup_paths import Layout
 from linux.inotify import IN_MODIFY, Inotify
 from linux.resources import UNLIMITED, Resource, Value
 
@@ -145,6 +146,8 @@ class Reconciler:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._inotify: Inotify | None = None
         self._watched_for: object = None
+        self._own_writes: frozenset[str] = frozenset()
+        self._new_layout: tuple[Layout, bool] | None = None
 
     # -- for the daemon --------------------------------------------------------------------------
 
@@ -188,6 +191,11 @@ class Reconciler:
         if len(self._reasons) < 16:
             self._reasons.append(reason)
         self._wake()
+
+    def set_layout(self, layout: Layout, *, burst_above_quota: bool = False) -> None:
+        """Work with another layout from the next pass on. Any thread; never blocks."""
+        self._new_layout = (layout, burst_above_quota)
+        self.trigger("layout")
 
     def explain(self, subject_key: str) -> SubjectView | None:
         """Return what is decided for a subject and how it stands; None if it is not known.
@@ -269,6 +277,10 @@ class Reconciler:
 
     def _pass(self, reasons: Sequence[str]) -> PassReport:
         started, cpu = time.monotonic(), time.thread_time()
+        if self._new_layout is not None:
+            (layout, burst_above_quota), self._new_layout = self._new_layout, None
+            self._executor.set_layout(layout)
+            self._executor.set_burst_above_quota(allowed=burst_above_quota)
         snapshot = self._snapshot_source()
         pause = self._pause if self._thread is threading.current_thread() else None
         journal_error = ""
@@ -311,8 +323,6 @@ class Reconciler:
             journal_error=journal_error,
         )
         return report
-
-    _own_writes: frozenset[str] = frozenset()
 
     def _decide(self, snapshot: Snapshot, pause: Callable[[], None] | None) -> tuple[int, int]:
         """Tell the executor what is wanted now; return (decisions made, faults in them)."""
@@ -509,14 +519,14 @@ def _want(subject: Subject, resource: Resource, key: str, outcome: Outcome) -> W
         key=key,
         value=outcome.value,
         claim=outcome.winner,
-        requested=_requested(subject, resource),
+        requested=requested_value(subject, resource),
     )
 
 
 _OF_NODE: Final = frozenset({Resource.SYSCTL, Resource.RESCTRL_SCHEMATA, Resource.HOST_DIRECTORY})
 
 
-def _requested(subject: Subject, resource: Resource) -> Value | None:
+def requested_value(subject: Subject, resource: Resource) -> Value | None:
     """Return what kubelet asked for, canonical: a quota per 100 ms."""
     if not isinstance(subject, ContainerSubject | PodSubject):
         return None

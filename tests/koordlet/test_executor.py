@@ -1,0 +1,589 @@
+"""What the executor does to a kernel with its rules: states, order, clamps, back-off, restore."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from koordlet.executor import Limits
+from koordlet.executor_slots import State, Want
+from linux.cpuset import CpuSet
+from linux.resources import UNLIMITED, DeviceNode, Resource
+from tests.koordlet.executor_bed import Bed, claim_of
+from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, RHEL_9, UBUNTU_24_04, Profile
+from tests.simulated.kubelet import Limits as Asked
+
+SHARES, QUOTA, BURST = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST
+CPUS, LIMIT, IDLE = Resource.CPUSET_CPUS, Resource.MEMORY_LIMIT, Resource.CPU_IDLE
+TWO_CORES = Asked(cpu_request_milli=1000, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
+
+BOTH = pytest.mark.parametrize("profile", [DEBIAN_12_V1, DEBIAN_12_V2], ids=lambda p: p.name)
+
+
+@BOTH
+def test_a_value_is_written_once_and_then_left_alone(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 150_000), (pod.cgroup, LIMIT, 1 << 29))
+    assert bed.run().written == 2
+    for _ in range(3):
+        with bed.kernel.recording() as writes:
+            assert bed.run().written == 0
+        assert not writes
+    assert bed.view("pod/a", QUOTA).state is State.APPLIED
+    assert bed.view("pod/a", QUOTA).original == "200000"
+
+
+@BOTH
+def test_planning_writes_nothing_and_says_old_and_new(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 150_000))
+    with bed.kernel.recording() as writes:
+        (planned,) = bed.executor.plan().writes
+    assert not writes and not len(bed.journal)
+    assert (planned.old, planned.new, planned.subject) == ("200000", "150000", "pod/a")
+    assert planned.why == "test: because"
+
+
+@BOTH
+@pytest.mark.parametrize("up", [True, False], ids=["growing", "shrinking"])
+def test_quotas_move_in_an_order_that_v1_takes(profile: Profile, up: bool) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    value = 300_000 if up else 50_000
+    # Subjects come top-down, which is the wrong order for shrinking.
+    bed.want("pod/a", (pod.cgroup, QUOTA, value))
+    bed.want("container/1", (container.cgroup, QUOTA, value))
+    report = bed.run()
+    assert (report.written, report.failed) == (2, 0)
+    order = [write.path.split("/")[-2] for write in bed.kernel.writes_of()]
+    names = [pod.cgroup.split("/")[-1], container.cgroup.split("/")[-1]]
+    assert order == (names if up else names[::-1])
+
+
+def test_a_cpuset_that_moves_sideways_goes_through_the_union() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    for cpus in ("0-1", "2-3", "1-2"):
+        for subject, cgroup in (("pod/a", pod.cgroup), ("container/1", container.cgroup)):
+            bed.want(subject, (cgroup, CPUS, CpuSet.parse(cpus)))
+        # The sandbox has all CPUs and nobody manages it.
+        assert pod.sandbox is not None
+        bed.want("sandbox/1", (pod.sandbox.cgroup, CPUS, CpuSet.parse(cpus)))
+        assert bed.run().failed == 0
+        assert bed.text(pod.cgroup, "cpuset.cpus") == cpus
+        assert bed.text(container.cgroup, "cpuset.cpus") == cpus
+
+
+def test_a_parent_is_kept_around_a_child_that_nobody_manages() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    pod.start(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 100_000))
+    assert bed.run().failed == 0
+    view = bed.view("pod/a", QUOTA)
+    assert view.state is State.DEGRADED
+    assert "kept around" in view.detail
+    assert bed.text(pod.cgroup, "cpu.cfs_quota_us") == "200000"
+
+
+def test_a_child_is_bounded_by_a_parent_that_nobody_manages() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    bed.want("container/1", (container.cgroup, QUOTA, 500_000))
+    bed.set(container.cgroup, "cpu.cfs_quota_us", "50000")
+    assert bed.run().failed == 0
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "200000"
+    assert bed.view("container/1", QUOTA).detail == f"bounded by {pod.cgroup}"
+    # And when the parent grows, the wish is met.
+    bed.set(pod.cgroup, "cpu.cfs_quota_us", "-1")
+    bed.executor.look_again()
+    bed.run()
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "500000"
+    assert bed.view("container/1", QUOTA).state is State.APPLIED
+
+
+def test_a_cpuset_outside_the_parents_is_blocked_and_nothing_is_written() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    assert pod.sandbox is not None
+    for cgroup in (pod.sandbox.cgroup, container.cgroup, pod.cgroup):
+        bed.set(cgroup, "cpuset.cpus", "0-1")
+    bed.want("container/1", (container.cgroup, CPUS, CpuSet.parse("2-3")))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    view = bed.view("container/1", CPUS)
+    assert view.state is State.BLOCKED and pod.cgroup in view.detail
+
+
+def test_cpus_that_do_not_exist_are_left_out() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    bed.want("container/1", (container.cgroup, CPUS, CpuSet.parse("2-9")))
+    assert bed.run().failed == 0
+    assert bed.text(container.cgroup, "cpuset.cpus") == "2-3"
+    assert bed.view("container/1", CPUS).state is State.DEGRADED
+
+
+@BOTH
+def test_a_burst_stays_at_the_quota_and_moves_with_it(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    name = "cpu.cfs_burst_us" if profile.cgroup == 1 else "cpu.max.burst"
+    steps = [
+        (200_000, 2_000_000, "200000"),
+        (100_000, 2_000_000, "100000"),
+        (400_000, 300_000, "300000"),
+        (UNLIMITED, 300_000, "0"),
+        (100_000, 50_000, "50000"),
+    ]
+    for quota, burst, found in steps:
+        bed.want("pod/a", (pod.cgroup, QUOTA, quota), (pod.cgroup, BURST, burst))
+        assert bed.run().failed == 0
+        assert bed.text(pod.cgroup, name) == found
+        degraded = str(burst) != found
+        expected = State.DEGRADED if degraded else State.APPLIED
+        assert bed.view("pod/a", BURST).state is expected
+
+
+def test_alibaba_kernels_take_a_burst_above_the_quota() -> None:
+    bed = Bed(ANOLIS_8)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, BURST, 2_000_000))
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.cfs_burst_us") == "2000000"
+    assert bed.view("pod/a", BURST).state is State.APPLIED
+
+
+@BOTH
+def test_a_foreign_burst_is_lowered_for_the_quota_and_comes_back(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    name = "cpu.cfs_burst_us" if profile.cgroup == 1 else "cpu.max.burst"
+    bed.set(pod.cgroup, name, "150000", writer="operator")
+    bed.want("pod/a", (pod.cgroup, QUOTA, 100_000))
+    assert bed.run().failed == 0
+    assert bed.text(pod.cgroup, name) == "100000"
+    for _ in range(3):
+        assert bed.run().written == 0
+    bed.want("pod/a")
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, name) == "150000"
+    assert not len(bed.journal)
+
+
+@BOTH
+def test_a_quota_is_scaled_to_the_groups_own_period(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=1000))
+    if profile.cgroup == 1:
+        bed.set(pod.cgroup, "cpu.cfs_period_us", "10000")
+    else:
+        bed.set(pod.cgroup, "cpu.max", "max 10000")
+    bed.want("pod/a", (pod.cgroup, QUOTA, 150_000))
+    bed.run()
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    assert bed.text(pod.cgroup, name) == ("15000" if profile.cgroup == 1 else "15000 10000")
+    assert bed.run().written == 0
+
+
+def test_memory_is_compared_in_whole_pages() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, LIMIT, 1_000_000_001))
+    assert bed.run().written == 1
+    assert bed.run().written == 0
+    assert bed.view("pod/a", LIMIT).state is State.APPLIED
+
+
+@BOTH
+def test_an_unlimited_value_is_no_difference(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=100))
+    bed.want("pod/a", (pod.cgroup, QUOTA, UNLIMITED), (pod.cgroup, LIMIT, UNLIMITED))
+    assert bed.run().written == 0
+    assert bed.view("pod/a", LIMIT).state is State.APPLIED
+
+
+def test_weights_follow_the_formula_of_the_siblings() -> None:
+    bed = Bed(UBUNTU_24_04)
+    assert bed.kubelet.weights.value == "quadratic"
+    pod = bed.kubelet.add_pod(TWO_CORES, TWO_CORES)
+    one, other = pod.start(TWO_CORES), pod.start(TWO_CORES)
+    # What kubelet asked for tells how its runtime converts; kubelet itself is linear.
+    bed.want("container/1", (one.cgroup, SHARES, 512), requested={SHARES: 1024})
+    bed.want("container/2", (other.cgroup, SHARES, 102), requested={SHARES: 1024})
+    bed.want("pod/a", (pod.cgroup, SHARES, 512), requested={SHARES: 2048})
+    assert bed.run().failed == 0
+    assert bed.text(one.cgroup, "cpu.weight") == "59"
+    assert bed.text(other.cgroup, "cpu.weight") == "17"
+    assert bed.text(pod.cgroup, "cpu.weight") == "20"
+
+
+@BOTH
+def test_idle_fixes_the_weight_and_gives_it_back(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
+    before = bed.text(pod.cgroup, weight)
+    bed.want("pod/a", (pod.cgroup, IDLE, 1))
+    assert bed.run().failed == 0
+    assert bed.text(pod.cgroup, "cpu.idle") == "1"
+    for _ in range(3):
+        assert bed.run().written == 0
+    bed.want("pod/a", (pod.cgroup, IDLE, 1), (pod.cgroup, SHARES, 700))
+    bed.run()
+    assert bed.view("pod/a", SHARES).state is State.BLOCKED
+    bed.want("pod/a")
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, "cpu.idle") == "0"
+    assert bed.text(pod.cgroup, weight) == before
+    assert not len(bed.journal)
+
+
+def test_a_group_that_vanishes_is_nobodys_fault() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    path = bed.kubelet.path(pod.cgroup, "cpu.cfs_quota_us")
+    bed.want("pod/a", (pod.cgroup, QUOTA, 100_000))
+    bed.kernel.faults.before("write", pod.remove, path=path)
+    report = bed.run()
+    assert (report.written, report.failed) == (0, 0)
+    assert bed.view("pod/a", QUOTA).state is State.PENDING
+    assert bed.run().failed == 0
+    bed.want("pod/a")
+    bed.run()
+    assert not len(bed.journal)
+
+
+def test_what_the_kernel_lacks_is_unsupported() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, Resource.CPU_BVT, 2), (pod.cgroup, Resource.MEMORY_MIN, 4096))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    assert bed.view("pod/a", Resource.CPU_BVT).state is State.UNSUPPORTED
+
+
+def test_a_value_of_the_wrong_kind_fails_and_leaves_the_others_alone() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    odd = DeviceNode("/dev/x", "c", 1, 2, 0o600)
+    bed.want("pod/a", (pod.cgroup, SHARES, odd), (pod.cgroup, QUOTA, 100_000))
+    assert bed.run().written == 1
+    assert bed.view("pod/a", SHARES).state is State.FAILED
+
+
+def test_out_of_range_is_brought_into_range_and_said() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, SHARES, 1))
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.shares") == "2"
+    assert bed.view("pod/a", SHARES).state is State.DEGRADED
+
+
+def test_a_refused_file_rests_longer_each_time() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    path = bed.kubelet.path(pod.cgroup, "cpu.shares")
+    bed.kernel.faults.fail("write", errno.EINVAL, path=path, nth=0)
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    tries = []
+    for second in range(20):
+        with bed.kernel.recording() as writes:
+            bed.run()
+        report = bed.executor.views("pod/a")[0]
+        if report.writes and len(tries) < 20:
+            tries.append(len(report.writes))
+        assert report.state is State.FAILED and "EINVAL" in report.detail
+        assert not writes  # the fault strikes before the kernel sees it
+        bed.kernel.clock.advance(1.0)
+        del second
+    # Refused at 0, 1, 3, 7 and 15 s.
+    assert len(bed.executor.views("pod/a")[0].writes) == 5
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(60)
+    assert bed.run().written == 1
+    assert bed.view("pod/a", SHARES).state is State.APPLIED
+
+
+def test_a_refusal_stops_what_depends_on_it_without_punishing_it() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    bed.kernel.faults.fail(
+        "write", errno.EINVAL, path=bed.kubelet.path(pod.cgroup, "cpu.cfs_quota_us")
+    )
+    bed.want("pod/a", (pod.cgroup, QUOTA, 300_000))
+    bed.want("container/1", (container.cgroup, QUOTA, 300_000))
+    assert bed.run().failed == 1
+    assert bed.view("container/1", QUOTA).state is State.BLOCKED
+    assert bed.view("container/1", QUOTA).retry_in_s == 0
+    bed.kernel.clock.advance(2)
+    bed.run()
+    assert bed.view("container/1", QUOTA).state is State.APPLIED
+
+
+def test_the_write_budget_defers_and_catches_up() -> None:
+    bed = Bed(limits=Limits(writes_per_second=10, burst=5))
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(12)]
+    for number, pod in enumerate(pods):
+        bed.want(f"pod/{number}", (pod.cgroup, SHARES, 700))
+    report = bed.run()
+    assert (report.written, report.deferred) == (5, 7)
+    bed.kernel.clock.advance(1.0)
+    bed.run()
+    bed.kernel.clock.advance(1.0)
+    bed.run()
+    assert {bed.text(pod.cgroup, "cpu.shares") for pod in pods} == {"700"}
+
+
+def test_a_foreign_write_becomes_the_original_and_is_overruled() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 150_000))
+    bed.run()
+    bed.set(pod.cgroup, "cpu.cfs_quota_us", "400000")
+    assert bed.run().written == 1
+    assert bed.view("pod/a", QUOTA).original == "400000"
+    bed.want("pod/a")
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.cfs_quota_us") == "400000"
+    assert not len(bed.journal)
+
+
+def test_a_writer_that_never_gives_in_is_left_alone_for_a_while() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 150_000))
+    bed.run()
+    with bed.kernel.recording() as writes:
+        for _ in range(20):
+            bed.set(pod.cgroup, "cpu.cfs_quota_us", "400000")
+            bed.run()
+            bed.kernel.clock.advance(1.0)
+    assert len(writes) == 3
+    view = bed.view("pod/a", QUOTA)
+    assert view.state is State.BLOCKED and "another writer" in view.detail
+
+
+def test_nothing_outside_the_pods_root_is_touched() -> None:
+    bed = Bed()
+    bed.kernel.make("/sys/fs/cgroup/cpu/other")
+    bed.want("pod/a", ("other", SHARES, 700))
+    bed.run()
+    assert bed.view("pod/a", SHARES).state is State.BLOCKED
+    assert bed.kernel.text("/sys/fs/cgroup/cpu/other/cpu.shares") == "1024"
+    bed.want("hostapp/x", ("other", SHARES, 600))
+    bed.want("pod/a")
+    bed.run()
+    assert bed.kernel.text("/sys/fs/cgroup/cpu/other/cpu.shares") == "600"
+
+
+def test_two_subjects_on_one_place_do_not_fight() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, SHARES, 600))
+    bed.want("pod/b", (pod.cgroup, SHARES, 700))
+    bed.run()
+    assert bed.run().written == 0
+    assert bed.text(pod.cgroup, "cpu.shares") == "600"
+    assert "pod/a" in bed.view("pod/b", SHARES).detail
+    bed.want("pod/a")
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.shares") == "700"
+
+
+@BOTH
+def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    # Asked for two cores, and handed one and a half by our reply.
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    assert bed.run().written == 0
+    bed.want("container/c1")
+    bed.run()
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+def test_without_a_note_the_request_is_the_original() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
+    assert bed.run().written == 0
+    bed.want("container/1")
+    bed.run()
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "200000"
+
+
+def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES, uid="u1")
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    bed.run()
+    pod.remove()
+    again = bed.kubelet.add_pod(Asked(cpu_request_milli=3000), uid="u1")
+    assert again.cgroup == pod.cgroup
+    bed.want("pod/a")
+    bed.run()
+    bed.run()
+    assert bed.text(again.cgroup, "cpu.shares") == "3072"
+    assert not len(bed.journal)
+
+
+def test_without_a_journal_nothing_is_written(tmp_path: object) -> None:
+    bed = Bed(journal_path=f"{tmp_path}/journal")
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    bed.journal.close()
+    with bed.kernel.recording() as writes:
+        report = bed.run()
+    assert report.failed == 1 and not writes
+    assert "journal" in bed.view("pod/a", SHARES).detail
+
+
+# -- processes and the node ----------------------------------------------------------------------
+
+
+def test_oom_scores_of_all_processes_are_set_and_put_back() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    child = bed.kernel.fork(container.task)
+    for task in (container.task, child):
+        task.oom_score_adj = 900
+    bed.want("container/1", (container.cgroup, Resource.OOM_SCORE_ADJ, 500))
+    assert bed.run().written == 2
+    assert (container.task.oom_score_adj, child.oom_score_adj) == (500, 500)
+    assert bed.run().written == 0
+    late = bed.kernel.fork(container.task)
+    late.oom_score_adj = 0
+    assert bed.run().written == 1
+    bed.want("container/1")
+    bed.run()
+    bed.run()
+    assert {container.task.oom_score_adj, child.oom_score_adj, late.oom_score_adj} == {900}
+    assert not len(bed.journal)
+
+
+def _cookie(bed: Bed, subject: str, cgroup: str, group: str) -> None:
+    bed.want(subject, (cgroup, Resource.CORE_SCHED_COOKIE, group))
+
+
+def test_containers_of_a_group_share_one_cookie_and_groups_do_not() -> None:
+    bed = Bed(RHEL_9)
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(3)]
+    made = [pod.start(TWO_CORES) for pod in pods]
+    for number, (container, group) in enumerate(zip(made, ("g", "g", "h"), strict=True)):
+        _cookie(bed, f"container/{number}", container.cgroup, group)
+    assert bed.run().failed == 0
+    cookies = [container.task.cookie for container in made]
+    assert cookies[0] and cookies[0] == cookies[1] != cookies[2]
+    assert bed.run().written == 0
+    # A restart knows the cookies from the processes themselves.
+    bed.restart()
+    for number, (container, group) in enumerate(zip(made, ("g", "g", "h"), strict=True)):
+        _cookie(bed, f"container/{number}", container.cgroup, group)
+    assert bed.run().written == 0
+    # Leaving the group takes the cookie away.
+    bed.want("container/0")
+    bed.run()
+    assert made[0].task.cookie == 0 and made[1].task.cookie == cookies[1]
+    # Moving to another group takes that group's cookie.
+    _cookie(bed, "container/1", made[1].cgroup, "h")
+    bed.run()
+    assert made[1].task.cookie == cookies[2]
+
+
+def test_without_core_scheduling_the_state_says_so() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    _cookie(bed, "container/1", container.cgroup, "g")
+    bed.run()
+    assert bed.view("container/1", Resource.CORE_SCHED_COOKIE).state is State.UNSUPPORTED
+
+
+def _node(bed: Bed, *wishes: tuple[Resource, str, str]) -> None:
+    bed.executor.want(
+        "node",
+        [
+            Want("node", "", resource, key, value, claim_of(resource, value, key=key))
+            for resource, key, value in wishes
+        ],
+    )
+
+
+IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
+
+
+def test_group_identity_and_core_scheduling_are_never_on_together() -> None:
+    bed = Bed(ANOLIS_8)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    both: list[tuple[int, int]] = []
+    bed.kernel.sysctls.update({IDENTITY: 0, CORE: 0})
+    bed.kernel.on_write(
+        lambda write: both.append((bed.kernel.sysctls[IDENTITY], bed.kernel.sysctls[CORE]))
+    )
+    sysctl = Resource.SYSCTL
+    for _ in range(2):
+        _node(bed, (sysctl, IDENTITY, "0"), (sysctl, CORE, "1"))
+        bed.want("pod/a")
+        _cookie(bed, "container/1", container.cgroup, "g")
+        assert bed.run().failed == 0
+        assert container.task.cookie
+        _node(bed, (sysctl, IDENTITY, "1"), (sysctl, CORE, "0"))
+        bed.want("container/1")
+        bed.want("pod/a", (pod.cgroup, Resource.CPU_BVT, 2))
+        assert bed.run().failed == 0
+        assert container.task.cookie == 0
+        assert bed.text(pod.cgroup, "cpu.bvt_warp_ns") == "2"
+    assert (1, 1) not in both
+    _node(bed)
+    bed.want("pod/a")
+    bed.run()
+    bed.run()
+    assert (bed.kernel.sysctls[IDENTITY], bed.kernel.sysctls[CORE]) == (0, 0)
+    assert not len(bed.journal)
+
+
+def test_an_unknown_switch_is_not_written() -> None:
+    bed = Bed()
+    _node(bed, (Resource.SYSCTL, "kernel.core_pattern", "|/bin/sh"))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    assert bed.executor.views("node")[0].state is State.BLOCKED
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/cron.d/x", "/usr/local/vgpu/../../etc", "/usr/local/vgpux/a"]
+)
+def test_host_directories_are_made_in_known_places_only(path: str) -> None:
+    bed = Bed()
+    _node(bed, (Resource.HOST_DIRECTORY, path, "511"))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes and not bed.kernel.is_dir("/etc/cron.d")
+    assert bed.executor.views("node")[0].state is State.BLOCKED
