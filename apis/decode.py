@@ -90,8 +90,10 @@ def decode_field(
         raise InputError(obj=obj, field=field, value=shown, problem=problem) from None
     try:
         plain = without_nulls(msgspec.json.decode(text))
-    except RecursionError:
-        raise InputError(obj=obj, field=field, value=shown, problem="nested too deep") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        # A wrong type may be met before the text turns out not to be JSON at all.
+        problem = f"not valid JSON: {error}"
+        raise InputError(obj=obj, field=field, value=shown, problem=problem) from None
     try:
         return decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
@@ -64,7 +64,9 @@ class ColocationStrategy(Wire, frozen=True):
     metric_aggregate_duration_seconds: AtLeastOne = 300
     metric_report_interval_seconds: AtLeastOne = 60
     metric_aggregate_policy: MetricAggregatePolicy = MetricAggregatePolicy()
-    metric_memory_collect_policy: Annotated[str, Meta(min_length=1)] = "usageWithoutPageCache"
+    metric_memory_collect_policy: Literal[
+        "usageWithHotPageCache", "usageWithoutPageCache", "usageWithPageCache"
+    ] = "usageWithoutPageCache"
     cpu_reclaim_threshold_percent: NotNegative = 60
     cpu_calculate_policy: str = "usage"
     memory_reclaim_threshold_percent: NotNegative = 65

@@ -1,0 +1,138 @@
+"""slo-controller-config as the controllers see it: the last good value of every key.
+
+A config map that is deleted, or a key that breaks, leaves what was in force in force; an event and
+a gauge say so. Until a key was good once, nobody acts on it: defaults written over good objects
+would switch co-location off in the whole cluster because of a comma.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from apis.core import ConfigMap
+from apis.keys import CONFIG_COLOCATION
+from apis.meta import ObjectReference
+from apis.slo_config import ConfigProblem, SLOConfig, load_slo_config
+from cluster.manager.metrics import ManagerMetrics
+from kube.cache import Cache, Change, Event
+from kube.events import EventRecorder
+
+_log = logging.getLogger(__name__)
+
+_MEMBERS: Final[Mapping[str, str]] = {
+    "colocation-config": "colocation",
+    "resource-threshold-config": "threshold",
+    "resource-qos-config": "resource_qos",
+    "cpu-burst-config": "cpu_burst",
+    "system-config": "system",
+    "host-application-config": "host_applications",
+    "cpu-normalization-config": "cpu_normalization",
+    "resource-amplification-config": "resource_amplification",
+}
+
+_NODE_SLO_MEMBERS: Final = frozenset(
+    {"threshold", "resource_qos", "cpu_burst", "system", "host_applications"}
+)
+NODE_SLO: Final = "nodeslo"
+COLOCATION: Final = "colocation"
+NODE_RESOURCE: Final = "noderesource"
+
+
+class SLOConfigSource:
+    """Follows one config map of a cache and tells subscribers which part changed."""
+
+    def __init__(
+        self,
+        cache: Cache[ConfigMap],
+        events: EventRecorder,
+        metrics: ManagerMetrics,
+        *,
+        namespace: str,
+        name: str,
+    ) -> None:
+        self._namespace = namespace
+        self._name = name
+        self._events = events
+        self._metrics = metrics
+        self._subscribers: list[Callable[[str], None]] = []
+        self._data: Mapping[str, str] | None = None
+        self.config = SLOConfig()
+        self.never_good: frozenset[str] = frozenset()
+        """Keys whose text was never usable in this process."""
+        self._loaded_keys: set[str] = set()
+        self.colocation_healthy = False
+        """Whether the colocation key that is in force is the one that is stored."""
+        cache.subscribe(self._changed)
+
+    def subscribe(self, subscriber: Callable[[str], None]) -> None:
+        """Call with NODE_SLO, COLOCATION or NODE_RESOURCE when that part changed."""
+        self._subscribers.append(subscriber)
+
+    @property
+    def colocation_known(self) -> bool:
+        """Whether there is a colocation strategy to act on."""
+        return CONFIG_COLOCATION not in self.never_good
+
+    def _changed(self, event: Event[ConfigMap]) -> None:
+        meta = event.new.metadata
+        if (meta.namespace, meta.name) != (self._namespace, self._name):
+            return
+        if event.change is Change.DELETED:
+            _log.warning(
+                "ConfigMap %s was deleted; its last content stays in force until a restart",
+                event.key,
+            )
+            for key in _MEMBERS:
+                self._metrics.config_stale.labels(key).set(1)
+            return
+        if event.new.data == self._data:
+            return
+        self._data = event.new.data
+        self.load(event.new)
+
+    def load(self, config_map: ConfigMap) -> None:
+        """Take over what is usable in `config_map`; report the rest."""
+        meta = config_map.metadata
+        old = self.config
+        self.config, problems = load_slo_config(
+            config_map.data, old=old, obj=f"ConfigMap {meta.namespace}/{meta.name}"
+        )
+        kept = {problem.key for problem in problems if problem.kept_old}
+        # A key is known once it loaded; before the first load none had been looked at.
+        first = self._loaded_keys
+        self._loaded_keys = first | (set(_MEMBERS) - kept)
+        self.never_good = frozenset(set(_MEMBERS) - self._loaded_keys)
+        self.colocation_healthy = CONFIG_COLOCATION not in kept
+        for key in _MEMBERS:
+            self._metrics.config_stale.labels(key).set(key in kept)
+        self._report(meta.namespace, meta.name, meta.uid, problems)
+        changed = {
+            member
+            for member in _MEMBERS.values()
+            if getattr(old, member) != getattr(self.config, member)
+        }
+        newly_known = {_MEMBERS[key] for key in self._loaded_keys - first}
+        self._tell(changed | newly_known)
+
+    def _tell(self, members: set[str]) -> None:
+        parts = set()
+        if members & _NODE_SLO_MEMBERS:
+            parts.add(NODE_SLO)
+        if "colocation" in members:
+            parts |= {COLOCATION, NODE_RESOURCE}
+        if members & {"cpu_normalization", "resource_amplification"}:
+            parts.add(NODE_RESOURCE)
+        for part in sorted(parts):
+            for subscriber in self._subscribers:
+                subscriber(part)
+
+    def _report(self, namespace: str, name: str, uid: str, problems: list[ConfigProblem]) -> None:
+        about = ObjectReference(
+            api_version="v1", kind="ConfigMap", namespace=namespace, name=name, uid=uid
+        )
+        for problem in problems:
+            kept = "the last good value stays in force" if problem.kept_old else "cluster strategy"
+            _log.warning("%s: %s (%s)", problem.key, problem.message, kept)
+            self._events.warning(about, problem.reason, f"{problem.message} ({kept})")
