@@ -52,11 +52,29 @@ def _target(group: Cgroup, text: str) -> Task:
     return task
 
 
+def _takes_processes(group: Cgroup) -> bool:
+    """v2's "no internal processes": what a group hands down its own processes cannot share.
+
+    Threaded controllers alone do not count, unless a child has processes already.
+    """
+    if group.hierarchy.version == 1 or group.is_root or not group.subtree_control:
+        return True
+    if not all(group.hierarchy.controllers[name].threaded for name in group.subtree_control):
+        return False
+    return not any(child.populated for child in group.children.values())
+
+
+def _may_hand_down(group: Cgroup, enable: set[str]) -> bool:
+    """Whether a group with processes of its own may enable these for its children."""
+    if group.is_root:
+        return True
+    if not all(group.hierarchy.controllers[name].threaded for name in enable):
+        return False
+    return not any(child.populated for child in group.children.values())
+
+
 def _attach(group: Cgroup, tasks: list[Task]) -> None:
-    if group.hierarchy.version == 2 and not group.is_root and group.subtree_control:
-        # A domain controller handed down leaves no room for processes of its own.
-        if any(not group.hierarchy.controllers[name].threaded for name in group.subtree_control):
-            refuse(errno.EBUSY, "no internal processes")
+    if not _takes_processes(group):
         refuse(errno.EBUSY, "no internal processes")
     for name in group.controllers:
         check = group.hierarchy.controllers[name].may_attach
@@ -140,7 +158,7 @@ def _write_subtree_control(group: Cgroup, text: str) -> None:
     for name in disable:
         if any(name in child.subtree_control for child in group.children.values()):
             refuse(errno.EBUSY, f"a child hands {name} down")
-    if enable and not group.is_root and group.tasks:
+    if enable and group.tasks and not _may_hand_down(group, enable):
         refuse(errno.EBUSY, "no internal processes")
     group.subtree_control |= enable
     group.subtree_control -= disable

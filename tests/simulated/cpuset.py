@@ -149,6 +149,8 @@ def _flag(name: str, default: int) -> CgroupFile:
 def _write_exclusive(group: Cgroup, text: str) -> None:
     wanted = int(bool(signed(text)))
     if wanted and group.parent is not None:
+        if not group.parent.is_root and not group.parent.state(CpusetState).cpu_exclusive:
+            refuse(errno.EACCES, "the parent is not exclusive")
         for sibling in group.parent.children.values():
             if sibling is not group and configured(sibling, "cpus") & configured(group, "cpus"):
                 refuse(errno.EINVAL, f"overlaps with {sibling.path}")

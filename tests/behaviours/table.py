@@ -1,0 +1,621 @@
+"""The table of behaviours: what the kernel says to each write, and what reads back.
+
+A row that fails on a real kernel is wrong here; a row that fails on the simulated one is a bug of
+the simulation. Rows were written from the kernel's sources' known rules and corrected by real
+kernels.
+"""
+
+from __future__ import annotations
+
+from errno import (
+    EACCES,
+    EBUSY,
+    EEXIST,
+    EINVAL,
+    ENOENT,
+    ENOSPC,
+    EOPNOTSUPP,
+    EOVERFLOW,
+    ERANGE,
+    ESRCH,
+)
+
+from tests.behaviours.steps import (
+    Allocate,
+    Behaviour,
+    Ends,
+    Exists,
+    HasLine,
+    Make,
+    Missing,
+    ReadFails,
+    Reads,
+    Remove,
+    Start,
+    Write,
+    on_v1,
+    on_v2,
+)
+
+SHARES, WEIGHT = "g/cpu.shares", "g/cpu.weight"
+QUOTA, PERIOD, BURST = "g/cpu.cfs_quota_us", "g/cpu.cfs_period_us", "g/cpu.cfs_burst_us"
+MAX, MAX_BURST = "g/cpu.max", "g/cpu.max.burst"
+LIMIT = "g/memory.limit_in_bytes"
+UNLIMITED_V1 = "9223372036854771712"
+
+GROUPS = (
+    on_v1("a group is made once", Make("g"), Make("g", EEXIST)),
+    on_v2("a group is made once", Make("g"), Make("g", EEXIST)),
+    on_v1("a group needs its parent", Make("g/h", ENOENT)),
+    on_v2("a group needs its parent", Make("g/h", ENOENT)),
+    on_v1("a group with a child stays", Make("g"), Make("g/h"), Remove("g", EBUSY)),
+    on_v2("a group with a child stays", Make("g"), Make("g/h"), Remove("g", EBUSY)),
+    on_v1(
+        "a group with a process stays",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"), Remove("g", EBUSY),
+    ),
+    on_v2(
+        "a group with a process stays",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"), Remove("g", EBUSY),
+    ),
+    on_v1("a removed group's files are gone", Make("g"), Remove("g"), Write(SHARES, "2", ENOENT)),
+    on_v2("a removed group's files are gone", Make("g"), Remove("g"), Write(WEIGHT, "2", ENOENT)),
+    on_v1("no file can be added", Make("g"), Write("g/cpu.nonsense", "1", ENOENT)),
+    on_v2("no file can be added", Make("g"), Write("g/cpu.nonsense", "1", ENOENT)),
+    on_v1("a read-only file refuses at the write", Make("g"), Write("g/cpu.stat", "1", EINVAL)),
+    on_v2("a read-only file refuses at the write", Make("g"), Write("g/cpu.stat", "1", EINVAL)),
+    on_v1("a write-only file cannot be read", Make("g"), ReadFails("g/memory.force_empty", EINVAL)),
+    on_v2("a write-only file cannot be read", Make("g"), ReadFails("g/cgroup.kill", EINVAL)),
+    on_v1("a write of nothing changes nothing", Make("g"), Write(SHARES, ""),
+          Reads(SHARES, "1024")),
+    on_v2("a write of nothing changes nothing", Make("g"), Write(WEIGHT, ""), Reads(WEIGHT, "100")),
+)  # fmt: skip
+
+TASKS = (
+    on_v1(
+        "a process moves and is listed",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"),
+        Reads("g/cgroup.procs", "{pid}"), Reads("g/tasks", "{pid}"),
+    ),
+    on_v2(
+        "a process moves and is listed",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}\n"),
+        Reads("g/cgroup.procs", "{pid}"), Reads("g/cgroup.threads", "{pid}"),
+        HasLine("g/cgroup.events", "populated 1"),
+    ),
+    on_v1("a pid that nobody has", Make("g"), Write("g/cgroup.procs", "4194303", ESRCH)),
+    on_v2("a pid that nobody has", Make("g"), Write("g/cgroup.procs", "4194303", ESRCH)),
+    on_v1(
+        "a pid must be a number",
+        Make("g"), Write("g/cgroup.procs", "abc", EINVAL), Write("g/tasks", "-1", EINVAL),
+    ),
+    on_v2(
+        "a pid must be a number",
+        Make("g"), Write("g/cgroup.procs", "abc", EINVAL), Write("g/cgroup.procs", "-1", EINVAL),
+    ),
+    on_v2(
+        "a thread does not leave its process's domain",
+        Make("g"), Start(), Write("g/cgroup.threads", "{pid}", EOPNOTSUPP),
+    ),
+    on_v2(
+        "cgroup.kill ends the processes",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"), Write("g/cgroup.kill", "1"), Ends(),
+        since=(5, 14),
+    ),
+)  # fmt: skip
+
+DELEGATION = (
+    on_v2("a new group hands nothing down", Make("g"), Reads("g/cgroup.subtree_control", "")),
+    on_v2(
+        "a child has the files of what its parent hands down",
+        Make("g"), Make("g/h"), Missing("g/h/cpu.weight"), Missing("g/h/memory.max"),
+        Write("g/cgroup.subtree_control", "+cpu"), Exists("g/h/cpu.weight"),
+        Missing("g/h/memory.max"), Reads("g/h/cgroup.controllers", "cpu"),
+    ),
+    on_v2("cpu.stat exists without the controller", Make("g"), Make("g/h"), Exists("g/h/cpu.stat")),
+    on_v2(
+        "pressure exists without the controllers",
+        Make("g"), Make("g/h"), Exists("g/h/cpu.pressure"), Exists("g/h/memory.pressure"),
+    ),
+    on_v2(
+        "a word that is no controller",
+        Make("g"), Write("g/cgroup.subtree_control", "+nonsense", EINVAL),
+        Write("g/cgroup.subtree_control", "cpu", EINVAL),
+    ),
+    on_v2(
+        "what the parent lacks cannot be handed down",
+        Make("g"), Make("g/h"), Write("g/h/cgroup.subtree_control", "+cpu", ENOENT),
+    ),
+    on_v2(
+        "several words count all or none",
+        Make("g"), Write("g/cgroup.subtree_control", "+cpu +nonsense", EINVAL),
+        Reads("g/cgroup.subtree_control", ""),
+        Write("g/cgroup.subtree_control", "+memory +cpu"),
+        Reads("g/cgroup.subtree_control", "cpu memory"),
+    ),
+    on_v2(
+        "a controller that a child hands down stays",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpu"),
+        Write("g/h/cgroup.subtree_control", "+cpu"),
+        Write("g/cgroup.subtree_control", "-cpu", EBUSY),
+    ),
+    on_v2(
+        "a group with processes hands nothing down",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"),
+        Write("g/cgroup.subtree_control", "+memory", EBUSY),
+    ),
+    on_v2(
+        "a group that hands memory down takes no process",
+        Make("g"), Write("g/cgroup.subtree_control", "+memory"), Start(),
+        Write("g/cgroup.procs", "{pid}", EBUSY),
+    ),
+    on_v2(
+        "a group that hands only cpu down takes processes",
+        Make("g"), Write("g/cgroup.subtree_control", "+cpu"), Start(),
+        Write("g/cgroup.procs", "{pid}"),
+    ),
+    on_v2(
+        "but it takes none when its children have some",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpu"), Start(),
+        Write("g/h/cgroup.procs", "{pid}"), Start(), Write("g/cgroup.procs", "{pid}", EBUSY),
+    ),
+    on_v2(
+        "a group with processes may begin to hand only cpu down",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"),
+        Write("g/cgroup.subtree_control", "+cpu"),
+    ),
+    on_v2(
+        "but not when its children have processes too",
+        Make("g"), Make("g/h"), Start(), Write("g/cgroup.procs", "{pid}"), Start(),
+        Write("g/h/cgroup.procs", "{pid}"), Write("g/cgroup.subtree_control", "+cpu", EBUSY),
+    ),
+    on_v2(
+        "disabling a controller forgets what was set",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpu"),
+        Write("g/h/cpu.weight", "50"), Write("g/cgroup.subtree_control", "-cpu"),
+        Write("g/cgroup.subtree_control", "+cpu"), Reads("g/h/cpu.weight", "100"),
+    ),
+)  # fmt: skip
+
+WEIGHTS = (
+    on_v1("shares start at 1024", Make("g"), Reads(SHARES, "1024")),
+    on_v1("shares below 2 become 2", Make("g"), Write(SHARES, "0"), Reads(SHARES, "2")),
+    on_v1(
+        "shares above 262144 become 262144", Make("g"), Write(SHARES, "999999"),
+        Reads(SHARES, "262144"),
+    ),
+    on_v1("shares may be hexadecimal", Make("g"), Write(SHARES, "0x400"), Reads(SHARES, "1024")),
+    on_v1("shares take a last newline", Make("g"), Write(SHARES, "512\n"), Reads(SHARES, "512")),
+    on_v1("shares take no blanks", Make("g"), Write(SHARES, " 512", EINVAL)),
+    on_v1("shares take no sign", Make("g"), Write(SHARES, "-1", EINVAL)),
+    on_v1("shares take no words", Make("g"), Write(SHARES, "many", EINVAL)),
+    on_v1("shares beyond 64 bits", Make("g"), Write(SHARES, "18446744073709551616", ERANGE)),
+    on_v2("weight starts at 100", Make("g"), Reads(WEIGHT, "100")),
+    on_v2("weight 0 is out of range", Make("g"), Write(WEIGHT, "0", ERANGE), Reads(WEIGHT, "100")),
+    on_v2("weight 10001 is out of range", Make("g"), Write(WEIGHT, "10001", ERANGE)),
+    on_v2(
+        "every weight reads back as written",
+        Make("g"),
+        *(step for weight in (1, 2, 17, 39, 59, 79, 100, 174, 625, 942, 9999, 10000)
+          for step in (Write(WEIGHT, str(weight)), Reads(WEIGHT, str(weight)))),
+    ),
+    on_v2("weight takes no words", Make("g"), Write(WEIGHT, "max", EINVAL)),
+    on_v2("weight takes no blanks", Make("g"), Write(WEIGHT, " 5", EINVAL)),
+    on_v2("nice and weight are one value", Make("g"), Write("g/cpu.weight.nice", "19"),
+          Reads(WEIGHT, "1"), Reads("g/cpu.weight.nice", "19")),
+)  # fmt: skip
+
+IDLE = (
+    on_v1("idle starts at 0", Make("g"), Reads("g/cpu.idle", "0"), since=(5, 15)),
+    on_v2("idle starts at 0", Make("g"), Reads("g/cpu.idle", "0"), since=(5, 15)),
+    on_v1(
+        "idle is 0 or 1", Make("g"), Write("g/cpu.idle", "2", EINVAL),
+        Write("g/cpu.idle", "-1", EINVAL), since=(5, 15),
+    ),
+    on_v2(
+        "idle is 0 or 1", Make("g"), Write("g/cpu.idle", "2", EINVAL),
+        Write("g/cpu.idle", "-1", EINVAL), since=(5, 15),
+    ),
+    on_v1(
+        "an idle group refuses shares and shows 3",
+        Make("g"), Write("g/cpu.idle", "1"), Write(SHARES, "1024", EINVAL), Reads(SHARES, "3"),
+        since=(5, 15),
+    ),
+    on_v2(
+        "an idle group refuses a weight and shows 0",
+        Make("g"), Write("g/cpu.idle", "1"), Write(WEIGHT, "100", EINVAL), Reads(WEIGHT, "0"),
+        since=(5, 15), before=(6, 12),
+    ),
+    on_v2(
+        "an idle group refuses a weight and shows 1",
+        Make("g"), Write("g/cpu.idle", "1"), Write(WEIGHT, "100", EINVAL), Reads(WEIGHT, "1"),
+        since=(6, 12),
+    ),
+    on_v1(
+        "leaving idle brings the default shares, not the former ones",
+        Make("g"), Write(SHARES, "2"), Write("g/cpu.idle", "1"), Write("g/cpu.idle", "0"),
+        Reads(SHARES, "1024"), since=(5, 15),
+    ),
+    on_v2(
+        "leaving idle brings the default weight, not the former one",
+        Make("g"), Write(WEIGHT, "5"), Write("g/cpu.idle", "1"), Write("g/cpu.idle", "0"),
+        Reads(WEIGHT, "100"), since=(5, 15),
+    ),
+    on_v2(
+        "idle again changes nothing",
+        Make("g"), Write(WEIGHT, "5"), Write("g/cpu.idle", "0"), Reads(WEIGHT, "5"),
+        since=(5, 15),
+    ),
+)  # fmt: skip
+
+BANDWIDTH_V1 = (
+    on_v1("quota starts unlimited", Make("g"), Reads(QUOTA, "-1"), Reads(PERIOD, "100000")),
+    on_v1("a quota below 1 ms", Make("g"), Write(QUOTA, "999", EINVAL), Write(QUOTA, "1000")),
+    on_v1("a quota of 0", Make("g"), Write(QUOTA, "0", EINVAL)),
+    on_v1(
+        "any negative quota is unlimited",
+        Make("g"), Write(QUOTA, "50000"), Write(QUOTA, "-5"), Reads(QUOTA, "-1"),
+    ),
+    on_v1("quota knows no max", Make("g"), Write(QUOTA, "max", EINVAL)),
+    on_v1(
+        "the largest quota has 44 bits",
+        Make("g"), Write(QUOTA, "17592186044415"), Write(QUOTA, "17592186044416", EINVAL),
+    ),
+    on_v1(
+        "a period is 1 ms to 1 s",
+        Make("g"), Write(PERIOD, "999", EINVAL), Write(PERIOD, "1000"),
+        Write(PERIOD, "1000000"), Write(PERIOD, "1000001", EINVAL), Reads(PERIOD, "1000000"),
+    ),
+    on_v1(
+        "a child's quota above its parent's",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"),
+        Write("g/h/cpu.cfs_quota_us", "60000", EINVAL), Write("g/h/cpu.cfs_quota_us", "50000"),
+    ),
+    on_v1(
+        "a parent's quota below its child's",
+        Make("g"), Make("g/h"), Write("g/h/cpu.cfs_quota_us", "60000"),
+        Write(QUOTA, "50000", EINVAL), Write(QUOTA, "60000"),
+    ),
+    on_v1(
+        "a child may stay unlimited under a limited parent",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Reads("g/h/cpu.cfs_quota_us", "-1"),
+    ),
+    on_v1(
+        "a grandchild is bounded through an unlimited parent",
+        Make("g"), Make("g/h"), Make("g/h/i"), Write(QUOTA, "50000"),
+        Write("g/h/i/cpu.cfs_quota_us", "60000", EINVAL),
+    ),
+    on_v1(
+        "children together may exceed their parent",
+        Make("g"), Make("g/h"), Make("g/i"), Write(QUOTA, "50000"),
+        Write("g/h/cpu.cfs_quota_us", "50000"), Write("g/i/cpu.cfs_quota_us", "50000"),
+    ),
+    on_v1(
+        "what counts is quota over period",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"),
+        Write("g/h/cpu.cfs_period_us", "200000"), Write("g/h/cpu.cfs_quota_us", "100000"),
+        Write("g/h/cpu.cfs_period_us", "100000", EINVAL),
+    ),
+    on_v1(
+        "a parent's longer period squeezes its child",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write(PERIOD, "200000", EINVAL), Write(PERIOD, "100000"),
+    ),
+)  # fmt: skip
+
+BURST_V1 = (
+    on_v1("burst starts at 0", Make("g"), Reads(BURST, "0"), since=(5, 14)),
+    on_v1(
+        "burst reaches up to the quota",
+        Make("g"), Write(QUOTA, "50000"), Write(BURST, "50000"), Write(BURST, "50001", EINVAL),
+        since=(5, 14),
+    ),
+    on_v1(
+        "a quota cannot fall below the burst",
+        Make("g"), Write(QUOTA, "50000"), Write(BURST, "20000"), Write(QUOTA, "10000", EINVAL),
+        Write(BURST, "10000"), Write(QUOTA, "10000"), since=(5, 14),
+    ),
+    on_v1(
+        "without a quota any burst is taken, and then bounds the quota",
+        Make("g"), Write(BURST, "60000"), Write(QUOTA, "50000", EINVAL), Write(QUOTA, "60000"),
+        since=(5, 14),
+    ),
+    on_v1("burst is not negative", Make("g"), Write(BURST, "-1", EINVAL), since=(5, 14)),
+)  # fmt: skip
+
+BANDWIDTH_V2 = (
+    on_v2("cpu.max starts unlimited", Make("g"), Reads(MAX, "max 100000")),
+    on_v2(
+        "one number sets the quota and keeps the period",
+        Make("g"), Write(MAX, "50000 200000"), Write(MAX, "60000"), Reads(MAX, "60000 200000"),
+    ),
+    on_v2(
+        "max alone keeps the period",
+        Make("g"), Write(MAX, "50000 200000"), Write(MAX, "max"), Reads(MAX, "max 200000"),
+    ),
+    on_v2("-1 is no quota on v2", Make("g"), Write(MAX, "-1", EINVAL),
+          Write(MAX, "-1 100000", EINVAL)),
+    on_v2("a quota below 1 ms", Make("g"), Write(MAX, "999", EINVAL), Write(MAX, "1000")),
+    on_v2("a period above 1 s", Make("g"), Write(MAX, "max 1000001", EINVAL)),
+    on_v2("a period below 1 ms", Make("g"), Write(MAX, "max 999", EINVAL)),
+    on_v2("cpu.max takes no words", Make("g"), Write(MAX, "much", EINVAL)),
+    on_v2("a newline is no value", Make("g"), Write(MAX, "\n", EINVAL)),
+    on_v2(
+        "what follows the second number is not looked at",
+        Make("g"), Write(MAX, "50000 100000 nonsense"), Reads(MAX, "50000 100000"),
+    ),
+    on_v2(
+        "a number's tail is not looked at",
+        Make("g"), Write(MAX, "50000us"), Reads(MAX, "50000 100000"),
+    ),
+    on_v2(
+        "a child's quota may exceed its parent's",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpu"),
+        Write(MAX, "50000"), Write("g/h/cpu.max", "60000"), Reads("g/h/cpu.max", "60000 100000"),
+        Write(MAX, "40000"),
+    ),
+    on_v2(
+        "burst reaches up to the quota",
+        Make("g"), Write(MAX, "50000"), Write(MAX_BURST, "50000"),
+        Write(MAX_BURST, "50001", EINVAL), since=(5, 14),
+    ),
+    on_v2(
+        "a quota cannot fall below the burst",
+        Make("g"), Write(MAX, "50000"), Write(MAX_BURST, "20000"), Write(MAX, "10000", EINVAL),
+        Write(MAX_BURST, "10000"), Write(MAX, "10000"), since=(5, 14),
+    ),
+    on_v2(
+        "without a quota any burst is taken, and then bounds the quota",
+        Make("g"), Write(MAX_BURST, "60000"), Write(MAX, "50000", EINVAL), Write(MAX, "60000"),
+        since=(5, 14),
+    ),
+    on_v2(
+        "lifting the quota keeps the burst",
+        Make("g"), Write(MAX, "50000"), Write(MAX_BURST, "20000"), Write(MAX, "max"),
+        Reads(MAX_BURST, "20000"), since=(5, 14),
+    ),
+)  # fmt: skip
+
+CPUSET_V1 = (
+    on_v1(
+        "a new cpuset is empty and takes no process",
+        Make("g"), Reads("g/cpuset.cpus", ""), Reads("g/cpuset.mems", ""), Start(),
+        Write("cpuset:g/cgroup.procs", "{pid}", ENOSPC),
+    ),
+    on_v1(
+        "CPUs alone are not enough",
+        Make("g"), Write("g/cpuset.cpus", "0"), Start(),
+        Write("cpuset:g/cgroup.procs", "{pid}", ENOSPC), Write("g/cpuset.mems", "0"),
+        Write("cpuset:g/cgroup.procs", "{pid}"),
+    ),
+    on_v1(
+        "a list reads back in the kernel's form",
+        Make("g"), Write("g/cpuset.cpus", "1,0"), Reads("g/cpuset.cpus", "0-1"),
+        Write("g/cpuset.cpus", "0 1"), Reads("g/cpuset.cpus", "0-1"),
+        Write("g/cpuset.cpus", "0-1:1/2"), Reads("g/cpuset.cpus", "0"),
+        Write("g/cpuset.cpus", "0-1,"), Reads("g/cpuset.cpus", "0-1"),
+        Write("g/cpuset.cpus", "all"), Reads("g/cpuset.cpus", "{all}"),
+    ),
+    on_v1(
+        "lists that are none",
+        Make("g"), Write("g/cpuset.cpus", "a", EINVAL), Write("g/cpuset.cpus", "0-", EINVAL),
+        Write("g/cpuset.cpus", "1-0", EINVAL), Write("g/cpuset.cpus", "-1", EINVAL),
+        Write("g/cpuset.cpus", "0x1", EINVAL), Write("g/cpuset.cpus", "0;1", EINVAL),
+    ),
+    on_v1("a CPU that is not there", Make("g"), Write("g/cpuset.cpus", "{beyond}", ERANGE)),
+    on_v1("a CPU beyond 32 bits", Make("g"), Write("g/cpuset.cpus", "0-99999999999", EOVERFLOW)),
+    on_v1("a node that is not there", Make("g"), Write("g/cpuset.mems", "1000", EINVAL)),
+    on_v1("a node beyond all numbers", Make("g"), Write("g/cpuset.mems", "5000", ERANGE)),
+    on_v1(
+        "a child stays inside its parent",
+        Make("g"), Make("g/h"), Write("g/cpuset.cpus", "0"),
+        Write("g/h/cpuset.cpus", "0-1", EACCES), Write("g/h/cpuset.cpus", "0"),
+    ),
+    on_v1(
+        "a parent stays around its child",
+        Make("g"), Make("g/h"), Write("g/cpuset.cpus", "0-1"), Write("g/h/cpuset.cpus", "1"),
+        Write("g/cpuset.cpus", "0", EBUSY), Write("g/h/cpuset.cpus", "0"),
+        Write("g/cpuset.cpus", "0"),
+    ),
+    on_v1(
+        "with processes it cannot become empty",
+        Make("g"), Write("g/cpuset.cpus", "0"), Write("g/cpuset.mems", "0"), Start(),
+        Write("cpuset:g/cgroup.procs", "{pid}"), Write("g/cpuset.cpus", "\n", ENOSPC),
+        Reads("g/cpuset.cpus", "0"),
+    ),
+    on_v1(
+        "without processes it can",
+        Make("g"), Write("g/cpuset.cpus", "0"), Write("g/cpuset.cpus", "\n"),
+        Reads("g/cpuset.cpus", ""),
+    ),
+    on_v1(
+        "effective shows what counts",
+        Make("g"), Write("g/cpuset.cpus", "0"), Reads("g/cpuset.effective_cpus", "0"),
+    ),
+    on_v1(
+        "clone_children hands the lists down",
+        Make("g"), Write("g/cpuset.cpus", "0"), Write("g/cpuset.mems", "0"),
+        Write("cpuset:g/cgroup.clone_children", "1"), Make("g/h"), Reads("g/h/cpuset.cpus", "0"),
+    ),
+    on_v1(
+        "an exclusive group needs an exclusive parent",
+        Make("g"), Write("g/cpuset.cpus", "0"), Write("g/cpuset.cpu_exclusive", "1", EACCES),
+    ),
+)  # fmt: skip
+
+CPUSET_V2 = (
+    on_v2(
+        "a new cpuset is empty and has its parent's CPUs",
+        Make("g"), Reads("g/cpuset.cpus", ""), Reads("g/cpuset.cpus.effective", "{all}"),
+        Start(), Write("g/cgroup.procs", "{pid}"),
+    ),
+    on_v2(
+        "a list reads back in the kernel's form",
+        Make("g"), Write("g/cpuset.cpus", "1,0"), Reads("g/cpuset.cpus", "0-1"),
+        Reads("g/cpuset.cpus.effective", "0-1"),
+    ),
+    on_v2("a CPU that is not there", Make("g"), Write("g/cpuset.cpus", "{beyond}", ERANGE)),
+    on_v2("a list that is none", Make("g"), Write("g/cpuset.cpus", "x", EINVAL)),
+    on_v2("a node that is not there", Make("g"), Write("g/cpuset.mems", "1000", EINVAL)),
+    on_v2(
+        "a child may name more than its parent, and gets the common part",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpuset"),
+        Write("g/cpuset.cpus", "0"), Write("g/h/cpuset.cpus", "0-1"),
+        Reads("g/h/cpuset.cpus", "0-1"), Reads("g/h/cpuset.cpus.effective", "0"),
+    ),
+    on_v2(
+        "nothing in common: all of the parent's",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpuset"),
+        Write("g/cpuset.cpus", "0"), Write("g/h/cpuset.cpus", "1"),
+        Reads("g/h/cpuset.cpus", "1"), Reads("g/h/cpuset.cpus.effective", "0"),
+    ),
+    on_v2(
+        "a parent may shrink below its child",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpuset"),
+        Write("g/cpuset.cpus", "0-1"), Write("g/h/cpuset.cpus", "1"), Write("g/cpuset.cpus", "0"),
+        Reads("g/h/cpuset.cpus", "1"), Reads("g/h/cpuset.cpus.effective", "0"),
+        Write("g/cpuset.cpus", "0-1"), Reads("g/h/cpuset.cpus.effective", "1"),
+    ),
+    on_v2(
+        "without processes a list is cleared by a newline",
+        Make("g"), Write("g/cpuset.cpus", "0"), Write("g/cpuset.cpus", "\n"),
+        Reads("g/cpuset.cpus", ""), Reads("g/cpuset.cpus.effective", "{all}"),
+    ),
+    on_v2(
+        "with processes a list cannot be cleared",
+        Make("g"), Write("g/cpuset.cpus", "0"), Start(), Write("g/cgroup.procs", "{pid}"),
+        Write("g/cpuset.cpus", "\n", ENOSPC), Reads("g/cpuset.cpus", "0"),
+    ),
+    on_v2(
+        "with processes below, neither",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+cpuset"),
+        Write("g/cpuset.cpus", "0"), Start(), Write("g/h/cgroup.procs", "{pid}"),
+        Write("g/cpuset.cpus", "\n", ENOSPC),
+    ),
+    on_v2("a group is a member", Make("g"), Reads("g/cpuset.cpus.partition", "member")),
+)  # fmt: skip
+
+MEMORY_V1 = (
+    on_v1("a limit starts unlimited", Make("g"), Reads(LIMIT, UNLIMITED_V1)),
+    on_v1("-1 is unlimited and reads as the largest number", Make("g"), Write(LIMIT, "1048576"),
+          Write(LIMIT, "-1"), Reads(LIMIT, UNLIMITED_V1)),
+    on_v1("other negative numbers are none", Make("g"), Write(LIMIT, "-2", EINVAL)),
+    on_v1("v1 knows no max", Make("g"), Write(LIMIT, "max", EINVAL)),
+    on_v1("a limit is rounded down to pages", Make("g"), Write(LIMIT, "4097"),
+          Reads(LIMIT, "4096")),
+    on_v1("less than a page is 0", Make("g"), Write(LIMIT, "4095"), Reads(LIMIT, "0")),
+    on_v1("suffixes count", Make("g"), Write(LIMIT, "1m"), Reads(LIMIT, "1048576"),
+          Write(LIMIT, "1G\n"), Reads(LIMIT, "1073741824")),
+    on_v1("odd suffixes do not", Make("g"), Write(LIMIT, "1gb", EINVAL),
+          Write(LIMIT, "1e3", EINVAL), Write(LIMIT, "1.5g", EINVAL)),
+    on_v1("the largest number is unlimited", Make("g"), Write(LIMIT, "9223372036854775807"),
+          Reads(LIMIT, UNLIMITED_V1)),
+    on_v1(
+        "a child may exceed its parent",
+        Make("g"), Make("g/h"), Write(LIMIT, "1048576"),
+        Write("g/h/memory.limit_in_bytes", "2097152"),
+        Reads("g/h/memory.limit_in_bytes", "2097152"),
+    ),
+    on_v1(
+        "a limit cannot fall below what is in use",
+        Make("g"), Start(), Write("memory:g/cgroup.procs", "{pid}"), Allocate(64),
+        Write(LIMIT, "33554432", EBUSY), Reads(LIMIT, UNLIMITED_V1),
+    ),
+    on_v1("usage cannot be set", Make("g"), Write("g/memory.usage_in_bytes", "0", EINVAL)),
+)  # fmt: skip
+
+MEMORY_V2 = (
+    on_v2(
+        "limits and protections start open",
+        Make("g"), Reads("g/memory.max", "max"), Reads("g/memory.high", "max"),
+        Reads("g/memory.min", "0"), Reads("g/memory.low", "0"),
+    ),
+    on_v2(
+        "sizes are rounded down to pages",
+        Make("g"), Write("g/memory.max", "10000"), Reads("g/memory.max", "8192"),
+        Write("g/memory.min", "4097"), Reads("g/memory.min", "4096"),
+        Write("g/memory.low", "4095"), Reads("g/memory.low", "0"),
+        Write("g/memory.high", "1m"), Reads("g/memory.high", "1048576"),
+    ),
+    on_v2(
+        "the largest number is max",
+        Make("g"), Write("g/memory.high", "9223372036854775807"), Reads("g/memory.high", "max"),
+        Write("g/memory.min", "max"), Reads("g/memory.min", "max"),
+    ),
+    on_v2(
+        "-1 is no size on v2",
+        Make("g"), Write("g/memory.max", "-1", EINVAL), Write("g/memory.min", "-1", EINVAL),
+        Write("g/memory.high", "-1", EINVAL),
+    ),
+    on_v2("words are no sizes", Make("g"), Write("g/memory.max", "much", EINVAL)),
+    on_v2("a newline is 0 bytes", Make("g"), Write("g/memory.low", "1m"),
+          Write("g/memory.low", "\n"), Reads("g/memory.low", "0")),
+    on_v2(
+        "a child may name more than its parent",
+        Make("g"), Make("g/h"), Write("g/cgroup.subtree_control", "+memory"),
+        Write("g/memory.min", "1048576"), Write("g/h/memory.min", "2097152"),
+        Reads("g/h/memory.min", "2097152"),
+        Write("g/memory.max", "1048576"), Write("g/h/memory.max", "2097152"),
+    ),
+    on_v2(
+        "memory.oom.group is 0 or 1",
+        Make("g"), Reads("g/memory.oom.group", "0"), Write("g/memory.oom.group", "1"),
+        Reads("g/memory.oom.group", "1"), Write("g/memory.oom.group", "2", EINVAL),
+        Write("g/memory.oom.group", "-1", EINVAL),
+    ),
+    on_v2(
+        "a limit below what is in use kills",
+        Make("g"), Start(), Write("g/cgroup.procs", "{pid}"), Allocate(64),
+        Write("g/memory.max", "8m"), Reads("g/memory.max", "8388608"), Ends(),
+        HasLine("g/memory.events", "oom_kill 1"),
+    ),
+    on_v2("memory.current cannot be set", Make("g"), Write("g/memory.current", "0", EINVAL)),
+)  # fmt: skip
+
+OTHERS = (
+    on_v2(
+        "pids.max is a number or max",
+        Make("g"), Reads("g/pids.max", "max"), Write("g/pids.max", "10"), Reads("g/pids.max", "10"),
+        Write("g/pids.max", "-1", EINVAL), Write("g/pids.max", "max"), Reads("g/pids.max", "max"),
+    ),
+    on_v2(
+        "freezing is 0 or 1",
+        Make("g"), Write("g/cgroup.freeze", "2", ERANGE), Write("g/cgroup.freeze", "0"),
+    ),
+    on_v2(
+        "depth is bounded on request",
+        Make("g"), Write("g/cgroup.max.depth", "0"), Make("g/h", 11),
+        Write("g/cgroup.max.depth", "max"), Make("g/h"),
+    ),
+)  # fmt: skip
+
+PROC = (
+    on_v1("oom_score_adj has a range", Start(), Write("/proc/{pid}/oom_score_adj", "1001", EINVAL),
+          Write("/proc/{pid}/oom_score_adj", "1000"), Reads("/proc/{pid}/oom_score_adj", "1000")),
+    on_v2("oom_score_adj has a range", Start(), Write("/proc/{pid}/oom_score_adj", "-1001", EINVAL),
+          Write("/proc/{pid}/oom_score_adj", "-1000"), Reads("/proc/{pid}/oom_score_adj", "-1000")),
+    on_v2("oom_score_adj takes blanks", Start(), Write("/proc/{pid}/oom_score_adj", " 5\n"),
+          Reads("/proc/{pid}/oom_score_adj", "5"),
+          Write("/proc/{pid}/oom_score_adj", "five", EINVAL)),
+    on_v1("a process that ended has no files", ReadFails("/proc/4194303/oom_score_adj", ENOENT),
+          Write("/proc/4194303/oom_score_adj", "0", ENOENT)),
+    on_v2("a process that ended has no files", ReadFails("/proc/4194303/oom_score_adj", ENOENT),
+          Write("/proc/4194303/oom_score_adj", "0", ENOENT)),
+)  # fmt: skip
+
+TABLE: tuple[Behaviour, ...] = (
+    *GROUPS,
+    *TASKS,
+    *DELEGATION,
+    *WEIGHTS,
+    *IDLE,
+    *BANDWIDTH_V1,
+    *BURST_V1,
+    *BANDWIDTH_V2,
+    *CPUSET_V1,
+    *CPUSET_V2,
+    *MEMORY_V1,
+    *MEMORY_V2,
+    *OTHERS,
+    *PROC,
+)
