@@ -177,7 +177,16 @@ def parse(inputs: NodeInputs) -> Rule | Off:
 def _block(field: str, strategy: ResourceQOSStrategy, qos: QoSClass) -> Block:
     ours, recommended = strategy.of(qos), _RECOMMENDED.of(qos)
     assert ours is not None and recommended is not None  # only NONE has no block
-    return Block(ours.memory_qos, recommended.memory_qos, f"{_STRATEGY}.{field}.memoryQOS")
+    where = f"resourceQOSStrategy.{field}.memoryQOS"
+    size = ours.memory_qos.page_cache_limit_size
+    if size is not None and size < 0:
+        raise InputError(
+            obj="NodeSLO",
+            field=f"spec.{where}.pageCacheLimitSize",
+            value=size,
+            problem="a size in bytes is not negative",
+        )
+    return Block(ours.memory_qos, recommended.memory_qos, f"NodeSLO spec.{where}")
 
 
 def setting_of(rule: Rule, pod: Pod) -> Setting | None:
@@ -434,7 +443,6 @@ def _page_cache(rule: Rule, setting: Setting, pod: Pod) -> Iterator[Claim]:
         source = setting.source("page_cache_limit_size", "pageCacheLimitSize")
     elif limit != UNLIMITED:
         size = limit * (qos.page_cache_limit_percent or 0) // 100
-    size = max(size, 0)
     enable = size > 0 if qos.page_cache_enable is None else qos.page_cache_enable
     values = {
         Resource.MEMORY_PAGECACHE_LIMIT_SIZE: size,

@@ -389,3 +389,11 @@ def test_a_kernel_without_any_of_the_files_has_the_policy_off() -> None:
     state = engine(_node(kernel=KernelFacts()), POLICY).state(POLICY.name)
     assert state is not None and state.off is not None
     assert state.off.because is OffBecause.UNSUPPORTED
+
+
+def test_a_negative_size_in_the_nodeslo_keeps_the_last_good_rule() -> None:
+    good = engine(_node(), POLICY)
+    slo = classes("memoryQOS", be={"pageCacheLimitSize": -77})
+    state = engine(_node(slo), POLICY, previous=good).state(POLICY.name)
+    assert state is not None and state.active
+    assert "beClass.memoryQOS.pageCacheLimitSize" in state.problem and "'-77'" in state.problem
