@@ -151,7 +151,11 @@ def test_policies_are_asked_in_the_order_of_their_names() -> None:
     asked: list[str] = []
 
     def function(name: str) -> Any:
-        return lambda rule, subject: asked.append(name) or [_claim(name)]
+        def claims(rule: Any, subject: Subject) -> list[Claim]:
+            asked.append(name)
+            return [_claim(name)]
+
+        return claims
 
     names = ["b", "C", "A", "site/x"]
     engine = _build(*(_policy(name, function(name)) for name in names))
@@ -190,7 +194,7 @@ def test_keyed_claims_do_not_meet() -> None:
     ],
 )
 def test_modifiers_work_on_what_was_requested_per_100_ms(
-    requested: dict[str, int], quota: int | None
+    requested: dict[str, Any], quota: int | None
 ) -> None:
     half = Claim(
         resource=Resource.CPU_CFS_QUOTA,

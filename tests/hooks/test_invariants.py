@@ -153,18 +153,15 @@ def _subjects(draw: st.DrawFn) -> Subject:
         labels={keys.LABEL_GPU_ISOLATION_PROVIDER: "HAMi-core"},
         specs=[make("main", cpu=draw(pair), memory=draw(pair))] if draw(st.booleans()) else (),
     )
-    return draw(
-        st.sampled_from(
-            [
-                a_pod_subject(pod, cfs_quota_us=200000),
-                a_container(pod, cfs_quota_us=200000),
-                a_sandbox(pod),
-                a_directory(kube_qos, pod),
-                HostAppSubject(name="nginx", qos=pod.qos, cgroup="system.slice/nginx.service"),
-                NodeSubject(),
-            ]
-        )
-    )
+    subjects: list[Subject] = [
+        a_pod_subject(pod, cfs_quota_us=200000),
+        a_container(pod, cfs_quota_us=200000),
+        a_sandbox(pod),
+        a_directory(kube_qos, pod),
+        HostAppSubject(name="nginx", qos=pod.qos, cgroup="system.slice/nginx.service"),
+        NodeSubject(),
+    ]
+    return draw(st.sampled_from(subjects))
 
 
 @given(_subjects(), st.sampled_from(ENGINES))
@@ -332,7 +329,12 @@ def test_without_any_object_nothing_is_claimed_on_a_mainline_kernel() -> None:
     assert inputs.slo == default_nodeslo()
     engine = Engine.build(BUILTIN, inputs)
     pod = a_pod("LS", specs=[plain("main", cpu=(100, 200), memory=(GIB, GIB))])
-    subjects = [NodeSubject(), a_pod_subject(pod), a_container(pod), a_sandbox(pod)]
+    subjects: list[Subject] = [
+        NodeSubject(),
+        a_pod_subject(pod),
+        a_container(pod),
+        a_sandbox(pod),
+    ]
     subjects += [QosSubject(kube_qos=kube_qos, cgroup="x", pods=(pod,)) for kube_qos in KubeQoS]
     for subject in subjects:
         assert values(engine.decide(subject)) == {}
