@@ -1,10 +1,27 @@
-"""The admin interface: HTTP over a Unix socket under runDir that only root may use."""
+"""The admin interface: HTTP over a Unix socket under runDir that only its owner may use.
+
+What `koordctl` asks a running daemon. Answers are JSON; an error has `error` and says what to do.
+Whatever waits for a reconcile pass or reads the kernel runs in a worker thread.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from hooks.subject import ContainerSubject, Pod, Subject
+from koordlet import VERSION, explain, planning
+from koordlet.decider import Decider, pod_of
+from koordlet.events import Events
+from koordlet.explain import Plain
 from koordlet.http_server import Request, Response, Routes, json
+from koordlet.objects import Directory
+from koordlet.reconciler import SubjectView
 
 if TYPE_CHECKING:
     from koordlet.daemon import Daemon
@@ -13,10 +30,348 @@ SOCKET: Final = "admin.sock"
 MAX_BODY_BYTES: Final = 32 << 20
 
 
+class _PlanRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """files: name -> content of every manifest file of the directory to plan with."""
+
+    files: dict[str, str]
+
+
+class Refusal(Exception):
+    """A request that cannot be served; becomes a 4xx with its message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def admin_routes(daemon: Daemon) -> Routes:
     """Return the admin interface of a daemon."""
+    answers = _Answers(daemon)
+    return {
+        ("GET", "/status"): answers.served(answers.status),
+        ("GET", "/explain"): answers.served(answers.explain),
+        ("GET", "/events"): answers.served(answers.events),
+        ("POST", "/plan"): answers.served(answers.plan),
+    }
 
-    async def events(request: Request) -> Response:
-        return json(daemon.events_log.as_json())
 
-    return {("GET", "/events"): events}
+class _Answers:
+    """One method for each path."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def served(self, answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        """Return the handler around an answer: JSON out, refusals as errors."""
+
+        async def serve(request: Request) -> Response:
+            try:
+                return json(await answer(request))
+            except Refusal as refusal:
+                return json({"error": str(refusal)}, refusal.status)
+
+        return serve
+
+    # --- events and status ---------------------------------------------------------------------
+
+    async def events(self, request: Request) -> list[Plain]:
+        return self._daemon.events_log.as_json()
+
+    async def status(self, request: Request) -> Plain:
+        daemon = self._daemon
+        pods, containers = daemon.state.counts
+        return {
+            "node": daemon.node_name,
+            "version": VERSION,
+            "pid": os.getpid(),
+            "startedAt": daemon.started_at,
+            "uptimeSeconds": round(time.time() - daemon.started_at, 1),
+            "ready": not daemon.not_ready(),
+            "notReady": daemon.not_ready(),
+            "unhealthy": daemon.unhealthy(),
+            "nri": self._nri(),
+            "engine": {
+                "generation": daemon.engine.generation,
+                "builds": daemon.rules.builds,
+                "lastBuildMs": round(daemon.rules.last_build_s * 1000, 2),
+            },
+            "policies": [
+                {
+                    "name": each.policy.name,
+                    "gate": each.policy.gate,
+                    "summary": each.policy.summary,
+                    "state": daemon.rules.states()[each.policy.name][0],
+                    "why": daemon.rules.states()[each.policy.name][1],
+                }
+                for each in daemon.engine.states
+            ],
+            "sitePolicies": self._site(),
+            "pods": pods,
+            "containers": containers,
+            "unprotected": [msgspec.structs.asdict(each) for each in daemon.state.unprotected()],
+            "sources": [
+                {
+                    "name": poller.name,
+                    "problem": poller.problem,
+                    "failures": poller.failures,
+                    "fetches": poller.fetches,
+                }
+                for poller in daemon.pollers.values()
+            ],
+            "objects": self._objects(),
+            "cgroup": self._cgroup(),
+            "kernel": self._kernel(),
+            "reconciler": await self._in_thread(self._reconciler),
+            "memoryBytes": _resident_bytes(),
+            "worstLoopLagMs": round(daemon.worst_loop_lag_s * 1000, 2),
+        }
+
+    def _nri(self) -> Plain:
+        supervisor, numbers = self._daemon.supervisor, self._daemon.nri
+        if supervisor is None or numbers is None:
+            return {"enabled": False, "connected": False, "state": "off"}
+        status = supervisor.status
+        made: Plain = {
+            "enabled": True,
+            "connected": status.protects,
+            "state": status.state.value,
+            "connection": status.generation,
+            "problem": status.problem,
+            "socket": self._daemon.config.nri.socket,
+            "inStateSeconds": round(status.in_state_s, 1),
+            "connectedSeconds": round(numbers.connected_s, 1),
+            "unprotectedSeconds": round(numbers.unprotected_s, 1),
+            "dials": numbers.dials,
+            "disconnections": numbers.disconnections,
+            "adjustments": numbers.adjustments,
+            "updates": numbers.updates,
+            "missed": {reason.value: count for reason, count in numbers.missed.items()},
+            "createdWhileAway": numbers.created_while_away,
+            "handlerFaults": numbers.handler_faults,
+            "worstReplyMs": round(
+                max((h.largest_s for h in numbers.hook_latency.values()), default=0.0) * 1000, 3
+            ),
+        }
+        if status.runtime is not None:
+            runtime = status.runtime
+            made["runtime"] = {
+                "name": runtime.name,
+                "version": runtime.version_text,
+                "nri": ".".join(str(part) for part in runtime.nri),
+                "nriTold": runtime.nri_told,
+                "generation": runtime.generation.value,
+                "requestTimeoutSeconds": runtime.request_timeout_s,
+                "registrationTimeoutSeconds": runtime.registration_timeout_s,
+                "warnings": list(runtime.warnings),
+            }
+        return made
+
+    def _site(self) -> Plain:
+        site = self._daemon.site
+        if site is None:
+            return {"enabled": False}
+        return {
+            "enabled": True,
+            "loaded": [policy.name for policy in self._daemon.rules.site_policies],
+            "offForSubjects": {**site.hook_guard.off, **site.repair_guard.off},
+        }
+
+    def _objects(self) -> Plain:
+        objects = self._daemon.objects
+        return {
+            "directory": self._daemon.config.objects_dir,
+            "nodeSLO": objects.slo is not None,
+            "topology": objects.topology is not None,
+            "node": objects.node is not None,
+            "device": objects.device is not None,
+            "pods": len(objects.pods),
+            "problems": [msgspec.structs.asdict(problem) for problem in objects.problems],
+        }
+
+    def _cgroup(self) -> Plain:
+        layout = self._daemon.layout
+        if layout is None:
+            return {}
+        return {
+            "version": layout.version,
+            "driver": layout.driver.value,
+            "kubepods": layout.kubepods,
+        }
+
+    def _kernel(self) -> Plain:
+        probed = self._daemon.probed
+        if probed is None:
+            return {}
+        return {
+            "release": probed.facts.kernel_release,
+            "unsupported": {
+                resource.value: why
+                for resource, why in probed.reasons.items()
+                if resource not in probed.facts.supported
+            },
+        }
+
+    def _reconciler(self) -> Plain:
+        reconciler = self._daemon.reconciler
+        if reconciler is None:
+            return {}
+        stats = reconciler.stats
+        return {
+            "passes": stats.passes,
+            "written": stats.written,
+            "failed": stats.failed,
+            "restored": stats.restored,
+            "foreignChanges": stats.foreign_changes,
+            "crashedPasses": stats.crashed_passes,
+            "lastFinishedAt": stats.last_finished_at,
+            "lastCpuMs": round(stats.last.cpu_ms, 2),
+            "lastWritten": stats.last.written,
+            "journalRecords": stats.journal_records,
+            "journalError": stats.journal_error,
+            "values": explain.counts(reconciler.states()),
+            "restoring": [explain.orphan(view) for view in reconciler.restoring()],
+        }
+
+    # --- explanations --------------------------------------------------------------------------
+
+    async def explain(self, request: Request) -> Plain:
+        """?kind=pod|container|file|subject&name=..."""
+        kind, name = request.query.get("kind", ""), request.query.get("name", "")
+        if not name:
+            raise Refusal(400, "name is missing")
+        lacks = {each.id: each.lacks for each in self._daemon.state.unprotected()}
+        return await self._in_thread(lambda: self._explained(kind, name, lacks))
+
+    def _explained(self, kind: str, name: str, lacks: dict[str, tuple[str, ...]]) -> Plain:
+        views = self._views()
+        match kind:
+            case "pod":
+                chosen = [view for view in views if _is_pod(pod_of(view.subject), name)]
+                if not chosen:
+                    raise Refusal(404, f"no pod {name!r}: {_known_pods(views)}")
+            case "container":
+                chosen = [view for view in views if _is_container(view.subject, name)]
+                if not chosen:
+                    raise Refusal(
+                        404,
+                        f"no container {name!r}: write namespace/pod/container or the id's first"
+                        f" 8 characters; {_known_pods(views)}",
+                    )
+            case "subject":
+                chosen = [view for view in views if view.subject.key == name]
+                if not chosen:
+                    raise Refusal(404, f"no subject {name!r}")
+            case "file":
+                return self._file(name, views, lacks)
+            case _:
+                raise Refusal(400, f"kind {kind!r}: one of pod, container, file, subject")
+        return {
+            "subjects": [
+                explain.explain(view, lacks=lacks.get(view.subject.key.partition("/")[2], ()))
+                for view in chosen
+            ]
+        }
+
+    def _file(
+        self, path: str, views: list[SubjectView], lacks: dict[str, tuple[str, ...]]
+    ) -> Plain:
+        reconciler = self._daemon.reconciler
+        assert reconciler is not None
+        path = os.path.normpath(path)
+        found = reconciler.explain_file(path)
+        by_key = {view.subject.key: view for view in views}
+        values = []
+        for key, slot in found:
+            whole = explain.explain(by_key[key], lacks=lacks.get(key.partition("/")[2], ()))
+            whole["values"] = [
+                value
+                for value in whole["values"]
+                if (value["resource"], value["key"]) == (slot.resource.value, slot.key)
+            ]
+            values.append(whole)
+        restoring = [explain.orphan(view) for view in reconciler.restoring() if view.path == path]
+        if not values and not restoring:
+            raise Refusal(
+                404,
+                f"koordlet wants nothing for {path}: no policy claims it, and it never wrote it",
+            )
+        return {"subjects": values, "restoring": restoring}
+
+    def _views(self) -> list[SubjectView]:
+        reconciler = self._daemon.reconciler
+        if reconciler is None:
+            raise Refusal(503, "the daemon is still starting")
+        return reconciler.explain_all()
+
+    # --- plans ---------------------------------------------------------------------------------
+
+    async def plan(self, request: Request) -> Plain:
+        """Body: {"files": {name: content}}."""
+        daemon = self._daemon
+        if daemon.layout is None:
+            raise Refusal(503, "the daemon is still starting")
+        try:
+            wanted = msgspec.json.decode(request.body, type=_PlanRequest)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Refusal(400, f"not a plan request: {error}") from error
+        layout, state, engine = daemon.layout, daemon.state.copy(), daemon.engine
+        journal = daemon.journal.copy_in_memory()
+        kernel_facts, config = daemon.rules.inputs.kernel, daemon.config
+        site = daemon.rules.site_policies
+        # Faults of a plan are no events of the node.
+        decider = Decider(Events(), site_guard=daemon.site.plan_guard() if daemon.site else None)
+        decider.site_names = frozenset(policy.name for policy in site)
+
+        def made() -> Plain:
+            files = {name: content.encode() for name, content in wanted.files.items()}
+            objects = Directory("", daemon.node_name).take(files)
+            return planning.plan(
+                host=daemon.host,
+                layout=layout,
+                journal=journal,
+                state=state,
+                objects=objects,
+                inputs=planning.inputs_of(
+                    objects,
+                    node_name=daemon.node_name,
+                    kernel_facts=kernel_facts,
+                    config=config,
+                ),
+                site=site,
+                guard=decider.guard,
+                before=engine,
+            )
+
+        return await self._in_thread(made)
+
+    async def _in_thread(self, work: Callable[[], Plain]) -> Plain:
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _is_pod(pod: Pod | None, name: str) -> bool:
+    return pod is not None and name in (pod.uid, f"{pod.namespace}/{pod.name}", pod.name)
+
+
+def _is_container(subject: Subject, name: str) -> bool:
+    if not isinstance(subject, ContainerSubject):
+        return False
+    pod = subject.pod
+    if name in (f"{pod.namespace}/{pod.name}/{subject.name}", f"{pod.name}/{subject.name}"):
+        return True
+    return len(name) >= 8 and subject.id.startswith(name.rpartition("://")[2])
+
+
+def _known_pods(views: list[SubjectView]) -> str:
+    names = sorted({f"{p.namespace}/{p.name}" for v in views if (p := pod_of(v.subject))})
+    if not names:
+        return "no pod is known on this node"
+    shown = ", ".join(names[:10])
+    return f"known pods: {shown}{', ...' if len(names) > 10 else ''}"
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -33,6 +33,7 @@ from koordlet.executor import Executor, Limits
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal
+from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
 from koordlet.nri_handler import RUNTIME, NriHandler
@@ -46,9 +47,8 @@ from koordlet.snapshot import Snapshot
 from koordlet.sources.polling import Poller
 from koordlet.state import NodeState, Source
 from koordlet.watch import DirectoryWatch
-from linux import discovery, resctrl_groups
+from linux import resctrl_groups
 from linux.cgroup_paths import Layout
-from linux.local import LocalHost
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
@@ -56,9 +56,6 @@ from nri_plugin.statistics import Histogram, Statistics
 from nri_plugin.supervisor import Supervisor
 
 _LOG = logging.getLogger("koordlet")
-
-CGROUP_ROOT: Final = "/sys/fs/cgroup"
-"""Where the node's cgroup tree is, in the node's own view; `LocalHost` maps it."""
 
 _SWITCH_INTERVAL_S: Final = 0.0005
 """How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
@@ -378,9 +375,7 @@ class Daemon:
     # --- the kernel ----------------------------------------------------------------------------
 
     def _discover(self, live: Iterable[str]) -> Layout:
-        return discovery.discover(
-            self.host, cgroup_root=CGROUP_ROOT, kubepods=self.config.kubepods_root, live=live
-        )
+        return layout_of(self.config, self.host, live=live)
 
     def set_layout(self, layout: Layout) -> None:
         """Take the node's layout into force."""
@@ -720,16 +715,3 @@ class Daemon:
 
     def extra(self) -> Iterable[Metric]:
         return ()
-
-
-def local_host(config: Config) -> LocalHost:
-    """Return the kernel with the node's own paths mapped to where the configuration has them."""
-    return LocalHost(
-        {
-            CGROUP_ROOT: config.cgroup_root,
-            "/sys/fs": config.sys_fs_root,
-            "/sys": config.sys_root,
-            "/proc": config.proc_root,
-        },
-        kept_root=CGROUP_ROOT,
-    )

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from apis.errors import InputError, InputErrors
+from koordlet import VERSION
 from koordlet.config import DEFAULT_PATH, Config, Mode, describe, load, mode_of
 from koordlet.flags import Parsed, help_text, parse_flags
-
-VERSION: Final = "0.1.0"
 
 _HELP: Final = f"""\
 koordlet: gives every pod and container of this node what Koordinator decides for it.

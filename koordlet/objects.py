@@ -134,6 +134,18 @@ class Directory:
             return self._broken(before, path, None, f"cannot be read: {error.strerror}")
         if len(data) > MAX_FILE_BYTES:
             return self._broken(before, path, stamp, f"larger than {MAX_FILE_BYTES >> 20} MiB")
+        return self._parse(before, path, stamp, data)
+
+    def take(self, files: Mapping[str, bytes]) -> NodeObjects:
+        """Read files that are given by name and content, in place of the directory's."""
+        stamp = _Stamp(0, 0, 0)
+        self._files = {
+            name: self._parse(None, name, stamp, data) for name, data in sorted(files.items())
+        }
+        self._objects = self._merge(len(files))
+        return self._objects
+
+    def _parse(self, before: _File | None, path: str, stamp: _Stamp, data: bytes) -> _File:
         try:
             documents = load_documents(data)
         except InputError as error:

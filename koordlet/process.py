@@ -11,10 +11,18 @@ from collections.abc import Callable
 
 import uvloop
 
+from hooks.engine import Engine
+from hooks.facts import NodeInputs
 from koordlet.config import Config
 from koordlet.daemon import Daemon
+from koordlet.executor import Executor
 from koordlet.flags import Parsed
+from koordlet.journal import Journal, JournalError
+from koordlet.machine import layout_of, local_host
+from koordlet.reconciler import Reconciler
+from koordlet.snapshot import Snapshot
 from linux.discovery import DiscoveryError
+from linux.procfs import boot_id
 from nri_plugin.node_lock import LockHeld, node_lock
 from nri_plugin.options import launch_of
 
@@ -65,6 +73,39 @@ def prepare_run_dir(path: str) -> None:
 
 
 def restore(config: Config) -> int:
-    """Give back every value that a daemon changed; refuses while one runs."""
-    print("nothing to restore", file=sys.stderr)
-    return 0
+    """Give back every value that a daemon changed; refuses while one runs. Returns the status."""
+    journal_path = f"{config.run_dir}/journal"
+    if not os.path.exists(journal_path):
+        print(f"nothing to restore: no journal at {journal_path}")
+        return 0
+    try:
+        prepare_run_dir(config.run_dir)
+        with node_lock(f"{config.run_dir}/{LOCK}"):
+            return _restore(config, journal_path)
+    except LockHeld as held:
+        print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)
+    except (DiscoveryError, JournalError, OSError) as error:
+        print(f"cannot restore: {error}", file=sys.stderr)
+    return 1
+
+
+def _restore(config: Config, journal_path: str) -> int:
+    host = local_host(config)
+    layout = layout_of(config, host)
+    journal = Journal(journal_path, boot=boot_id(host))
+    nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
+    reconciler = Reconciler(Executor(host, layout, journal), journal, lambda: nothing)
+    try:
+        report = reconciler.restore_all()
+        left = journal.records()
+    finally:
+        reconciler.close()
+        journal.close()
+    print(f"{report.restored} values put back, {report.failed} refused")
+    for record in left:
+        print(
+            f"left: {record.place or 'node'} {record.resource} {record.key}".rstrip()
+            + f", original {record.original}",
+            file=sys.stderr,
+        )
+    return 1 if left else 0

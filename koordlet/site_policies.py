@@ -315,11 +315,15 @@ class Site:
     """The loader and the two guards of a daemon. Must be made in the main thread."""
 
     def __init__(self, config: Config, events: Events) -> None:
-        limit_s = config.site_policies.time_limit
-        interrupter = Interrupter()
-        self.loader = SiteLoader(config.site_policies.directory, interrupter)
-        self.hook_guard = SiteGuard(events, limit_s, Alarm().run)
-        self.repair_guard = SiteGuard(events, limit_s, interrupter.run)
+        self._limit_s = config.site_policies.time_limit
+        self._interrupter = Interrupter()
+        self.loader = SiteLoader(config.site_policies.directory, self._interrupter)
+        self.hook_guard = SiteGuard(events, self._limit_s, Alarm().run)
+        self.repair_guard = SiteGuard(events, self._limit_s, self._interrupter.run)
+
+    def plan_guard(self) -> SiteGuard:
+        """Return a guard for one plan, in a worker thread; it tells nobody."""
+        return SiteGuard(Events(), self._limit_s, self._interrupter.run)
 
 
 class _Stamp(msgspec.Struct, frozen=True):

@@ -311,6 +311,21 @@ class NodeState:
         if found := self._containers.get(container_id):
             found.lacks = tuple(what)
 
+    def copy(self) -> NodeState:
+        """Return a state of its own with the same content, for planning: it is not to be fed."""
+        made = NodeState(layout=self._layout, awaited=self._awaited)
+        made._sandboxes = dict(self._sandboxes)
+        made._containers = dict(self._containers)
+        made._entries = dict(self._entries)
+        made._known = {source: dict(known) for source, known in self._known.items()}
+        made._by_name = {source: dict(known) for source, known in self._by_name.items()}
+        made._gone = self._gone.copy()
+        made._views = dict(self._views)
+        made._dirty = set(self._dirty)
+        made._qos = dict(self._qos)
+        made._host_apps = self._host_apps
+        return made
+
     # --- what others read ----------------------------------------------------------------------
 
     @property

@@ -1,0 +1,81 @@
+"""Asking a running daemon: HTTP over its admin socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+SOCKET = "admin.sock"
+_TIMEOUT_S = 30.0
+
+
+class Unreachable(Exception):
+    """No daemon answers at the socket; the message says what to do."""
+
+
+class Refused(Exception):
+    """The daemon answered that it cannot; the message is its own."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("koordlet", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel.settimeout(self.timeout)
+        try:
+            channel.connect(self._path)
+        except BaseException:
+            channel.close()
+            raise
+        self.sock = channel
+
+
+class Client:
+    """The daemon whose run directory is `run_dir`."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._path = f"{run_dir.rstrip('/')}/{SOCKET}"
+
+    @property
+    def socket_path(self) -> str:
+        return self._path
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """Return the JSON answer; raises Unreachable or Refused."""
+        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)
+
+    def post(self, path: str, body: Any) -> Any:
+        """Send JSON and return the JSON answer."""
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def _ask(self, method: str, target: str, body: bytes | None = None) -> Any:
+        connection = _UnixConnection(self._path)
+        try:
+            connection.request(method, target, body=body)
+            response = connection.getresponse()
+            answer = response.read()
+        except PermissionError:
+            raise Unreachable(f"{self._path}: permission denied; run koordctl as root") from None
+        except FileNotFoundError:
+            raise Unreachable(
+                f"no daemon: {self._path} does not exist; start koordlet, or name its"
+                " directory with --run-dir"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"{self._path}: {error}; is koordlet running?") from None
+        finally:
+            connection.close()
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            raise Refused(answer.decode(errors="replace").strip()) from None
+        if response.status != 200:
+            raise Refused(value.get("error", f"HTTP {response.status}"))
+        return value

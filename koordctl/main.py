@@ -1,0 +1,175 @@
+"""The operator's command line: asks the daemon of this node, or this machine.
+
+Tables for people; `-o json` for programs, whose fields docs/operations.md lists. Exit status: 0;
+1 when the answer is bad news (not ready, a failed check); 2 for a wrong question or no answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from koordctl import render
+from koordctl.client import Client, Refused, Unreachable
+
+_EPILOG = """\
+examples:
+  koordctl status
+  koordctl explain container default/web/main
+  koordctl explain file /sys/fs/cgroup/kubepods.slice/cpu.weight
+  koordctl plan --objects ./new-objects
+  koordctl doctor
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except (Unreachable, Refused, CommandError) as error:
+        print(f"koordctl: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of a pipe went away; that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class CommandError(Exception):
+    """A question that cannot be asked so; the message says how."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="koordctl",
+        description="Asks the koordlet of this node what it does and why.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--run-dir",
+        default=os.environ.get("KOORDLET_RUN_DIR", "/run/koordlet"),
+        help="the daemon's runDir (default: $KOORDLET_RUN_DIR or /run/koordlet)",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, function: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.add_argument("-o", "--output", choices=("table", "json"), default="table")
+        made.set_defaults(command=function)
+        return made
+
+    explain = command(
+        "explain", _explain, "why a pod, a container or a kernel file has the values that it has"
+    )
+    explain.add_argument("kind", choices=("pod", "container", "file", "subject"))
+    explain.add_argument(
+        "name",
+        help="pod: namespace/name or uid; container: namespace/pod/container or the id;"
+        " file: its path; subject: as status and explain name it, e.g. kubeqos/BestEffort",
+    )
+    plan = command("plan", _plan, "what would be written under other objects; writes nothing")
+    plan.add_argument("--objects", required=True, metavar="DIR", help="directory of manifests")
+    plan.add_argument(
+        "--offline", action="store_true", help="do not ask the daemon, but this machine"
+    )
+    plan.add_argument("--config", metavar="FILE", help="koordlet's configuration, with --offline")
+    command("status", _status, "connection, policies, values, and what is unprotected")
+    command("events", _events, "what happened that an operator should know")
+    doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
+    doctor.add_argument("--config", metavar="FILE", help="koordlet's configuration")
+    restore = command(
+        "restore", _restore, "give back every value that koordlet changed; stop the daemon first"
+    )
+    restore.add_argument("--config", metavar="FILE", help="koordlet's configuration")
+    return parser
+
+
+def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) -> None:
+    if options.output == "json":
+        json.dump(answer, sys.stdout, indent=2)
+        print()
+    else:
+        print(text(answer))
+
+
+def _explain(options: argparse.Namespace) -> int:
+    query = {"kind": options.kind, "name": options.name}
+    if options.kind == "file":
+        query["name"] = os.path.abspath(options.name)
+    _show(options, Client(options.run_dir).get("/explain", query), render.explanation)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    answer = Client(options.run_dir).get("/status")
+    _show(options, answer, render.status)
+    return 0 if (answer["ready"] and not answer["unhealthy"]) or options.output == "json" else 1
+
+
+def _events(options: argparse.Namespace) -> int:
+    _show(options, Client(options.run_dir).get("/events"), render.events)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    files = read_manifests(options.objects)
+    if options.offline:
+        from koordctl.offline import plan
+
+        answer = plan(files, config_path=options.config, run_dir=options.run_dir)
+    else:
+        try:
+            answer = Client(options.run_dir).post("/plan", {"files": files})
+        except Unreachable as error:
+            raise CommandError(f"{error}; or plan without it: --offline") from None
+    _show(options, answer, render.plan)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from koordctl.doctor import examine
+
+    findings = examine(config_path=options.config, client=Client(options.run_dir))
+    _show(options, findings, render.doctor)
+    return 1 if any(finding["state"] == "fail" for finding in findings) else 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from koordctl.offline import load_config
+    from koordlet.process import restore
+
+    return restore(load_config(options.config, run_dir=options.run_dir))
+
+
+def read_manifests(directory: str) -> dict[str, str]:
+    """Return name -> content of the manifests in a directory, or of one file."""
+    try:
+        if os.path.isfile(directory):
+            names, directory = [os.path.basename(directory)], os.path.dirname(directory) or "."
+        else:
+            names = sorted(
+                name
+                for name in os.listdir(directory)
+                if name.endswith((".yaml", ".yml", ".json")) and not name.startswith(".")
+            )
+        files = {}
+        for name in names:
+            with open(f"{directory}/{name}", encoding="utf-8") as file:
+                files[name] = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read the objects: {error}") from None
+    if not files:
+        raise CommandError(f"no manifests (*.yaml, *.yml, *.json) in {directory}")
+    return files
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Without a daemon: plans against this machine, with koordlet's own planning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from koordlet.config import Config, Mode, load, mode_of
+from koordlet.flags import parse_flags
+from koordlet.machine import layout_of, local_host
+from koordlet.objects import Directory
+from koordlet.planning import plan_offline
+from linux.discovery import DiscoveryError
+from linux.procfs import boot_id
+
+
+def load_config(path: str | None, *, run_dir: str) -> Config:
+    """Return koordlet's configuration with another run directory; raises InputError(s)."""
+    flags = parse_flags([f"-run-dir={run_dir}"] if path is None else [])
+    mode = mode_of(os.environ, default=Mode.HOST)
+    return load(path=path, flags=flags, environment=os.environ, mode=mode)
+
+
+def plan(files: Mapping[str, str], *, config_path: str | None, run_dir: str) -> Any:
+    """Return what a daemon on this machine would write under these objects."""
+    from apis.errors import InputError, InputErrors
+    from koordctl.main import CommandError
+
+    try:
+        config = load_config(config_path, run_dir=run_dir)
+        host = local_host(config)
+        layout = layout_of(config, host)
+    except (InputError, InputErrors, DiscoveryError) as error:
+        raise CommandError(str(error)) from None
+    content = {name: text.encode() for name, text in files.items()}
+    objects = Directory("", config.node_name).take(content)
+    return plan_offline(config, objects, host=host, layout=layout, boot=boot_id(host))

@@ -1,0 +1,298 @@
+"""Tables and paragraphs for people. What programs read is the JSON behind `-o json`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Sequence[object]
+
+_GAP = "  "
+_NARROWEST_LAST = 30
+
+
+def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
+    """Return aligned columns; the last one wraps within the terminal."""
+    cells = [[_cell(value) for value in row] for row in (header, *rows)]
+    if len(cells) == 1:
+        return ""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
+    width = width or shutil.get_terminal_size((120, 40)).columns
+    left = sum(widths) + len(_GAP) * len(widths)
+    lines = []
+    for row in cells:
+        start = _GAP.join(text.ljust(size) for text, size in zip(row, widths, strict=False))
+        start += _GAP if widths else ""
+        last = textwrap.wrap(row[-1], max(width - left, _NARROWEST_LAST)) or [""]
+        lines.append((start + last[0]).rstrip())
+        lines += [(" " * left + more).rstrip() for more in last[1:]]
+    return "\n".join(lines)
+
+
+def heading(text: str) -> str:
+    """Return a heading: bold on a terminal."""
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def when(seconds: float) -> str:
+    """Return a time of day, or the date when it is long ago."""
+    if not seconds:
+        return "never"
+    form = "%H:%M:%S" if time.time() - seconds < 86400 else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(seconds))
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    left, parts = int(seconds), []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return "".join(parts[:2]) or f"{seconds:.1f}s"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    text = str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+# --- explain -----------------------------------------------------------------------------------
+
+
+def explanation(answer: Mapping[str, Any]) -> str:
+    """Return what `koordctl explain` shows."""
+    blocks = [_subject(subject) for subject in answer.get("subjects", ())]
+    restoring = answer.get("restoring", ())
+    if restoring:
+        blocks.append(
+            heading("to be put back")
+            + "\n"
+            + table(
+                ("RESOURCE", "OBSERVED", "ORIGINAL", "STATE", "DETAIL"),
+                [
+                    (_name(v), v["observed"], v["original"], v["state"], v["detail"])
+                    for v in restoring
+                ],
+            )
+        )
+    return "\n\n".join(blocks)
+
+
+def _subject(subject: Mapping[str, Any]) -> str:
+    lines = [heading(f"{subject['level']}  {subject['name']}")]
+    pod = subject.get("pod")
+    if pod and subject["level"] == "pod":
+        lines.append(
+            f"  class {pod['qos'] or 'none'}, Kubernetes class {pod['kubeQos']},"
+            f" priority {_cell(pod['priority'])}, uid {pod['uid']}"
+        )
+    if subject.get("id"):
+        lines.append(f"  id {subject['id']}")
+    if subject["cgroup"]:
+        lines.append(f"  cgroup {subject['cgroup']}")
+    for fault in subject["faults"]:
+        lines.append(f"  ! {fault['policy']}: {fault['message']}")
+    if not subject["values"]:
+        lines.append("  nothing is claimed")
+        return "\n".join(lines)
+    rows = [
+        (
+            _name(value),
+            value["requested"],
+            value.get("desired") or value["value"],
+            value["observed"],
+            value["state"],
+            value["why"],
+        )
+        for value in subject["values"]
+    ]
+    shown = table(("RESOURCE", "ASKED", "WANTED", "OBSERVED", "STATE", "WHY"), rows)
+    lines.append(textwrap.indent(shown, "  "))
+    for value in subject["values"]:
+        lines += _details(value)
+    return "\n".join(lines)
+
+
+def _details(value: Mapping[str, Any]) -> list[str]:
+    """Return what does not fit into the row: sources, losers, trouble, writes."""
+    lines: list[str] = []
+    winner = value["winner"]
+    if winner:
+        lines.append(f"    from {winner['source']}")
+        if winner.get("degraded"):
+            lines.append(f"    degraded: {winner['degraded']}")
+    for each in value["modifiers"]:
+        lines.append(f"    shaped by {_claim(each)}")
+    for each in value["losers"]:
+        lines.append(f"    overruled: {_claim(each)}")
+    if value.get("detail"):
+        lines.append(f"    {value['state']}: {value['detail']}")
+    if value.get("original") is not None:
+        lines.append(f"    original {value['original']}")
+    for write in value.get("writes", ())[-3:]:
+        outcome = f"refused: {write['error']}" if write["error"] else "written"
+        lines.append(f"    {when(write['at'])} {outcome}: {write['old'] or '?'} -> {write['new']}")
+    return [f"  {_name(value)}", *lines] if lines else []
+
+
+def _claim(claim: Mapping[str, Any]) -> str:
+    return (
+        f"{claim['policy']} {claim['op']} {claim['value']}:"
+        f" {claim['reason']} (from {claim['source']})"
+    )
+
+
+def _name(value: Mapping[str, Any]) -> str:
+    return f"{value['resource']} {value['key']}".strip()
+
+
+# --- plan, status, events, doctor --------------------------------------------------------------
+
+
+def plan(answer: Mapping[str, Any]) -> str:
+    """Return what `koordctl plan` shows."""
+    blocks = []
+    if answer["problems"]:
+        blocks.append(
+            heading("problems")
+            + "\n"
+            + table(
+                ("FILE", "OBJECT", "PROBLEM"),
+                [(p["file"] or "-", p["object"], p["message"]) for p in answer["problems"]],
+            )
+        )
+    if answer["policies"]:
+        blocks.append(
+            heading("policies")
+            + "\n"
+            + table(
+                ("POLICY", "NOW", "THEN", "WHY"),
+                [
+                    (p["policy"], p["before"] or "-", p["after"], p["why"])
+                    for p in answer["policies"]
+                ],
+            )
+        )
+    if answer["writes"]:
+        blocks.append(
+            heading(f"{len(answer['writes'])} writes, in this order")
+            + "\n"
+            + table(
+                ("PATH", "NOW", "THEN", "WHY"),
+                [(w["path"], w["old"] or "-", w["new"], w["why"]) for w in answer["writes"]],
+            )
+        )
+    else:
+        blocks.append("Nothing would be written: the node is in this state already.")
+    return "\n\n".join(blocks)
+
+
+def status(answer: Mapping[str, Any]) -> str:
+    """Return what `koordctl status` shows."""
+    nri, reconciler, cgroup = answer["nri"], answer["reconciler"], answer["cgroup"]
+    facts: list[Row] = [
+        ("node", answer["node"]),
+        ("koordlet", f"{answer['version']}, up {duration(answer['uptimeSeconds'])}"),
+        ("ready", "yes" if answer["ready"] else "no: " + "; ".join(answer["notReady"])),
+    ]
+    if answer["unhealthy"]:
+        facts.append(("unhealthy", answer["unhealthy"]))
+    facts.append(("NRI", _nri(nri)))
+    if runtime := nri.get("runtime"):
+        facts += [("", warning) for warning in runtime["warnings"]]
+    if cgroup:
+        root = cgroup["kubepods"] or "not found yet"
+        facts.append(
+            ("cgroups", f"v{cgroup['version']}, {cgroup['driver']} driver, pods below {root}")
+        )
+    facts.append(("pods", f"{answer['pods']} with {answer['containers']} containers"))
+    for source in answer["sources"]:
+        facts.append((source["name"], source["problem"] or f"{source['fetches']} lists read"))
+    if reconciler:
+        values = ", ".join(f"{n} {state}" for state, n in sorted(reconciler["values"].items()))
+        facts.append(("values", values or "none"))
+        facts.append(
+            (
+                "reconciler",
+                f"{reconciler['passes']} passes, {reconciler['written']} writes,"
+                f" {reconciler['failed']} refused, {reconciler['restored']} put back;"
+                f" last at {when(reconciler['lastFinishedAt'])} in {reconciler['lastCpuMs']} ms",
+            )
+        )
+        if reconciler["journalError"]:
+            facts.append(("journal", reconciler["journalError"]))
+    facts.append(("memory", f"{answer['memoryBytes'] / 1e6:.0f} MB"))
+    blocks = [table(("", ""), facts).lstrip("\n")]
+    blocks.append(
+        heading("policies")
+        + "\n"
+        + table(
+            ("POLICY", "STATE", "WHY"),
+            [(p["name"], p["state"], p["why"] or p["summary"]) for p in answer["policies"]],
+        )
+    )
+    if answer["unprotected"]:
+        blocks.append(
+            heading("containers that no hook saw at creation, or that miss something")
+            + "\n"
+            + table(
+                ("POD", "CONTAINER", "ID", "MISSES"),
+                [
+                    (u["pod"], u["container"], u["id"][:12], ", ".join(u["lacks"]) or "-")
+                    for u in answer["unprotected"]
+                ],
+            )
+        )
+    problems = answer["objects"]["problems"]
+    if problems:
+        blocks.append(
+            heading("objects that could not be used")
+            + "\n"
+            + table(
+                ("FILE", "OBJECT", "PROBLEM"),
+                [(p["file"], p["obj"] or "-", p["message"]) for p in problems],
+            )
+        )
+    return "\n\n".join(blocks)
+
+
+def _nri(nri: Mapping[str, Any]) -> str:
+    if not nri["enabled"]:
+        return "off"
+    if not nri["connected"]:
+        return f"{nri['state']}: {nri['problem'] or 'waiting'} ({nri['socket']})"
+    runtime = nri["runtime"]
+    missed = sum(nri["missed"].values())
+    return (
+        f"connected to {runtime['name']} {runtime['version']} (NRI {runtime['nri']}) for"
+        f" {duration(nri['inStateSeconds'])}; {nri['adjustments']} containers adjusted,"
+        f" {missed} missed, worst reply {nri['worstReplyMs']} ms"
+    )
+
+
+def events(answer: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `koordctl events` shows."""
+    shown = table(
+        ("LAST", "COUNT", "KIND", "OBJECT", "MESSAGE"),
+        [(when(e["last_at"]), e["count"], e["kind"], e["obj"], e["message"]) for e in answer],
+    )
+    return shown or "No events."
+
+
+def doctor(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `koordctl doctor` shows."""
+    marks = {"ok": "ok", "info": "info", "warn": "WARN", "fail": "FAIL"}
+    rows = []
+    for finding in findings:
+        text = finding["found"]
+        if finding["fix"]:
+            text += f". Fix: {finding['fix']}"
+        rows.append((marks[finding["state"]], finding["check"], text))
+    return table(("", "CHECK", "FOUND"), rows)
