@@ -36,7 +36,6 @@ _WITHOUT: Final = {
     Resource.CPU_IDLE: "best-effort pods cannot be made idle",
     Resource.CPU_CFS_BURST: "no CPU burst",
     Resource.RESCTRL_GROUP: "no cache and memory bandwidth isolation",
-    Resource.RESCTRL_SCHEMATA: "no cache and memory bandwidth isolation",
     Resource.CORE_SCHED_COOKIE: "no core scheduling",
 }
 
@@ -117,13 +116,19 @@ def _cgroups(patient: _Patient) -> Iterator[Finding]:
     yield Finding(
         "kernel", "ok", f"{facts.kernel_release}; tried and working: {', '.join(supported)}"
     )
-    for resource, why in probed.reasons.items():
-        if resource not in facts.supported:
-            cost = _WITHOUT.get(resource, "claims on it show as unsupported")
-            fix = ""
-            if resource is Resource.RESCTRL_GROUP:
-                fix = "mount -t resctrl resctrl /sys/fs/resctrl, if the processor has RDT"
-            yield Finding(f"knob {resource.value}", "info", f"{why}: {cost}", fix)
+    without = {r: why for r, why in probed.reasons.items() if r not in facts.supported}
+    for resource in [each for each in without if each in _WITHOUT]:
+        fix = ""
+        if resource is Resource.RESCTRL_GROUP:
+            fix = "mount -t resctrl resctrl /sys/fs/resctrl, if the processor has RDT"
+        yield Finding(
+            f"knob {resource.value}", "info", f"{without.pop(resource)}: {_WITHOUT[resource]}", fix
+        )
+    if without:
+        names = ", ".join(resource.value for resource in without)
+        yield Finding(
+            "other knobs", "info", f"this kernel has no {names}: claims on them show as unsupported"
+        )
 
 
 def _daemon(patient: _Patient) -> Iterator[Finding]:

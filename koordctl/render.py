@@ -106,7 +106,7 @@ def _subject(subject: Mapping[str, Any]) -> str:
         (
             _name(value),
             value["requested"],
-            value.get("desired") or value["value"],
+            value["value"],
             value["observed"],
             value["state"],
             value["why"],
@@ -185,8 +185,11 @@ def plan(answer: Mapping[str, Any]) -> str:
             heading(f"{len(answer['writes'])} writes, in this order")
             + "\n"
             + table(
-                ("PATH", "NOW", "THEN", "WHY"),
-                [(w["path"], w["old"] or "-", w["new"], w["why"]) for w in answer["writes"]],
+                ("WHERE", "WHAT", "NOW", "THEN", "WHY"),
+                [
+                    (w["name"] or w["path"], w["resource"], w["old"] or "-", w["new"], w["why"])
+                    for w in answer["writes"]
+                ],
             )
         )
     else:

@@ -172,6 +172,8 @@ class NriHandler:
         self._daemon.state_changed("remove-container")
 
     def disconnected(self, reason: str) -> None:
+        if not reason:
+            return  # we ended it
         self._events.add(
             "nri-disconnected",
             "nri",

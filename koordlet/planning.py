@@ -20,6 +20,7 @@ from hooks.policies import BUILTIN
 from hooks.policy import Policy
 from koordlet import kernel
 from koordlet.config import Config
+from koordlet.decider import name_of
 from koordlet.executor import Executor
 from koordlet.executor_slots import PlannedWrite
 from koordlet.explain import Plain
@@ -69,9 +70,14 @@ def plan(
     state.pods_list(Source.OBJECTS, [known_pod(pod) for pod in objects.pods])
     state.set_host_apps(apps)
     executor = Executor(host, layout, journal, page_size_bytes=inputs.kernel.page_size_bytes)
-    writes = plan_for(executor, state.snapshot(engine), guard)
+    snapshot = state.snapshot(engine)
+    names = {subject.key: name_of(subject) for subject in snapshot.subjects}
+    places = {subject.cgroup: name_of(subject) for subject in snapshot.subjects if subject.cgroup}
     return {
-        "writes": [_planned(each) for each in writes],
+        "writes": [
+            _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
+            for each in plan_for(executor, snapshot, guard)
+        ],
         "policies": _policy_changes(before, engine),
         "problems": [
             *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
@@ -85,11 +91,12 @@ def plan(
     }
 
 
-def _planned(write: PlannedWrite) -> Plain:
+def _planned(write: PlannedWrite, name: str) -> Plain:
     return {
         "act": write.act.value,
         "path": write.path,
         "subject": write.subject,
+        "name": name,
         "resource": write.slot[1].value,
         "old": write.old,
         "new": write.new,
@@ -141,7 +148,8 @@ def plan_offline(
     # A protocol class cannot follow delegation by __getattr__.
     looking: Any = ReadOnlyHost(host)
     facts = kernel.probe(looking, layout).facts
-    state = NodeState(layout=layout)
+    # Until the runtime has told its containers, nothing counts as gone and nothing is put back.
+    state = NodeState(layout=layout, awaited=["runtime"])
     notes = []
     if os.path.exists(config.cri.socket):
         from koordlet.sources.cri import CriClient
@@ -150,6 +158,7 @@ def plan_offline(
         client = CriClient(config.cri)
         try:
             state.runtime_list(*client.fetch())
+            state.spoken("runtime")
         except SourceError as error:
             notes.append({"file": "", "object": "CRI", "message": str(error)})
         finally:
