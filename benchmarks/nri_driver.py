@@ -29,7 +29,7 @@ class Driver:
         self._listener.listen(4)
         self._trunk: socket.socket | None = None
         self._stream = -1
-        self.disconnections = 0
+        self._events = 0
 
     def accept(self, timeout_s: float = 30.0) -> nri.ConfigureResponse:
         """Take the next plugin through registration and Configure."""
@@ -47,7 +47,9 @@ class Driver:
                 request_timeout=2000,
             ).SerializeToString(),
         )
-        return nri.ConfigureResponse.FromString(reply)
+        response = nri.ConfigureResponse.FromString(reply)
+        self._events = response.events
+        return response
 
     def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
@@ -82,6 +84,12 @@ class Driver:
                 return seconds, slices, response
             if not response.more:
                 raise RuntimeError("the plugin does not handle split sync requests")
+
+    def tell(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container | None) -> None:
+        """Send a lifecycle event, if the plugin subscribed to it."""
+        if self._events & (1 << (int(event) - 1)):
+            change = nri.StateChangeEvent(event=event, pod=pod, container=container)
+            self.call("StateChange", change.SerializeToString())
 
     def call(self, method: str, payload: bytes) -> tuple[bytes, float]:
         """Call the plugin; return its reply and the seconds that the call took."""
@@ -131,7 +139,6 @@ class Driver:
         while len(taken) < count:
             part = self._trunk.recv(count - len(taken))
             if not part:
-                self.disconnections += 1
                 raise ConnectionError("the plugin closed the connection")
             taken += part
         return bytes(taken)

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -109,9 +110,13 @@ def serve(kind: str, socket: str, run_dir: str) -> None:
     uvloop.run(run())
 
 
-def pod(number: int) -> nri.PodSandbox:
+PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
+
+
+def pod(number: int, parent: str = PARENT) -> nri.PodSandbox:
+    """A best-effort pod with batch resources. `parent` is its cgroup, with a place for the UID."""
     uid = f"7712555c-ce62-454a-9e18-{number:012d}"
-    parent = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice"
+    in_path = uid.replace("-", "_") if parent.endswith(".slice") else uid
     return nri.PodSandbox(
         id=f"{number:064x}",
         name=f"batch-{number}",
@@ -125,36 +130,52 @@ def pod(number: int) -> nri.PodSandbox:
         annotations={
             "node.koordinator.sh/extended-resource-spec": _BATCH % (1000 + number % _VARIANTS),
         },
-        linux=nri.LinuxPodSandbox(cgroup_parent=parent.format(uid.replace("-", "_"))),
+        linux=nri.LinuxPodSandbox(cgroup_parent=parent.format(uid=in_path)),
     )
 
 
-def container(number: int, pod_number: int) -> nri.Container:
-    uid = f"7712555c_ce62_454a_9e18_{pod_number:012d}"
+def container(number: int, of: nri.PodSandbox) -> nri.Container:
+    """A container of a pod, as kubelet asks for one that has no CPU or memory resources."""
     message = nri.Container(
         id=f"{number:063x}c",
-        pod_sandbox_id=f"{pod_number:064x}",
+        pod_sandbox_id=of.id,
         name="main",
         env=[f"VARIABLE_{n}=a value of usual length, number {n}" for n in range(30)],
         args=["/bin/app", "--flag"],
     )
-    message.linux.cgroups_path = f"kubepods-besteffort-pod{uid}.slice:cri-containerd:{message.id}"
+    parent = of.linux.cgroup_parent
+    if parent.endswith(".slice"):
+        slice_name = parent.rpartition("/")[2]
+        message.linux.cgroups_path = f"{slice_name}:cri-containerd:{message.id}"
+    else:
+        message.linux.cgroups_path = f"{parent}/{message.id}"
     message.linux.resources.cpu.shares.value = 2
     message.linux.resources.cpu.period.value = 100000
     message.linux.resources.memory.limit.SetInParent()
     return message
 
 
-def measure_creations(driver: Driver, count: int) -> None:
-    warm_up = min(1000, count)
+def measure_creations(
+    driver: Driver, count: int, *, warm_up: int = 1000, parent: str = PARENT, first: int = 0
+) -> None:
+    """Create containers in pods of their own; the one made 200 before goes away each time."""
     times: list[float] = []
     adjusted = 0
-    for number in range(warm_up + count):
-        request = nri.CreateContainerRequest(pod=pod(number), container=container(number, number))
+    alive: deque[tuple[nri.PodSandbox, nri.Container]] = deque()
+    for number in range(first, first + warm_up + count):
+        a_pod = pod(number, parent)
+        a_container = container(number, a_pod)
+        driver.tell(nri.RUN_POD_SANDBOX, a_pod, None)
+        request = nri.CreateContainerRequest(pod=a_pod, container=a_container)
         reply, took = driver.call("CreateContainer", request.SerializeToString())
-        if number >= warm_up:
+        if number >= first + warm_up:
             times.append(took)
             adjusted += nri.CreateContainerResponse.FromString(reply).HasField("adjust")
+        alive.append((a_pod, a_container))
+        if len(alive) > 200:
+            old_pod, old_container = alive.popleft()
+            driver.tell(nri.REMOVE_CONTAINER, old_pod, old_container)
+            driver.tell(nri.REMOVE_POD_SANDBOX, old_pod, None)
     times.sort()
 
     def at(part: float) -> float:
@@ -163,7 +184,8 @@ def measure_creations(driver: Driver, count: int) -> None:
     print(
         f"CreateContainer: {count} calls, {request.ByteSize()} bytes each, {adjusted} adjusted:"
         f" p50 {at(0.5):.0f} us, p99 {at(0.99):.0f} us, p99.9 {at(0.999):.0f} us,"
-        f" worst {times[-1] * 1e3:.2f} ms"
+        f" worst {times[-1] * 1e3:.2f} ms",
+        flush=True,
     )
 
 
@@ -171,13 +193,14 @@ def measure_synchronize(driver: Driver, count: int) -> None:
     """Containers that have what they should have, but for one in a hundred."""
     settled: list[nri.LinuxResources] = []
     for variant in range(_VARIANTS):
-        request = nri.CreateContainerRequest(pod=pod(variant), container=container(variant, 0))
+        a_pod = pod(variant)
+        request = nri.CreateContainerRequest(pod=a_pod, container=container(variant, a_pod))
         reply, _ = driver.call("CreateContainer", request.SerializeToString())
         settled.append(nri.CreateContainerResponse.FromString(reply).adjust.linux.resources)
     pods = [pod(number) for number in range(count // 2)]
     containers = []
     for number in range(count):
-        message = container(number, number // 2)
+        message = container(number, pods[number // 2])
         if number % 100:
             message.linux.resources.MergeFrom(settled[number // 2 % _VARIANTS])
         containers.append(message)
