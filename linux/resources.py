@@ -59,6 +59,9 @@ class Resource(StrEnum):
     SYSCTL = "sysctl"  # str, keyed by dotted name
     HOST_DIRECTORY = "host_directory"  # int: the mode; keyed by absolute path
 
+    # A member hashes as its text does: in C, cached. Decisions are dictionaries of resources.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:

@@ -27,7 +27,7 @@ from apis.annotations import PodMemoryQOS, PodMemoryQOSPolicy, parse_memory_qos
 from apis.errors import InputError
 from apis.keys import ANNOTATION_MEMORY_QOS
 from apis.nodeslo import MemoryQOS, ResourceQOSStrategy, decode_nodeslo
-from apis.qos import KubeQoS, QoSClass, qos_class_with_default
+from apis.qos import KubeQoS, QoSClass
 from hooks import compat
 from hooks.amounts import Pick, regular_only, sum_of_limits, sum_of_requests
 from hooks.claim import Claim, Claimed, Rank
@@ -58,8 +58,10 @@ _OWN_RESOURCES: Final = frozenset(
     }
 )
 
-# (resource, field of MemoryQOS, its name in JSON, what it does)
-_ORDER: Final = (
+Row = tuple[Resource, str, str, str]
+"""Resource, field of MemoryQOS, its name in JSON, what it does."""
+
+_ORDER: Final[tuple[Row, ...]] = (
     (Resource.MEMORY_PRIORITY, "priority", "priority", "OOM priority"),
     (
         Resource.MEMORY_USE_PRIORITY_OOM,
@@ -68,7 +70,7 @@ _ORDER: Final = (
         "whether OOM goes by priority",
     ),
 )
-_RECLAIM: Final = (
+_RECLAIM: Final[tuple[Row, ...]] = (
     (Resource.MEMORY_WMARK_RATIO, "wmark_ratio", "wmarkRatio", "where background reclaim starts"),
     (
         Resource.MEMORY_WMARK_SCALE_FACTOR,
@@ -114,8 +116,15 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    blocks: Mapping[QoSClass, Block]
+    """blocks: by the pod's class, and for pods without one by Kubernetes QoS.
+
+    reclaim, order: the rows of _RECLAIM and _ORDER that this kernel has files for.
+    """
+
+    blocks: Mapping[QoSClass | KubeQoS, Block]
     supported: frozenset[Resource]
+    reclaim: tuple[Row, ...]
+    order: tuple[Row, ...]
     page_bytes: int
     allocatable_bytes: int | None
     zeros: bool
@@ -154,19 +163,27 @@ _RECOMMENDED: Final = _recommended()
 
 def parse(inputs: NodeInputs) -> Rule | Off:
     strategy = inputs.slo.resource_qos_strategy
-    blocks = {
-        QoSClass.LSR: _block("lsrClass", strategy, QoSClass.LSR),
-        QoSClass.LS: _block("lsClass", strategy, QoSClass.LS),
-        QoSClass.BE: _block("beClass", strategy, QoSClass.BE),
+    lsr = _block("lsrClass", strategy, QoSClass.LSR)
+    ls = _block("lsClass", strategy, QoSClass.LS)
+    be = _block("beClass", strategy, QoSClass.BE)
+    blocks: dict[QoSClass | KubeQoS, Block] = {
+        QoSClass.LSE: lsr,
+        QoSClass.LSR: lsr,
+        QoSClass.LS: ls,
+        QoSClass.BE: be,
         QoSClass.SYSTEM: _block("systemClass", strategy, QoSClass.SYSTEM),
+        KubeQoS.GUARANTEED: lsr,
+        KubeQoS.BURSTABLE: ls,
+        KubeQoS.BESTEFFORT: be,
     }
-    blocks[QoSClass.LSE] = blocks[QoSClass.LSR]
     supported = inputs.kernel.supported & _OWN_RESOURCES
     if not supported:
         return Off(OffBecause.UNSUPPORTED, "this kernel has no memory protection or throttling")
     return Rule(
         blocks=blocks,
         supported=supported,
+        reclaim=tuple(row for row in _RECLAIM if row[0] in supported),
+        order=tuple(row for row in _ORDER if row[0] in supported),
         page_bytes=inputs.kernel.page_size_bytes,
         allocatable_bytes=inputs.node.allocatable_memory_bytes,
         zeros=compat.MEMORY_QOS_WRITES_ZEROS in inputs.settings.compat,
@@ -194,7 +211,7 @@ def setting_of(rule: Rule, pod: Pod) -> Setting | None:
 
     A pod's annotation counts even where its class is switched off. Raises InputError.
     """
-    block = rule.blocks[qos_class_with_default(pod.labels, pod.kube_qos)]
+    block = rule.blocks[pod.qos or pod.kube_qos]
     text = pod.annotations.get(ANNOTATION_MEMORY_QOS)
     if text is None:
         return _of_class(block)
@@ -218,7 +235,7 @@ def _setting_or_class(rule: Rule, pod: Pod) -> tuple[Setting | None, InputError 
     try:
         return setting_of(rule, pod), None
     except InputError as error:
-        return _of_class(rule.blocks[qos_class_with_default(pod.labels, pod.kube_qos)]), error
+        return _of_class(rule.blocks[pod.qos or pod.kube_qos]), error
 
 
 # --- amounts -----------------------------------------------------------------------------------
@@ -329,45 +346,23 @@ def claim_qos(rule: Rule, subject: QosSubject) -> Iterator[Claim]:
             short = f"{total} bytes are promised, which is more than the node's allocatable memory"
             total = top
         yield _claim(resource, total, reason, source, degraded=short)
-    setting = _of_class(rule.blocks[_CLASS_OF_DIRECTORY[subject.kube_qos]])
+    setting = _of_class(rule.blocks[subject.kube_qos])
     if setting is not None:
-        yield from _tuned(rule, setting, _ORDER)
+        yield from _tuned(setting, rule.order)
         yield from _oom_group(rule, setting)
 
 
-_CLASS_OF_DIRECTORY: Final[Mapping[KubeQoS, QoSClass]] = {
-    KubeQoS.GUARANTEED: QoSClass.LSR,
-    KubeQoS.BURSTABLE: QoSClass.LS,
-    KubeQoS.BESTEFFORT: QoSClass.BE,
-}
-
-
 def _protect(rule: Rule, setting: Setting, request_bytes: int, whose: str) -> Iterator[Claim]:
-    lowest, low = protection(setting.qos, request_bytes)
-    for resource, value, percent, field, wire in (
-        (
-            Resource.MEMORY_MIN,
-            lowest,
-            setting.qos.min_limit_percent,
-            "min_limit_percent",
-            "minLimitPercent",
-        ),
-        (
-            Resource.MEMORY_LOW,
-            low,
-            setting.qos.low_limit_percent,
-            "low_limit_percent",
-            "lowLimitPercent",
-        ),
-    ):
-        if resource in rule.supported and (value or rule.zeros):
-            yield _claim(
-                resource,
-                value,
-                f"{percent} % of {whose}",
-                setting.source(field, wire),
-                setting.rank(),
-            )
+    qos = setting.qos
+    lowest, low = protection(qos, request_bytes)
+    if (lowest or rule.zeros) and Resource.MEMORY_MIN in rule.supported:
+        source = setting.source("min_limit_percent", "minLimitPercent")
+        reason = f"{qos.min_limit_percent} % of {whose}"
+        yield _claim(Resource.MEMORY_MIN, lowest, reason, source, setting.rank())
+    if (low or rule.zeros) and Resource.MEMORY_LOW in rule.supported:
+        source = setting.source("low_limit_percent", "lowLimitPercent")
+        reason = f"{qos.low_limit_percent} % of {whose}"
+        yield _claim(Resource.MEMORY_LOW, low, reason, source, setting.rank())
 
 
 def _throttle(
@@ -400,19 +395,16 @@ def _throttle(
 
 
 def _reclaim_and_oom(rule: Rule, setting: Setting) -> Iterator[Claim]:
-    yield from _tuned(rule, setting, _RECLAIM)
-    yield from _tuned(rule, setting, _ORDER)
+    yield from _tuned(setting, rule.reclaim)
+    yield from _tuned(setting, rule.order)
     yield from _oom_group(rule, setting)
 
 
-def _tuned(
-    rule: Rule, setting: Setting, fields: tuple[tuple[Resource, str, str, str], ...]
-) -> Iterator[Claim]:
+def _tuned(setting: Setting, rows: tuple[Row, ...]) -> Iterator[Claim]:
     """Claim fields whose "off" is a value of its own; children inherit them, so off is written."""
-    for resource, field, wire, reason in fields:
-        if resource in rule.supported:
-            value = getattr(setting.qos, field)
-            yield _claim(resource, value, reason, setting.source(field, wire), setting.rank())
+    for resource, field, wire, reason in rows:
+        value = getattr(setting.qos, field)
+        yield _claim(resource, value, reason, setting.source(field, wire), setting.rank())
 
 
 def _oom_group(rule: Rule, setting: Setting) -> Iterator[Claim]:

@@ -17,7 +17,7 @@ import msgspec
 from apis.errors import InputError, InputErrors
 from apis.keys import ANNOTATION_RESCTRL
 from apis.nodeslo import ResctrlQOS
-from apis.qos import QoSClass, qos_class_with_default
+from apis.qos import KubeQoS, QoSClass
 from hooks.claim import Claim
 from hooks.facts import NodeInputs, ResctrlFacts
 from hooks.policy import Off, OffBecause, Policy
@@ -31,19 +31,24 @@ _STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """groups: one schemata claim for each enabled class. tasks: the group claim by QoS class."""
+    """groups: one schemata claim for each enabled class. tasks: the group claim by class."""
 
     groups: tuple[Claim, ...]
-    tasks: Mapping[QoSClass, Claim]
+    tasks: Mapping[QoSClass | KubeQoS, Claim]
     degraded: str
 
 
 def parse(inputs: NodeInputs) -> Rule | Off:
     strategy = inputs.slo.resource_qos_strategy
     classes = (
-        ("LSR", "lsrClass", strategy.lsr_class.resctrl_qos, (QoSClass.LSE, QoSClass.LSR)),
-        ("LS", "lsClass", strategy.ls_class.resctrl_qos, (QoSClass.LS,)),
-        ("BE", "beClass", strategy.be_class.resctrl_qos, (QoSClass.BE,)),
+        (
+            "LSR",
+            "lsrClass",
+            strategy.lsr_class.resctrl_qos,
+            (QoSClass.LSE, QoSClass.LSR, KubeQoS.GUARANTEED),
+        ),
+        ("LS", "lsClass", strategy.ls_class.resctrl_qos, (QoSClass.LS, KubeQoS.BURSTABLE)),
+        ("BE", "beClass", strategy.be_class.resctrl_qos, (QoSClass.BE, KubeQoS.BESTEFFORT)),
     )
     enabled = [entry for entry in classes if entry[2].enable]
     if not enabled:
@@ -55,7 +60,7 @@ def parse(inputs: NodeInputs) -> Rule | Off:
     if facts is None or not (facts.l3_domains or facts.mb_domains):
         return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
     groups: list[Claim] = []
-    tasks: dict[QoSClass, Claim] = {}
+    tasks: dict[QoSClass | KubeQoS, Claim] = {}
     errors: list[InputError] = []
     for group, field, qos, members in enabled:
         source = f"{_STRATEGY}.{field}.resctrlQOS"
@@ -118,7 +123,7 @@ def claim_container(rule: Rule, subject: ContainerSubject | SandboxSubject) -> I
     pod = subject.pod
     if ANNOTATION_RESCTRL in pod.annotations:
         return
-    claim = rule.tasks.get(pod.qos or qos_class_with_default(pod.labels, pod.kube_qos))
+    claim = rule.tasks.get(pod.qos or pod.kube_qos)
     if claim is not None:
         yield claim
 
