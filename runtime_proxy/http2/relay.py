@@ -295,6 +295,8 @@ class Relay:
         self._server_rest = buffer[at:] if at < size else b""
         # Grants may have opened the way for waiting data; frames to the client stay in order
         # because everything that this adds belongs behind what was just forwarded.
+        for held in held_streams.values():
+            self._let_finish(held)
         if self._queue:
             self._pump()
         self._settle()
@@ -374,6 +376,7 @@ class Relay:
                 client_window=self._initial_window,
                 server_window=self._initial_window,
             )
+            self._let_finish(self._held[stream])
         return True
 
     def _client_data(self, stream: int, flags: int, frame: bytes) -> None:
@@ -400,26 +403,33 @@ class Relay:
             self._queued += flow
         held.body += frames.strip_padding(flags, frame[HEADER_SIZE:])
         body = held.body
-        missing = MESSAGE_PREFIX_SIZE
+        largest = len(body) - MESSAGE_PREFIX_SIZE
         if len(body) >= MESSAGE_PREFIX_SIZE:
-            length = int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big")
-            missing = MESSAGE_PREFIX_SIZE + length - len(body)
-            largest = max(length, len(body) - MESSAGE_PREFIX_SIZE)
-            if largest > self._max_message_bytes:
-                self.reject(
-                    held.stream,
-                    Status.resource_exhausted(
-                        f"grpc: received message larger than max ({largest} vs. "
-                        f"{self._max_message_bytes})"
-                    ),
-                )
-                return
+            largest = max(largest, int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big"))
+        if largest > self._max_message_bytes:
+            self.reject(
+                held.stream,
+                Status.resource_exhausted(
+                    f"grpc: received message larger than max ({largest} vs. "
+                    f"{self._max_message_bytes})"
+                ),
+            )
+            return
         if flags & frames.END_STREAM:
             held.phase = Phase.DECIDING
             self.events.append(
                 RequestHeld(held.stream, held.path, bytes(body), held.timeout_s, held.encoding)
             )
-        elif missing > held.client_window:
+        else:
+            self._let_finish(held)
+
+    def _let_finish(self, held: _Held) -> None:
+        """Grant the stream the window that the rest of its message needs: the server cannot."""
+        body = held.body
+        missing = MESSAGE_PREFIX_SIZE - len(body)
+        if len(body) >= MESSAGE_PREFIX_SIZE:
+            missing += int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big")
+        if held.phase is Phase.RECEIVING and missing > held.client_window:
             grant = missing - held.client_window
             held.client_window += grant
             self.to_client.append(frames.window_update(held.stream, grant))

@@ -1,0 +1,341 @@
+"""Whatever a client and a runtime say to each other passes through the proxy as they said it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from runtime_proxy.http2 import frames, hpack
+from tests.runtime_proxy.fake_cri import MAX_MESSAGE_BYTES, FakeCri, fake_cri
+from tests.runtime_proxy.processes import Proxy, fetch, proxy, wait_until
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 64 * 1024),
+    ("grpc.absolute_max_metadata_size", 128 * 1024),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCri]:
+    with fake_cri(tmp_path_factory.mktemp("runtime")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def running(runtime: FakeCri) -> Iterator[Proxy]:
+    with proxy(runtime.socket, flags=["--http-address=127.0.0.1:0"]) as started:
+        yield started
+
+
+@pytest.fixture
+def channel(running: Proxy) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as opened:
+        yield opened
+
+
+def test_a_unary_call_keeps_its_metadata_headers_and_trailers(channel: grpc.Channel) -> None:
+    echo = channel.unary_unary("/test.Bytes/Echo")
+    answer, call = echo.with_call(b"hello", metadata=(("x-test", "42"),), timeout=5)
+    assert answer == b"hello"
+    assert dict(call.initial_metadata())["x-head"] == "42"
+    trailers = dict(call.trailing_metadata())
+    assert trailers["x-tail"] == "z" * 20_000
+    assert trailers["x-raw-bin"] == bytes(range(256))
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 4 << 20, 17 << 20])
+def test_a_message_of_any_size_comes_through_both_ways(channel: grpc.Channel, size: int) -> None:
+    message = os.urandom(size)
+    answer = channel.unary_unary("/test.Bytes/Echo")(message, timeout=30)
+    assert hashlib.sha256(answer).digest() == hashlib.sha256(message).digest()
+
+
+def test_streams_pass_in_every_direction(channel: grpc.Channel) -> None:
+    repeat = channel.unary_stream("/test.Bytes/Repeat")
+    parts = list(repeat(b"200 5000", timeout=20))
+    assert [int.from_bytes(part[:4], "big") for part in parts] == list(range(200))
+    collect = channel.stream_unary("/test.Bytes/Collect")
+    assert collect(iter([b"x" * 70_000, b"", b"y"]), timeout=20) == b"70000,0,1"
+    converse = channel.stream_stream("/test.Bytes/Converse")
+    assert list(converse(iter([b"abc", b"def"]), timeout=20)) == [b"cba", b"fed"]
+
+
+def test_an_error_keeps_code_text_and_details(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/test.Bytes/Fail")(b"", timeout=5)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details() == "kein Gefäß: 100% " + "x" * 3000
+    assert dict(error.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x05\x12\x01x"
+
+
+def test_an_unknown_service_gets_the_runtimes_own_answer(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/no.Such/Method")(b"", timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+
+def test_deadlines_and_cancellation_reach_the_runtime(
+    runtime: FakeCri, channel: grpc.Channel
+) -> None:
+    left = float(channel.unary_unary("/test.Bytes/Remaining")(b"", timeout=7))
+    assert 6 < left < 7.5  # the client rounds up
+    runtime.cancelled.clear()
+    call = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=30)
+    time.sleep(0.1)
+    assert not runtime.cancelled.is_set()
+    call.cancel()
+    assert runtime.cancelled.wait(5)
+
+
+def test_many_callers_share_a_connection(channel: grpc.Channel) -> None:
+    echo = channel.unary_unary("/test.Bytes/Echo")
+    with futures.ThreadPoolExecutor(8) as pool:
+        sizes = [(number * 997) % 40_000 for number in range(400)]
+        answers = list(pool.map(lambda size: len(echo(b"x" * size, timeout=30)), sizes))
+    assert answers == sizes
+
+
+def raw(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(5)
+    client.connect(str(path))
+    return client
+
+
+def read_to_end(client: socket.socket) -> bytes:
+    got = b""
+    while True:
+        try:
+            part = client.recv(65_536)
+        except ConnectionResetError:
+            return got
+        if not part:
+            return got
+        got += part
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frames.PREFACE + b"\xff" * 100,
+        frames.PREFACE
+        + frames.settings({})
+        + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"),
+        frames.PREFACE
+        + frames.settings({})
+        + frames.frame(frames.HEADERS, 0, 1, b"")
+        + frames.frame(frames.CONTINUATION, 0, 1, b"\0" * 16_384) * 40,
+    ],
+    ids=["http/1.1", "noise", "broken header block", "endless headers"],
+)
+def test_a_hostile_client_loses_its_connection_and_nobody_elses(
+    running: Proxy, channel: grpc.Channel, octets: bytes
+) -> None:
+    echo = channel.unary_unary("/test.Bytes/Echo")
+    assert echo(b"before", timeout=5) == b"before"
+    with raw(running.socket) as client:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(octets)
+        read_to_end(client)
+    assert echo(b"after", timeout=5) == b"after"
+
+
+def test_half_a_message_and_gone_leaves_nothing_behind(
+    running: Proxy, runtime: FakeCri, channel: grpc.Channel
+) -> None:
+    path = b"/runtime.v1.RuntimeService/CreateContainer"
+    block = hpack.encode(
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path),
+            (b":authority", b"localhost"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        ]
+    )
+    before = len(runtime.asked("CreateContainer"))
+    for _ in range(20):
+        with raw(running.socket) as client:
+            client.sendall(
+                frames.PREFACE
+                + frames.settings({})
+                + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, block)
+                + frames.frame(frames.DATA, 0, 1, b"\0\0\0\x40\0" + b"half")
+            )
+    assert channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5) == b"x"
+    wait_until(lambda: _open_sockets(running.pid) < 25, "the connections to be closed")
+    assert len(runtime.asked("CreateContainer")) == before
+
+
+def _open_sockets(pid: int) -> int:
+    folder = Path(f"/proc/{pid}/fd")
+    return sum(1 for fd in folder.iterdir() if os.readlink(fd).startswith("socket:"))
+
+
+def test_only_root_may_connect(running: Proxy) -> None:
+    assert running.socket.stat().st_mode & 0o777 == 0o600
+
+
+# -- the runtime goes and comes -------------------------------------------------------------------
+
+
+def test_an_absent_runtime_is_reported_at_once_and_found_again_within_a_second(
+    tmp_path: Path,
+) -> None:
+    runtime = FakeCri(tmp_path / "runtime.sock")
+    with (
+        proxy(runtime.socket) as running,
+        grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel,
+    ):
+        echo = channel.unary_unary("/test.Bytes/Echo")
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(grpc.RpcError) as caught:
+                echo(b"x", timeout=30)
+            error: Any = caught.value
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "no such file" in error.details()
+            assert time.monotonic() - began < 1
+        for _ in range(2):
+            runtime.start()
+            began = time.monotonic()
+            while True:
+                try:
+                    assert echo(b"back", timeout=5) == b"back"
+                    break
+                except grpc.RpcError:
+                    time.sleep(0.02)
+            assert time.monotonic() - began < 1
+            runtime.stop()
+            runtime.socket.unlink(missing_ok=True)
+            with pytest.raises(grpc.RpcError):
+                echo(b"x", timeout=30)
+
+
+def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
+        with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel:
+            hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
+            time.sleep(0.2)
+            assert running.process is not None
+            running.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert running.process.poll() is None
+            assert not running.socket.exists()
+            runtime.cancelled.set()
+            assert hang.result() == b""
+        assert running.process.wait(5) == 0
+        assert "ended calls_cut_off=0" in running.log_text()
+
+
+def test_a_handover_under_load_drops_no_call(tmp_path: Path) -> None:
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
+        stop = threading.Event()
+        failures: list[str] = []
+        done = [0]
+
+        def caller() -> None:
+            with grpc.insecure_channel(
+                f"unix://{running.socket}", options=CHANNEL_OPTIONS
+            ) as channel:
+                echo = channel.unary_unary("/test.Bytes/Echo")
+                while not stop.is_set():
+                    try:
+                        echo(b"x" * 3000, timeout=10)
+                        done[0] += 1
+                    except grpc.RpcError as error:
+                        failures.append(str(error))
+
+        callers = [threading.Thread(target=caller) for _ in range(4)]
+        for thread in callers:
+            thread.start()
+        assert running.process is not None
+        pid = running.pid
+        successor = 0
+        try:
+            time.sleep(0.3)
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for_log("handed over")
+            line = next(text for text in running.log_text().splitlines() if "handed over" in text)
+            successor = int(line.rpartition("successor=")[2])
+            assert running.process.wait(10) == 0
+            before = done[0]
+            wait_until(lambda: done[0] > before + 100, "calls through the successor")
+        finally:
+            stop.set()
+            for thread in callers:
+                thread.join()
+            if successor:
+                os.kill(successor, signal.SIGTERM)
+                wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
+        assert successor != pid
+        assert failures == []
+
+
+def test_a_passed_socket_is_served_and_left_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "activated.sock"
+    with socket.socket(socket.AF_UNIX) as listener, fake_cri(tmp_path) as runtime:
+        listener.bind(str(path))
+        listener.listen(16)
+        with proxy(
+            runtime.socket,
+            environment={"KOORD_RUNTIME_PROXY_SOCKETS": f"cri={listener.fileno()}"},
+            pass_fds=[listener.fileno()],
+        ) as running:
+            for _ in range(2):
+                with grpc.insecure_channel(f"unix://{path}", options=CHANNEL_OPTIONS) as channel:
+                    assert channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5) == b"x"
+                assert running.stop() == 0
+                assert path.exists()
+                running.start()
+
+
+def test_the_socket_of_a_running_process_is_not_taken(running: Proxy) -> None:
+    other = Proxy(running.folder, running.backend)
+    with pytest.raises(RuntimeError, match="served by another process"):
+        other.start()
+
+
+def test_the_pages_tell_counts_and_health(runtime: FakeCri, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with proxy(runtime.socket, flags=[f"--http-address=127.0.0.1:{port}"]) as running:
+        running.wait_for_log("recovered")
+        with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel:
+            channel.unary_unary("/runtime.v1.RuntimeService/Version")(b"", timeout=5)
+            channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5)
+            status, text = fetch(f"http://127.0.0.1:{port}/metrics")
+        assert status == 200
+        assert (
+            'koord_runtime_proxy_call_duration_seconds_count{method="Version",'
+            'service="runtime.v1.RuntimeService"} 1.0' in text
+        )
+        assert 'service="other"} 1.0' in text
+        assert "koord_runtime_proxy_runtime_up 1.0" in text
+        assert fetch(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
+        assert fetch(f"http://127.0.0.1:{port}/readyz") == (200, "ok\n")
+        assert fetch(f"http://127.0.0.1:{port}/nothing")[0] == 404
+        (running.hook_dir / "broken.json").write_text("{")
+        wait_until(lambda: fetch(f"http://127.0.0.1:{port}/healthz")[0] == 503, "503")
+        assert "broken.json: not JSON" in fetch(f"http://127.0.0.1:{port}/healthz")[1]
