@@ -208,6 +208,12 @@ class Cache(Generic[T]):
             except ApiError as error:
                 if error.gone:
                     self._version = ""
+                if error.not_found:
+                    # The type is not installed (yet): there are no objects of it.
+                    self._version = ""
+                    self._take_list({}, {})
+                    self._synced.set()
+                    pause = _LONGEST_PAUSE
                 level = logging.INFO if error.gone else logging.WARNING
                 _log.log(level, "%s: %s", self._resource.plural, error)
             except (Unreachable, msgspec.DecodeError) as error:
@@ -236,6 +242,11 @@ class Cache(Generic[T]):
                 break
             # Let others run between pages.
             await asyncio.sleep(0)
+        self._take_list(seen, undecodable)
+        self._version = page.metadata.resource_version
+        self._synced.set()
+
+    def _take_list(self, seen: dict[str, T], undecodable: dict[str, str]) -> None:
         self.undecodable = undecodable
         for key in [key for key in self._items if key not in seen and key not in undecodable]:
             self._apply(Change.DELETED, self._items[key])
@@ -245,8 +256,6 @@ class Cache(Generic[T]):
                 self._apply(Change.ADDED, item)
             elif known.metadata.resource_version != item.metadata.resource_version:
                 self._apply(Change.MODIFIED, item)
-        self._version = page.metadata.resource_version
-        self._synced.set()
 
     async def _watch(self) -> None:
         seconds = random.randint(*_WATCH_SECONDS)

@@ -1,0 +1,205 @@
+"""ClusterColocationProfile: what a profile does to a pod. Source: manager.md sections 17 and 19.1.
+
+Pods are plain JSON here, so nothing that a user wrote is lost. A profile that cannot be judged
+(broken selector, unknown namespace) does not match: a typing error must not turn every new pod into
+a batch pod. Chance is a stable hash of profile and pod, so a retried admission decides the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_SKIP_UPDATE_RESOURCES,
+    LABEL_PRIORITY,
+    LABEL_QOS_CLASS,
+)
+from apis.meta import LabelSelector, matches, selector_problem
+from apis.profile import ClusterColocationProfile
+from cluster.webhook.strategic import strategic_merge
+
+Plain = dict[str, Any]
+
+
+def labels_of(obj: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of a plain object."""
+    return (obj.get("metadata") or {}).get("labels") or {}
+
+
+def annotations_of(obj: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotations of a plain object."""
+    return (obj.get("metadata") or {}).get("annotations") or {}
+
+
+def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Return whether an optional selector matches; an absent or empty one matches all.
+
+    Raises InputError for a broken selector.
+    """
+    if selector is None or selector.is_empty():
+        return True
+    problem = selector_problem(selector)
+    if problem:
+        raise InputError(obj="", field="selector", value=selector, problem=problem)
+    return matches(selector, labels)
+
+
+def matching_profiles(
+    profiles: Iterable[ClusterColocationProfile],
+    *,
+    labels: Mapping[str, str],
+    namespace_labels: Mapping[str, str] | None,
+    report: Callable[[InputError], None],
+) -> list[ClusterColocationProfile]:
+    """Return the profiles that select a pod, by name; later ones overwrite earlier ones.
+
+    namespace_labels: None if the namespace is not known; profiles that ask for it do not match.
+    """
+    found: list[ClusterColocationProfile] = []
+    for profile in profiles:
+        spec = profile.spec
+        try:
+            asked = spec.namespace_selector
+            if asked is not None and not asked.is_empty() and namespace_labels is None:
+                continue
+            if selects(asked, namespace_labels or {}) and selects(spec.selector, labels):
+                found.append(profile)
+        except InputError as error:
+            report(error.about(f"ClusterColocationProfile {profile.metadata.name}"))
+    return sorted(found, key=lambda profile: profile.metadata.name)
+
+
+def probability_percent(profile: ClusterColocationProfile) -> int:
+    """Return the profile's chance in percent, 100 when it names none. Raises InputError."""
+    value = profile.spec.probability
+    if value is None:
+        return 100
+    if isinstance(value, str):
+        digits = value.removesuffix("%")
+        percent = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
+        if not value.endswith("%"):
+            percent = -1
+    else:
+        percent = value
+    if percent < 0:
+        raise InputError(
+            obj=f"ClusterColocationProfile {profile.metadata.name}",
+            field="spec.probability",
+            value=value,
+            problem='expected a number or a text such as "50%"',
+        )
+    return min(percent, 100)
+
+
+def drawn(profile: ClusterColocationProfile, identity: str) -> bool:
+    """Return whether `identity` (of a pod) falls into the profile's share."""
+    percent = probability_percent(profile)
+    if percent in (0, 100):
+        return percent == 100
+    seed = f"{profile.metadata.name}\0{identity}".encode()
+    return int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) % 100 < percent
+
+
+def pod_identity(pod: Mapping[str, Any], namespace: str, request_uid: str) -> str:
+    """Return what the draw depends on: the pod's name, or for generated names the request."""
+    meta = pod.get("metadata") or {}
+    name = meta.get("name")
+    return f"{namespace}/{name}" if name else f"{namespace}/{request_uid}"
+
+
+def skips_resources(profiles: Iterable[ClusterColocationProfile]) -> bool:
+    """Return whether one of the profiles forbids replacing resources."""
+    return any(
+        ANNOTATION_SKIP_UPDATE_RESOURCES in profile.metadata.annotations for profile in profiles
+    )
+
+
+def apply_metadata(obj: Plain, profile: ClusterColocationProfile) -> None:
+    """Apply the labels and annotations of a profile to a plain object, in place.
+
+    Applying twice is applying once: a mapping without a source does nothing, and a suffix that is
+    there already is not appended again.
+    """
+    spec = profile.spec
+    metadata = obj.setdefault("metadata", {})
+    labels: dict[str, str] = dict(metadata.get("labels") or {})
+    annotations: dict[str, str] = dict(metadata.get("annotations") or {})
+    labels.update(spec.labels)
+    annotations.update(spec.annotations)
+    for mapping, values in (
+        (spec.label_keys_mapping, labels),
+        (spec.annotation_keys_mapping, annotations),
+    ):
+        before = dict(values)
+        for old, new in sorted(mapping.items()):
+            if old in before:
+                values[new] = before[old]
+    for key, suffix in spec.label_suffixes.items():
+        if key in labels and not labels[key].endswith(suffix):
+            labels[key] += suffix
+    if spec.qos_class:
+        labels[LABEL_QOS_CLASS] = spec.qos_class
+    if spec.koordinator_priority is not None:
+        labels[LABEL_PRIORITY] = str(spec.koordinator_priority)
+    if labels:
+        metadata["labels"] = labels
+    if annotations:
+        metadata["annotations"] = annotations
+
+
+PriorityLookup = Callable[[str], tuple[int, str | None] | None]
+"""PriorityClass name -> (value, preemption policy), or None if there is no such class."""
+
+
+def apply_scheduling(
+    spec: Plain, profile: ClusterColocationProfile, priority_class: PriorityLookup
+) -> None:
+    """Apply a profile's scheduler and priority to a plain pod spec, in place. Raises InputError."""
+    wanted = profile.spec
+    if wanted.scheduler_name:
+        spec["schedulerName"] = wanted.scheduler_name
+    if wanted.priority_class_name:
+        found = priority_class(wanted.priority_class_name)
+        if found is None:
+            raise InputError(
+                obj=f"ClusterColocationProfile {profile.metadata.name}",
+                field="spec.priorityClassName",
+                value=wanted.priority_class_name,
+                problem="there is no such PriorityClass",
+                hint="install it, or name another in the profile",
+            )
+        value, policy = found
+        spec["priorityClassName"] = wanted.priority_class_name
+        spec["priority"] = value
+        if policy is not None:
+            spec["preemptionPolicy"] = policy
+        else:
+            spec.pop("preemptionPolicy", None)
+
+
+def apply_profile(
+    pod: Plain, profile: ClusterColocationProfile, priority_class: PriorityLookup
+) -> Plain:
+    """Return the pod as the profile wants it. Raises InputError."""
+    apply_metadata(pod, profile)
+    apply_scheduling(pod.setdefault("spec", {}), profile, priority_class)
+    return patched(pod, profile)
+
+
+def patched(obj: Plain, profile: ClusterColocationProfile) -> Plain:
+    """Return `obj` after the profile's strategic merge patch. Raises InputError."""
+    patch = profile.spec.patch
+    if patch is None:
+        return obj
+    if not isinstance(patch, dict):
+        raise InputError(
+            obj=f"ClusterColocationProfile {profile.metadata.name}",
+            field="spec.patch",
+            value=patch,
+            problem="expected an object",
+        )
+    merged: Plain = strategic_merge(obj, patch)
+    return merged

@@ -1,0 +1,131 @@
+"""ElasticQuotas at admission: defaults on creation, the rules of the tree on every change.
+
+Source: manager.md section 23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from apis.core import Pod
+from apis.decode import canonical_json, decode_object
+from apis.errors import InputErrors
+from apis.keys import (
+    ANNOTATION_QUOTA_SHARED_WEIGHT,
+    LABEL_QUOTA_PARENT,
+    LABEL_QUOTA_TREE_ID,
+    ROOT_QUOTA,
+)
+from apis.quantity import ResourceList
+from apis.quota import ElasticQuota
+from cluster.gates import Gates
+from cluster.manager.metrics import ManagerMetrics
+from cluster.quota_tree import (
+    QuotaRefused,
+    QuotaRules,
+    QuotaTree,
+    check_create,
+    check_delete,
+    check_update,
+    quota_ref,
+    resource_annotation,
+)
+from cluster.webhook.pod import plain_object
+from kube.cache import Index
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
+
+
+class QuotaAdmission:
+    """Mutates and validates ElasticQuotas."""
+
+    def __init__(
+        self,
+        tree: Callable[[], QuotaTree],
+        pods_by_quota: Index[str, Pod],
+        gates: Gates,
+        metrics: ManagerMetrics,
+    ) -> None:
+        """pods_by_quota: pods by their quota label."""
+        self._tree = tree
+        self._pods = pods_by_quota
+        self._metrics = metrics
+        self._rules = QuotaRules(
+            guarantee_usage=gates.on("ElasticQuotaGuaranteeUsage"),
+            update_resource_key=gates.on("ElasticQuotaEnableUpdateResourceKey"),
+        )
+
+    def mutate(self, request: AdmissionRequest) -> Verdict:
+        """Fill in parent, tree-id and shared weight of a new quota."""
+        if request.resource.resource != "elasticquotas" or request.operation != "CREATE":
+            return ALLOWED
+        before = plain_object(request)
+        quota = decode_object(before, ElasticQuota, obj=request.ref)
+        try:
+            after = self._defaulted(before, quota)
+        except QuotaRefused as error:
+            return denied(str(error), code=400)
+        return Verdict(True, patch=tuple(json_patch(before, after)))
+
+    def _defaulted(self, plain: Mapping[str, Any], quota: ElasticQuota) -> dict[str, Any]:
+        if quota.metadata.name == ROOT_QUOTA:
+            return dict(plain)
+        labels = dict(quota.metadata.labels)
+        annotations = dict(quota.metadata.annotations)
+        if not labels.get(LABEL_QUOTA_PARENT):
+            labels[LABEL_QUOTA_PARENT] = ROOT_QUOTA
+        parent = labels[LABEL_QUOTA_PARENT]
+        if not labels.get(LABEL_QUOTA_TREE_ID) and parent != ROOT_QUOTA:
+            above = self._tree().nodes.get(parent)
+            if above is None:
+                raise QuotaRefused(f"{quota_ref(quota)}: parent {parent} does not exist")
+            if above.tree_id:
+                labels[LABEL_QUOTA_TREE_ID] = above.tree_id
+        weight = resource_annotation(quota, ANNOTATION_QUOTA_SHARED_WEIGHT)
+        wanted: ResourceList = {
+            name: weight.get(name, amount) for name, amount in quota.spec.max.items()
+        }
+        if not weight or set(weight) != set(wanted):
+            annotations[ANNOTATION_QUOTA_SHARED_WEIGHT] = canonical_json(wanted)
+            for name, amount in wanted.items():
+                self._metrics.quota_shared_weight.labels(quota.metadata.name, name).set(
+                    amount.value()
+                )
+        metadata = {**plain.get("metadata", {}), "labels": labels}
+        if annotations:
+            metadata["annotations"] = annotations
+        return {**plain, "metadata": metadata}
+
+    def validate(self, request: AdmissionRequest) -> Verdict:
+        """Refuse a change that breaks the tree."""
+        if request.resource.resource != "elasticquotas" or request.sub_resource:
+            return ALLOWED
+        try:
+            self._check(request)
+        except (QuotaRefused, InputErrors) as error:
+            return denied(str(error), code=400)
+        return ALLOWED
+
+    def _check(self, request: AdmissionRequest) -> None:
+        tree = self._tree()
+        match request.operation:
+            case "CREATE":
+                check_create(tree, _quota(bytes(request.object), request.ref), self._rules)
+            case "UPDATE":
+                new = _quota(bytes(request.object), request.ref)
+                old = _quota(bytes(request.old_object), request.ref)
+                count = self._pods.count(new.metadata.name)
+                check_update(tree, old, new, self._rules, pods_of={new.metadata.name: count})
+            case "DELETE":
+                old = _quota(bytes(request.old_object), request.ref)
+                pods = (
+                    f"{pod.metadata.namespace}/{pod.metadata.name}"
+                    for pod in self._pods.get(old.metadata.name)
+                )
+                check_delete(tree, old, pods=pods)
+            case _:
+                return
+
+
+def _quota(raw: bytes, obj: str) -> ElasticQuota:
+    return decode_object(raw, ElasticQuota, obj=obj)

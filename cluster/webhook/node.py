@@ -1,0 +1,152 @@
+"""Nodes at admission: allocatable multiplied by the amplification ratio, conflicting entries named.
+
+Source: manager.md section 24.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from apis.core import Node
+from apis.decode import canonical_json, decode_field, decode_object, json_decoder
+from apis.errors import InputErrors
+from apis.keys import (
+    ANNOTATION_RAW_ALLOCATABLE,
+    ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
+    CPU,
+    MEMORY,
+)
+from apis.meta import matches
+from apis.quantity import Quantity, ResourceList
+from apis.slo_config import SLOConfig
+from cluster.manager.normalization import hundredths
+from cluster.webhook.pod import plain_object
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
+
+_decode_ratios = json_decoder(dict[str, float])
+_decode_resources = json_decoder(ResourceList)
+
+
+def mutate_node_status(request: AdmissionRequest) -> Verdict:
+    """Amplify allocatable cpu and memory in a status update of the kubelet."""
+    if request.resource.resource != "nodes" or request.sub_resource != "status":
+        return ALLOWED
+    if request.operation != "UPDATE":
+        return ALLOWED
+    before = plain_object(request)
+    new = decode_object(before, Node, obj=request.ref)
+    old = decode_object(bytes(request.old_object), Node, obj=request.ref)
+    after = amplified_node(before, new, old, obj=request.ref)
+    return Verdict(True, patch=tuple(json_patch(before, after)))
+
+
+def amplified_node(plain: Mapping[str, Any], new: Node, old: Node, *, obj: str) -> dict[str, Any]:
+    """Return the node with amplified allocatable and the kubelet's own value remembered.
+
+    A value that differs from the stored (amplified) one comes from the kubelet and is the new raw
+    value. Raises InputError for an unreadable annotation.
+    """
+    annotations = dict(new.metadata.annotations)
+    text = annotations.get(ANNOTATION_RESOURCE_AMPLIFICATION_RATIO)
+    metadata = dict(plain.get("metadata") or {})
+    if not text:
+        if ANNOTATION_RAW_ALLOCATABLE not in annotations:
+            return dict(plain)
+        del annotations[ANNOTATION_RAW_ALLOCATABLE]
+        return {**plain, "metadata": {**metadata, "annotations": annotations}}
+    ratios = decode_field(
+        _decode_ratios,
+        text,
+        obj=obj,
+        field=f'metadata.annotations["{ANNOTATION_RESOURCE_AMPLIFICATION_RATIO}"]',
+    )
+    allocatable = new.status.allocatable
+    stored = annotations.get(ANNOTATION_RAW_ALLOCATABLE)
+    fresh = stored is None or any(
+        allocatable.get(name) != old.status.allocatable.get(name) for name in (CPU, MEMORY)
+    )
+    if stored is None or fresh:
+        raw: ResourceList = {
+            name: allocatable[name] for name in (CPU, MEMORY) if name in allocatable
+        }
+        annotations[ANNOTATION_RAW_ALLOCATABLE] = canonical_json(raw)
+    else:
+        raw = decode_field(
+            _decode_resources,
+            stored,
+            obj=obj,
+            field=f'metadata.annotations["{ANNOTATION_RAW_ALLOCATABLE}"]',
+        )
+    status = dict(plain.get("status") or {})
+    offered = dict(status.get("allocatable") or {})
+    for name in (CPU, MEMORY):
+        percent = hundredths(ratios[name]) if 0 < ratios.get(name, 0.0) < 1000 else 100
+        if percent > 100 and name in raw:
+            milli = raw[name].milli_value() * percent // 100
+            offered[name] = str(Quantity(milli * 1_000_000, raw[name].notation))
+    return {
+        **plain,
+        "metadata": {**metadata, "annotations": annotations},
+        "status": {**status, "allocatable": offered},
+    }
+
+
+_CHECKED: Final = (
+    ("colocation-config", "colocation"),
+    ("resource-threshold-config", "threshold"),
+    ("resource-qos-config", "resource_qos"),
+    ("cpu-burst-config", "cpu_burst"),
+    ("system-config", "system"),
+)
+
+
+def conflicts(config: SLOConfig, labels: Mapping[str, str]) -> list[tuple[str, Sequence[str]]]:
+    """Return (key, names of entries) for every key in which more than one entry matches."""
+    found: list[tuple[str, Sequence[str]]] = []
+    for key, member in _CHECKED:
+        names = [
+            entry.name
+            for entry in getattr(config, member).entries
+            if matches(entry.selector, labels)
+        ]
+        if len(names) > 1:
+            found.append((key, names))
+    return found
+
+
+def reason_text(reason: str, message: Any) -> str:
+    """Return the error text whose shape tools look for."""
+    body = json.dumps({"reason": reason, "message": message}, separators=(",", ":"))
+    return f"___{body}___"
+
+
+class NodeValidation:
+    """Refuses label changes that make a node match several entries of one key."""
+
+    def __init__(self, config: Callable[[], SLOConfig]) -> None:
+        self._config = config
+
+    def validate(self, request: AdmissionRequest) -> Verdict:
+        if request.resource.resource != "nodes" or request.sub_resource:
+            return ALLOWED
+        if request.operation != "UPDATE":
+            return ALLOWED
+        try:
+            new = decode_object(bytes(request.object), Node, obj=request.ref)
+            old = decode_object(bytes(request.old_object), Node, obj=request.ref)
+        except (InputErrors, msgspec.DecodeError):
+            return ALLOWED
+        if new.metadata.labels == old.metadata.labels:
+            return ALLOWED
+        config = self._config()
+        before = dict(conflicts(config, old.metadata.labels))
+        for key, names in conflicts(config, new.metadata.labels):
+            # A conflict that stood before is not this change's fault.
+            if before.get(key) != names:
+                message = {"config": key, "strategies": names, "exampleNodes": [request.name]}
+                return denied(reason_text("ExistNodeConfict", message), code=400)
+        return ALLOWED
