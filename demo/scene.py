@@ -6,6 +6,7 @@ and from the container's own environment. Neither is taken from the daemon's wor
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import uuid
@@ -20,6 +21,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.kubelet import RunningPod
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NORMALIZATION = "node.koordinator.sh/cpu-normalization-ratio"
 GATES = {"CPUNormalization": True, "GPUEnvInject": True, "OOMScoreAdj": True}
 
 Manifest = dict[str, Any]
@@ -33,10 +35,15 @@ class Shown:
     level: str  # "container" | "pod"
     resource: str  # as koordctl names it
     key: str = ""  # the variable's name for resource "env"
+    original: str = ""  # what it is without Koordinator, where the demo restores it
 
     @property
     def label(self) -> str:
         return self.key or self.resource
+
+    @property
+    def whose(self) -> str:
+        return f"{self.pod}/main" if self.level == "container" else f"{self.pod} (pod)"
 
 
 SHOWN = (
@@ -49,6 +56,14 @@ SHOWN = (
     Shown("batch", "container", "memory.limit_in_bytes"),
     Shown("batch", "pod", "cpu.idle"),
     Shown("train", "container", "env", "NVIDIA_VISIBLE_DEVICES"),
+)
+
+RESTORED = (
+    Shown("web", "container", "cpu.cfs_quota_us", original="100000"),
+    Shown("web", "pod", "cpu.cfs_quota_us", original="100000"),
+    Shown("batch", "container", "cpu.cfs_quota_us", original="100000"),
+    Shown("batch", "pod", "cpu.idle", original="0"),
+    Shown("batch", "pod", "cpu.shares", original="512"),
 )
 
 
@@ -73,7 +88,8 @@ def objects() -> list[Manifest]:
 def pods() -> list[Manifest]:
     """The pods, each with a uid of its own; the one with a CPU for itself gets the first."""
     first = min(os.sched_getaffinity(0))
-    manifests = load("pods")
+    order = [shown.pod for shown in SHOWN]
+    manifests = sorted(load("pods"), key=lambda pod: order.index(pod["metadata"]["name"]))
     for manifest in manifests:
         metadata = manifest["metadata"]
         metadata["uid"] = str(uuid.uuid4())
@@ -120,17 +136,18 @@ def _amount(amounts: Mapping[str, Any], resource: str, kind: str) -> str:
 def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
     """The value as the kernel or the container has it now."""
     if shown.resource == "env":
-        done = bed.cri.execute(pod.containers["main"], ["printenv", shown.key])
-        return done.stdout.strip() or "(unset)"
+        environment = bed.cri.execute(pod.containers["main"], ["env"]).stdout.splitlines()
+        values = dict(line.partition("=")[::2] for line in environment)
+        return values.get(shown.key, "(unset)")
     group = pod.cgroup if shown.level == "pod" else pod.container_cgroup("main")
     return bed.groups.read(group, shown.resource)
 
 
-def without_annotation(objects: list[Manifest], kind: str, annotation: str) -> Manifest:
-    """The object of that kind as it is, less one annotation."""
-    manifest: Manifest = next(m for m in objects if m["kind"] == kind)
-    metadata = dict(manifest["metadata"])
-    metadata["annotations"] = {
-        k: v for k, v in metadata.get("annotations", {}).items() if k != annotation
-    }
-    return {**manifest, "metadata": metadata}
+def switched_off(objects: list[Manifest]) -> list[Manifest]:
+    """The Node without its ratio, and the NodeSLO with class BE's identity disabled."""
+    changed = copy.deepcopy(objects)
+    by_kind = {manifest["kind"]: manifest for manifest in changed}
+    del by_kind["Node"]["metadata"]["annotations"][NORMALIZATION]
+    classes = by_kind["NodeSLO"]["spec"]["resourceQOSStrategy"]
+    classes["beClass"]["cpuQOS"]["enable"] = False
+    return [by_kind["Node"], by_kind["NodeSLO"]]

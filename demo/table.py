@@ -18,7 +18,8 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) 
     if any(len(row) != len(header) for row in rows):
         raise ValueError("every row needs a cell for each column")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
-    last = max(_LEAST_LAST_COLUMN, width - sum(widths) - len(_GAP) * len(widths))
+    room = max(_LEAST_LAST_COLUMN, width - sum(widths) - len(_GAP) * len(widths))
+    last = min(room, max(len(row[-1]) for row in (header, *rows)))
     lines = [
         *_lines(header, widths, last),
         *_lines([*("-" * w for w in widths), "-" * last], widths, last),

@@ -26,7 +26,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.packages import CHECKOUT, DIES_WITH_US, BedError
 
 NODE_NAME = "example-node"
-_READY_TIMEOUT_S = 20.0
+_READY_TIMEOUT_S = 60.0  # an emulated machine takes its time to import it all
 _STOP_TIMEOUT_S = 15.0
 _KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 _KOORDCTL = "import sys; from koordctl.main import main; sys.exit(main())"

@@ -3,7 +3,7 @@
 They live under a root of their own, so beds can stand side by side and nobody's pods are touched:
 in the v2 hierarchy where that has the controllers, else in every v1 hierarchy (and in the empty v2
 hierarchy that a hybrid layout has). What is left in the root at the end is ended, and every group
-is removed. Resources are called by their v1 names, as everywhere here; values are the files' own.
+is removed. Resources are called by their v1 names, as everywhere here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class Kubepods:
         return CGROUP_MOUNT / controller / group.lstrip("/") / resource
 
     def read(self, group: str, resource: str) -> str:
-        return self.file(group, resource).read_text().strip()
+        """The file's text; on v2 limits read as v1 has them: quota alone, -1 for "max"."""
+        text = self.file(group, resource).read_text().strip()
+        if self.version == 2 and resource in ("cpu.cfs_quota_us", "memory.limit_in_bytes"):
+            return text.split()[0].replace("max", "-1")
+        return text
 
     def make_pod(
         self,

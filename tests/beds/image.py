@@ -19,8 +19,8 @@ IMAGE = "koord.test/busybox:1"
 SANDBOX_IMAGE = "koord.test/pause:1"
 
 _APPLETS = (
-    "awk", "cat", "cut", "dd", "echo", "env", "false", "grep", "head", "kill", "ls", "printenv",
-    "ps", "sh", "sleep", "tail", "taskset", "test", "top", "tr", "true", "wc", "yes",
+    "awk", "cat", "cut", "dd", "echo", "env", "false", "grep", "head", "kill", "ls", "ps", "sh",
+    "sleep", "tail", "taskset", "test", "top", "tr", "true", "wc", "yes",
 )  # fmt: skip
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 

@@ -1,0 +1,206 @@
+"""`make demo` and `make run`: the daemon at work on a real containerd, told as a story.
+
+Every step says what it does and how long it took; a failure says what was missing. Whatever
+happens, also a Ctrl-C, pods, daemon, containerd and cgroups are gone at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+
+from demo import scene
+from demo.table import render
+from tests.beds.containerd import GENERATIONS, Containerd, containerd
+from tests.beds.daemon import Daemon, daemon, wait_until
+from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod
+from tests.beds.packages import BedError
+
+HEADER = ("container", "value", "asked for", "got", "why")
+
+
+@contextmanager
+def step(text: str) -> Iterator[None]:
+    print(f"  {text} ...", end="", flush=True)
+    begin = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        print(" failed", flush=True)
+        raise
+    print(f" {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--containerd", choices=GENERATIONS, default="2.1", help="which containerd")
+    parser.add_argument("--stay", action="store_true", help="keep the environment open")
+    chosen = parser.parse_args(arguments)
+    # Being ended from outside cleans up like a Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with ExitStack() as stack:
+            tell(stack, chosen.containerd, stay=chosen.stay)
+    except BedError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except grpc.RpcError as error:
+        print(f"demo: the runtime refused: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is cleaned up", file=sys.stderr)
+        return 130
+    print("Cleaned up: no pod, process or cgroup of this demo is left.")
+    return 0
+
+
+def tell(stack: ExitStack, generation: Any, *, stay: bool) -> None:
+    begin = time.monotonic()
+    print(f"A node with containerd {generation}, koordlet and four pods", flush=True)
+    with step("containerd with NRI, in folders and cgroups of its own"):
+        bed = stack.enter_context(containerd(generation))
+    objects = scene.objects()
+    with step("koordlet, on the objects in examples/objects"):
+        koordlet = stack.enter_context(daemon(bed, objects, gates=scene.GATES))
+    pods = {}
+    for manifest in scene.pods():
+        name = manifest["metadata"]["name"]
+        qos = manifest["metadata"]["labels"]["koordinator.sh/qosClass"]
+        with step(f"pod {name}, class {qos}"):
+            koordlet.put(manifest)
+            pods[name] = manifest, stack.enter_context(running_pod(bed, manifest))
+    show_values(bed, koordlet, pods)
+    switch_off(bed, koordlet, pods, objects)
+    print(f"\n{time.monotonic() - begin:.1f} s so far.", flush=True)
+    if stay:
+        play(bed, koordlet)
+
+
+Pods = dict[str, tuple[scene.Manifest, RunningPod]]
+
+
+def show_values(bed: Containerd, koordlet: Daemon, pods: Pods) -> None:
+    rows = []
+    for shown in scene.SHOWN:
+        manifest, pod = pods[shown.pod]
+        why = explained(koordlet, shown)
+        asked, got = scene.asked(manifest, shown), scene.got(bed, pod, shown)
+        rows.append((shown.whose, shown.label, asked, got, why))
+    print("\nRead back from the kernel and from the containers' environment:\n")
+    print(render(HEADER, rows, width=terminal_width()), flush=True)
+
+
+def explained(koordlet: Daemon, shown: scene.Shown) -> str:
+    """Why the value is what it is, in the daemon's words, once it says that it is in force."""
+    subject = f"default/{shown.pod}" + ("/main" if shown.level == "container" else "")
+    answer: Any = None
+
+    def in_force() -> bool:
+        nonlocal answer
+        for found in koordlet.query("explain", shown.level, subject)["subjects"]:
+            for value in found["values"]:
+                if (found["level"], value["resource"], value["key"]) == (
+                    shown.level,
+                    shown.resource,
+                    shown.key,
+                ):
+                    answer = value
+        return answer is not None and answer["state"] in ("applied", "degraded", "at creation")
+
+    try:
+        wait_until("", in_force)
+    except BedError as error:
+        raise BedError(f"{shown.whose}: {shown.label} is not in force: {answer}") from error
+    return f"{answer['why']} [{answer['winner']['source']}]"
+
+
+def await_value(bed: Containerd, pod: RunningPod, shown: scene.Shown, value: str) -> None:
+    try:
+        wait_until("", lambda: scene.got(bed, pod, shown) == value)
+    except BedError as error:
+        found = scene.got(bed, pod, shown)
+        raise BedError(f"{shown.whose}: {shown.label} is {found} and not {value}") from error
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size((120, 40)).columns
+
+
+def switch_off(
+    bed: Containerd, koordlet: Daemon, pods: Pods, objects: list[scene.Manifest]
+) -> None:
+    """Switch two policies off in the objects and show that the old values come back."""
+    before = [scene.got(bed, pods[shown.pod][1], shown) for shown in scene.RESTORED]
+    print()
+    with step("CPU normalisation off (Node), group identity off for class BE (NodeSLO)"):
+        koordlet.put(*scene.switched_off(objects))
+        for shown in scene.RESTORED:
+            await_value(bed, pods[shown.pod][1], shown, shown.original)
+    rows = [
+        (shown.whose, shown.label, old, scene.got(bed, pods[shown.pod][1], shown))
+        for shown, old in zip(scene.RESTORED, before, strict=True)
+    ]
+    print(render(("container", "value", "before", "restored"), rows, width=80), flush=True)
+
+
+def play(bed: Containerd, koordlet: Daemon) -> None:
+    """Keep everything open: pods follow the manifests in a folder, until Ctrl-C."""
+    manifests = bed.folder / "pods.d"
+    manifests.mkdir()
+    koordctl = f"{Path(sys.executable).parent}/koordctl --run-dir {koordlet.run_dir}"
+    print(
+        f"""
+The environment stays open; Ctrl-C ends it. From another terminal:
+
+  {koordctl} status
+  {koordctl} explain container default/web/main
+  {koordctl} doctor
+
+  the node's objects     {koordlet.objects}/   edit a file and see the values follow
+  pods of your own       {manifests}/   put a Pod manifest there to run it, remove it to end it
+  the daemon's log       {koordlet.log}
+""",
+        flush=True,
+    )
+    running: dict[Path, RunningPod] = {}
+    refused: set[Path] = set()
+    try:
+        while True:
+            files = set(manifests.glob("*.yaml"))
+            for file in files - running.keys() - refused:
+                try:
+                    running[file] = start_pod(bed, koordlet, file)
+                except (OSError, yaml.YAMLError, LookupError, TypeError, grpc.RpcError) as error:
+                    refused.add(file)
+                    print(f"  {file.name}: {error}; put a corrected file under another name")
+            for file in running.keys() - files:
+                remove_pod(bed, running.pop(file))
+                print(f"  {file.name}: ended", flush=True)
+            time.sleep(0.3)
+    finally:
+        for pod in running.values():
+            remove_pod(bed, pod)
+
+
+def start_pod(bed: Containerd, koordlet: Daemon, file: Path) -> RunningPod:
+    manifest = yaml.safe_load(file.read_text())
+    manifest["metadata"].setdefault("uid", str(uuid.uuid4()))
+    manifest["metadata"].setdefault("namespace", "default")
+    with step(f"{file.name}: pod {manifest['metadata']['name']}"):
+        koordlet.put(manifest)
+        return run_pod(bed, manifest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
