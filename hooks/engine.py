@@ -11,9 +11,11 @@ the engine reports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed
@@ -82,8 +84,14 @@ class Engine:
         """Return the named policy's state."""
         return next((state for state in self.states if state.policy.name == policy), None)
 
-    def decide(self, subject: Subject, guard: Guard | None = None) -> Decision:
-        """Return the decision for `subject`; never raises for what a policy does."""
+    def decide(
+        self, subject: Subject, guard: Guard | None = None, *, before: Decision | None = None
+    ) -> Decision:
+        """Return the decision for `subject`; never raises for what a policy does.
+
+        before: the subject's decision until now. What a policy claimed there and cannot claim now
+        because its input went bad stays in force, marked as kept.
+        """
         by_resource: dict[ResourceKey, list[Claim]] = {}
         faults: list[Fault] = []
         for name, function, rule in self._plan[subject.level]:
@@ -102,6 +110,8 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
                 message = f"{type(error).__name__}: {error}"
                 faults.append(Fault(policy=name, message=message, input_error=False))
+        if faults and before is not None:
+            _keep(before, {fault.policy for fault in faults if fault.input_error}, by_resource)
         outcomes: dict[ResourceKey, Outcome] = {}
         for (resource, key), claims_of in by_resource.items():
             outcome = compose(claims_of, _requested(subject, resource))
@@ -113,6 +123,24 @@ class Engine:
             faults=tuple(faults),
             generation=self.generation,
         )
+
+
+KEPT: Final = "kept from before: the input is bad now"
+"""The `degraded` of a claim that outlives the input it came from."""
+
+
+def _keep(
+    before: Decision, policies: Collection[str], by_resource: dict[ResourceKey, list[Claim]]
+) -> None:
+    """Add what `policies` claimed before and do not claim now, in the policies' order."""
+    claimed = {(key, claim.policy) for key, claims in by_resource.items() for claim in claims}
+    for outcome in before.outcomes.values():
+        for claim in (outcome.winner, *outcome.modifiers, *outcome.losers):
+            key = (claim.resource, claim.key)
+            if claim.policy in policies and (key, claim.policy) not in claimed:
+                kept = claim if claim.degraded == KEPT else replace(claim, degraded=KEPT)
+                by_resource.setdefault(key, []).append(kept)
+                by_resource[key].sort(key=lambda claim: claim.policy)
 
 
 def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> PolicyState:

@@ -345,7 +345,9 @@ class Reconciler:
                 known[key] = before
                 faults += len(before.decision.faults)
                 continue
-            decision = engine.decide(subject, self._guard)
+            decision = engine.decide(
+                subject, self._guard, before=before.decision if before is not None else None
+            )
             decided += 1
             faults += len(decision.faults)
             known[key] = _Known(subject, engine, decision)

@@ -9,7 +9,7 @@ import pytest
 
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed, Op
-from hooks.engine import Engine
+from hooks.engine import KEPT, Engine
 from hooks.facts import NodeInputs, Settings
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import Level, NodeSubject, Subject
@@ -223,3 +223,64 @@ def test_the_guard_calls_every_function_and_may_refuse() -> None:
     assert calls == [("A", "rule", SUBJECT.key), ("B", "rule", SUBJECT.key)]
     assert [outcome.winner.policy for outcome in decision.outcomes.values()] == ["A"]
     assert decision.faults[0].message == "TimeoutError: B took too long"
+
+
+# --- input that goes bad while a pod runs ------------------------------------------------------
+
+
+def _annotated(text: str) -> Any:
+    return a_container(a_pod("LS", annotations={"x": text}), cfs_quota_us=100000)
+
+
+def _by_annotation(rule: Any, subject: Any) -> Iterator[Claimed]:
+    text = subject.pod.annotations["x"]
+    if text == "bad":
+        yield _bad()
+        return
+    yield _claim("A", int(text))
+    yield Claim(
+        resource=Resource.CPU_CFS_QUOTA,
+        value=0,
+        policy="A",
+        reason="r",
+        source="s",
+        op=Op.DIVIDE,
+        factor=2.0,
+    )
+
+
+def test_what_was_claimed_before_stays_in_force_while_the_input_is_bad() -> None:
+    low = _policy("B", lambda rule, subject: [_claim("B", 50)])
+    engine = _build(_policy("A", _by_annotation), low)
+    good = engine.decide(_annotated("77"))
+    bad = engine.decide(_annotated("bad"), before=good)
+    assert values(bad) == values(good) == {"cpu.shares": 77, "cpu.cfs_quota_us": 50000}
+    assert bad.outcomes[Resource.CPU_SHARES, ""].winner.degraded == KEPT
+    assert bad.outcomes[Resource.CPU_SHARES, ""].losers[0].policy == "B"
+    assert len(bad.faults) == 1
+    assert engine.decide(_annotated("bad"), before=bad) == bad
+    again = engine.decide(_annotated("78"), before=bad)
+    assert again == engine.decide(_annotated("78"))
+    assert values(engine.decide(_annotated("bad"))) == {"cpu.shares": 50}
+
+
+def test_a_claim_that_can_still_be_made_is_not_taken_from_before() -> None:
+    def claims(rule: Any, subject: Any) -> Iterator[Claimed]:
+        if subject.pod.annotations["x"] == "bad":
+            yield _bad()
+            yield _claim("A", 1)
+        else:
+            yield _claim("A", 2)
+
+    engine = _build(_policy("A", claims))
+    before = engine.decide(_annotated("good"))
+    assert values(engine.decide(_annotated("bad"), before=before)) == {"cpu.shares": 1}
+
+
+def test_a_defect_keeps_nothing_and_neither_does_a_policy_that_is_off() -> None:
+    good = _build(_policy("A")).decide(SUBJECT)
+    assert good.outcomes
+    defect = _build(_policy("A", _raises(RuntimeError("x"))))
+    assert defect.decide(SUBJECT, before=good).outcomes == {}
+    off = _build(_policy("A"), inputs=node(gates={"A": False}))
+    assert off.decide(SUBJECT, before=good).outcomes == {}
