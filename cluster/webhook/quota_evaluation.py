@@ -155,9 +155,12 @@ class QuotaEvaluator:
             jitter_left = self._rules.max_total_jitter_seconds
             for _ in range(max(3, self._rules.max_retries) + 1):
                 remembered = self._written.pop(key, None)
-                quota: ElasticQuota = remembered or await self._client.get(
-                    ELASTIC_QUOTAS, name, decode_elastic_quota, namespace=namespace
-                )
+                if remembered is not None:
+                    quota = remembered
+                else:
+                    quota = await self._client.get(
+                        ELASTIC_QUOTAS, name, decode_elastic_quota, namespace=namespace
+                    )
                 masked = masked_request(quota, requested)
                 if not masked:
                     return ALLOWED
