@@ -75,9 +75,8 @@ class Runtime:
         try:
             answer = await self._call("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
         except RpcError as error:
-            if error.status.code == Code.NOT_FOUND:
-                return None
-            raise RuntimeAway(str(error)) from error
+            _report_no_status(error, identifier)
+            return None
         return read_pod_status(answer)
 
     async def container(self, identifier: str) -> Container | None:
@@ -96,9 +95,8 @@ class Runtime:
         try:
             answer = await self._call("ContainerStatus", request, cri.ContainerStatusResponse)
         except RpcError as error:
-            if error.status.code == Code.NOT_FOUND:
-                return None
-            raise RuntimeAway(str(error)) from error
+            _report_no_status(error, listed.id)
+            return None
         return read_container_status(listed, answer)
 
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
@@ -131,6 +129,17 @@ class Runtime:
             raise RuntimeAway(f"{method}: no answer within {_CALL_TIMEOUT_S:g} s") from error
         except DecodeError as error:
             raise RuntimeAway(f"{method}: unreadable answer") from error
+
+
+def _report_no_status(error: RpcError, identifier: str) -> None:
+    """An object without a status is left out, so that one broken object harms no other.
+
+    Raises RuntimeAway where the error is not the object's.
+    """
+    if error.status.code in (Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED):
+        raise RuntimeAway(str(error)) from error
+    if error.status.code != Code.NOT_FOUND:
+        log.warning("no status", extra={"id": identifier, "reason": str(error)})
 
 
 def read_pod_status(answer: cri.PodSandboxStatusResponse) -> Pod:

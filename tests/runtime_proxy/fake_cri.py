@@ -28,6 +28,23 @@ SERVER_OPTIONS = [
     ("grpc.max_metadata_size", 64 * 1024),
     ("grpc.so_reuseport", 0),
 ]
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 64 * 1024),
+    ("grpc.absolute_max_metadata_size", 128 * 1024),
+    # What kubelet waits between attempts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@contextmanager
+def connected(socket: Path) -> Iterator[Any]:
+    """A channel of bytes; Any, because grpc's type stubs insist on serializers."""
+    with grpc.insecure_channel(f"unix://{socket}", options=CHANNEL_OPTIONS) as channel:
+        yield channel
 
 
 class FakeCri:
@@ -133,10 +150,15 @@ class FakeCri:
             resources.MergeFrom(update)
         info = {
             "config": {
-                "envs": [{"key": e.key, "value": e.value.decode()} for e in kept.config.envs]
+                "envs": [
+                    {"key": e.key, "value": e.value.decode(errors="replace")}
+                    for e in kept.config.envs
+                ]
             },
             "runtimeSpec": {
-                "process": {"env": [f"{e.key}={e.value.decode()}" for e in kept.config.envs]}
+                "process": {
+                    "env": [f"{e.key}={e.value.decode(errors='replace')}" for e in kept.config.envs]
+                }
             },
         }
         return cri.ContainerStatusResponse(
@@ -171,7 +193,7 @@ class FakeCri:
 
     # -- test.Bytes -------------------------------------------------------------------------------
 
-    def _bytes_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+    def _bytes_handlers(self) -> dict[str, Any]:
         def echo(request: bytes, context: grpc.ServicerContext) -> bytes:
             sent = dict(context.invocation_metadata())
             context.send_initial_metadata((("x-head", str(sent.get("x-test", ""))),))

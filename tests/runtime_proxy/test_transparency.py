@@ -18,18 +18,8 @@ import grpc
 import pytest
 
 from runtime_proxy.http2 import frames, hpack
-from tests.runtime_proxy.fake_cri import MAX_MESSAGE_BYTES, FakeCri, fake_cri
+from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
 from tests.runtime_proxy.processes import Proxy, fetch, proxy, wait_until
-
-CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 64 * 1024),
-    ("grpc.absolute_max_metadata_size", 128 * 1024),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 3000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +35,12 @@ def running(runtime: FakeCri) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def channel(running: Proxy) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as opened:
+def channel(running: Proxy) -> Iterator[Any]:
+    with connected(running.socket) as opened:
         yield opened
 
 
-def test_a_unary_call_keeps_its_metadata_headers_and_trailers(channel: grpc.Channel) -> None:
+def test_a_unary_call_keeps_its_metadata_headers_and_trailers(channel: Any) -> None:
     echo = channel.unary_unary("/test.Bytes/Echo")
     answer, call = echo.with_call(b"hello", metadata=(("x-test", "42"),), timeout=5)
     assert answer == b"hello"
@@ -61,13 +51,13 @@ def test_a_unary_call_keeps_its_metadata_headers_and_trailers(channel: grpc.Chan
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 4 << 20, 17 << 20])
-def test_a_message_of_any_size_comes_through_both_ways(channel: grpc.Channel, size: int) -> None:
+def test_a_message_of_any_size_comes_through_both_ways(channel: Any, size: int) -> None:
     message = os.urandom(size)
     answer = channel.unary_unary("/test.Bytes/Echo")(message, timeout=30)
     assert hashlib.sha256(answer).digest() == hashlib.sha256(message).digest()
 
 
-def test_streams_pass_in_every_direction(channel: grpc.Channel) -> None:
+def test_streams_pass_in_every_direction(channel: Any) -> None:
     repeat = channel.unary_stream("/test.Bytes/Repeat")
     parts = list(repeat(b"200 5000", timeout=20))
     assert [int.from_bytes(part[:4], "big") for part in parts] == list(range(200))
@@ -77,7 +67,7 @@ def test_streams_pass_in_every_direction(channel: grpc.Channel) -> None:
     assert list(converse(iter([b"abc", b"def"]), timeout=20)) == [b"cba", b"fed"]
 
 
-def test_an_error_keeps_code_text_and_details(channel: grpc.Channel) -> None:
+def test_an_error_keeps_code_text_and_details(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/test.Bytes/Fail")(b"", timeout=5)
     error: Any = caught.value
@@ -86,15 +76,14 @@ def test_an_error_keeps_code_text_and_details(channel: grpc.Channel) -> None:
     assert dict(error.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x05\x12\x01x"
 
 
-def test_an_unknown_service_gets_the_runtimes_own_answer(channel: grpc.Channel) -> None:
+def test_an_unknown_service_gets_the_runtimes_own_answer(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/no.Such/Method")(b"", timeout=5)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_deadlines_and_cancellation_reach_the_runtime(
-    runtime: FakeCri, channel: grpc.Channel
-) -> None:
+def test_deadlines_and_cancellation_reach_the_runtime(runtime: FakeCri, channel: Any) -> None:
     left = float(channel.unary_unary("/test.Bytes/Remaining")(b"", timeout=7))
     assert 6 < left < 7.5  # the client rounds up
     runtime.cancelled.clear()
@@ -105,7 +94,7 @@ def test_deadlines_and_cancellation_reach_the_runtime(
     assert runtime.cancelled.wait(5)
 
 
-def test_many_callers_share_a_connection(channel: grpc.Channel) -> None:
+def test_many_callers_share_a_connection(channel: Any) -> None:
     echo = channel.unary_unary("/test.Bytes/Echo")
     with futures.ThreadPoolExecutor(8) as pool:
         sizes = [(number * 997) % 40_000 for number in range(400)]
@@ -148,7 +137,7 @@ def read_to_end(client: socket.socket) -> bytes:
     ids=["http/1.1", "noise", "broken header block", "endless headers"],
 )
 def test_a_hostile_client_loses_its_connection_and_nobody_elses(
-    running: Proxy, channel: grpc.Channel, octets: bytes
+    running: Proxy, channel: Any, octets: bytes
 ) -> None:
     echo = channel.unary_unary("/test.Bytes/Echo")
     assert echo(b"before", timeout=5) == b"before"
@@ -160,7 +149,7 @@ def test_a_hostile_client_loses_its_connection_and_nobody_elses(
 
 
 def test_half_a_message_and_gone_leaves_nothing_behind(
-    running: Proxy, runtime: FakeCri, channel: grpc.Channel
+    running: Proxy, runtime: FakeCri, channel: Any
 ) -> None:
     path = b"/runtime.v1.RuntimeService/CreateContainer"
     block = hpack.encode(
@@ -205,7 +194,7 @@ def test_an_absent_runtime_is_reported_at_once_and_found_again_within_a_second(
     runtime = FakeCri(tmp_path / "runtime.sock")
     with (
         proxy(runtime.socket) as running,
-        grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel,
+        connected(running.socket) as channel,
     ):
         echo = channel.unary_unary("/test.Bytes/Echo")
         for _ in range(3):
@@ -234,7 +223,7 @@ def test_an_absent_runtime_is_reported_at_once_and_found_again_within_a_second(
 
 def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
     with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
-        with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel:
+        with connected(running.socket) as channel:
             hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
             time.sleep(0.2)
             assert running.process is not None
@@ -255,9 +244,7 @@ def test_a_handover_under_load_drops_no_call(tmp_path: Path) -> None:
         done = [0]
 
         def caller() -> None:
-            with grpc.insecure_channel(
-                f"unix://{running.socket}", options=CHANNEL_OPTIONS
-            ) as channel:
+            with connected(running.socket) as channel:
                 echo = channel.unary_unary("/test.Bytes/Echo")
                 while not stop.is_set():
                     try:
@@ -303,7 +290,7 @@ def test_a_passed_socket_is_served_and_left_in_place(tmp_path: Path) -> None:
             pass_fds=[listener.fileno()],
         ) as running:
             for _ in range(2):
-                with grpc.insecure_channel(f"unix://{path}", options=CHANNEL_OPTIONS) as channel:
+                with connected(path) as channel:
                     assert channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5) == b"x"
                 assert running.stop() == 0
                 assert path.exists()
@@ -322,7 +309,7 @@ def test_the_pages_tell_counts_and_health(runtime: FakeCri, tmp_path: Path) -> N
         port = probe.getsockname()[1]
     with proxy(runtime.socket, flags=[f"--http-address=127.0.0.1:{port}"]) as running:
         running.wait_for_log("recovered")
-        with grpc.insecure_channel(f"unix://{running.socket}", options=CHANNEL_OPTIONS) as channel:
+        with connected(running.socket) as channel:
             channel.unary_unary("/runtime.v1.RuntimeService/Version")(b"", timeout=5)
             channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5)
             status, text = fetch(f"http://127.0.0.1:{port}/metrics")

@@ -1,0 +1,87 @@
+"""A dead or slow hook server costs its time once, not per call."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime_proxy.breaker import Breaker, State
+
+
+def test_a_server_that_is_away_is_not_called_until_it_shows_life() -> None:
+    breaker = Breaker()
+    assert breaker.admit()
+    breaker.unreachable("connection refused")
+    assert not breaker.admit()
+    assert breaker.reason == "connection refused"
+    assert breaker.alive(now=0.1)
+    assert breaker.admit()
+    assert breaker.trips == 1
+
+
+def test_a_slow_server_gets_one_trial_after_a_pause_that_doubles() -> None:
+    breaker = Breaker()
+    now = 0.0
+    for pause in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        assert breaker.admit()
+        breaker.timed_out("no answer within 2 s", now)
+        assert not breaker.alive(now + pause - 0.01)
+        assert breaker.alive(now + pause)
+        assert breaker.state is State.TRIAL
+        now += pause
+    assert breaker.admit()
+    assert not breaker.admit(), "one trial at a time"
+    breaker.succeeded()
+    assert breaker.state is State.CLOSED
+    breaker.timed_out("again", now)
+    assert breaker.alive(now + 1.0), "success forgets the doubled pause"
+
+
+def test_a_trial_whose_caller_went_away_leaves_room_for_the_next() -> None:
+    breaker = Breaker()
+    breaker.timed_out("slow", 0.0)
+    breaker.alive(1.0)
+    assert breaker.admit()
+    breaker.abandoned()
+    assert breaker.admit()
+
+
+def test_calls_that_time_out_together_trip_once() -> None:
+    breaker = Breaker()
+    for _ in range(8):
+        assert breaker.admit()
+    for _ in range(8):
+        breaker.timed_out("slow", 0.0)
+    assert breaker.trips == 1
+    assert breaker.alive(1.0)
+
+
+steps = st.lists(
+    st.sampled_from(["admit", "succeeded", "unreachable", "timed_out", "abandoned", "alive"]),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=steps)
+def test_from_any_state_life_and_success_lead_back_to_closed(steps: list[str]) -> None:
+    breaker = Breaker()
+    now = 0.0
+    for step in steps:
+        now += 0.3
+        if step == "admit":
+            breaker.admit()
+        elif step == "unreachable":
+            breaker.unreachable("away")
+        elif step == "timed_out":
+            breaker.timed_out("slow", now)
+        elif step == "alive":
+            breaker.alive(now)
+        else:
+            getattr(breaker, step)()
+        assert breaker.state is not State.OPEN or not breaker.admit()
+    breaker.alive(now + 31)
+    breaker.abandoned()
+    assert breaker.admit()
+    breaker.succeeded()
+    assert breaker.state is State.CLOSED

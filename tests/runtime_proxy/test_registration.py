@@ -1,0 +1,191 @@
+"""Registration files: what counts as one, and what a folder full of surprises leaves in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime_proxy.registration import (
+    FolderWatch,
+    RegistrationError,
+    Registrations,
+    parse_registration,
+)
+from runtime_proxy.stages import Stage
+
+GOOD = {
+    "remote-endpoint": "/var/run/koordlet/koordlet.sock",
+    "failure-policy": "Ignore",
+    "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"],
+}
+
+
+def test_what_koordlet_writes_is_understood() -> None:
+    found = parse_registration("koordlet.json", json.dumps(GOOD, indent="\t").encode())
+    assert found.endpoint == "/var/run/koordlet/koordlet.sock"
+    assert not found.fail
+    assert found.stages == {
+        Stage.PRE_RUN_POD_SANDBOX,
+        Stage.PRE_CREATE_CONTAINER,
+        Stage.PRE_UPDATE_CONTAINER_RESOURCES,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "fail", "count"),
+    [
+        ({"failure-policy": "Fail"}, True, 3),
+        ({"failure-policy": ""}, False, 3),
+        ({"failure-policy": "fail"}, False, 3),
+        ({"runtime-hooks": ["PreStartContainer", "NoneRuntimeHookType", "Sing"]}, False, 1),
+        ({"runtime-hooks": None}, False, 0),
+        ({"extra": [1]}, False, 3),
+        ({"remote-endpoint": "unix:///run/x.sock"}, False, 3),
+    ],
+)
+def test_policy_and_hooks_are_read_as_upstream_reads_them(
+    change: dict[str, object], fail: bool, count: int
+) -> None:
+    found = parse_registration("x.json", json.dumps({**GOOD, **change}).encode())
+    assert found.fail is fail
+    assert len(found.stages) == count
+
+
+def test_keys_match_in_any_case() -> None:
+    content = json.dumps({"Remote-Endpoint": "/run/x.sock", "FAILURE-POLICY": "Fail"}).encode()
+    assert parse_registration("x.json", content).fail
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "x.json: not JSON"),
+        (b"{", "x.json: not JSON"),
+        (b"[" * 100_000, "x.json: not JSON"),
+        (b"[]", "x.json: not a JSON object"),
+        (b"{}", "remote-endpoint: ''"),
+        (b'{"remote-endpoint": "relative.sock"}', "remote-endpoint: 'relative.sock'"),
+        (b'{"remote-endpoint": 5}', "remote-endpoint: 5"),
+        (b'{"remote-endpoint": "/' + b"x" * 200 + b'"}', "no unix socket can have this path"),
+        (b'{"remote-endpoint": "/x", "runtime-hooks": "PreRunPodSandbox"}', "not a list"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(content: bytes, complaint: str) -> None:
+    with pytest.raises(RegistrationError, match=complaint):
+        parse_registration("x.json", content)
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=200))
+def test_any_content_is_a_registration_or_a_named_error(content: bytes) -> None:
+    try:
+        parse_registration("x.json", content)
+    except RegistrationError as error:
+        assert str(error).startswith("x.json: ")
+
+
+def write(folder: Path, name: str, **change: object) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({**GOOD, **change}))
+    return path
+
+
+def test_servers_are_asked_in_the_order_of_their_file_names(tmp_path: Path) -> None:
+    for name in ("20-b.json", "10-a.json", "30-c.json.bak", "40-d.json~", "50xjson"):
+        write(tmp_path, name)
+    registrations = Registrations(str(tmp_path))
+    assert registrations.scan()
+    assert [r.name for r in registrations.current] == ["10-a.json", "20-b.json", "50xjson"]
+    assert not registrations.scan()
+
+
+def test_a_broken_rewrite_keeps_the_last_good_one_until_the_file_goes(tmp_path: Path) -> None:
+    path = write(tmp_path, "k.json")
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    good = registrations.current
+    path.write_text('{"remote-endpoint":')
+    assert not registrations.refresh()
+    assert registrations.current == good
+    assert "k.json: not JSON" in registrations.complaints["k.json"]
+    path.unlink()
+    assert registrations.scan()
+    assert registrations.current == ()
+    assert registrations.complaints == {}
+
+
+def test_a_rewrite_within_a_clock_tick_is_seen(tmp_path: Path) -> None:
+    path = write(tmp_path, "k.json")
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    before = path.stat()
+    write(tmp_path, "k.json", **{"failure-policy": "Fail", "remote-endpoint": "/run/k2.sock"})
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert registrations.refresh()
+    assert registrations.current[0].fail
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    write(tmp_path, "k.json").chmod(mode)
+    registrations = Registrations(str(tmp_path))
+    assert not registrations.scan()
+    assert "chmod go-w" in registrations.complaints["k.json"]
+
+
+@pytest.mark.root
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(write(tmp_path, "k.json"), 12345, 0)
+    registrations = Registrations(str(tmp_path))
+    assert not registrations.scan()
+    assert "must belong to root" in registrations.complaints["k.json"]
+
+
+def test_links_folders_pipes_and_giants_do_no_harm(tmp_path: Path) -> None:
+    write(tmp_path, "good.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "good.json")
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "giant.json").write_bytes(b" " * (1 << 20))
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    assert [r.name for r in registrations.current] == ["good.json"]
+    assert set(registrations.complaints) == {
+        "link.json",
+        "folder.json",
+        "pipe.json",
+        "giant.json",
+    }
+
+
+def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
+    registrations = Registrations(str(tmp_path / "none"))
+    assert not registrations.scan()
+    assert registrations.current == ()
+
+
+def test_the_watch_tells_of_every_way_a_file_comes_and_goes(tmp_path: Path) -> None:
+    told: list[int] = []
+    watch = FolderWatch(str(tmp_path), lambda: told.append(1))
+
+    def changes() -> bool:
+        if not select.select([watch.descriptor], [], [], 1)[0]:
+            return False
+        watch.drain()
+        return True
+
+    path = tmp_path / "k.json"
+    path.write_text("{}")
+    assert changes()
+    path.rename(tmp_path / "l.json")
+    assert changes()
+    (tmp_path / "l.json").unlink()
+    assert changes()
+    assert len(told) == 3
+    watch.close()
