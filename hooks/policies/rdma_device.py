@@ -63,22 +63,27 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
     allocated = parse_device_allocated(text, obj=pod.obj).get(DeviceType.RDMA)
     if not allocated:
         return
+    missing: list[tuple[str, str]] = []
     first = True
     for index, device in enumerate(allocated):
         for address, where in addresses_of(device, index):
             node = rule.devices.get(address.lower())
             if node is None:
-                yield InputError(
-                    obj=pod.obj,
-                    field=f"{_FIELD}.{where}",
-                    value=address,
-                    problem="this node has no RDMA device with verbs at that PCI address",
-                )
+                missing.append((address, where))
                 continue
             if first and rule.connection_manager is not None:
                 yield _claim(rule.connection_manager, "the RDMA connection manager", _SOURCE)
             first = False
             yield _claim(node, f"RDMA device {address}", f"{_SOURCE}.{where}")
+    if missing:
+        address, where = missing[0]
+        others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        yield InputError(
+            obj=pod.obj,
+            field=f"{_FIELD}.{where}",
+            value=address,
+            problem=f"this node has no RDMA device with verbs at that PCI address{others}",
+        )
 
 
 def _claim(node: DeviceNode, reason: str, source: str) -> Claim:

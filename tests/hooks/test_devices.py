@@ -203,6 +203,12 @@ def test_an_unknown_address_costs_that_device_only() -> None:
     assert "rdma[0].id" in message and "0000:ff:00.0" in message
 
 
+def test_many_unknown_addresses_are_one_message() -> None:
+    container = _rdma(*({"id": f"0000:f{number}:00.0"} for number in range(9)))
+    message = only_fault(decide(container, node(kernel=RDMA_KERNEL), rdma_device.POLICY))
+    assert "0000:f0:00.0" in message and "and 8 more" in message
+
+
 def test_nothing_but_unknown_addresses_gives_no_connection_manager_either() -> None:
     vfs = {"vfs": [{"minor": 0, "busID": ""}]}
     container = _rdma({"id": "0000:09:00.0", "extension": vfs})
