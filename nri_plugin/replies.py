@@ -9,14 +9,16 @@ Source: nri.md sections 3.7, 5.1 to 5.5, 7.5, 7.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from hooks.decision import Decision, ResourceKey
+from hooks.subject import Requested
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin.capabilities import UNIFIED, RuntimeProfile
-from nri_plugin.subjects import cpu_set
+from nri_plugin.subjects import values
 from protos.nri.v1alpha1 import nri_pb2 as nri
 
 _MAX_INT64: Final = (1 << 63) - 1
@@ -41,14 +43,17 @@ class Update(NamedTuple):
 
 
 def adjustment(
-    container: nri.Container,
+    message: nri.Container,
+    requested: Requested,
     decision: Decision,
     profile: RuntimeProfile,
     resctrl_groups: Collection[str],
 ) -> Adjustment:
-    """Return the adjustment that carries `decision` out for a container about to be created."""
+    """Return the adjustment that carries `decision` out for a container about to be created.
+
+    message, requested: the container in the request, and its values as `subjects` read them.
+    """
     adjust = nri.ContainerAdjustment()
-    existing = container.linux.resources
     target = adjust.linux.resources
     changed = False
     problems: list[str] = []
@@ -59,13 +64,19 @@ def adjustment(
         try:
             if key and resource not in _AT_CREATION_ONLY:
                 raise ValueError("it takes no key")
-            if (write := _RESOURCE_WRITERS.get(resource)) is not None:
-                changed |= write(target, value, existing, existing)
+            if (field := _FIELDS.get(resource)) is not None:
+                if value != field.given(requested):
+                    field.write(target, value)
+                    changed = True
+            elif resource in UNIFIED:
+                changed |= _write_unified(target, resource, value, (message.linux.resources,))
             elif resource is Resource.RESCTRL_GROUP:
-                changed |= _write_rdt_class(adjust, value, existing, resctrl_groups)
+                changed |= _write_rdt_class(adjust, value, message, resctrl_groups)
             elif resource is Resource.OOM_SCORE_ADJ:
-                changed |= _write_oom_score_adj(adjust, value, container)
-            elif _lacks(container, resource, key, value):
+                if value != (requested.oom_score_adj or 0):
+                    adjust.linux.oom_score_adj.value = _number(value, -1000)
+                    changed = True
+            elif _lacks(message, resource, key, value):
                 _INJECTORS[resource](adjust, key, value)
                 changed = True
         except (TypeError, ValueError) as error:
@@ -74,7 +85,8 @@ def adjustment(
 
 
 def update(
-    container: nri.Container,
+    message: nri.Container,
+    current: Requested,
     decision: Decision,
     profile: RuntimeProfile,
     *,
@@ -83,35 +95,41 @@ def update(
 ) -> Update:
     """Return the update that carries `decision` out for an existing container.
 
+    message, current: the container, and its values as `subjects` read them.
     asked: the resources that kubelet asks for in this very event. A value that it gives is what the
         container would get, so that is what the decision is compared with; a value that it does not
         give stays as the container has it.
     """
-    message = nri.ContainerUpdate(container_id=container.id)
-    existing = container.linux.resources
-    base = existing if asked is None else asked
-    target = message.linux.resources
+    made = nri.ContainerUpdate(container_id=message.id)
+    target = made.linux.resources
+    existing = message.linux.resources
+    in_force = current if asked is None else _over(values(asked), current)
     changed = False
     problems: list[str] = []
     for (resource, key), outcome in decision.outcomes.items():
-        write = _RESOURCE_WRITERS.get(resource)
-        if write is None or resource not in profile.update:
+        if resource not in profile.update:
             continue
-        # Before 0.10 the runtime does not tell a container's unified values: sent blindly they
-        # would make it update every container at every Synchronize.
-        if resource in UNIFIED and asked is None and profile.nri < (0, 10, 0):
-            continue
+        value = outcome.value
         try:
             if key:
                 raise ValueError("it takes no key")
-            changed |= write(target, outcome.value, base, existing)
+            if (field := _FIELDS.get(resource)) is not None:
+                if value != field.given(in_force):
+                    field.write(target, value)
+                    changed = True
+            elif asked is not None:
+                changed |= _write_unified(target, resource, value, (asked, existing))
+            elif profile.nri >= (0, 10, 0):
+                # Older ones do not tell a container's unified values: sent blindly they would
+                # make the runtime update every container at every Synchronize.
+                changed |= _write_unified(target, resource, value, (existing,))
         except (TypeError, ValueError) as error:
             problems.append(_problem(resource, key, error))
-    if not changed or not container.id:
+    if not changed or not message.id:
         return Update(None, tuple(problems))
     if ignore_failure:
-        message.ignore_failure = True
-    return Update(message, tuple(problems))
+        made.ignore_failure = True
+    return Update(made, tuple(problems))
 
 
 def lacks_at_creation(container: nri.Container, decision: Decision) -> tuple[ResourceKey, ...]:
@@ -129,14 +147,28 @@ def _problem(resource: Resource, key: str, error: Exception) -> str:
 
 
 # ---------------------------------------------------------------- fields of LinuxResources
-#
-# A writer sets one field of `target` and says whether it did. `first` holds the value that would
-# come into force without us, if it is given there; else `second` does.
-
-_Writer = Callable[[nri.LinuxResources, Value, nri.LinuxResources, nri.LinuxResources], bool]
 
 
-def _number(value: Value, lowest: int = UNLIMITED) -> int:
+class _Field(NamedTuple):
+    """given: the canonical value that comes into force without us. write: sets another one."""
+
+    given: Callable[[Requested], Value | None]
+    write: Callable[[nri.LinuxResources, Value], None]
+
+
+def _over(asked: Requested, current: Requested) -> Requested:
+    """What is in force after an update: what it gives, else what was there."""
+    return Requested(
+        cpu_shares=asked.cpu_shares or current.cpu_shares,
+        cfs_quota_us=asked.cfs_quota_us or current.cfs_quota_us,
+        cfs_period_us=asked.cfs_period_us or current.cfs_period_us,
+        memory_limit_bytes=asked.memory_limit_bytes or current.memory_limit_bytes,
+        cpus=asked.cpus or current.cpus,
+        mems=asked.mems or current.mems,
+    )
+
+
+def _number(value: Value, lowest: int) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not a number")
     # Checked before the field is touched: a refused assignment would leave a zero in the message.
@@ -145,102 +177,74 @@ def _number(value: Value, lowest: int = UNLIMITED) -> int:
     return value
 
 
-def _write_shares(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _number(value, 0)
-    if wanted == (first.cpu.shares.value or second.cpu.shares.value) or not wanted:
-        return False
-    target.cpu.shares.value = wanted
-    return True
+def _positive(value: Value) -> int:
+    return _number(value, 1)
 
 
-def _write_quota(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _number(value)
-    # A container that was never given a quota has none.
-    if wanted == (first.cpu.quota.value or second.cpu.quota.value or UNLIMITED) or not wanted:
-        return False
-    target.cpu.quota.value = wanted
-    return True
+def _bounded(value: Value) -> int:
+    """A limit: positive, or unlimited. To a runtime 0 means "not given"."""
+    if value == 0:
+        raise ValueError("0 is no limit")
+    return _number(value, UNLIMITED)
 
 
-def _write_period(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _number(value, 0)
-    if wanted == (first.cpu.period.value or second.cpu.period.value) or not wanted:
-        return False
-    target.cpu.period.value = wanted
-    return True
-
-
-def _write_memory_limit(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _number(value)
-    given = first.memory.limit.value or second.memory.limit.value or UNLIMITED
-    if wanted == given or not wanted:
-        return False
-    target.memory.limit.value = wanted
-    return True
-
-
-def _nodes(value: Value) -> CpuSet:
+def _members(value: Value) -> str:
     if not isinstance(value, CpuSet) or not value:
         raise TypeError(f"{value!r} is not a set with members")
-    return value
+    return str(value)
 
 
-def _write_cpus(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _nodes(value)
-    if wanted == cpu_set(first.cpu.cpus or second.cpu.cpus):
-        return False
-    target.cpu.cpus = str(wanted)
-    return True
+def _write_shares(target: nri.LinuxResources, value: Value) -> None:
+    target.cpu.shares.value = _positive(value)
 
 
-def _write_mems(
-    target: nri.LinuxResources, value: Value, first: nri.LinuxResources, second: nri.LinuxResources
-) -> bool:
-    wanted = _nodes(value)
-    if wanted == cpu_set(first.cpu.mems or second.cpu.mems):
-        return False
-    target.cpu.mems = str(wanted)
-    return True
+def _write_quota(target: nri.LinuxResources, value: Value) -> None:
+    target.cpu.quota.value = _bounded(value)
 
 
-def _unified(file: Resource) -> _Writer:
-    name = file.value
-
-    def write(
-        target: nri.LinuxResources,
-        value: Value,
-        first: nri.LinuxResources,
-        second: nri.LinuxResources,
-    ) -> bool:
-        number = _number(value)
-        wanted = "max" if number == UNLIMITED else str(number)
-        if wanted == first.unified.get(name, second.unified.get(name, "")):
-            return False
-        target.unified[name] = wanted
-        return True
-
-    return write
+def _write_period(target: nri.LinuxResources, value: Value) -> None:
+    target.cpu.period.value = _positive(value)
 
 
-_RESOURCE_WRITERS: Final[Mapping[Resource, _Writer]] = {
-    Resource.CPU_SHARES: _write_shares,
-    Resource.CPU_CFS_QUOTA: _write_quota,
-    Resource.CPU_CFS_PERIOD: _write_period,
-    Resource.MEMORY_LIMIT: _write_memory_limit,
-    Resource.CPUSET_CPUS: _write_cpus,
-    Resource.CPUSET_MEMS: _write_mems,
-    **{file: _unified(file) for file in UNIFIED},
+def _write_memory_limit(target: nri.LinuxResources, value: Value) -> None:
+    target.memory.limit.value = _bounded(value)
+
+
+def _write_cpus(target: nri.LinuxResources, value: Value) -> None:
+    target.cpu.cpus = _members(value)
+
+
+def _write_mems(target: nri.LinuxResources, value: Value) -> None:
+    target.cpu.mems = _members(value)
+
+
+_FIELDS: Final[Mapping[Resource, _Field]] = {
+    Resource.CPU_SHARES: _Field(attrgetter("cpu_shares"), _write_shares),
+    # A container that was never given a quota or a limit has none.
+    Resource.CPU_CFS_QUOTA: _Field(lambda of: of.cfs_quota_us or UNLIMITED, _write_quota),
+    Resource.CPU_CFS_PERIOD: _Field(attrgetter("cfs_period_us"), _write_period),
+    Resource.MEMORY_LIMIT: _Field(
+        lambda of: of.memory_limit_bytes or UNLIMITED, _write_memory_limit
+    ),
+    Resource.CPUSET_CPUS: _Field(attrgetter("cpus"), _write_cpus),
+    Resource.CPUSET_MEMS: _Field(attrgetter("mems"), _write_mems),
 }
+
+
+def _write_unified(
+    target: nri.LinuxResources,
+    file: Resource,
+    value: Value,
+    given: Sequence[nri.LinuxResources],
+) -> bool:
+    """Set a cgroup v2 file's text unless the first of `given` that names the file has it."""
+    number = _number(value, UNLIMITED)
+    wanted = "max" if number == UNLIMITED else str(number)
+    in_force = next((of.unified[file.value] for of in given if file.value in of.unified), "")
+    if wanted == in_force:
+        return False
+    target.unified[file.value] = wanted
+    return True
 
 
 # ---------------------------------------------------------------- other parts of a creation
@@ -249,25 +253,15 @@ _RESOURCE_WRITERS: Final[Mapping[Resource, _Writer]] = {
 def _write_rdt_class(
     adjust: nri.ContainerAdjustment,
     value: Value,
-    existing: nri.LinuxResources,
+    message: nri.Container,
     resctrl_groups: Collection[str],
 ) -> bool:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a group's name")
     # The OCI runtime refuses to create a container in a group without a directory.
-    if value not in resctrl_groups or value == existing.rdt_class.value:
+    if value not in resctrl_groups or value == message.linux.resources.rdt_class.value:
         return False
     adjust.linux.resources.rdt_class.value = value
-    return True
-
-
-def _write_oom_score_adj(
-    adjust: nri.ContainerAdjustment, value: Value, container: nri.Container
-) -> bool:
-    wanted = _number(value, -1000)
-    if wanted == container.linux.oom_score_adj.value:
-        return False
-    adjust.linux.oom_score_adj.value = wanted
     return True
 
 

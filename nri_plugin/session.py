@@ -343,7 +343,9 @@ class Session:
         response: nri.SynchronizeResponse,
     ) -> None:
         # Some runtimes fail the whole synchronization when one update fails.
-        made = replies.update(message, decision, self._profile, ignore_failure=True)
+        made = replies.update(
+            message, container.current, decision, self._profile, ignore_failure=True
+        )
         self._report(container, made.problems)
         if made.message is not None:
             response.update.append(made.message)
@@ -363,7 +365,11 @@ class Session:
         if decision is None:
             return b""
         made = replies.adjustment(
-            request.container, decision, self._profile, self._handler.resctrl_groups
+            request.container,
+            container.subject.requested,
+            decision,
+            self._profile,
+            self._handler.resctrl_groups,
         )
         self._report(container, made.problems)
         if made.message is None:
@@ -378,7 +384,11 @@ class Session:
         if decision is None:
             return b""
         made = replies.update(
-            request.container, decision, self._profile, asked=request.linux_resources
+            request.container,
+            container.current,
+            decision,
+            self._profile,
+            asked=request.linux_resources,
         )
         self._report(container, made.problems)
         if made.message is None:

@@ -165,6 +165,11 @@ def directory_of(
     cgroups_path: str, pod_cgroup: str, container_id: str, runtime: RuntimeKind
 ) -> str:
     """Return a container's directory: from its OCI cgroups path, else by the runtime's rule."""
+    # What containerd says on nearly every node; reading it in full costs more than all the rest.
+    if container_id.isalnum() and container_id.isascii() and len(container_id) <= 128:
+        slice_name = pod_cgroup.rpartition("/")[2]
+        if cgroups_path == f"{slice_name}:cri-containerd:{container_id}":
+            return f"{pod_cgroup}/cri-containerd-{container_id}.scope"
     try:
         if cgroups_path:
             return cgroup_paths.of_runtime_path(cgroups_path)

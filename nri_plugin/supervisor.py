@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from hooks.decision import Decision
+from hooks.subject import NOTHING_REQUESTED
 from nri_plugin import replies
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.connection import Connection, ConnectionClosed
@@ -144,7 +145,9 @@ class Supervisor:
                 " (fixed in NRI 0.12.1); write the kernel's files instead"
             )
         made = [
-            replies.update(nri.Container(id=container_id), decision, profile).message
+            replies.update(
+                nri.Container(id=container_id), NOTHING_REQUESTED, decision, profile
+            ).message
             for container_id, decision in decisions
         ]
         request = nri.UpdateContainersRequest(update=[update for update in made if update])

@@ -23,6 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from hooks.decision import Decision
+from hooks.subject import Requested
 from linux.cpuset import CpuSet
 from linux.resources import DeviceNode, Mount, Resource, Value
 from nri_plugin import replies
@@ -32,6 +33,7 @@ from nri_plugin.handler import Container
 from nri_plugin.options import Options
 from nri_plugin.session import PLUGIN, Inventory, Session
 from nri_plugin.statistics import Statistics
+from nri_plugin.subjects import values
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from protos.ttrpc import ttrpc_pb2 as ttrpc
 from tests.nri_plugin.scenes import RecordingHandler, Values, decision
@@ -334,7 +336,7 @@ def _check_idempotence(chance: random.Random) -> None:
     profile = runtime_profile("containerd", "v2.2.1", cgroup_version=2)
     container = cast(nri.Container, any_message(chance, nri.Container))
     wanted = decision(any_values(chance))
-    first = replies.adjustment(container, wanted, profile, {"text"})
+    first = replies.adjustment(container, _requested(container), wanted, profile, {"text"})
     if first.message is None:
         return
     adjust = first.message
@@ -344,9 +346,13 @@ def _check_idempotence(chance: random.Random) -> None:
     container.mounts.extend(adjust.mounts)
     container.linux.devices.extend(adjust.linux.devices)
     container.env.extend(f"{entry.key}={entry.value}" for entry in adjust.env)
-    again = replies.adjustment(container, wanted, profile, {"text"})
+    again = replies.adjustment(container, _requested(container), wanted, profile, {"text"})
     if again.message is not None:
         raise Broken(f"a second instance would claim again: {again.message}")
+
+
+def _requested(container: nri.Container) -> Requested:
+    return values(container.linux.resources, container.linux.oom_score_adj.value)
 
 
 def run_seeds(first: int, going_on: Callable[[int], bool]) -> int:

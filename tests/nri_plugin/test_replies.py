@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hooks.decision import Decision
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
-from nri_plugin.capabilities import runtime_profile
-from nri_plugin.replies import adjustment, lacks_at_creation, update
+from nri_plugin import replies
+from nri_plugin.capabilities import RuntimeProfile, runtime_profile
+from nri_plugin.replies import Adjustment, Update, lacks_at_creation
+from nri_plugin.subjects import values
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.nri_plugin.scenes import CPUS, MEMORY, QUOTA, SHARES, Values, container, decision
 
@@ -36,6 +41,23 @@ EVERYTHING: Values = {
     (Resource.CPU_BVT, ""): -1,
     (Resource.CORE_SCHED_COOKIE, ""): "group",
 }
+
+
+def adjustment(
+    message: nri.Container, wanted: Decision, profile: RuntimeProfile, groups: Collection[str]
+) -> Adjustment:
+    linux = message.linux
+    requested = values(linux.resources, linux.oom_score_adj.value)
+    return replies.adjustment(message, requested, wanted, profile, groups)
+
+
+def update(
+    message: nri.Container,
+    wanted: Decision,
+    profile: RuntimeProfile,
+    asked: nri.LinuxResources | None = None,
+) -> Update:
+    return replies.update(message, values(message.linux.resources), wanted, profile, asked=asked)
 
 
 def applied(message: nri.Container, adjust: nri.ContainerAdjustment) -> nri.Container:
@@ -121,6 +143,9 @@ class TestCreation:
             (SHARES, 1 << 64),
             (SHARES, "many"),
             (QUOTA, -2),
+            (QUOTA, 0),
+            (MEMORY, 0),
+            ((Resource.CPU_CFS_PERIOD, "key"), 5),
             (CPUS, CpuSet()),
             (CPUS, "0-3"),
             ((Resource.OOM_SCORE_ADJ, ""), -1001),
