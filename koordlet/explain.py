@@ -97,6 +97,14 @@ def claim(one: Claim) -> Plain:
     return made
 
 
+def _loser(one: Claim, beside: Resource) -> Plain:
+    """A claim that gave way; one on another resource (a weight, to cpu.idle) is shown with it."""
+    made = claim(one)
+    if one.resource is not beside:
+        made["value"] = f"{one.resource} {made['value']}"
+    return made
+
+
 def _value(
     subject: Subject,
     resource: Resource,
@@ -112,7 +120,7 @@ def _value(
         "value": shown(resource, outcome.value),
         "winner": claim(outcome.winner),
         "modifiers": [claim(each) for each in outcome.modifiers],
-        "losers": [claim(each) for each in outcome.losers],
+        "losers": [_loser(each, resource) for each in outcome.losers],
         "why": why(outcome),
     }
     if view is not None:
