@@ -179,6 +179,15 @@ def test_any_input_gives_a_decision_whose_claims_can_be_carried_out(
         assert len(fault.message) < 1000 and fault.message.isprintable()
 
 
+@given(_subjects(), st.permutations(BUILTIN))
+@settings(max_examples=40, deadline=None)
+def test_the_order_in_which_policies_are_listed_does_not_matter(
+    subject: Subject, policies: list[Policy]
+) -> None:
+    engine = ENGINES[0]
+    assert Engine.build(policies, engine.inputs).decide(subject) == engine.decide(subject)
+
+
 # --- bad input, one annotation at a time -------------------------------------------------------
 
 OWNER = {
