@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
-from prometheus_client.metrics_core import Metric
 
 from apis.errors import InputError, InputErrors
 from apis.nodeslo import default_nodeslo
@@ -27,19 +26,20 @@ from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from koordlet import kernel
 from koordlet.config import Config, split_address
-from koordlet.decider import Decider, TimingKey
+from koordlet.decider import Decider, RepairKey, TimingKey
 from koordlet.events import Events, Severity
 from koordlet.executor import Executor, Limits
+from koordlet.executor_slots import State as ValueState
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal
-from koordlet.machine import layout_of, local_host
+from koordlet.machine import WriteKey, layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
 from koordlet.nri_handler import RUNTIME, NriHandler
 from koordlet.objects import Directory, NodeObjects, Problem
 from koordlet.podspec import KnownPod, known_pod
-from koordlet.reconciler import PassReport, Reconciler
+from koordlet.reconciler import PassReport, Reconciler, ReconcileStats
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import Rules
 from koordlet.site_policies import Site
@@ -49,6 +49,7 @@ from koordlet.state import NodeState, Source
 from koordlet.watch import DirectoryWatch
 from linux import resctrl_groups
 from linux.cgroup_paths import Layout
+from linux.cpuset import CpuSet
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
@@ -109,6 +110,7 @@ class Daemon:
         self.probed: kernel.Probed | None = None
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(self.host))
         self._groups: tuple[str, ...] = ()
+        self._values: Mapping[tuple[Resource, ValueState], int] = {}
         self.nri: Statistics | None = None
         self.supervisor: Supervisor | None = None
         self.loop_lag_s = 0.0
@@ -225,6 +227,9 @@ class Daemon:
 
     def _pass_done(self, report: PassReport) -> None:
         """In the reconciler's thread, after each pass."""
+        if self.reconciler is not None:
+            # Taken here, because a scrape must not wait for a pass.
+            self._values = self.reconciler.states()
         if self.rules.inputs.kernel.resctrl is not None:
             self._groups = tuple(resctrl_groups.groups(self.host))
         if report.written or report.failed or report.restored:
@@ -713,5 +718,36 @@ class Daemon:
     def problems(self) -> int:
         return len(self._objects.problems)
 
-    def extra(self) -> Iterable[Metric]:
-        return ()
+    @property
+    def repairs(self) -> Mapping[RepairKey, Histogram]:
+        return self.repair_decider.repairs
+
+    @property
+    def write_durations(self) -> Mapping[WriteKey, Histogram]:
+        return self.host.write_durations
+
+    @property
+    def kubelet_durations(self) -> Mapping[str, Histogram]:
+        return self.kubelet.durations if self.kubelet is not None else {}
+
+    @property
+    def reconcile_stats(self) -> ReconcileStats | None:
+        return self.reconciler.stats if self.reconciler is not None else None
+
+    @property
+    def values(self) -> Mapping[tuple[Resource, ValueState], int]:
+        return self._values
+
+    @property
+    def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
+        topology = self.rules.inputs.topology
+        if topology is None:
+            return None
+        return (
+            CpuSet(cpu for pool in topology.shared_pools for cpu in pool.cpus),
+            CpuSet(cpu for pool in topology.be_shared_pools for cpu in pool.cpus),
+        )
+
+    @property
+    def per_cpu_metric(self) -> bool:
+        return self.config.feature_gates.get("PerCPUMetric", False)

@@ -37,6 +37,9 @@ class Stage(StrEnum):
 TimingKey = tuple[str, str, bool]
 """policy, stage, succeeded."""
 
+RepairKey = tuple[str, str, bool]
+"""level, resource, succeeded."""
+
 
 class Decider:
     """Decides with the given engine and notes what happened. One for each thread."""
@@ -55,6 +58,7 @@ class Decider:
         self._stage = Stage.RECONCILE
         self.site_names: frozenset[str] = frozenset()
         self.timings: dict[TimingKey, Histogram] = {}
+        self.repairs: dict[RepairKey, Histogram] = {}
         self.faults = 0
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
@@ -68,9 +72,10 @@ class Decider:
         """Call a policy: timed, and bounded when it is a site's."""
         started = time.perf_counter()
         succeeded = False
+        claims: Iterable[Claimed] = ()
         try:
             if policy in self.site_names and self._site_guard is not None:
-                claims: Iterable[Claimed] = self._site_guard(policy, function, rule, subject)
+                claims = self._site_guard(policy, function, rule, subject)
             else:
                 # A generator does its work here, not in the engine's loop.
                 claims = tuple(function(rule, subject))
@@ -84,11 +89,12 @@ class Decider:
             self._tell(policy, subject, error)
             raise
         finally:
-            key = (policy, self._stage.value, succeeded)
-            histogram = self.timings.get(key)
-            if histogram is None:
-                histogram = self.timings[key] = Histogram(BOUNDS_MS)
-            histogram.observe((time.perf_counter() - started) * 1000)
+            took_ms = (time.perf_counter() - started) * 1000
+            _observe(self.timings, (policy, self._stage.value, succeeded), took_ms)
+            if self._stage is Stage.RECONCILE:
+                resources = {c.resource.value for c in claims if not isinstance(c, InputError)}
+                for resource in resources or ({""} if not succeeded else ()):
+                    _observe(self.repairs, (subject.level.value, resource, succeeded), took_ms)
 
     def _tell(self, policy: str, subject: Subject, error: Exception) -> None:
         """Leave an event for a fault, now or later."""
@@ -107,6 +113,13 @@ class Decider:
             tell()
         else:
             self._later(tell)
+
+
+def _observe(table: dict[tuple[str, str, bool], Histogram], key: TimingKey, took_ms: float) -> None:
+    histogram = table.get(key)
+    if histogram is None:
+        histogram = table[key] = Histogram(BOUNDS_MS)
+    histogram.observe(took_ms)
 
 
 def name_of(subject: Subject) -> str:

@@ -19,7 +19,12 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from koordlet.decider import Stage, TimingKey
+from koordlet.decider import RepairKey, Stage, TimingKey
+from koordlet.executor_slots import State as ValueState
+from koordlet.machine import WriteKey
+from koordlet.reconciler import ReconcileStats
+from linux.cpuset import CpuSet
+from linux.resources import Resource
 from nri_plugin.statistics import Histogram, State, Statistics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -64,9 +69,39 @@ class Readings(Protocol):
     @property
     def problems(self) -> int: ...
 
-    def extra(self) -> Iterable[Metric]:
-        """Families of the reconciler and the executor."""
+    @property
+    def repairs(self) -> Mapping[RepairKey, Histogram]:
+        """Durations of policies in the reconciler, in milliseconds, by what they claimed."""
         ...
+
+    @property
+    def write_durations(self) -> Mapping[WriteKey, Histogram]:
+        """Durations of kernel writes, in milliseconds."""
+        ...
+
+    @property
+    def kubelet_durations(self) -> Mapping[str, Histogram]:
+        """Durations of requests to kubelet by status code, in seconds."""
+        ...
+
+    @property
+    def reconcile_stats(self) -> ReconcileStats | None: ...
+
+    @property
+    def values(self) -> Mapping[tuple[Resource, ValueState], int]:
+        """How many values are in which state."""
+        ...
+
+    @property
+    def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
+        """CPUs of the share pool and of the best-effort pool; None without a topology."""
+        ...
+
+    @property
+    def per_cpu_metric(self) -> bool: ...
+
+    @property
+    def loop_lag_s(self) -> float: ...
 
 
 class Registries:
@@ -103,7 +138,8 @@ class _Internal(Collector):
         yield from _gauges(readings)
         if readings.nri is not None:
             yield from _nri(readings.nri)
-        yield from readings.extra()
+        yield from _repair(readings)
+        yield from _pools(readings)
 
 
 def _hook_durations(
@@ -123,6 +159,83 @@ def _hook_durations(
                 [node, policy, stage, status], buckets(histogram), sum_value=histogram.sum_s
             )
     yield hooks
+
+
+def _repair(readings: Readings) -> Iterator[Metric]:
+    node = readings.node_name
+    invoked = HistogramMetricFamily(
+        "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds",
+        "Time that a policy took in the reconciler.",
+        labels=["node", "level", "resource_type", "status"],
+    )
+    for (level, resource, succeeded), histogram in tuple(readings.repairs.items()):
+        status = "succeeded" if succeeded else "failed"
+        invoked.add_metric(
+            [node, level, resource, status], buckets(histogram), sum_value=histogram.sum_s
+        )
+    yield invoked
+    writes = HistogramMetricFamily(
+        "koordlet_resource_update_duration_milliseconds",
+        "Time that a kernel write took.",
+        labels=["type", "status"],
+    )
+    for (kind, status), histogram in tuple(readings.write_durations.items()):
+        writes.add_metric([kind, status], buckets(histogram), sum_value=histogram.sum_s)
+    yield writes
+    requests = HistogramMetricFamily(
+        "koordlet_kubelet_request_duration_seconds",
+        "Time that a request to kubelet took.",
+        labels=["verb", "path", "code"],
+    )
+    for code, histogram in tuple(readings.kubelet_durations.items()):
+        requests.add_metric(["get", "/pods/", code], buckets(histogram), histogram.sum_s)
+    yield requests
+    values = GaugeMetricFamily(
+        "koordlet_values", "Desired kernel values by state.", labels=["resource", "state"]
+    )
+    for (of, state), count in readings.values.items():
+        values.add_metric([of.value, state.value], count)
+    yield values
+    stats = readings.reconcile_stats
+    if stats is None:
+        return
+    for name, text, value in (
+        ("passes", "Reconcile passes.", stats.passes),
+        ("crashed_passes", "Reconcile passes that failed by a defect.", stats.crashed_passes),
+        ("writes", "Kernel writes.", stats.written),
+        ("refused_writes", "Kernel writes that were refused.", stats.failed),
+        ("restored", "Original values put back.", stats.restored),
+        ("foreign_changes", "Writes by others to files that we manage.", stats.foreign_changes),
+    ):
+        yield CounterMetricFamily(f"koordlet_reconcile_{name}", text, value=float(value))
+    for name, text, level_ in (
+        ("last_cpu_milliseconds", "Processor time of the last pass.", stats.last.cpu_ms),
+        ("last_finished_time", "When the last pass ended, in seconds.", stats.last_finished_at),
+        ("journal_records", "Original values that are remembered.", stats.journal_records),
+    ):
+        yield GaugeMetricFamily(f"koordlet_reconcile_{name}", text, value=float(level_))
+
+
+def _pools(readings: Readings) -> Iterator[Metric]:
+    pools = readings.share_pools
+    if pools is None:
+        return
+    node = readings.node_name
+    for name, cpus in zip(("share_pool", "be_share_pool"), pools, strict=True):
+        cores = GaugeMetricFamily(
+            f"koordlet_cpuset_{name}_cpu_cores", "CPUs of the pool.", labels=["node"]
+        )
+        cores.add_metric([node], len(cpus))
+        yield cores
+        if readings.per_cpu_metric:
+            info = GaugeMetricFamily(
+                f"koordlet_cpuset_{name}_info",
+                "1 for each CPU of the pool.",
+                labels=["node", "cpu"],
+            )
+            for cpu in cpus:
+                info.add_metric([node, str(cpu)], 1)
+            yield info
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -145,6 +258,11 @@ def _gauges(readings: Readings) -> Iterator[Metric]:
         "koordlet_containers_unprotected",
         "Live containers that no hook saw at creation, or that lack what only creation gives.",
         value=readings.unprotected,
+    )
+    yield GaugeMetricFamily(
+        "koordlet_event_loop_lag_seconds",
+        "How late the event loop was at the last look.",
+        value=readings.loop_lag_s,
     )
     yield GaugeMetricFamily(
         "koordlet_engine_generation", "Counts the rebuilds of the rules.", value=readings.generation
