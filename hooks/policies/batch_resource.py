@@ -72,8 +72,11 @@ class Rule(msgspec.Struct, frozen=True):
 def parse(inputs: NodeInputs) -> Rule:
     threshold = inputs.slo.resource_used_threshold_with_be
     return Rule(
+        # With the gate off nobody suppresses, and the pods' quotas are all there is.
         quota_off=(
-            threshold.enable and threshold.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA
+            inputs.settings.gate("BECPUSuppress", default=True)
+            and threshold.enable
+            and threshold.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA
         ),
         ratio=node_ratio(inputs.node) or 1.0,
         regular_only=compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat,

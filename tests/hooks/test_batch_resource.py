@@ -208,6 +208,15 @@ def test_no_quota_while_best_effort_cpu_is_suppressed_by_quota(
         assert decide(subject, inputs, POLICY).value(Resource.CPU_CFS_QUOTA) == quota_us
 
 
+def test_quotas_stay_where_nobody_suppresses() -> None:
+    threshold = {"enable": True, "cpuSuppressPolicy": "cfsQuota"}
+    inputs = node(
+        slo=slo({"resourceUsedThresholdWithBE": threshold}), gates={"BECPUSuppress": False}
+    )
+    decision = decide(a_container(be_pod(specs=[A]), "a"), inputs, POLICY)
+    assert decision.value(Resource.CPU_CFS_QUOTA) == 200000
+
+
 def test_the_ratio_divides_and_leaves_unlimited_alone() -> None:
     inputs = node(annotations=RATIO)
     pod = be_pod(specs=[A, batch("b", cpu=(500, None))])
