@@ -28,7 +28,7 @@ from nri_plugin.events import Event, parse_events, subscription
 from nri_plugin.handler import Container, Handler, Refused
 from nri_plugin.options import Options
 from nri_plugin.statistics import Missed, State, Statistics
-from nri_plugin.ttrpc import Call, Code, RpcError
+from nri_plugin.ttrpc import MAX_SENT_BYTES, Call, Code, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,9 @@ NRI_VERSION: Final = "v0.12.0"
 
 _ANSWER_WITHIN: Final = 0.6
 """The part of the runtime's time-out that a Synchronize may use; the rest is for the way back."""
+
+_MAX_PAYLOAD: Final = MAX_SENT_BYTES - 16
+"""An error instead of an answer would fail the container's creation: such an answer is empty."""
 
 _MAX_SYNCHRONIZED: Final = 200_000
 """Sandboxes and containers that one Synchronize may list, over all its slices."""
@@ -182,6 +185,10 @@ class Session:
             self._note_fault(call.method)
             if call.method in ("CreateContainer", "UpdateContainer"):
                 self._statistics.missed[Missed.FAULT] += 1
+            payload = b""
+        if len(payload) > _MAX_PAYLOAD:
+            log.error("an answer is too large to be sent", extra={"method": call.method})
+            self._statistics.unusable_values += 1
             payload = b""
         took = self._clock() - started
         self._statistics.observe(call.method, took)

@@ -123,10 +123,18 @@ class Supervisor:
         failures = 0
         while not self._stopping.is_set():
             seen = socket_identity(self._options.socket)
-            synced_s = await self._one_connection()
+            before = self.statistics.connected_s
+            try:
+                await self._one_connection()
+                failures += 1
+            except LockHeld as held:
+                # Asking for the lock bothers nobody, so its release is noticed soon.
+                self._give_up(str(held))
+                failures = 0
             if self._launch is not None:
                 return
-            failures = 0 if synced_s >= self._options.stable_after_s else failures + 1
+            if self.statistics.connected_s - before >= self._options.stable_after_s:
+                failures = 0
             await self._back_off(failures, seen)
 
     async def update_containers(self, decisions: Iterable[tuple[str, Decision]]) -> None:
@@ -161,17 +169,13 @@ class Supervisor:
 
     # ---------------------------------------------------------------- one connection
 
-    async def _one_connection(self) -> float:
-        """Dial, register and serve until the trunk ends; return how long it was synchronized."""
-        before = self.statistics.connected_s
+    async def _one_connection(self) -> None:
+        """Dial, register and serve until the trunk ends, whatever ends it. Raises LockHeld."""
         try:
             with node_lock(os.path.join(self._options.run_dir, LOCK_FILE)):
                 await self._hold_connection()
-        except LockHeld as held:
-            self._give_up(str(held))
         except (OSError, RpcError, ConnectionClosed, TimeoutError) as error:
             self._give_up(_words(error, self._options.socket))
-        return self.statistics.connected_s - before
 
     async def _hold_connection(self) -> None:
         self._generation += 1

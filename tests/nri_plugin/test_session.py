@@ -156,6 +156,20 @@ def test_messages_of_all_sizes_pass_both_ways(tmp_path: Path, environment_bytes:
     uvloop.run(scenario())
 
 
+def test_an_answer_that_is_too_large_is_left_out_and_the_container_is_created(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        wanted: Values = {(Resource.ENV, f"V{n}"): "v" * (1 << 20) for n in range(5)}
+        async with Scene(tmp_path, profiles.B, wanted=wanted) as scene:
+            await scene.synchronized()
+            created = await scene.runtime.create_container(container())
+            assert not created.adjust.env
+            assert scene.supervisor.statistics.unusable_values == 1
+
+    uvloop.run(scenario())
+
+
 @pytest.mark.parametrize("profile", [profiles.B, profiles.C, profiles.D], ids=lambda p: p.nri)
 def test_a_split_synchronize_is_collected(tmp_path: Path, profile: Profile) -> None:
     async def scenario() -> None:
