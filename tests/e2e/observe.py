@@ -17,6 +17,7 @@ WRITTEN = (
     ("cpuset", "cpuset.cpus"),
     ("cpuset", "cpuset.mems"),
     ("memory", "memory.limit_in_bytes"),
+    ("memory", "memory.memsw.limit_in_bytes"),
 )
 
 

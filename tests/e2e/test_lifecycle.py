@@ -141,6 +141,21 @@ def test_restore_gives_every_byte_back(bed: Containerd) -> None:
             remove_pod(bed, pod)
 
 
+def test_a_batch_limit_follows_its_pod_up_and_down(bed: Containerd) -> None:
+    manifest = batch_pod("sized", memory="64Mi")
+    with (
+        daemon(bed, [*_objects(), manifest], gates=GATES) as koordlet,
+        running_pod(bed, manifest) as pod,
+    ):
+        name = "memory.limit_in_bytes"
+        for size in (64, 256, 96):
+            resized = batch_pod("sized", memory=f"{size}Mi")
+            resized["metadata"]["uid"] = manifest["metadata"]["uid"]
+            koordlet.put(resized)
+            eventually(bed, pod, name, str(size * 2**20), level="pod")
+            eventually(bed, pod, name, str(size * 2**20), level="container")
+
+
 def test_a_policy_that_is_switched_off_gives_every_byte_back(bed: Containerd) -> None:
     manifests = [ls_pod("was-ls"), batch_pod("was-batch")]
     pods = [run_pod(bed, manifest) for manifest in manifests]
