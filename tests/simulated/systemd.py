@@ -1,8 +1,11 @@
 """systemd as another writer: it owns its units' attributes and puts its own view back.
 
-A unit has properties; applying a unit writes, for every controller that one of its properties
-needs, that controller's whole set of files, defaults included. So a value that somebody wrote
-beside systemd lasts until the unit is applied again (`daemon-reload`, `set-property`).
+What systemd 252 does was watched in the virtual machine: `daemon-reload` writes, for every slice
+and scope, also delegated ones, `cpu.idle`, `cpu.weight`, `cpu.max`, `memory.min`, `low`, `high`,
+`max` and `oom.group`, with the defaults where the unit says nothing. It leaves `cpu.max.burst` and,
+unless the unit names CPUs, `cpuset.cpus` alone. `set-property` writes only the files of the
+controllers that the properties belong to, but all of those. Starting another unit writes nothing to
+the ones that run.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 Properties = dict[str, int | str]
 UNLIMITED = -1
+_CONTROLLERS = {"CPU": "cpu", "Memory": "memory", "Allowed": "cpuset"}
+"""A property's first word and its controller."""
 
 
 def slice_path(name: str) -> str:
@@ -47,13 +52,16 @@ class Systemd:
         unit = Unit(name, path, dict(properties))
         self.units[name] = unit
         self._make(unit)
-        self._apply(unit)
+        for controller in _CONTROLLERS.values():
+            self._apply(unit, controller)
         return unit
 
     def set_property(self, name: str, **properties: int | str) -> None:
-        """`systemctl set-property`: changes the unit's view and applies it."""
+        """`systemctl set-property`: changes the unit's view and applies that controller."""
         self.units[name].properties.update(properties)
-        self._apply(self.units[name])
+        for prefix, controller in _CONTROLLERS.items():
+            if any(each.startswith(prefix) for each in properties):
+                self._apply(self.units[name], controller)
 
     def stop(self, name: str) -> None:
         """End the unit: its processes and its group."""
@@ -64,7 +72,8 @@ class Systemd:
         """`systemctl daemon-reload`: every unit is applied again."""
         for unit in list(self.units.values()):
             if self._exists(unit):
-                self._apply(unit)
+                for controller in _CONTROLLERS.values():
+                    self._apply(unit, controller)
 
     def _bases(self) -> list[str]:
         if self.kernel.profile.cgroup == 2:
@@ -90,32 +99,49 @@ class Systemd:
             # systemd logs and goes on; the next apply tries again.
             return
 
-    def _apply(self, unit: Unit) -> None:
-        wants = unit.properties
+    def _apply(self, unit: Unit, controller: str) -> None:
         if self.kernel.profile.cgroup == 2:
+            values = _files_v2(unit.properties)[controller]
             base = f"/sys/fs/cgroup/{unit.cgroup}"
-            if any(name.startswith("CPU") for name in wants):
-                self._write(f"{base}/cpu.weight", str(wants.get("CPUWeight", 100)))
-                quota = wants.get("CPUQuotaUs", UNLIMITED)
-                period = wants.get("CPUPeriodUs", 100_000)
-                self._write(f"{base}/cpu.max", f"{'max' if quota == UNLIMITED else quota} {period}")
-            if any(name.startswith("Memory") for name in wants):
-                for file, name in (("min", "MemoryMin"), ("low", "MemoryLow")):
-                    self._write(f"{base}/memory.{file}", str(wants.get(name, 0)))
-                for file, name in (("high", "MemoryHigh"), ("max", "MemoryMax")):
-                    number = wants.get(name, UNLIMITED)
-                    self._write(
-                        f"{base}/memory.{file}", "max" if number == UNLIMITED else str(number)
-                    )
-            if "AllowedCPUs" in wants:
-                self._write(f"{base}/cpuset.cpus", str(wants["AllowedCPUs"]))
-            if "AllowedMemoryNodes" in wants:
-                self._write(f"{base}/cpuset.mems", str(wants["AllowedMemoryNodes"]))
-            return
-        cpu, memory = f"/sys/fs/cgroup/cpu/{unit.cgroup}", f"/sys/fs/cgroup/memory/{unit.cgroup}"
-        if any(name.startswith("CPU") for name in wants):
-            self._write(f"{cpu}/cpu.shares", str(wants.get("CPUShares", 1024)))
-            self._write(f"{cpu}/cpu.cfs_period_us", str(wants.get("CPUPeriodUs", 100_000)))
-            self._write(f"{cpu}/cpu.cfs_quota_us", str(wants.get("CPUQuotaUs", UNLIMITED)))
-        if "MemoryMax" in wants:
-            self._write(f"{memory}/memory.limit_in_bytes", str(wants["MemoryMax"]))
+        else:
+            values = _files_v1(unit.properties)[controller]
+            base = f"/sys/fs/cgroup/{controller}/{unit.cgroup}"
+        for file, value in values.items():
+            self._write(f"{base}/{file}", str(value))
+
+
+def _or_max(properties: Properties, name: str) -> int | str:
+    value = properties.get(name, UNLIMITED)
+    return "max" if value == UNLIMITED else value
+
+
+def _files_v2(unit: Properties) -> dict[str, dict[str, int | str]]:
+    """Controller -> file -> what systemd writes. A refused write is logged and left."""
+    cpuset = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
+    return {
+        "cpu": {
+            "cpu.idle": 0,
+            "cpu.weight": unit.get("CPUWeight", 100),
+            "cpu.max": f"{_or_max(unit, 'CPUQuotaUs')} {unit.get('CPUPeriodUs', 100_000)}",
+        },
+        "memory": {
+            "memory.min": unit.get("MemoryMin", 0),
+            "memory.low": unit.get("MemoryLow", 0),
+            "memory.high": _or_max(unit, "MemoryHigh"),
+            "memory.max": _or_max(unit, "MemoryMax"),
+            "memory.oom.group": 0,
+        },
+        "cpuset": {file: unit[name] for file, name in cpuset.items() if name in unit},
+    }
+
+
+def _files_v1(unit: Properties) -> dict[str, dict[str, int | str]]:
+    return {
+        "cpu": {
+            "cpu.shares": unit.get("CPUShares", 1024),
+            "cpu.cfs_period_us": unit.get("CPUPeriodUs", 100_000),
+            "cpu.cfs_quota_us": unit.get("CPUQuotaUs", UNLIMITED),
+        },
+        "memory": {"memory.limit_in_bytes": unit.get("MemoryMax", UNLIMITED)},
+        "cpuset": {},
+    }

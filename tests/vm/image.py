@@ -37,6 +37,7 @@ _USER_SPACE = (
     "systemd", "systemd-sysv", "dbus", "kmod", "bash", "coreutils", "util-linux", "mount",
     "procps", "python3", "runc", "busybox-static", "tar", "grep", "sed", "findutils", "login",
     "iproute2", "libpam-modules", "libnss-systemd",
+    "libstdc++6",
 )  # fmt: skip
 _CONTAINERD_SUITE = "forky"
 _MODULES = ("virtio_pci", "virtio_blk", "overlay", "softdog")

@@ -101,6 +101,19 @@ SystemdCgroup = true
 disable = false
 """
 
+# What `pip install` would put there; the code is on the payload disk.
+_COMMAND = """#!/usr/bin/python3
+import sys
+sys.path[:0] = ["/checkout", "/opt/site-packages"]
+from {module} import main
+sys.exit(main())
+"""
+_COMMANDS = {
+    "koordlet": "koordlet.main",
+    "koordctl": "koordctl.main",
+    "koord-runtime-proxy": "runtime_proxy.main",
+}
+
 # Units that only cost time here.
 _MASKED = (
     "systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket",
@@ -127,6 +140,7 @@ def write_system(root: Path) -> None:
         "etc/machine-id": "0123456789abcdef0123456789abcdef\n",
         "etc/os-release": 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian for tests"\n',
         "etc/fstab": "",
+        "etc/resolv.conf": "nameserver 127.0.0.1\n",
         "etc/nsswitch.conf": "passwd: files systemd\ngroup: files systemd\nhosts: files\n",
         "etc/containerd/config.toml": _CONTAINERD_CONFIG,
         "etc/systemd/journald.conf": "[Journal]\nStorage=volatile\nForwardToConsole=no\n",
@@ -141,6 +155,10 @@ def write_system(root: Path) -> None:
         place.unlink(missing_ok=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content)
+    for name, module in _COMMANDS.items():
+        command = root / "usr/bin" / name
+        command.write_text(_COMMAND.format(module=module))
+        command.chmod(0o755)
     for unit in _MASKED:
         link = root / "etc/systemd/system" / unit
         link.unlink(missing_ok=True)

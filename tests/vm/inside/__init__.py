@@ -1,0 +1,1 @@
+"""Tests that run inside the virtual machine: systemd, containerd and cgroup v2 for real."""
