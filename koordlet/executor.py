@@ -167,7 +167,7 @@ class Executor:
             return []
         self._orphans_stale = False
         found = []
-        for record in self.journal.records():
+        for record in [*self.journal.records(), *executor_node.left_behind(self)]:
             cause = (record.place, Resource(record.support_of), "") if record.support_of else None
             if record.record_key not in self._slots and (cause is None or cause not in self._slots):
                 found.append(record)
@@ -360,9 +360,9 @@ class Executor:
             detail = f"there is no {name} here: the kernel or its parent group lacks it"
             self.set_state(slot, State.UNSUPPORTED, detail)
 
-    def _forget(self, keys: Sequence[RecordKey]) -> None:
+    def _forget(self, keys: Sequence[RecordKey], left: Sequence[Record] = ()) -> None:
         try:
-            self.journal.update(forget=keys)
+            self.journal.update(left, forget=keys)
         except JournalError as error:
             log.warning("the journal cannot be written: %s", error)
 
@@ -401,7 +401,11 @@ class Executor:
 
     def _finish(self, slot: Slot, plan: Plan) -> None:
         plan.done.append(slot)
-        plan.forget.append(slot.slot_key)
+        left = self._planner.left_for_idle(slot, self._slots)
+        if left is not None:
+            plan.keep(left)
+        else:
+            plan.forget.append(slot.slot_key)
 
     def _wish(self, slot: Slot) -> bool:
         try:
@@ -452,7 +456,7 @@ class Executor:
         self._refill()
         written = failed = deferred = restored = 0
         refused: list[PlannedWrite] = []
-        restored_keys: list[RecordKey] = []
+        restored_slots: list[Slot] = []
         paths: set[str] = set()
         for index, write in enumerate(plan.writes):
             if pause is not None and index % _SLICE == _SLICE - 1:
@@ -488,15 +492,19 @@ class Executor:
             if slot.file is not None:
                 if write.final and self._settle(slot, write):
                     restored += 1
-                    restored_keys.append(write.slot)
+                    restored_slots.append(slot)
             elif write.final:
                 slot.failures = 0
                 slot.found = write.new
                 self.set_state(
                     slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded
                 )
-        if restored_keys:
-            self._forget(restored_keys)
+        if restored_slots:
+            left = [self._planner.left_for_idle(slot, self._slots) for slot in restored_slots]
+            keys = [
+                slot.slot_key for slot, one in zip(restored_slots, left, strict=True) if not one
+            ]
+            self._forget(keys, [one for one in left if one])
         return WriteReport(
             written=written,
             failed=failed,
@@ -545,6 +553,7 @@ class Executor:
             slot.retry_at = self.clock() + self.limits.max_backoff_s
         else:
             self.reject(slot, error, write.new)
+            executor_node.explain_refusal(self, slot, write)
 
     def _settle(self, slot: Slot, write: PlannedWrite) -> bool:
         """Read back what was written; True when it was a restore that is complete."""

@@ -135,9 +135,30 @@ class FilePlanner:
         if slot.want is None:
             assert slot.restoring is not None
             slot.text = self._original_text(slot, slot.restoring)
+            if not slot.text and slot.file.codec is Codec.CPUS and self._populated(slot):
+                # The kernel takes no empty set from a group with tasks: all there is comes closest.
+                slot.text = self._everything(slot)
             return
         value, slot.note = in_range(slot.file, slot.want.value)
         slot.text = self._encode(slot, value)
+
+    def _populated(self, slot: Slot) -> bool:
+        if self.layout.version == 1:
+            return False
+        try:
+            return b"populated 1" in self._host.read(f"{slot.directory}/cgroup.events")
+        except OSError:
+            return False
+
+    def _everything(self, slot: Slot) -> str:
+        """Return the CPUs (or NUMA nodes) of the machine: what the root group has."""
+        assert slot.file is not None
+        root = self.layout.hierarchy(slot.file.controller)
+        try:
+            raw = self._host.read(f"{root}/{slot.file.v2}.effective")
+        except OSError:
+            return ""
+        return raw.decode("ascii", "replace").strip()
 
     def requested_text(self, slot: Slot, value: Value) -> str | None:
         """Return what kubelet asked for as the file's text; None if it cannot be."""
@@ -268,8 +289,15 @@ class FilePlanner:
             of_place[slot.place] = slot
             nodes[slot.place] = Node(found, wanted)
         if enforced:
-            for slot in dirty:
-                self._add_neighbours(file, slot.place, nodes)
+            # What is dirty may move, and so may what an earlier plan had to keep from its wish.
+            moving = {slot.place for slot in dirty} & nodes.keys()
+            moving |= {
+                place
+                for place, node in nodes.items()
+                if node.wanted is not None and node.wanted != node.found
+            }
+            for place in moving:
+                self._add_neighbours(file, place, nodes)
         ordered = order(nodes, _lattice(file), enforced=enforced)
         self._note(ordered, of_place)
         texts: dict[str, list[str]] = {}
@@ -334,8 +362,10 @@ class FilePlanner:
                 if found is None:
                     continue
                 nodes[below] = Node(found)
-            # An unlimited group hands its parent's limit on to those below it.
-            if file.codec is Codec.QUOTA and nodes[below].found == TOP:
+            # A managed group may have to shrink along, and an unlimited one hands its parent's
+            # limit on to those below it.
+            handed_on = file.codec is Codec.QUOTA and nodes[below].found == TOP
+            if handed_on or nodes[below].wanted is not None:
                 self._add_below(file, below, nodes)
 
     def _children(self, directory: str) -> list[str]:
@@ -479,6 +509,26 @@ class FilePlanner:
         if idle is not None and idle.found is not None:
             return idle.found == "1"
         return self._read_text(FILES[Resource.CPU_IDLE], slot.place) == "1"
+
+    def left_for_idle(self, slot: Slot, slots: Mapping[SlotKey, Slot]) -> Record | None:
+        """Return the record that a restored weight leaves behind while idle is still wanted.
+
+        The kernel will forget the weight when idle ends, and it has to be put back then.
+        """
+        if slot.resource is not Resource.CPU_SHARES:
+            return None
+        idle = slots.get((slot.place, Resource.CPU_IDLE, ""))
+        record = self._journal.get(*slot.slot_key)
+        if idle is None or record is None or (idle.want is None and idle.found != "1"):
+            return None
+        return Record(
+            place=slot.place,
+            inode=record.inode,
+            resource=slot.resource,
+            original=self._original_text(slot, record),
+            support_of=Resource.CPU_IDLE.value,
+            ours=_IDLE_WEIGHTS[self.layout.version],
+        )
 
     def _keep_weight(self, idle: Slot, slots: Mapping[SlotKey, Slot], plan: Plan) -> None:
         """Journal the weight before idle begins: the kernel forgets it when idle ends."""

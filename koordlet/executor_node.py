@@ -151,6 +151,30 @@ def _groups(
             _group(executor, slot, root, plan, out)
 
 
+def left_behind(executor: Executor) -> list[Record]:
+    """Return records for pods' groups that no journal knows: an earlier daemon left them."""
+    try:
+        names = resctrl_groups.groups(executor.host)
+    except OSError:
+        return []
+    return [
+        Record(place="", inode=0, resource=Resource.RESCTRL_SCHEMATA, key=name, ours=("made",))
+        for name in names
+        if resctrl.is_ours_by_name(name)
+        and executor.journal.get("", Resource.RESCTRL_SCHEMATA, name) is None
+    ]
+
+
+def explain_refusal(executor: Executor, slot: Slot, write: PlannedWrite) -> None:
+    """Add what resctrl itself says about a refused command."""
+    if slot.resource is Resource.RESCTRL_SCHEMATA and slot.state is State.FAILED:
+        why = resctrl_groups.last_status(executor.host)
+        if write.act is Act.MKDIR and slot.errno == errno.ENOSPC:
+            why = why or "no CLOSID is left: every control group takes one of few"
+        if why:
+            executor.set_state(slot, State.FAILED, f"{slot.detail}: {why}")
+
+
 def _group(
     executor: Executor,
     slot: Slot,
@@ -222,7 +246,7 @@ def _undo_group(
     plan: Plan,
     out: list[PlannedWrite],
 ) -> None:
-    record = executor.journal.get(*slot.slot_key)
+    record = executor.journal.get(*slot.slot_key) or slot.restoring
     if found is None or record is None:
         _done(slot, plan)
         return

@@ -1,0 +1,134 @@
+"""Control groups of resctrl: made, filled, corrected by id, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from koordlet.executor_slots import State, Want
+from linux.resources import Resource
+from tests.koordlet.executor_bed import Bed, claim_of
+from tests.koordlet.test_executor import TWO_CORES
+from tests.simulated import DEBIAN_12_V2, INTEL_RDT
+
+SCHEMATA, GROUP = Resource.RESCTRL_SCHEMATA, Resource.RESCTRL_GROUP
+ROOT = "/sys/fs/resctrl"
+
+
+def wants(bed: Bed, subject: str, groups: Sequence[tuple[str, str]]) -> None:
+    bed.executor.want(
+        subject,
+        [Want(subject, "", SCHEMATA, name, text, claim_of(SCHEMATA, text, key=name))
+         for name, text in groups],
+    )  # fmt: skip
+
+
+def test_a_group_is_made_filled_with_threads_and_removed_again() -> None:
+    bed = Bed(INTEL_RDT)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES, threads=3)
+    wants(bed, "pod/a", [("koordlet-u1", "L3:0=f;1=ff\nMB:0=50;1=70\n")])
+    bed.want("container/1", (container.cgroup, GROUP, "koordlet-u1"))
+    assert bed.run().failed == 0
+    text = bed.kernel.text(f"{ROOT}/koordlet-u1/schemata")
+    assert "0=00f;1=0ff" in text or "0=f;1=ff" in text
+    assert len(bed.kernel.text(f"{ROOT}/koordlet-u1/tasks").split()) == 3
+    assert bed.run().written == 0
+    late = bed.kernel.fork(container.task)
+    late.closid = ""
+    bed.run()
+    assert str(late.pid) in bed.kernel.text(f"{ROOT}/koordlet-u1/tasks").split()
+    # Somebody narrows one domain: only that resource is written again.
+    bed.kernel.write_as("operator", f"{ROOT}/koordlet-u1/schemata", b"L3:1=1\n")
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert [write.data for write in writes] == [b"L3:1=ff\n"]
+    wants(bed, "pod/a", [])
+    bed.want("container/1")
+    bed.run()
+    bed.run()
+    assert not bed.kernel.is_dir(f"{ROOT}/koordlet-u1")
+    assert not len(bed.journal)
+
+
+def test_too_many_groups_fail_with_the_reason_and_rest() -> None:
+    bed = Bed(INTEL_RDT)
+    names = [(f"koordlet-u{number}", "L3:0=f;1=f\n") for number in range(9)]
+    wants(bed, "node", names)
+    bed.run()
+    states = [view.state for view in bed.executor.views("node")]
+    assert states.count(State.APPLIED) == 7
+    assert states.count(State.FAILED) == 2
+    failed = next(v for v in bed.executor.views("node") if v.state is State.FAILED)
+    assert "ENOSPC" in failed.detail
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+
+
+def test_a_mask_that_the_kernel_refuses_says_why() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("LS", "L3:0=5;1=5\n")])
+    bed.run()
+    (view,) = bed.executor.views("node")
+    assert view.state is State.FAILED and "EINVAL" in view.detail
+    assert view.retry_in_s > 0
+
+
+def test_what_the_machine_has_not_is_left_out_and_said() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("LS", "L3:0=f;1=f;2=f\nMB:0=50;1=50\n")])
+    assert bed.run().failed == 0
+    (view,) = bed.executor.views("node")
+    assert view.state is State.DEGRADED and "L3 domain 2" in view.detail
+    assert bed.run().written == 0
+
+
+def test_a_group_of_somebody_else_is_changed_but_never_removed() -> None:
+    bed = Bed(INTEL_RDT)
+    bed.kernel.make(f"{ROOT}/LS")
+    before = bed.kernel.text(f"{ROOT}/LS/schemata")
+    wants(bed, "node", [("LS", "L3:0=f;1=f\n")])
+    bed.run()
+    wants(bed, "node", [])
+    bed.run()
+    bed.run()
+    assert bed.kernel.text(f"{ROOT}/LS/schemata") == before
+    assert not len(bed.journal)
+
+
+def test_a_group_that_an_earlier_daemon_left_is_ours_by_name() -> None:
+    bed = Bed(INTEL_RDT)
+    bed.kernel.make(f"{ROOT}/koordlet-u1")
+    bed.kernel.write_as("daemon before", f"{ROOT}/koordlet-u1/schemata", b"L3:0=f;1=f\n")
+    wants(bed, "pod/a", [("koordlet-u1", "L3:0=f;1=f\n")])
+    bed.run()
+    wants(bed, "pod/a", [])
+    bed.run()
+    bed.run()
+    assert not bed.kernel.is_dir(f"{ROOT}/koordlet-u1")
+
+
+def test_groups_of_pods_that_left_while_nobody_looked_are_removed() -> None:
+    bed = Bed(INTEL_RDT)
+    for name in ("koordlet-gone", "LS", "other"):
+        bed.kernel.make(f"{ROOT}/{name}")
+    bed.run()
+    bed.run()
+    assert not bed.kernel.is_dir(f"{ROOT}/koordlet-gone")
+    assert bed.kernel.is_dir(f"{ROOT}/LS") and bed.kernel.is_dir(f"{ROOT}/other")
+
+
+def test_names_cannot_leave_the_file_system() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("../cgroup/x", "L3:0=f;1=f\n"), ("info", "L3:0=f;1=f\n")])
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    assert {view.state for view in bed.executor.views("node")} == {State.BLOCKED}
+
+
+def test_without_resctrl_it_is_unsupported() -> None:
+    bed = Bed(DEBIAN_12_V2)
+    wants(bed, "node", [("LS", "L3:0=f\n")])
+    bed.run()
+    assert bed.executor.views("node")[0].state is State.UNSUPPORTED
