@@ -40,8 +40,10 @@ from apis.quantity import ZERO, Quantity, ResourceList
 
 T = TypeVar("T")
 
-_LARGEST_CACHED: Final = 4096
-_CACHED_TEXTS: Final = 512
+_SHORT: Final = 4096
+_CACHED_SHORT_TEXTS: Final = 512
+_CACHED_LONG_TEXTS: Final = 4
+"""Of each kind of annotation: 1 MiB at worst."""
 
 
 def annotation_field(key: str) -> str:
@@ -50,14 +52,26 @@ def annotation_field(key: str) -> str:
 
 
 def _parser(parse: Callable[[str], T]) -> Callable[[str, str], T]:
-    """Return (text, obj) -> value around a text parser, with a cache for short texts."""
-    cached = lru_cache(maxsize=_CACHED_TEXTS)(parse)
+    """Return (text, obj) -> value around a text parser, with caches of what texts mean.
+
+    That a text is bad is remembered too: finding the bad element costs more than good texts do, and
+    a bad annotation is asked about at every decision.
+    """
+
+    def outcome(text: str) -> T | InputError:
+        try:
+            return parse(text)
+        except InputError as error:
+            return error
+
+    of_short = lru_cache(maxsize=_CACHED_SHORT_TEXTS)(outcome)
+    of_long = lru_cache(maxsize=_CACHED_LONG_TEXTS)(outcome)
 
     def run(text: str, obj: str) -> T:
-        try:
-            return cached(text) if len(text) <= _LARGEST_CACHED else parse(text)
-        except InputError as error:
-            raise error.about(obj) from None
+        found = of_short(text) if len(text) <= _SHORT else of_long(text)
+        if isinstance(found, InputError):
+            raise found.about(obj)
+        return found
 
     return run
 

@@ -22,6 +22,8 @@ LARGEST_ANNOTATION: Final = 256 * 1024
 LARGEST_OBJECT: Final = 8 * 1024 * 1024
 """Bytes; far above what an API server stores for one object (1.5 MiB)."""
 _MOST_ERRORS: Final = 64
+_LARGEST_SEARCHED: Final = 16 * 1024
+"""Bytes up to which the one bad element of a list or map is searched for, by trying each alone."""
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
@@ -99,9 +101,9 @@ def decode_field(
     except msgspec.ValidationError as error:
         first = error
     problem, path = _split(first)
-    steps = _pin_down(
-        plain, _steps(path), lambda part: decode(msgspec.json.encode(part)), str(first)
-    )
+    steps = _steps(path)
+    if len(text) <= _LARGEST_SEARCHED:
+        steps = _pin_down(plain, steps, lambda part: decode(msgspec.json.encode(part)), str(first))
     found = _at(plain, steps)
     raise InputError(
         obj=obj,

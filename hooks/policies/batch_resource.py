@@ -8,8 +8,9 @@ Pod sums count sidecars, init containers and overhead as Kubernetes does; upstre
 `spec.containers` alone (hooks.md 8.13), which a compat switch brings back. The annotation holds
 `spec.containers` only, so sums made from it say that they are short of that.
 
-The CPU normalisation ratio divides the quota (`hooks.compose` rounds up); while best-effort CPU is
-suppressed by quota, pods have none of their own. Source: hooks.md 4.3.
+The CPU normalisation ratio divides the quota (`hooks.compose` rounds up). Source: hooks.md 4.3,
+less one rule: upstream takes the quotas off while best-effort CPU is suppressed by quota; here that
+is for suppression itself to claim, so that nobody is unbounded because suppression does not run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from apis.keys import (
     BATCH_MEMORY,
     DEPRECATED_RESOURCES,
 )
-from apis.nodeslo import CPUSuppressPolicy
 from apis.qos import QoSClass
 from apis.quantity import Quantity
 from hooks import compat
@@ -53,31 +53,20 @@ NAME: Final = "BatchResource"
 
 _ANNOTATION: Final = f"annotation {ANNOTATION_EXTENDED_RESOURCE_SPEC}"
 _SPEC: Final = "spec.containers[].resources"
-_SUPPRESS: Final = "NodeSLO spec.resourceUsedThresholdWithBE.cpuSuppressPolicy"
 _LARGEST_CACHED: Final = 4096
 _SHORT: Final = "summed from the annotation: init containers, sidecars, overhead are not in it"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """quota_off: suppression by quota is on. ratio: of CPU normalisation, 1.0 when there is none.
+    """ratio: of CPU normalisation, 1.0 when there is none. regular_only: upstream's pod sums."""
 
-    regular_only: upstream's pod sums.
-    """
-
-    quota_off: bool = False
     ratio: float = 1.0
     regular_only: bool = False
 
 
 def parse(inputs: NodeInputs) -> Rule:
-    threshold = inputs.slo.resource_used_threshold_with_be
     return Rule(
         # With the gate off nobody suppresses, and the pods' quotas are all there is.
-        quota_off=(
-            inputs.settings.gate("BECPUSuppress", default=True)
-            and threshold.enable
-            and threshold.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA
-        ),
         ratio=node_ratio(inputs.node) or 1.0,
         regular_only=compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat,
     )
@@ -219,25 +208,21 @@ def _claims(
     yield claim(
         Resource.CPU_SHARES, shares, f"{whose} batch-cpu request", f"{source}.requests.batch-cpu"
     )
-    if rule.quota_off:
-        reason = "best-effort CPU is suppressed by the quota of the besteffort directory"
-        yield claim(Resource.CPU_CFS_QUOTA, UNLIMITED, reason, _SUPPRESS)
-    else:
-        quota = milli_to_quota_us(limit_milli)
-        reason = f"{whose} batch-cpu limit"
-        if quota == UNLIMITED:
-            reason += " is missing"
-        yield claim(Resource.CPU_CFS_QUOTA, quota, reason, f"{source}.limits.batch-cpu")
-        if rule.ratio > 1.0:
-            yield Claim(
-                resource=Resource.CPU_CFS_QUOTA,
-                value=0,
-                policy=NAME,
-                reason=f"CPU normalisation ratio {rule.ratio:g}",
-                source=RATIO_SOURCE,
-                op=Op.DIVIDE,
-                factor=rule.ratio,
-            )
+    quota = milli_to_quota_us(limit_milli)
+    reason = f"{whose} batch-cpu limit"
+    if quota == UNLIMITED:
+        reason += " is missing"
+    yield claim(Resource.CPU_CFS_QUOTA, quota, reason, f"{source}.limits.batch-cpu")
+    if rule.ratio > 1.0:
+        yield Claim(
+            resource=Resource.CPU_CFS_QUOTA,
+            value=0,
+            policy=NAME,
+            reason=f"CPU normalisation ratio {rule.ratio:g}",
+            source=RATIO_SOURCE,
+            op=Op.DIVIDE,
+            factor=rule.ratio,
+        )
     reason = f"{whose} batch-memory limit"
     if memory_bytes == UNLIMITED:
         reason += " is missing"

@@ -189,32 +189,12 @@ def test_old_resource_names_are_read_and_the_current_name_wins() -> None:
     assert values(decision) == _values(716, 90000, UNLIMITED)
 
 
-@pytest.mark.parametrize(
-    ("threshold", "quota_us"),
-    [
-        ({"enable": True, "cpuSuppressPolicy": "cfsQuota"}, UNLIMITED),
-        ({"enable": True, "cpuSuppressPolicy": "cpuset"}, 200000),
-        ({"enable": True}, 200000),
-        ({"enable": False, "cpuSuppressPolicy": "cfsQuota"}, 200000),
-        ({}, 200000),
-    ],
-)
-def test_no_quota_while_best_effort_cpu_is_suppressed_by_quota(
-    threshold: dict[str, Any], quota_us: int
-) -> None:
+def test_a_policy_of_suppression_alone_lifts_no_quota() -> None:
+    threshold = {"enable": True, "cpuSuppressPolicy": "cfsQuota"}
     inputs = node(slo=slo({"resourceUsedThresholdWithBE": threshold}))
     pod = be_pod(specs=[A])
     for subject in (a_pod_subject(pod), a_container(pod, "a")):
-        assert decide(subject, inputs, POLICY).value(Resource.CPU_CFS_QUOTA) == quota_us
-
-
-def test_quotas_stay_where_nobody_suppresses() -> None:
-    threshold = {"enable": True, "cpuSuppressPolicy": "cfsQuota"}
-    inputs = node(
-        slo=slo({"resourceUsedThresholdWithBE": threshold}), gates={"BECPUSuppress": False}
-    )
-    decision = decide(a_container(be_pod(specs=[A]), "a"), inputs, POLICY)
-    assert decision.value(Resource.CPU_CFS_QUOTA) == 200000
+        assert decide(subject, inputs, POLICY).value(Resource.CPU_CFS_QUOTA) == 200000
 
 
 def test_the_ratio_divides_and_leaves_unlimited_alone() -> None:
