@@ -8,11 +8,9 @@ anything: this module says who talks to whom, and in which order things start an
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +31,7 @@ from koordlet.executor_slots import State as ValueState
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal
-from koordlet.machine import WriteKey, layout_of, local_host
+from koordlet.machine import TimedHost, WriteKey, layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
 from koordlet.nri_handler import RUNTIME, NriHandler
@@ -50,6 +48,8 @@ from koordlet.watch import DirectoryWatch
 from linux import resctrl_groups
 from linux.cgroup_paths import Layout
 from linux.cpuset import CpuSet
+from linux.host import Host
+from linux.local import LocalHost
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
@@ -57,10 +57,6 @@ from nri_plugin.statistics import Histogram, Statistics
 from nri_plugin.supervisor import Supervisor
 
 _LOG = logging.getLogger("koordlet")
-
-_SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
-would stand in the tail of every hook's latency; below this, switching itself begins to cost."""
 
 _READY_PATIENCE_S: Final = 3.0
 """How long start-up waits for the runtime before it reports ready without it."""
@@ -78,14 +74,20 @@ class Daemon:
     """One daemon of one node."""
 
     def __init__(
-        self, config: Config, *, launch: Launch | None = None, reload: Callable[[], Config]
+        self,
+        config: Config,
+        *,
+        reload: Callable[[], Config],
+        launch: Launch | None = None,
+        host: Host | None = None,
     ) -> None:
-        """reload: reads the configuration again; raises InputError or InputErrors."""
+        """reload: reads the configuration again; raises InputError or InputErrors. host: this
+        machine's kernel when None."""
         self.config = config
         self.node_name = config.node_name
         self.started_at = time.time()
         self.events_log = Events()
-        self.host = local_host(config)
+        self.host = host or local_host(config)
         self._launch = launch
         self._reload = reload
         self._notifier = Notifier()
@@ -144,8 +146,11 @@ class Daemon:
 
     # --- life ----------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Start everything, serve until told to stop, stop everything."""
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Start everything, serve until told to stop, stop everything.
+
+        started: called once, when everything is up.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_signal, number)
@@ -153,6 +158,7 @@ class Daemon:
         try:
             await self._start()
             self._tell_ready()
+            started()
             await self._stopping.wait()
         finally:
             await self._stop()
@@ -187,10 +193,6 @@ class Daemon:
         self._start_sources()
         self._spawn("housekeeping", self._housekeeping())
         self._spawn("watchdog", self._watchdog())
-        # Everything made so far lives as long as the daemon: the collector need not look at it.
-        gc.collect()
-        gc.freeze()
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if config.nri.enabled:
             self._start_nri()
             await self._wait_for_runtime()
@@ -215,7 +217,7 @@ class Daemon:
             guard=self.repair_decider.guard,
             on_pass=self._pass_done,
             watch=True,
-            here=self.host.here,
+            here=self.host.here if isinstance(self.host, LocalHost) else lambda path: path,
         )
         self.reconciler.start()
 
@@ -724,7 +726,7 @@ class Daemon:
 
     @property
     def write_durations(self) -> Mapping[WriteKey, Histogram]:
-        return self.host.write_durations
+        return self.host.write_durations if isinstance(self.host, TimedHost) else {}
 
     @property
     def kubelet_durations(self) -> Mapping[str, Histogram]:

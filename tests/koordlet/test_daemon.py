@@ -1,0 +1,374 @@
+"""The daemon as a whole, on a simulated kernel with a fake runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.koordlet.builders import pod_manifest
+from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
+from tests.simulated.kubelet import Limits
+
+ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+
+
+def events(node_: Node, kind: str) -> list[str]:
+    return [event.message for event in node_.daemon.events_log.latest() if event.kind == kind]
+
+
+def test_a_container_is_created_with_its_values_and_the_kernel_follows() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                created = await n.create(pod, "c1")
+                assert created.adjust.linux.resources.cpu.quota.value == 80_000
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+
+    run(test)
+
+
+def test_values_follow_the_objects_and_come_back_without_them() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                n.put(node_object("2.0"))
+                await until("half the quota", lambda: n.kernel.text(path) == "50000 100000")
+                n.put(node_object("1.6"))
+                await until("another ratio", lambda: n.kernel.text(path) == "62500 100000")
+                (n.folder / "objects.d" / f"Node-{NODE}.yaml").unlink()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+
+    run(test)
+
+
+def test_an_in_place_resize_is_divided_once() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                created = await n.create(pod, "c1")
+                asked = type(created.container.linux.resources)()
+                asked.cpu.quota.value = 50_000
+                asked.cpu.period.value = 100_000
+                final = await n.runtime.update_container("c1", asked)
+                assert final.cpu.quota.value == 40_000
+
+    run(test)
+
+
+def test_what_kubelet_asked_for_is_known_after_a_restart() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("2.0"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await n.runtime.start_container("c1")
+            # The runtime now shows 50000, which is ours; halving it again would be wrong.
+            n.daemon = n.new_daemon()
+            async with n.running():
+                state = n.daemon.state.container("c1")
+                assert state is not None
+                assert state.requested.cfs_quota_us == 100_000
+                assert n.daemon.state.unprotected() == []
+
+    run(test)
+
+
+def test_a_bad_field_of_the_nodeslo_costs_that_field_only() -> None:
+    async def test() -> None:
+        async with node() as n:
+            good = yaml.safe_load(yaml.safe_dump(SLO))
+            good["spec"] = {"cpuBurstStrategy": {"cpuBurstPercent": 500}}
+            n.put(good)
+            async with n.running():
+                bad = yaml.safe_load(yaml.safe_dump(good))
+                bad["spec"]["cpuBurstStrategy"]["cpuBurstPercent"] = "many"
+                bad["spec"]["systemStrategy"] = {"minFreeKbytesFactor": 42}
+                n.put(bad)
+                await until("the problem", lambda: n.daemon.objects.problems)
+                slo = n.daemon.rules.inputs.slo
+                assert slo.cpu_burst_strategy.cpu_burst_percent == 500
+                assert slo.system_strategy.min_free_kbytes_factor == 42
+                (message,) = events(n, "bad-object")
+                assert "spec.cpuBurstStrategy.cpuBurstPercent = 'many'" in message
+                assert "the last good value 500 stays" in message
+
+    run(test)
+
+
+def test_a_broken_file_keeps_its_last_good_objects() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.5"))
+            async with n.running():
+                n.put_text(f"Node-{NODE}.yaml", "a: [unclosed")
+                await until("the problem", lambda: n.daemon.objects.problems)
+                annotations = n.daemon.rules.inputs.node.annotations
+                assert annotations["node.koordinator.sh/cpu-normalization-ratio"] == "1.5"
+
+    run(test)
+
+
+def test_the_daemon_works_before_the_runtime_is_there_and_joins_it_later() -> None:
+    async def test() -> None:
+        async with node(runtime=False) as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                assert any("NRI is not connected" in reason for reason in daemon.not_ready())
+                async with n.runtime.running():
+                    await n.runtime.synchronized(1)
+                    await n.run_pod(pod)
+                    created = await n.create(pod, "c1")
+                    assert created.adjust.linux.resources.cpu.quota.value == 80_000
+                    assert daemon.not_ready() == []
+
+    run(test)
+
+
+def test_a_pod_of_a_manifest_is_kept_without_any_runtime() -> None:
+    async def test() -> None:
+        async with node(runtime=False, nri={"enabled": False}) as n:
+            pod = n.kubelet.add_pod(ONE_CPU)
+            resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+            manifest = pod_manifest(
+                uid=pod.uid,
+                spec={"containers": [{"name": "main", "resources": resources}]},
+                status={"phase": "Running", "qosClass": "Burstable"},
+            )
+            manifest["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
+            n.put(SLO, node_object("1.25"), manifest)
+            async with n.running() as daemon:
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                assert daemon.not_ready() == []
+
+    run(test)
+
+
+def test_reloading_switches_a_gate_off_and_gives_the_values_back() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("2.0"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await until("half the quota", lambda: n.kernel.text(path) == "50000 100000")
+                n.tree["featureGates"] = {"CPUNormalization": False}
+                n.tree["nri"] = {**n.tree["nri"], "pluginIndex": "10"}
+                daemon.reload()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+                assert events(n, "restart-needed") == ["a restart is needed to change nri"]
+
+    run(test)
+
+
+def test_a_bad_configuration_at_reload_leaves_the_old_one_in_force() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            n.tree["featureGates"] = {"CPUNormalisation": True}
+            daemon.reload()
+            (message,) = events(n, "bad-config")
+            assert "did you mean CPUNormalization?" in message
+            assert daemon.config.feature_gates["CPUNormalization"]
+
+    run(test)
+
+
+def test_the_admin_socket_is_for_its_owner_only() -> None:
+    async def test() -> None:
+        async with node() as n, n.running():
+            mode = os.stat(n.folder / "run" / "admin.sock").st_mode
+            assert stat.S_IMODE(mode) == 0o600
+
+    run(test)
+
+
+def test_a_container_is_explained_from_the_field_to_the_kernel() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                status, answer = await n.ask("GET", f"/explain?kind=pod&name={pod.uid}")
+                assert status == 200
+                subject = next(s for s in answer["subjects"] if s["level"] == "pod")
+                quota = next(v for v in subject["values"] if v["resource"] == "cpu.cfs_quota_us")
+                assert quota["value"] == "80000"
+                assert quota["state"] == "applied"
+                assert quota["original"] == "100000"
+                assert "cpu-normalization-ratio" in quota["winner"]["source"]
+                assert quota["writes"][-1]["new"] == "80000"
+                status, by_file = await n.ask("GET", f"/explain?kind=file&name={path}")
+                assert status == 200
+                assert by_file["subjects"][0]["subject"] == f"pod/{pod.uid}"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "words"),
+    [
+        ("/explain?kind=pod&name=default/nope", 404, "no pod 'default/nope'"),
+        ("/explain?kind=container&name=x", 404, "namespace/pod/container"),
+        ("/explain?kind=file&name=/etc/passwd", 404, "koordlet wants nothing for /etc/passwd"),
+        ("/explain?kind=cow&name=x", 400, "one of pod, container, file, subject"),
+        ("/explain?kind=pod", 400, "name is missing"),
+        ("/nothing", 404, "not found"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_why(target: str, status: int, words: str) -> None:
+    async def test() -> None:
+        async with node() as n, n.running():
+            got, answer = await n.ask("GET", target)
+            assert got == status
+            assert words in (answer if isinstance(answer, str) else answer["error"])
+
+    run(test)
+
+
+def test_a_plan_shows_what_other_objects_would_write_and_writes_nothing() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                before, generation = len(n.kernel.writes), daemon.engine.generation
+                files = {"node.yaml": yaml.safe_dump(node_object("2.0"))}
+                status, answer = await n.ask("POST", "/plan", {"files": files})
+                assert status == 200
+                (write,) = answer["writes"]
+                assert (write["old"], write["new"]) == ("80000", "50000")
+                assert write["path"] == path
+                assert len(n.kernel.writes) == before
+                assert daemon.engine.generation == generation
+                status, answer = await n.ask("POST", "/plan", {"filez": {}})
+                assert status == 400
+
+    run(test)
+
+
+def test_status_tells_connection_policies_and_values() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                status, answer = await n.ask("GET", "/status")
+                assert status == 200
+                assert answer["ready"] is True
+                assert answer["nri"]["connected"] is True
+                assert answer["nri"]["runtime"]["generation"] == "B"
+                states = {policy["name"]: policy["state"] for policy in answer["policies"]}
+                assert states["CPUNormalization"] == "on"
+                assert states["OOMScoreAdj"] == "off"
+                assert (answer["pods"], answer["containers"]) == (1, 1)
+                assert answer["unprotected"] == []
+
+    run(test)
+
+
+def test_metrics_and_health_are_served() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    async def test() -> None:
+        address = ("127.0.0.1", port)
+        async with node(http={"address": f"127.0.0.1:{port}"}) as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                status, body = await request(address, "GET", "/metrics")
+                assert status == 200
+                text = body.decode()
+                for name in (
+                    f'koordlet_start_time{{node="{NODE}"}}',
+                    "koordlet_runtime_hook_invoked_duration_milliseconds_bucket",
+                    'koordlet_nri_state{state="synced"} 1.0',
+                    'koordlet_policy_state{policy="CPUNormalization",state="on"} 1.0',
+                    "koordlet_reconcile_passes_total",
+                    "process_resident_memory_bytes",
+                ):
+                    assert name in text, name
+                assert (await request(address, "GET", "/healthz"))[0] == 200
+                assert (await request(address, "GET", "/readyz"))[0] == 200
+                assert (await request(address, "GET", "/internal-metrics"))[0] == 200
+                assert (await request(address, "GET", "/external-metrics"))[0] == 200
+                await n.runtime.stop()
+                await until("the connection is lost", lambda: n.daemon.not_ready())
+                status, body = await request(address, "GET", "/readyz")
+                assert status == 503
+                assert b"NRI is not connected" in body
+
+    run(test)
+
+
+def test_a_site_policy_claims_and_a_slow_one_is_switched_off(tmp_path: Path) -> None:
+    directory = tmp_path / "policies.d"
+    directory.mkdir(mode=0o755)
+    (directory / "half.py").write_text(
+        "from hooks.site import site_policy, want\n"
+        "from linux.resources import Resource\n"
+        "def pod(inputs, subject):\n"
+        "    yield want(Resource.CPU_CFS_QUOTA, 55000, reason='the site says so')\n"
+        "POLICY = site_policy(name='half', summary='a quota', pod=pod)\n"
+    )
+    (directory / "slow.py").write_text(
+        "from hooks.site import site_policy\n"
+        "def pod(inputs, subject):\n"
+        "    while True:\n"
+        "        pass\n"
+        "POLICY = site_policy(name='slow', summary='never ends', pod=pod)\n"
+    )
+
+    async def test() -> None:
+        site = {"enabled": True, "directory": str(directory), "timeLimit": "20ms"}
+        async with node(sitePolicies=site) as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the site's quota", lambda: n.kernel.text(path) == "55000 100000")
+                (message,) = events(n, "site-policy-off")
+                assert "site/slow took longer than 20 ms" in message
+                (directory / "half.py").unlink()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+
+    run(test)
