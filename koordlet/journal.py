@@ -231,6 +231,7 @@ class Journal:
         except FileNotFoundError:
             return
         decoder = msgspec.json.Decoder(_Line)
+        this_boot = False
         for raw in data.split(b"\n"):
             if not raw:
                 continue
@@ -239,10 +240,10 @@ class Journal:
             except (msgspec.DecodeError, ValueError):
                 self.damaged_lines += 1
                 continue
-            if line.boot is not None and line.boot != self._boot:
-                # Another boot: no cgroup of that time exists any more.
-                self._records.clear()
-                self._deliveries.clear()
+            if line.boot is not None:
+                this_boot = line.boot == self._boot
+            elif not this_boot:
+                continue  # no cgroup of another boot exists any more
             elif line.record is not None:
                 self._records[line.record.record_key] = line.record
             elif line.forget is not None:

@@ -98,7 +98,7 @@ def _settled(
 
 # -- on a kernel ---------------------------------------------------------------------------------
 
-Wishes = dict[tuple[str, Resource], Value]
+Wishes = Mapping[tuple[str, Resource], Value]
 QUOTAS = st.sampled_from([UNLIMITED, 20_000, 50_000, 100_000, 150_000, 300_000])
 CPU_SETS = st.integers(1, 15).map(CpuSet.of_mask)
 NAMES = ("pod", "one", "two")
@@ -106,7 +106,7 @@ NAMES = ("pod", "one", "two")
 
 @st.composite
 def wishes(draw: st.DrawFn) -> Wishes:
-    made: Wishes = {}
+    made: dict[tuple[str, Resource], Value] = {}
     for name in NAMES:
         if draw(st.booleans()):
             made[name, Resource.CPU_CFS_QUOTA] = draw(QUOTAS)
@@ -244,7 +244,7 @@ def _blocked(scene: Scene) -> bool:
 def test_on_v2_too_no_child_passes_its_parent_between_two_writes(rounds: list[Wishes]) -> None:
     scene = Scene(DEBIAN_12_V2)
     pod = scene.place["pod"]
-    quotas = [
+    quotas: list[Wishes] = [
         {("pod", Resource.CPU_CFS_QUOTA): 300_000, ("one", Resource.CPU_CFS_QUOTA): 300_000,
          ("two", Resource.CPU_CFS_QUOTA): 200_000},
         {("pod", Resource.CPU_CFS_QUOTA): 100_000, ("one", Resource.CPU_CFS_QUOTA): 100_000,

@@ -1,0 +1,109 @@
+"""The journal keeps originals over crashes, torn lines, full disks and reboots."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from koordlet.journal import Journal, JournalError, Record
+from linux.cpuset import CpuSet
+from linux.resources import Resource
+
+QUOTA, CPUS = Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS
+
+
+def record(number: int = 1, original: str = "100000") -> Record:
+    return Record(place=f"kubepods/pod{number}", inode=number, resource=QUOTA, original=original)
+
+
+def test_records_survive_a_restart(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.update([record(1), record(2).with_ours("5", "6")])
+    journal.update(forget=[record(1).record_key])
+    # No close: a killed process does not close either.
+    again = Journal(path, boot="b1")
+    assert again.records() == [record(2).with_ours("5", "6")]
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_torn_last_line_loses_that_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1), record(2)])
+    whole = path.read_bytes()
+    for cut in range(1, 40):
+        path.write_bytes(whole[:-cut])
+        journal = Journal(str(path), boot="b1")
+        assert journal.get(*record(1).record_key) == record(1)
+        # What follows a torn line is not swallowed by it.
+        journal.update([record(3)])
+        assert Journal(str(path), boot="b1").get(*record(3).record_key) == record(3)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff\xfe\n", b"{}\n", b'{"record":{"place":1}}\n', b"null\n", b"[" * 5000 + b"\n"]
+)
+def test_garbage_is_counted_and_skipped(tmp_path: Path, garbage: bytes) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    path.write_bytes(garbage + path.read_bytes() + garbage)
+    journal = Journal(str(path), boot="b1")
+    assert journal.records() == [record(1)]
+
+
+def test_another_boot_forgets_everything(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    Journal(path, boot="b1").update([record(1)])
+    assert not Journal(path, boot="b2").records()
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    for number in range(6000):
+        journal.update([record(1, str(number))])
+    assert path.stat().st_size < 700_000
+    assert Journal(str(path), boot="b1").get(*record(1).record_key) == record(1, "5999")
+
+
+def test_the_same_record_twice_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    journal.update([record(1)])
+    size = path.stat().st_size
+    journal.update([record(1)])
+    assert path.stat().st_size == size
+
+
+def test_after_a_failed_append_the_next_one_catches_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    journal.close()
+    with pytest.raises(JournalError, match="journal"):
+        journal.update([record(1)])
+    journal.update([record(2)])
+    again = Journal(str(path), boot="b1")
+    assert {one.place for one in again.records()} == {"kubepods/pod1", "kubepods/pod2"}
+
+
+def test_deliveries_are_kept_until_they_are_records(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    journal.note_delivered("c1", CPUS, None, CpuSet.parse("0-1"))
+    assert not journal.deliveries("c1")  # nothing is done before a pass takes it over
+    journal.update()
+    again = Journal(path, boot="b1")
+    assert again.deliveries("c1")[QUOTA].requested == 200_000
+    assert again.deliveries("c1")[CPUS].delivered == "0-1"
+    again.done_with("c1")
+    assert not Journal(path, boot="b1").deliveries("c1")
+
+
+def test_our_newest_values_are_kept_and_bounded() -> None:
+    kept = record().with_ours(*map(str, range(20)))
+    assert kept.ours == ("14", "15", "16", "17", "18", "19")
+    assert kept.with_ours("16").ours[-1] == "16"
