@@ -9,7 +9,7 @@ from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
 from runtime_proxy.intercept import Hooks, Skipped
 from runtime_proxy.options import Options
-from runtime_proxy.recovery import Recovery, first_rebuild
+from runtime_proxy.recovery import Recovery, with_retries
 from runtime_proxy.runtime import Runtime, RuntimeAway
 from runtime_proxy.server import Front, Traffic
 from runtime_proxy.status import Figures, Gauge
@@ -67,7 +67,7 @@ class CriAgent:
         return self._front.new_connection()
 
     async def _follow_runtime(self) -> None:
-        await first_rebuild(self._recovery, self._runtime, retry_s=_RETRY_S)
+        await with_retries(self._recovery.rebuild, retry_s=_RETRY_S)
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(_forever(self._sweep, _SWEEP_INTERVAL_S)))
         if self._gives_events_to_everyone():

@@ -8,9 +8,9 @@ only when the runtime has accepted it, and hooks of after-stages run beside the 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -38,7 +38,6 @@ from runtime_proxy.model import (
     read_pod,
     read_resources,
 )
-from runtime_proxy.recovery import Recovery
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.server import Forward, InterceptedCall, Verdict
 from runtime_proxy.stages import INTERCEPTED_PATHS, CriMethod, Stage
@@ -64,13 +63,25 @@ class Skipped:
     fault: int = 0
 
 
+class Lookup(Protocol):
+    """Objects from the store or, where it does not have them, from the runtime."""
+
+    done: bool
+
+    async def pod(self, identifier: str) -> Pod | None:
+        """None if the runtime does not know it either. Raises RuntimeAway."""
+
+    async def container(self, identifier: str) -> Container | None:
+        """None if the runtime does not know it either. Raises RuntimeAway."""
+
+
 @dataclass(slots=True)
 class Hooks:
     """Asking hook servers, in order, each answer merged before the next one is asked."""
 
     servers: HookServers
     store: Store
-    recovery: Recovery
+    recovery: Lookup
     skip_label: tuple[str, str]
     max_message_bytes: int
     skipped: Skipped = field(default_factory=Skipped)
@@ -102,22 +113,27 @@ class Hooks:
             return True
         return False
 
-    async def ask_about_pod(self, stage: Stage, pod: Pod, budget: "_Budget") -> Pod:
-        """The pod as the hooks of this stage want it. Raises Refused under policy Fail."""
+    async def ask_about_pod(
+        self,
+        stage: Stage,
+        pod: Pod,
+        budget: "Budget",
+        take: Callable[[Pod, hook.PodSandboxHookResponse], Pod] = merge.answered_pod,
+    ) -> Pod:
+        """The pod as the hooks of this stage want it; `take` merges one answer.
+
+        Raises Refused under policy Fail.
+        """
         for server in self.servers.serving(stage):
             answer = await self._ask(
                 server, stage, pod_request(pod), hook.PodSandboxHookResponse, budget
             )
-            if answer is None:
-                continue
-            if stage is Stage.PRE_UPDATE_POD_SANDBOX_RESOURCES:
-                pod = merge.answered_pod_resources(pod, answer)
-            else:
-                pod = merge.answered_pod(pod, answer)
+            if answer is not None:
+                pod = take(pod, answer)
         return pod
 
     async def ask_about_container(
-        self, stage: Stage, container: Container, pod: Pod, budget: "_Budget"
+        self, stage: Stage, container: Container, pod: Pod, budget: "Budget"
     ) -> Container:
         """The container as the hooks of this stage want it. Raises Refused under policy Fail."""
         for server in self.servers.serving(stage):
@@ -138,7 +154,7 @@ class Hooks:
         stage: Stage,
         request: Message,
         kind: type[_Answer],
-        budget: "_Budget",
+        budget: "Budget",
     ) -> _Answer | None:
         """One server's answer; None where it has none and its policy lets the call go on."""
         try:
@@ -181,14 +197,14 @@ class Hooks:
             pod = None
         if pod is None or self.skips(pod):
             return
-        await self.ask_about_container(stage, container, pod, _Budget(None))
+        await self.ask_about_container(stage, container, pod, Budget(None))
 
     async def pod_stopped(self, pod: Pod, containers: list[Container]) -> None:
         """Tell of a stopped sandbox and of the containers that went down with it."""
         for container in containers:
             await self.tell_of_container(Stage.POST_STOP_CONTAINER, container)
         if self.servers.serving(Stage.POST_STOP_POD_SANDBOX) and not self.skips(pod):
-            await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, _Budget(None))
+            await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, Budget(None))
 
     def container_exited(self, identifier: str) -> None:
         """The runtime reports that a container ended, whoever ended it."""
@@ -211,7 +227,7 @@ class Refused(Exception):
     """A hook server under failure policy Fail gave no answer."""
 
 
-class _Budget:
+class Budget:
     """How long hooks may take, out of the caller's own deadline."""
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -242,7 +258,7 @@ class _Call(Generic[_Request]):
         self.hooks = hooks
         self.held = held
         self.request = self.kind.FromString(message)
-        self.budget = _Budget(held.timeout_s)
+        self.budget = Budget(held.timeout_s)
 
     def decide(self) -> Verdict | Awaitable[Verdict]:
         if self.needs_asking():
@@ -543,7 +559,9 @@ class _UpdatePodSandboxResources(_Call[cri.UpdatePodSandboxResourcesRequest]):
         if self.hooks.skips(pod):
             return False
         assert self.before is not None
-        after = await self.hooks.ask_about_pod(self.before, before, self.budget)
+        after = await self.hooks.ask_about_pod(
+            self.before, before, self.budget, merge.answered_pod_resources
+        )
         self.updated = after
         if not merge.differs(before.resources, after.resources):
             return False

@@ -104,6 +104,14 @@ def answered_pod_resources(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod
     )
 
 
+def answered_docker_pod(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod:
+    """A sandbox that dockerd creates: resources and cgroup parent (runtime-proxy.md, 7.3)."""
+    resized = answered_pod_resources(pod, answer)
+    return msgspec.structs.replace(
+        resized, cgroup_parent=_cgroup_parent(pod.cgroup_parent, answer.cgroup_parent)
+    )
+
+
 def answered_container(
     container: Container, answer: hook.ContainerResourceHookResponse
 ) -> Container:

@@ -7,6 +7,7 @@ runtime for this one.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -55,7 +56,11 @@ class Recovery:
         self.done = False
 
     async def rebuild(self) -> None:
-        """Everything that the runtime lists, once. Raises RuntimeAway."""
+        """Everything that the runtime lists, once. Raises RuntimeAway, alone or in a group."""
+        version = await self._runtime.identify()
+        log.info(
+            "runtime", extra={"runtime": version.runtime_name, "version": version.runtime_version}
+        )
         births = self._store.births
         pods = await self._runtime.pods()
         containers = await self._runtime.containers()
@@ -128,20 +133,15 @@ class Recovery:
             log.info("swept", extra={"pods": lost[0], "containers": lost[1]})
 
 
-async def first_rebuild(recovery: Recovery, runtime: Runtime, *, retry_s: float) -> None:
-    """Rebuild as soon as the runtime answers."""
+async def with_retries(step: Callable[[], Awaitable[None]], *, retry_s: float) -> None:
+    """One step, tried until the runtime answers; its absence is said once."""
     complained = False
     while True:
         try:
-            version = await runtime.identify()
-            log.info(
-                "runtime",
-                extra={"runtime": version.runtime_name, "version": version.runtime_version},
-            )
-            await recovery.rebuild()
+            await step()
             return
         except* RuntimeAway as group:
             if not complained:
                 complained = True
-                log.warning("recovery waits", extra={"reason": str(group.exceptions[0])})
+                log.warning("runtime gave no answer", extra={"reason": str(group.exceptions[0])})
         await asyncio.sleep(retry_s)

@@ -1,0 +1,197 @@
+"""Where HTTP/1.1 messages end, and what is refused because two readers might disagree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime_proxy.docker import convert
+from runtime_proxy.docker.http1 import (
+    Body,
+    Framing,
+    HttpFault,
+    parse_request,
+    parse_response,
+    request_framing,
+    response_framing,
+    split_head,
+    with_body,
+)
+from runtime_proxy.docker.relay import Answered, DockerRelay, Held
+
+
+@pytest.mark.parametrize(
+    ("fields", "framing"),
+    [
+        (b"", Framing()),
+        (b"Content-Length: 5\r\n", Framing(length=5)),
+        (b"content-length: 5\r\nContent-Length: 5\r\n", Framing(length=5)),
+        (b"Transfer-Encoding: Chunked\r\n", Framing(chunked=True)),
+    ],
+)
+def test_a_requests_length_is_found(fields: bytes, framing: Framing) -> None:
+    head = parse_request(b"POST /x HTTP/1.1\r\n" + fields + b"\r\n")
+    assert request_framing(head) == framing
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"POST /x HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nContent-Length: +5\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nContent-Length : 5\r\n\r\n",
+        b"POST /x HTTP/1.1\r\n Folded: x\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nA: b\nContent-Length: 5\r\n\r\n",
+        b"POST  /x HTTP/1.1\r\n\r\n",
+        b"POST /x HTTP/2.0\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+def test_an_ambiguous_request_is_refused(octets: bytes) -> None:
+    with pytest.raises(HttpFault):
+        request_framing(parse_request(octets))
+
+
+@pytest.mark.parametrize(
+    ("octets", "method", "framing"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", b"GET", Framing(length=3)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", b"HEAD", Framing()),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"POST", Framing()),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", b"POST", Framing()),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"POST", Framing(until_close=True)),
+    ],
+)
+def test_an_answers_length_is_found(octets: bytes, method: bytes, framing: Framing) -> None:
+    assert response_framing(parse_response(octets), method) == framing
+
+
+def chunked(parts: list[bytes]) -> bytes:
+    return b"".join(b"%x;ext=1\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\nT: x\r\n\r\n"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=50), max_size=5), cuts=st.lists(st.integers(1, 9))
+)
+def test_a_chunked_body_ends_where_it_ends_however_it_arrives(
+    parts: list[bytes], cuts: list[int]
+) -> None:
+    data = chunked(parts)
+    rest = data + b"NEXT"
+    body = Body(Framing(chunked=True), keep=1000)
+    at = 0
+    for cut in [*cuts, *([50] * len(rest))]:
+        if body.done:
+            break
+        at += body.feed(rest[at : at + cut])
+    assert body.done
+    assert rest[at:] == b"NEXT"
+    assert bytes(body.content) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "data", [b"zz\r\n", b"5\nhello", b"2\r\nabc\r\n", b"f" * 20 + b"\r\n", b"1" * 5000]
+)
+def test_a_broken_chunk_is_a_fault(data: bytes) -> None:
+    with pytest.raises(HttpFault):
+        Body(Framing(chunked=True)).feed(data)
+
+
+def test_a_head_without_end_is_a_fault() -> None:
+    with pytest.raises(HttpFault):
+        split_head(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000)
+
+
+def test_another_body_gets_its_own_length() -> None:
+    head = parse_request(
+        b"POST /x HTTP/1.1\r\nHost: d\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    )
+    assert with_body(head, b"abc") == (
+        b"POST /x HTTP/1.1\r\nHost: d\r\nContent-Length: 3\r\n\r\nabc"
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(garbage=st.binary(max_size=300))
+def test_no_octets_do_more_than_end_the_connection(garbage: bytes) -> None:
+    relay = DockerRelay(wants=lambda head: True, max_body_bytes=1000)
+    try:
+        relay.from_client(garbage)
+        relay.from_server(garbage)
+    except HttpFault:
+        assert not relay.to_server
+
+
+def test_pipelined_requests_follow_each_other() -> None:
+    relay = DockerRelay(wants=lambda head: head.target == b"/held", max_body_bytes=1000)
+    held = b"POST /held HTTP/1.1\r\nContent-Length: 2\r\n\r\nab"
+    relay.from_client(held + b"GET /next HTTP/1.1\r\n\r\n")
+    assert relay.to_server == []
+    (event,) = relay.events
+    assert isinstance(event, Held)
+    assert event.body == b"ab"
+    relay.events.clear()
+    relay.release()
+    assert b"".join(relay.to_server) == held
+    relay.to_server.clear()
+    relay.from_server(b"HTTP/1.1 201 Created\r\nContent-Length: 4\r\n\r\nbody")
+    assert relay.events == [Answered(201, b"body")]
+    assert b"".join(relay.to_server) == b"GET /next HTTP/1.1\r\n\r\n"
+
+
+# -- names, parents, environments -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (
+            "k8s_POD_web-0_default_uid_0",
+            convert.KubernetesName("POD", "web-0", "default", "uid", 0),
+        ),
+        ("/k8s_main_p_n_u_3", convert.KubernetesName("main", "p", "n", "u", 3)),
+        ("k8s_main_p_n_u_3_a1b2", convert.KubernetesName("main", "p", "n", "u", 3)),
+        ("k8s_main_p_n_u_x", convert.KubernetesName("main", "p", "n", "u", 0)),
+        ("other_main_p_n_u_3", None),
+        ("web", None),
+        ("", None),
+    ],
+)
+def test_names_of_kubernetes_are_told_from_others(
+    name: str, found: convert.KubernetesName | None
+) -> None:
+    assert convert.parse_name(name) == found
+
+
+@pytest.mark.parametrize(
+    ("parent", "path"),
+    [
+        (
+            "kubepods-besteffort-pod7712555c_ce62.slice",
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod7712555c_ce62.slice",
+        ),
+        ("kubepods-podX.slice", "/kubepods.slice/kubepods-podX.slice"),
+        ("", "/"),
+    ],
+)
+def test_a_slice_becomes_a_path_and_comes_back(parent: str, path: str) -> None:
+    assert convert.read_parent({"CgroupParent": parent}, "systemd") == path
+    assert convert.write_parent(path, "systemd") == parent
+    assert convert.read_parent({"CgroupParent": "/kubepods/x"}, "cgroupfs") == "/kubepods/x"
+
+
+def test_an_environment_keeps_order_and_what_it_does_not_know() -> None:
+    env = ["A=1", "FROM_HOST", "B=2", "A=3"]
+    before = {"A": "3", "B": "2"}
+    assert convert.merge_env(env, before, {"A": "9", "N": "x"}) == [
+        "A=1",
+        "FROM_HOST",
+        "A=9",
+        "N=x",
+    ]
+    assert convert.merge_env(env, before, before) == env
