@@ -20,7 +20,7 @@ ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 30))
 
 
 def events(node_: Node, kind: str) -> list[str]:
