@@ -96,7 +96,7 @@ def show_values(bed: Containerd, koordlet: Daemon, pods: Pods) -> None:
         manifest, pod = pods[shown.pod]
         why = explained(koordlet, shown)
         asked, got = scene.asked(manifest, shown), scene.got(bed, pod, shown)
-        rows.append((shown.whose, shown.label, asked, got, why))
+        rows.append((shown.whose, scene.label(bed, shown), asked, got, why))
     print("\nRead back from the kernel and from the containers' environment:\n")
     print(render(HEADER, rows, width=terminal_width()), flush=True)
 
@@ -121,7 +121,7 @@ def explained(koordlet: Daemon, shown: scene.Shown) -> str:
     try:
         wait_until("", in_force)
     except BedError as error:
-        raise BedError(f"{shown.whose}: {shown.label} is not in force: {answer}") from error
+        raise BedError(f"{shown.whose}: {shown.resource} is not in force: {answer}") from error
     return f"{answer['why']} [{answer['winner']['source']}]"
 
 
@@ -130,7 +130,9 @@ def await_value(bed: Containerd, pod: RunningPod, shown: scene.Shown, value: str
         wait_until("", lambda: scene.got(bed, pod, shown) == value)
     except BedError as error:
         found = scene.got(bed, pod, shown)
-        raise BedError(f"{shown.whose}: {shown.label} is {found} and not {value}") from error
+        raise BedError(
+            f"{shown.whose}: {scene.label(bed, shown)} is {found} and not {value}"
+        ) from error
 
 
 def terminal_width() -> int:
@@ -146,9 +148,9 @@ def switch_off(
     with step("CPU normalisation off (Node), group identity off for class BE (NodeSLO)"):
         koordlet.put(*scene.switched_off(objects))
         for shown in scene.RESTORED:
-            await_value(bed, pods[shown.pod][1], shown, shown.original)
+            await_value(bed, pods[shown.pod][1], shown, scene.original(bed, shown))
     rows = [
-        (shown.whose, shown.label, old, scene.got(bed, pods[shown.pod][1], shown))
+        (shown.whose, scene.label(bed, shown), old, scene.got(bed, pods[shown.pod][1], shown))
         for shown, old in zip(scene.RESTORED, before, strict=True)
     ]
     print(render(("container", "value", "before", "restored"), rows, width=80), flush=True)

@@ -38,10 +38,6 @@ class Shown:
     original: str = ""  # what it is without Koordinator, where the demo restores it
 
     @property
-    def label(self) -> str:
-        return self.key or self.resource
-
-    @property
     def whose(self) -> str:
         return f"{self.pod}/main" if self.level == "container" else f"{self.pod} (pod)"
 
@@ -141,6 +137,17 @@ def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
         return values.get(shown.key, "(unset)")
     group = pod.cgroup if shown.level == "pod" else pod.container_cgroup("main")
     return bed.groups.read(group, shown.resource)
+
+
+def label(bed: Containerd, shown: Shown) -> str:
+    return shown.key or bed.groups.name(shown.resource)
+
+
+def original(bed: Containerd, shown: Shown) -> str:
+    """The value without Koordinator, as `got` would read it."""
+    if shown.resource == "cpu.shares":
+        return str(bed.groups.weight(int(shown.original)))
+    return shown.original
 
 
 def switched_off(objects: list[Manifest]) -> list[Manifest]:

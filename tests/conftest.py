@@ -17,6 +17,9 @@ from types import MappingProxyType
 
 import pytest
 
+from tests.beds.groups import layout
+from tests.beds.packages import BedError
+
 # What CI sets up by itself; a test of another tier may be skipped there.
 PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd"})
 
@@ -55,8 +58,16 @@ def missing_cgroups() -> str | None:
 
 
 def missing_containerd() -> str | None:
-    if reason := missing_cgroups():
+    if reason := missing_root():
         return reason
+    try:
+        _, hierarchies = layout()
+        for hierarchy in hierarchies:
+            probe = hierarchy / f"koord-probe-{os.getpid()}"
+            probe.mkdir()
+            probe.rmdir()
+    except (BedError, OSError) as error:
+        return f"needs cgroups to make groups in: {error}"
     for tool in ("apt-get", "dpkg"):
         if shutil.which(tool) is None:
             return f"needs {tool}: the containerd bed unpacks Debian packages"

@@ -46,10 +46,18 @@ class Kubepods:
         level = "" if qos == "guaranteed" else f"/{qos}"
         return f"{self.path}{level}/pod{uid}"
 
+    def name(self, resource: str) -> str:
+        """What the kernel calls the resource here."""
+        return V2_FILES.get(resource, resource) if self.version == 2 else resource
+
+    def weight(self, cpu_shares: int) -> int:
+        """cpu_shares (2..262144) as the kernel holds them here: on v2 by the kubelet's formula."""
+        return 1 + (cpu_shares - 2) * 9999 // 262_142 if self.version == 2 else cpu_shares
+
     def file(self, group: str, resource: str) -> Path:
         """The resource's file in a group, which is given by its absolute cgroup path."""
         if self.version == 2:
-            return CGROUP_MOUNT / group.lstrip("/") / V2_FILES.get(resource, resource)
+            return CGROUP_MOUNT / group.lstrip("/") / self.name(resource)
         # cgroup.procs and the like stand in every hierarchy; memory's is as good as any.
         controller = resource.split(".")[0].replace("cgroup", "memory")
         return CGROUP_MOUNT / controller / group.lstrip("/") / resource
@@ -73,11 +81,8 @@ class Kubepods:
         """Make the pod's group with the values a kubelet gives it; answers its path."""
         path = self.pod_path(uid, qos)
         self._make(path)
-        if self.version == 2:
-            # The kubelet's own formula from shares (2..262144) to weight (1..10000).
-            cpu_shares = 1 + (cpu_shares - 2) * 9999 // 262_142
         for resource, value in (
-            ("cpu.shares", cpu_shares),
+            ("cpu.shares", self.weight(cpu_shares)),
             ("cpu.cfs_quota_us", cfs_quota_us),
             ("memory.limit_in_bytes", memory_limit_bytes),
         ):
@@ -106,7 +111,7 @@ class Kubepods:
                         (folder / name).write_text((parent / name).read_text())
 
 
-def _layout() -> tuple[Literal[1, 2], tuple[Path, ...]]:
+def layout() -> tuple[Literal[1, 2], tuple[Path, ...]]:
     """The cgroup version of this machine and its hierarchies; BedError says what is missing."""
     controllers = CGROUP_MOUNT / "cgroup.controllers"
     if controllers.exists():
@@ -133,7 +138,7 @@ def _layout() -> tuple[Literal[1, 2], tuple[Path, ...]]:
 @contextmanager
 def kubepods() -> Iterator[Kubepods]:
     """A kubepods tree for one bed; raises BedError where there are no cgroups to make it in."""
-    version, hierarchies = _layout()
+    version, hierarchies = layout()
     for hierarchy in hierarchies:
         for stale in hierarchy.glob("koord-bed-*-*"):
             if not owner_lives(stale.name):

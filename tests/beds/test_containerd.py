@@ -21,7 +21,7 @@ from tests.beds.containerd import (
     configuration,
     containerd,
 )
-from tests.beds.groups import CGROUP_MOUNT
+from tests.beds.groups import layout
 from tests.beds.kubelet import cpu_shares, qos_class, run_pod, running_pod
 from tests.beds.packages import CHECKOUT, BedError, configured_mirror
 
@@ -54,11 +54,12 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
 def test_a_pod_runs_with_the_values_of_its_manifest(runtime: Containerd) -> None:
     with running_pod(runtime, POD) as pod:
         group = pod.container_cgroup("main")
-        assert runtime.groups.read(group, "cpu.shares") == "512"
+        shares = str(runtime.groups.weight(512))
+        assert runtime.groups.read(group, "cpu.shares") == shares
         assert runtime.groups.read(group, "cpu.cfs_quota_us") == "100000"
         assert runtime.groups.read(group, "memory.limit_in_bytes") == str(128 * 2**20)
         assert "GREETING=hello" in runtime.cri.execute(pod.containers["main"], ["env"]).stdout
-        pod_group = CGROUP_MOUNT / "cpu" / pod.cgroup.lstrip("/")
+        pod_group = runtime.groups.file(pod.cgroup, "cpu.shares").parent
         assert pod_group.is_dir()
     assert not pod_group.exists()
 
@@ -72,7 +73,7 @@ def test_resources_change_in_place(runtime: Containerd) -> None:
         )
         group = pod.container_cgroup("main")
         assert runtime.groups.read(group, "cpu.cfs_quota_us") == "50000"
-        assert runtime.groups.read(group, "cpu.shares") == "256"
+        assert runtime.groups.read(group, "cpu.shares") == str(runtime.groups.weight(256))
 
 
 @pytest.mark.containerd
@@ -90,10 +91,10 @@ def test_beds_of_both_generations_stand_side_by_side_and_leave_nothing() -> None
         assert old.nri_socket.is_socket()
         assert new.nri_socket.is_socket()
         folders = [old.folder, new.folder]
-        roots = [CGROUP_MOUNT / "cpu" / c.groups.path.split("/")[1] for c in (old, new)]
+        roots = [c.groups.file(c.groups.path, "cpu.shares").parents[1] for c in (old, new)]
         # A pod that nobody removed goes with the bed.
         forgotten = run_pod(new, POD)
-        roots.append(CGROUP_MOUNT / "memory" / forgotten.cgroup.lstrip("/"))
+        roots.append(new.groups.file(forgotten.cgroup, "memory.limit_in_bytes").parent)
     for path in folders + roots:
         assert not path.exists()
     mounted = Path("/proc/self/mounts").read_text()
@@ -126,7 +127,8 @@ def test_what_a_killed_bed_left_is_removed_by_the_next() -> None:
     assert Path(folder).exists()
     with containerd("2.1"):
         assert not Path(folder).exists()
-        assert not list(CGROUP_MOUNT.glob(f"*/koord-bed-{pid}-*"))
+        _, hierarchies = layout()
+        assert not [g for h in hierarchies for g in h.glob(f"koord-bed-{pid}-*")]
         assert not _shims(Path(folder) / "containerd.sock")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon, wait_until
-from tests.beds.groups import CGROUP_MOUNT
 from tests.beds.kubelet import (
     container_config,
     remove_pod,
@@ -28,7 +27,7 @@ from tests.e2e.manifests import (
     pinned_pod,
     topology,
 )
-from tests.e2e.observe import all_values, container_value, eventually, pod_value
+from tests.e2e.observe import all_values, container_value, eventually, pod_value, settled_values
 
 pytestmark = pytest.mark.containerd
 
@@ -163,7 +162,7 @@ def test_a_policy_that_is_switched_off_gives_every_byte_back(bed: Containerd) ->
         off = [node(), nodeslo(), topology(), *manifests]
         with daemon(bed, off, gates=GATES) as koordlet:
             eventually(bed, pods[1], "cpu.shares", "512", level="container")
-            before = all_values(bed)
+            before = settled_values(bed)
             koordlet.put(node(ratio="1.25"), nodeslo(beClass=BE_IDENTITY))
             eventually(bed, pods[0], "cpu.cfs_quota_us", "80000", level="container")
             eventually(bed, pods[1], "cpu.idle", "1", level="pod")
@@ -213,15 +212,14 @@ def test_three_hundred_containers_at_once_all_get_their_values(bed: Containerd) 
 def test_nothing_outside_kubepods_is_written(bed: Containerd) -> None:
     """A group beside kubepods, with a pod's name, is none of the daemon's business."""
     manifest = batch_pod("inside")
-    outside = (
-        CGROUP_MOUNT / "cpu" / bed.groups.path.split("/")[1] / f"pod{manifest['metadata']['uid']}"
-    )
-    outside.mkdir()
+    outside = f"/{bed.groups.path.split('/')[1]}/pod{manifest['metadata']['uid']}"
+    folder = bed.groups.file(outside, "cpu.idle").parent
+    folder.mkdir()
     try:
         with daemon(bed, _objects(), gates=GATES), running_pod(bed, manifest) as pod:
             eventually(bed, pod, "cpu.idle", "1", level="pod")
             assert pod_value(bed, pod, "cpu.cfs_quota_us") == "80000"
-            assert (outside / "cpu.idle").read_text() == "0\n"
-            assert (outside / "cpu.cfs_quota_us").read_text() == "-1\n"
+            assert bed.groups.read(outside, "cpu.idle") == "0"
+            assert bed.groups.read(outside, "cpu.cfs_quota_us") == "-1"
     finally:
-        outside.rmdir()
+        folder.rmdir()

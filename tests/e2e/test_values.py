@@ -30,7 +30,7 @@ from tests.e2e.manifests import (
     pod,
     topology,
 )
-from tests.e2e.observe import container_value, eventually
+from tests.e2e.observe import container_value, eventually, kernel_text
 
 pytestmark = pytest.mark.containerd
 
@@ -101,7 +101,7 @@ def test_a_created_container_has_its_values(
     koordlet.put(manifest)
     with running_pod(bed, manifest) as running:
         for name, value in of_container.items():
-            assert container_value(bed, running, name) == value, name
+            assert container_value(bed, running, name) == kernel_text(bed, name, value), name
         for name, expected in of_pod.items():
             if expected is not None:
                 eventually(bed, running, name, expected, level="pod")
@@ -187,7 +187,7 @@ def test_a_resize_keeps_what_was_asked_and_what_is_ours(bed: Containerd, koordle
             ),
         )
         assert container_value(bed, running, "cpu.cfs_quota_us") == "40000"
-        assert container_value(bed, running, "cpu.shares") == "256"
+        eventually(bed, running, "cpu.shares", "256", level="container")
         assert container_value(bed, running, "memory.limit_in_bytes") == str(96 * 2**20)
         assert container_value(bed, running, "cpuset.cpus") == SHARED
 
@@ -201,5 +201,5 @@ def test_a_pinned_container_stays_without_quota_after_a_resize(
             cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=200_000, cpu_shares=2048),
         )
         eventually(bed, running, "cpu.cfs_quota_us", "-1", level="container")
-        assert container_value(bed, running, "cpu.shares") == "2048"
+        eventually(bed, running, "cpu.shares", "2048", level="container")
         assert container_value(bed, running, "cpuset.cpus") == FIRST
