@@ -147,6 +147,11 @@ class _Connection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             self._refuse(error.error_status_hint, str(error))
 
+    def eof_received(self) -> bool:
+        """The peer asks nothing more; what it asked already is still answered."""
+        self.data_received(b"")
+        return True
+
     def _advance(self) -> None:
         """Take events until the request is whole or bytes run out."""
         while self._task is None:
@@ -169,7 +174,8 @@ class _Connection(asyncio.Protocol):
                 self._patience(None)
                 self._task = asyncio.ensure_future(self._answer(_request(self._head, self._body)))
             elif isinstance(event, h11.ConnectionClosed):
-                self.abort()
+                if self._transport is not None:
+                    self._transport.close()
                 return
 
     async def _answer(self, request: Request) -> None:

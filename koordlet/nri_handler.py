@@ -8,6 +8,7 @@ the reply. Contract: `nri_plugin.handler`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from hooks.decision import Decision, ResourceKey
@@ -113,6 +114,8 @@ class NriHandler:
             if subject is not None:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
                 if decision.outcomes:
+                    # The runtime writes these: without a note their originals would not be known.
+                    self._daemon.after_reply(partial(self._note, subject, decision))
                     yield subject.id, decision
 
     def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:

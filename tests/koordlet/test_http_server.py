@@ -1,0 +1,115 @@
+"""The small HTTP server: hostile and slow peers included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from koordlet.http_server import Request, Response, Server, json, text
+
+
+async def echo(request: Request) -> Response:
+    return json({"body": request.body.decode(), "query": dict(request.query)})
+
+
+async def broken(request: Request) -> Response:
+    raise RuntimeError("secret detail")
+
+
+ROUTES = {("POST", "/echo"): echo, ("GET", "/echo"): echo, ("GET", "/broken"): broken}
+
+
+def serve(test: Callable[[int, Server], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = Server(ROUTES, max_body_bytes=100)
+        await server.listen_tcp("127.0.0.1", 0)
+        port = server._servers[0].sockets[0].getsockname()[1]
+        try:
+            await asyncio.wait_for(test(port, server), 10)
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+
+
+async def talk(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /echo?a=1 HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+        (b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+        (b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+        (b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", b"405"),
+        (b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n", b"500"),
+        (b"rubbish\r\n\r\n", b"400"),
+        (b"GET /echo HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * 20_000, b"431"),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n" + b"x" * 101, b"413"),
+    ],
+)
+def test_each_request_gets_its_status(data: bytes, status: bytes) -> None:
+    async def test(port: int, server: Server) -> None:
+        answer = await talk(port, data)
+        assert answer.split(b" ")[1] == status
+        assert b"secret detail" not in answer
+
+    serve(test)
+
+
+def test_requests_follow_each_other_on_one_connection() -> None:
+    async def test(port: int, server: Server) -> None:
+        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+        answer = await talk(port, one * 3)
+        assert answer.count(b"HTTP/1.1 200") == 3
+        assert answer.count(b'"body":"hi"') == 3
+
+    serve(test)
+
+
+def test_a_request_may_come_byte_by_byte() -> None:
+    async def test(port: int, server: Server) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for byte in b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n":
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    serve(test)
+
+
+def test_a_peer_that_goes_away_leaves_nothing_behind() -> None:
+    async def test(port: int, server: Server) -> None:
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /echo HTTP/1.1\r\n")
+            writer.transport.abort()
+        await asyncio.sleep(0.05)
+        assert server.connections == set()
+
+    serve(test)
+
+
+def test_connections_are_counted() -> None:
+    async def test(port: int, server: Server) -> None:
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(70)]
+        await asyncio.sleep(0.1)
+        assert len(server.connections) == 64
+        for _, writer in opened:
+            writer.close()
+
+    serve(test)
+
+
+def test_a_text_ends_with_a_line_end() -> None:
+    assert text(200, "ok").body == b"ok\n"

@@ -1,0 +1,257 @@
+"""Events, logs, notifications, remembered requests, host applications, Pod objects."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.nodeslo import CgroupBase, CgroupPath, HostApplication
+from apis.qos import KubeQoS, QoSClass
+from hooks.subject import ContainerKind, Requested
+from koordlet.events import CAPACITY, Events, Severity
+from koordlet.hostapps import host_app_subjects
+from koordlet.logs import JsonFormatter, TextFormatter
+from koordlet.notify import Notifier
+from koordlet.requests_log import RequestsLog
+from linux.cpuset import CpuSet
+from tests.koordlet.builders import LAYOUT, known, pod_manifest
+
+# --- events ------------------------------------------------------------------------------------
+
+
+def test_an_event_that_repeats_counts_up_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [1000.0]
+    events = Events(clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            events.add("bad-object", "x", "broken")
+            now[0] += 1
+    (event,) = events.latest()
+    assert (event.count, event.first_at, event.last_at) == (5, 1000.0, 1004.0)
+    assert len(caplog.records) == 1
+    assert events.totals == {"bad-object": 5}
+
+
+def test_events_are_bounded_and_the_oldest_go() -> None:
+    events = Events()
+    for number in range(CAPACITY + 10):
+        events.add("k", "o", f"m{number}", severity=Severity.INFO)
+    kept = events.latest()
+    assert len(kept) == CAPACITY
+    assert kept[0].message == "m10"
+
+
+# --- logs --------------------------------------------------------------------------------------
+
+
+def record(message: str, **extra: Any) -> logging.LogRecord:
+    made = logging.LogRecord("koordlet", logging.WARNING, "", 0, message, (), None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_hostile_value_stays_on_its_line() -> None:
+    hostile = 'x" y=1\n2026-01-01 ERROR forged'
+    line = TextFormatter(journald=False).format(record("told", pod=hostile))
+    assert "\n" not in line
+    assert line.endswith('told pod="x\\" y=1\\n2026-01-01 ERROR forged"')
+    assert json.loads(JsonFormatter().format(record("told", pod=hostile)))["pod"] == hostile
+
+
+def test_under_systemd_lines_carry_a_priority_and_no_time() -> None:
+    assert TextFormatter(journald=True).format(record("told", a=1)) == "<4>koordlet: told a=1"
+
+
+# --- notifications -----------------------------------------------------------------------------
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "n.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        Notifier({"NOTIFY_SOCKET": str(path)}).send(READY="1", STATUS="fine")
+        assert listener.recv(100) == b"READY=1\nSTATUS=fine"
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/does/not/exist"])
+def test_without_systemd_nothing_happens(address: str) -> None:
+    Notifier({"NOTIFY_SOCKET": address}).send(READY="1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "60000000"}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_the_watchdog_is_for_this_process_only(
+    environment: dict[str, str], seconds: float | None
+) -> None:
+    assert Notifier(environment).watchdog_seconds == seconds
+
+
+# --- remembered requests -----------------------------------------------------------------------
+
+numbers = st.none() | st.integers(-1, 1 << 40)
+sets = st.none() | st.sets(st.integers(0, 200), min_size=1).map(CpuSet)
+requests = st.builds(
+    Requested,
+    cpu_shares=numbers,
+    cfs_quota_us=numbers,
+    cfs_period_us=numbers,
+    memory_limit_bytes=numbers,
+    cpus=sets,
+    mems=sets,
+    oom_score_adj=numbers,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=10), requests, max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_requests_are_remembered(
+    tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Requested]
+) -> None:
+    path = str(tmp_path_factory.mktemp("log") / "requests.log")
+    log = RequestsLog(path)
+    for container_id, requested in asked.items():
+        log.append(container_id, Requested(cpu_shares=1))
+        log.append(container_id, requested)
+    log.close()
+    assert RequestsLog(path).load() == asked
+    log = RequestsLog(path)
+    keep = dict(list(asked.items())[:2])
+    log.rewrite(keep)
+    log.close()
+    assert RequestsLog(path).load() == keep
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "requests.log"
+    log = RequestsLog(str(path))
+    log.append("a", Requested(cpu_shares=2))
+    log.append("b", Requested(cpu_shares=3))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert RequestsLog(str(path)).load() == {"a": Requested(cpu_shares=2)}
+
+
+def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    log = RequestsLog(str(tmp_path / "no" / "such" / "folder"))
+    log.append("a", Requested())
+    log.rewrite({})
+    assert log.failures == 2
+    assert log.load() == {}
+
+
+# --- host applications -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("application", "cgroup"),
+    [
+        (HostApplication(name="a", qos=QoSClass.LS), "host-latency-sensitive/a"),
+        (HostApplication(name="a", qos=QoSClass.BE), "host-best-effort/a"),
+        (HostApplication(name="a"), "a"),
+        (
+            HostApplication(
+                name="a",
+                cgroup_path=CgroupPath(
+                    base=CgroupBase.KUBEPODS_BESTEFFORT, parent_dir="p", relative_path="r"
+                ),
+            ),
+            "kubepods/besteffort/p/r",
+        ),
+    ],
+)
+def test_host_applications_lie_where_they_are_declared(
+    application: HostApplication, cgroup: str
+) -> None:
+    (subject,), errors = host_app_subjects([application], LAYOUT)
+    assert subject.cgroup == cgroup
+    assert errors == ()
+
+
+@pytest.mark.parametrize(
+    ("applications", "words"),
+    [
+        ([HostApplication(name="")], "has no name"),
+        ([HostApplication(name="a"), HostApplication(name="a")], "stands twice"),
+        ([HostApplication(name="../x")], "is not a host application name"),
+        ([HostApplication(name="a", cgroup_path=CgroupPath(relative_path="../.."))], "not a plain"),
+        ([HostApplication(name="a", cgroup_path=CgroupPath())], "the path is empty"),
+    ],
+)
+def test_a_host_application_without_a_place_is_left_out(
+    applications: list[HostApplication], words: str
+) -> None:
+    subjects, (error,) = host_app_subjects(applications, LAYOUT)
+    assert len(subjects) == len(applications) - 1
+    assert words in str(error)
+
+
+# --- Pod objects -------------------------------------------------------------------------------
+
+
+def resources(**amounts: str) -> dict[str, Any]:
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def test_a_specification_becomes_what_kubelet_asks_for() -> None:
+    manifest = pod_manifest(
+        uid="u",
+        spec={
+            "overhead": {"cpu": "100m", "memory": "10Mi"},
+            "initContainers": [
+                {"name": "side", "restartPolicy": "Always", "resources": resources(cpu="250m")},
+                {"name": "init", "resources": resources(cpu="2", memory="1Gi")},
+            ],
+            "containers": [{"name": "main", "resources": resources(cpu="500m", memory="64Mi")}],
+        },
+    )
+    made = known(manifest)
+    kinds = {spec.name: spec.kind for spec in made.pod.specs}
+    assert kinds == {
+        "main": ContainerKind.REGULAR,
+        "side": ContainerKind.SIDECAR,
+        "init": ContainerKind.INIT,
+    }
+    assert made.by_container["main"] == Requested(
+        cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=64 << 20
+    )
+    # Initialising takes most: the sidecar and the init container together, and the overhead.
+    assert made.requested.cpu_shares == (2250 + 100) * 1024 // 1000
+    assert made.requested.cfs_quota_us == 235_000
+    assert made.requested.memory_limit_bytes == -1  # the sidecar has no memory limit
+
+
+def test_batch_resources_are_milli_cores_and_bytes() -> None:
+    batch = {"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"}
+    container = {"name": "main", "resources": {"requests": batch, "limits": batch}}
+    made = known(pod_manifest(uid="u", spec={"containers": [container]}))
+    amounts = made.pod.specs[0].amounts
+    assert amounts.batch_cpu_limit_milli == 1500
+    assert amounts.batch_memory_request_bytes == 1 << 30
+    assert made.pod.kube_qos is KubeQoS.BESTEFFORT
+    assert made.by_container["main"].cpu_shares == 2
+
+
+@pytest.mark.parametrize("container_id", ["", "containerd://", "no-scheme", "://"])
+def test_a_status_without_an_id_tells_of_no_container(container_id: str) -> None:
+    status = {"containerStatuses": [{"name": "main", "containerID": container_id}]}
+    found = known(pod_manifest(uid="u", status=status)).containers
+    assert not [each for each in found if each.runtime]

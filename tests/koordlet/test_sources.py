@@ -1,0 +1,209 @@
+"""Sources of pods: kubelet over HTTP, polling with back-off, the runtime over CRI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from koordlet.config import Cri, Kubelet, Seconds
+from koordlet.events import Events
+from koordlet.sources.cri import CriClient
+from koordlet.sources.kubelet import KubeletClient, is_loopback
+from koordlet.sources.polling import Poller, SourceError
+from koordlet.state import NodeState
+from tests.beds.containerd import Containerd, containerd
+from tests.beds.kubelet import running_pod
+from tests.koordlet.builders import pod_manifest
+
+BED_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "seen",
+        "namespace": "default",
+        "uid": "11111111-2222-3333-4444-555555555555",
+        "labels": {"koordinator.sh/qosClass": "LS"},
+    },
+    "spec": {
+        "containers": [
+            {
+                "name": "main",
+                "resources": {
+                    "requests": {"cpu": "500m", "memory": "64Mi"},
+                    "limits": {"cpu": "1", "memory": "64Mi"},
+                },
+            }
+        ]
+    },
+}
+
+
+# --- kubelet -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def kubelet(status: int, body: bytes) -> Iterator[tuple[KubeletClient, list[str], list[Any]]]:
+    """A kubelet's read-only port that always answers the same; yields client, paths, complaints."""
+    paths: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    complaints: list[Any] = []
+    config = Kubelet(enabled=True, read_only=True, read_only_port=server.server_port)
+    try:
+        yield KubeletClient(config, lambda *said: complaints.append(said)), paths, complaints
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def pod_list(*pods: Any) -> bytes:
+    return json.dumps({"kind": "PodList", "items": list(pods)}).encode()
+
+
+def test_kubelets_pods_are_read() -> None:
+    with kubelet(200, pod_list(pod_manifest("a", uid="1"))) as (client, paths, complaints):
+        (found,) = client.fetch()
+        assert found.uids == ("1",)
+        assert paths == ["/pods/"]
+        assert complaints == []
+        assert client.durations["200"].count == 1
+
+
+def test_a_pod_that_cannot_be_read_costs_itself_only() -> None:
+    bad = pod_manifest("bad", uid="2", spec={"priority": "high"})
+    with kubelet(200, pod_list(bad, pod_manifest("a", uid="1"))) as (client, _, complaints):
+        assert [pod.uids for pod in client.fetch()] == [("1",)]
+        assert "spec.priority = 'high'" in complaints[0][1]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, b"", "grant nodes/proxy"),
+        (403, b"", "grant nodes/proxy"),
+        (500, b"", "answered 500"),
+        (200, b"rubbish", "not a pod list"),
+        (200, b'{"items": 3}', "not a pod list"),
+    ],
+)
+def test_an_answer_that_is_no_pod_list_says_what_to_do(
+    status: int, body: bytes, words: str
+) -> None:
+    with kubelet(status, body) as (client, _, _), pytest.raises(SourceError, match=words):
+        client.fetch()
+
+
+def test_a_kubelet_that_is_not_there_is_an_error_of_the_source() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    config = Kubelet(read_only=True, read_only_port=port)
+    with pytest.raises(SourceError, match="is it running"):
+        KubeletClient(config, lambda *_: None).fetch()
+
+
+def test_a_token_that_is_missing_says_what_to_set(tmp_path: Path) -> None:
+    config = Kubelet(token_file=str(tmp_path / "no"))
+    with pytest.raises(SourceError, match=r"kubelet\.tokenFile"):
+        KubeletClient(config, lambda *_: None).fetch()
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("n1", False)],
+)
+def test_only_loopback_is_believed_without_a_certificate_authority(
+    address: str, loopback: bool
+) -> None:
+    assert is_loopback(address) is loopback
+
+
+# --- polling -----------------------------------------------------------------------------------
+
+
+def test_a_source_that_fails_keeps_its_last_list_and_comes_back() -> None:
+    async def test() -> None:
+        events = Events()
+        answers: list[Any] = [SourceError("down"), SourceError("down"), ValueError("bug"), "list"]
+        applied: list[tuple[str, int]] = []
+
+        def fetch() -> str:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        with ThreadPoolExecutor(1) as pool:
+            poller = Poller("kubelet", 10.0, events, pool)
+            for expected in (False, False, False, True):
+                done = await poller.once(fetch, lambda *a: applied.append(a), lambda: 7)
+                assert done is expected
+        assert applied == [("list", 7)]
+        assert poller.problem == ""
+        kinds = [event.kind for event in events.latest()]
+        assert kinds == ["source-failed", "source-failed", "source-back"]
+
+    asyncio.run(test())
+
+
+# --- CRI ---------------------------------------------------------------------------------------
+
+
+def test_a_runtime_that_is_not_there_is_an_error_of_the_source(tmp_path: Path) -> None:
+    client = CriClient(Cri(socket=str(tmp_path / "no.sock"), timeout=Seconds(1)))
+    with pytest.raises(SourceError, match=r"cri\.socket"):
+        client.fetch()
+    client.close()
+
+
+@pytest.fixture(scope="module", params=["1.7", "2.1"])
+def bed(request: pytest.FixtureRequest) -> Iterator[Containerd]:
+    with containerd(request.param) as made:
+        yield made
+
+
+@pytest.mark.containerd
+def test_cri_tells_pods_containers_and_where_they_are(bed: Containerd) -> None:
+    client = CriClient(Cri(socket=str(bed.socket)))
+    with running_pod(bed, BED_POD) as pod:
+        sandboxes, containers = client.fetch()
+        (sandbox,) = [one for one in sandboxes if one.subject.pod.uid == pod.uid]
+        (container,) = [one for one in containers if one.sandbox_id == sandbox.subject.id]
+        assert sandbox.subject.pod.cgroup == pod.cgroup.strip("/")
+        assert sandbox.subject.pod.labels["koordinator.sh/qosClass"] == "LS"
+        assert container.subject.cgroup == pod.container_cgroup("main").strip("/")
+        assert container.current.cpu_shares == 512
+        assert container.current.cfs_quota_us == 100_000
+        assert container.pid > 0
+        state = NodeState()
+        state.runtime_list(sandboxes, containers)
+        assert state.pod(pod.uid) is not None
+        # A second look asks for the status of nothing that is known.
+        again = client.fetch()
+        assert msgspec.structs.asdict(again[1][0]) == msgspec.structs.asdict(containers[0])
+    assert pod.uid not in {one.subject.pod.uid for one in client.fetch()[0]}
+    client.close()
