@@ -47,11 +47,9 @@ class _Remark:
 class EventRecorder:
     """Writes events in the background; run it with `run`."""
 
-    def __init__(self, client: Client, *, component: str, default_namespace: str) -> None:
-        """default_namespace: where events about cluster-scoped objects go."""
+    def __init__(self, client: Client, *, component: str) -> None:
         self._client = client
         self._component = component
-        self._default_namespace = default_namespace
         self._waiting: deque[_Remark] = deque(maxlen=_MOST_WAITING)
         self._known: OrderedDict[_Remark, _Known] = OrderedDict()
         self._wake = asyncio.Event()
@@ -107,7 +105,8 @@ class EventRecorder:
             except ApiError as error:
                 if not error.not_found:
                     raise
-        namespace = remark.about.namespace or self._default_namespace
+        # The API server takes events about cluster-scoped objects in this namespace only.
+        namespace = remark.about.namespace or "default"
         name = f"{(remark.about.name or 'unknown')[:200]}.{time.time_ns():x}"
         await self._client.create(
             EVENTS,

@@ -8,6 +8,7 @@ Source: manager.md 18.2. The private keys stay in the Secret and in memory.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import logging
 import os
 from collections.abc import Callable
@@ -169,11 +170,15 @@ class WebhookRegistration:
         self._store = store
         self._address = address
         self._active = active
-        self._names = (
+        self.names = (
             (MUTATING_WEBHOOKS, mutating_name),
             (VALIDATING_WEBHOOKS, validating_name),
         )
         self.current: Certificates | None = None
+
+    def listen_on(self, port: int) -> None:
+        """Take the port that the server really listens on; it stands in URLs of a host."""
+        self._address = dataclasses.replace(self._address, port=port)
 
     async def certificates(self) -> Certificates:
         """Return the certificates to serve, making them if there are none."""
@@ -182,7 +187,7 @@ class WebhookRegistration:
     async def sync(self, serve: Callable[[Certificates], None]) -> None:
         """Make one round: certificates, then trust, then serving. Raises on the first failure."""
         certificates = await self.certificates()
-        for resource, name in self._names:
+        for resource, name in self.names:
             written = await sync_configuration(
                 self._client,
                 resource,

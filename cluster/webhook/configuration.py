@@ -308,7 +308,7 @@ async def sync_configuration(
         stored = await client.find(resource, name, _decode)
         if stored is None:
             raise ConfigurationMissing(
-                f"{resource.kind} {name} does not exist; apply deploy/manager/webhooks.yaml"
+                f"{resource.kind} {name} does not exist; apply deploy/manager/50-webhooks.yaml"
             )
         annotations = stored.metadata.get("annotations") or {}
         text = annotations.get(ANNOTATION_WEBHOOK_TEMPLATE) or ""
@@ -317,8 +317,6 @@ async def sync_configuration(
         if text and _comparable(stored.webhooks) == _comparable(wanted):
             return False
         kept = text or msgspec.json.encode(template).decode()
-        # The API server fills in defaults; comparing after a dry write would cost a round trip,
-        # so defaults are part of what is compared (see _comparable).
         patch = {
             "metadata": {
                 "resourceVersion": stored.metadata.get("resourceVersion"),

@@ -1,0 +1,90 @@
+"""The command koord-manager."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from cluster.manager.flags import FlagError, Settings, help_text, parse
+from kube.client import ApiError, Client, Unreachable
+from kube.connection import ConnectionConfigError, load_connection
+from kube.leader import LeadershipLost
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the manager; return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(each in ("-h", "-help", "--help") for each in given):
+        print(help_text())
+        return 0
+    try:
+        settings = parse(given)
+        verbose = settings.number("v") >= 5
+    except FlagError as error:
+        print(f"koord-manager: {error}", file=sys.stderr)
+        return 2
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    try:
+        connection = load_connection(
+            settings.text("kubeconfig") or None, master=settings.text("master") or None
+        )
+    except ConnectionConfigError as error:
+        print(f"koord-manager: {error}", file=sys.stderr)
+        return 2
+    client = Client(
+        connection,
+        user_agent="koordinator-manager",
+        qps=settings.number("rest-config-qps"),
+        burst=int(settings.number("rest-config-burst")),
+    )
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(client, settings))
+    except LeadershipLost as error:
+        logging.getLogger(__name__).error("%s; ending so that another replica can lead", error)
+        return 1
+    except (ApiError, Unreachable, TimeoutError, OSError) as error:
+        logging.getLogger(__name__).error("cannot go on: %s", error)
+        return 1
+    return 0
+
+
+async def _run(client: Client, settings: Settings) -> None:
+    # Costly to import and not needed for --help and flag errors.
+    from cluster.manager.manager import Manager
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with client:
+        await Manager(client, settings).run(stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
