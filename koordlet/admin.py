@@ -16,7 +16,7 @@ import msgspec
 
 from hooks.subject import ContainerSubject, Pod, Subject
 from koordlet import VERSION, explain, planning
-from koordlet.decider import Decider, pod_of
+from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain
 from koordlet.http_server import Request, Response, Routes, json
@@ -301,7 +301,17 @@ class _Answers:
         reconciler = self._daemon.reconciler
         if reconciler is None:
             raise Refusal(503, "the daemon is still starting")
-        return reconciler.explain_all()
+        views = reconciler.explain_all()
+        # What came after the last pass is explained by its decision alone.
+        seen = {view.subject.key for view in views}
+        snapshot = self._daemon.snapshot
+        decider = self._decider()
+        views += [
+            SubjectView(subject, decider.decide(snapshot.engine, subject, Stage.RECONCILE), ())
+            for subject in snapshot.subjects
+            if subject.key not in seen
+        ]
+        return views
 
     # --- plans ---------------------------------------------------------------------------------
 
@@ -317,10 +327,7 @@ class _Answers:
         layout, state, engine = daemon.layout, daemon.state.copy(), daemon.engine
         journal = daemon.journal.copy_in_memory()
         kernel_facts, config = daemon.rules.inputs.kernel, daemon.config
-        site = daemon.rules.site_policies
-        # Faults of a plan are no events of the node.
-        decider = Decider(Events(), site_guard=daemon.site.plan_guard() if daemon.site else None)
-        decider.site_names = frozenset(policy.name for policy in site)
+        site, decider = daemon.rules.site_policies, self._decider()
 
         def made() -> Plain:
             files = {name: content.encode() for name, content in wanted.files.items()}
@@ -343,6 +350,13 @@ class _Answers:
             )
 
         return await self._in_thread(made)
+
+    def _decider(self) -> Decider:
+        """Return a decider for one answer, in a worker thread. Its faults are no events."""
+        site = self._daemon.site
+        decider = Decider(Events(), site_guard=site.plan_guard() if site else None)
+        decider.site_names = frozenset(p.name for p in self._daemon.rules.site_policies)
+        return decider
 
     async def _in_thread(self, work: Callable[[], Plain]) -> Plain:
         return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -63,8 +63,11 @@ _READY_PATIENCE_S: Final = 3.0
 
 _SWEEP_S: Final = 60.0
 
-_ENDINGS: Final = frozenset({"stop-container", "remove-container", "stop-sandbox"})
-"""Changes of the state that give the reconciler nothing to do at once."""
+_QUIET: Final = frozenset(
+    {"create-container", "stop-container", "remove-container", "stop-sandbox"}
+)
+"""Changes of the state that give the reconciler nothing to do at once: a container that is being
+created has no group yet, and one that ended has none any more."""
 
 _STUCK_S: Final = 180.0
 """A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
@@ -220,6 +223,11 @@ class Daemon:
             here=self.host.here if isinstance(self.host, LocalHost) else lambda path: path,
         )
         self.reconciler.start()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the next pass works from."""
+        return self._snapshot
 
     def _snapshot_for_pass(self) -> Snapshot:
         """In the reconciler's thread, which owns the executor: a new layout goes in here."""
@@ -566,8 +574,7 @@ class Daemon:
         self._snapshot = self.state.snapshot(self.engine)
         if self.layout is not None and not self.layout.kubepods and self.state.counts[0]:
             self._spawn("kubepods", self._find_kubepods())
-        # What only goes away leaves nothing to write: the timer's pass tidies up.
-        if self.reconciler is not None and reasons - _ENDINGS:
+        if self.reconciler is not None and reasons - _QUIET:
             self.reconciler.trigger(",".join(sorted(reasons)))
 
     # --- upkeep --------------------------------------------------------------------------------

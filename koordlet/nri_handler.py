@@ -150,6 +150,7 @@ class NriHandler:
         subject = self._state.create_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
         self._daemon.after_reply(lambda: self._note(subject, decision))
+        self._daemon.state_changed("create-container")
         return decision if decision.outcomes else None
 
     def start_container(self, container: Container) -> None:

@@ -1,0 +1,187 @@
+"""The operator's command line: against a daemon in memory, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from koordctl import render
+from koordctl.main import main
+from tests.koordlet.node import SLO, Node, node, node_object, until
+from tests.simulated.kubelet import Limits
+
+ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
+Ask = Callable[..., Awaitable[int]]
+
+
+def with_daemon(test: Callable[[Node, Ask], Awaitable[None]]) -> None:
+    """Run `test` beside a daemon that keeps one pod of which the quota is divided by 1.25."""
+
+    async def run() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU, uid="aaaa-1")
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1c1c1c1c1")
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the quota", lambda: n.kernel.text(path) == "80000 100000")
+
+                async def ask(*arguments: str) -> int:
+                    # The client blocks, and the daemon lives in this loop.
+                    run_dir = str(n.folder / "run")
+                    return await asyncio.to_thread(main, ["--run-dir", run_dir, *arguments])
+
+                await test(n, ask)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_pod_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("explain", "pod", "default/pod-aaaa") == 0
+        shown = capsys.readouterr().out
+        assert "cpu.cfs_quota_us" in shown
+        assert "applied" in shown
+        assert "from Node annotation node.koordinator.sh/cpu-normalization-ratio" in shown
+        assert "original 100000" in shown
+        assert "written: 100000 -> 80000" in shown
+
+    with_daemon(test)
+
+
+@pytest.mark.parametrize("name", ["default/pod-aaaa/main", "c1c1c1c1", "containerd://c1c1c1c1c1"])
+def test_a_container_is_found_by_name_and_by_id(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("explain", "container", name, "-o", "json") == 0
+        (subject,) = json.loads(capsys.readouterr().out)["subjects"]
+        quota = next(v for v in subject["values"] if v["resource"] == "cpu.cfs_quota_us")
+        assert (quota["requested"], quota["value"]) == ("100000", "80000")
+
+    with_daemon(test)
+
+
+def test_an_unknown_name_names_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("explain", "pod", "nope") == 2
+        assert "known pods: default/pod-aaaa" in capsys.readouterr().err
+
+    with_daemon(test)
+
+
+def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node_object("2.0")))
+
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("status") == 0
+        shown = capsys.readouterr().out
+        assert "connected to containerd" in shown
+        assert "CPUNormalization" in shown
+        assert await ask("events") == 0
+        assert "nri-configured" in capsys.readouterr().out
+        writes = len(n.kernel.writes)
+        assert await ask("plan", "--objects", str(tmp_path)) == 0
+        shown = capsys.readouterr().out
+        assert "1 writes" in shown
+        assert "Pod default/pod-aaaa" in shown
+        assert "50000" in shown
+        assert len(n.kernel.writes) == writes
+
+    with_daemon(test)
+
+
+def test_a_plan_tells_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = {**SLO, "spec": {"cpuBurstStrategy": {"cpuBurstPercent": "lots"}}}
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(bad))
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node_object("1.25")))
+
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("plan", "--objects", str(tmp_path)) == 0
+        shown = capsys.readouterr().out
+        assert "lots" in shown
+        assert "Nothing would be written" in shown
+
+    with_daemon(test)
+
+
+def test_doctor_examines_machine_and_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        status = await ask("doctor", "-o", "json")
+        findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        checks = {finding["check"]: finding for finding in findings}
+        assert checks["daemon"]["state"] == "ok"
+        assert "containerd" in checks["NRI"]["found"]
+        assert status == int(any(finding["state"] == "fail" for finding in findings))
+        assert all(finding["fix"] for finding in findings if finding["check"] == "NRI socket")
+
+    with_daemon(test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["status"], "start koordlet"),
+        (["explain", "pod", "x"], "no daemon"),
+        (["plan", "--objects", "/does/not/exist"], "cannot read the objects"),
+        (["plan", "--objects", "."], "no manifests"),
+    ],
+)
+def test_without_a_daemon_a_command_says_what_to_do(
+    tmp_path: Path,
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--run-dir", str(tmp_path), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_plan_without_a_daemon_points_to_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(SLO))
+    assert main(["--run-dir", str(tmp_path), "plan", "--objects", str(tmp_path)]) == 2
+    assert "--offline" in capsys.readouterr().err
+
+
+def test_a_wrong_command_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "cow", "x"])
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_tables_align_and_wrap_their_last_column() -> None:
+    shown = render.table(
+        ("A", "B", "WHY"), [("x", 1, "word " * 30), ("longer", None, "y")], width=60
+    )
+    lines = shown.splitlines()
+    assert lines[0] == "A       B  WHY"
+    assert lines[-1] == "longer  -  y"
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_a_hostile_cell_stays_in_its_cell() -> None:
+    shown = render.table(("A", "B"), [("x\n\x1b[2J", "y\r\nz")])
+    assert len(shown.splitlines()) == 2
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.5, "0.5s"), (61, "1m1s"), (3600, "1h"), (90061, "1d1h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert render.duration(seconds) == text

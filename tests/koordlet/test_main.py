@@ -1,0 +1,116 @@
+"""The command line and the process around the daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from koordlet.main import main
+from koordlet.process import prepare_run_dir
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NODE_NAME", "agent_mode", "NRI_PLUGIN_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(folder: Path, **lines: str) -> str:
+    path = folder / "config.yaml"
+    lines = {"nodeName": "n1", "runDir": str(folder / "run"), **lines}
+    path.write_text("\n".join(f"{key}: {value}" for key, value in lines.items()))
+    return str(path)
+
+
+def test_help_teaches_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("koordlet run", "check-config", "restore", "-feature-gates", "agent_mode"):
+        assert words in shown
+
+
+def test_nothing_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fly"], "unknown command 'fly'"),
+        (["run", "fast"], "takes flags only"),
+        (["check-config", "-addrr=1"], "did you mean -addr?"),
+        (["check-config", "--config", "/does/not/exist"], "no such file"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_what_is_wrong(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert "koordlet 0.1.0" in capsys.readouterr().out
+
+
+def test_check_config_prints_what_is_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(tmp_path, featureGates="{CoreSched: true}")
+    assert main(["check-config", "--config", path, "-addr=:1", "-tsdb-path=/x"]) == 0
+    shown = capsys.readouterr().out
+    assert "# flag -tsdb-path has no effect" in shown
+    assert "address: :1" in shown
+    assert "CoreSched: true" in shown
+
+
+def test_check_config_tells_all_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(tmp_path, foo="1", featureGates="{Nope: true}", nri="{pluginIndex: 7}")
+    assert main(["check-config", "--config", path]) == 2
+    assert len(capsys.readouterr().err.splitlines()) >= 2
+
+
+def test_a_second_daemon_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koordlet.logs.set_up", lambda **_: None)
+    path = config(tmp_path)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    descriptor = os.open(run_dir / "koordlet.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, b"4711\n")
+        assert main(["run", "--config", path]) == 1
+        assert "process 4711 holds" in caplog.text
+    finally:
+        os.close(descriptor)
+
+
+def test_restore_without_a_journal_has_nothing_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["restore", "--config", config(tmp_path)]) == 0
+    assert "nothing to restore" in capsys.readouterr().out
+
+
+def test_the_run_directory_is_made_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "run"
+    prepare_run_dir(str(path))
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_run_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(OSError, match="writable by others"):
+        prepare_run_dir(str(path))
