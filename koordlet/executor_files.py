@@ -199,8 +199,9 @@ class FilePlanner:
         want, found = slot.want, slot.found
         if slot.resource is not Resource.CPU_SHARES or self.layout.version != 2:
             return
-        if want is None or found is None:
+        if want is None or found is None or want.requested is None:
             return
+        # The runtime converted what kubelet asked for, or what our reply put in its place.
         for known in (want.requested, want.value):
             formula = detect([(known, int(found))]) if isinstance(known, int) else None
             if formula is not None:
