@@ -16,7 +16,11 @@ from linux.host import Host
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One online logical CPU. `l3` is the cache's id and resctrl domain; -1: none."""
+    """One online logical CPU.
+
+    l3: the cache's id, which is also its resctrl domain; where the firmware gives no id, the
+    caches' rank by their smallest CPU; -1 without such a cache.
+    """
 
     cpu: int
     core: int
@@ -67,6 +71,7 @@ def read_topology(host: Host, *, sys_root: str = "/sys") -> CpuTopology:
         at = f"{base}/cpu/cpu{cpu}/topology"
         siblings = CpuSet.parse(_first(host, f"{at}/core_cpus_list", f"{at}/thread_siblings_list"))
         first_of[cpu] = next(iter(siblings & online), cpu)
+    l3_of = _l3(host, base, online)
     rank = {first: number for number, first in enumerate(sorted(set(first_of.values())))}
     cpus = [
         Cpu(
@@ -75,7 +80,7 @@ def read_topology(host: Host, *, sys_root: str = "/sys") -> CpuTopology:
             # -1 where the firmware does not tell (some arm64): one package then.
             socket=max(int(_text(host, f"{base}/cpu/cpu{cpu}/topology/physical_package_id")), 0),
             node=node_of.get(cpu, 0),
-            l3=_l3(host, f"{base}/cpu/cpu{cpu}/cache"),
+            l3=l3_of[cpu],
         )
         for cpu in online
     ]
@@ -96,17 +101,24 @@ def _nodes(host: Host, base: str, online: CpuSet) -> dict[int, CpuSet]:
     return found or {0: online}
 
 
-def _l3(host: Host, cache: str) -> int:
-    try:
-        names = host.listdir(cache)
-    except FileNotFoundError:
-        return -1
-    for name in sorted(names):
-        if not name.startswith("index"):
+def _l3(host: Host, base: str, online: CpuSet) -> dict[int, int]:
+    """Return each CPU's L3 number."""
+    numbers: dict[int, int] = {}
+    without_id: dict[int, int] = {}
+    for cpu in online:
+        numbers[cpu] = -1
+        cache = f"{base}/cpu/cpu{cpu}/cache"
+        try:
+            names = host.listdir(cache)
+        except FileNotFoundError:
             continue
-        if _text(host, f"{cache}/{name}/level") == "3":
+        for name in sorted(names):
+            if not name.startswith("index") or _text(host, f"{cache}/{name}/level") != "3":
+                continue
             try:
-                return int(_text(host, f"{cache}/{name}/id"))
+                numbers[cpu] = int(_text(host, f"{cache}/{name}/id"))
             except FileNotFoundError:
-                return -1
-    return -1
+                shared = CpuSet.parse(_text(host, f"{cache}/{name}/shared_cpu_list"))
+                without_id[cpu] = next(iter(shared), cpu)
+    rank = {first: number for number, first in enumerate(sorted(set(without_id.values())))}
+    return numbers | {cpu: rank[first] for cpu, first in without_id.items()}
