@@ -144,8 +144,8 @@ class Relay:
         self._held: dict[int, _Held] = {}
         self._queue: deque[_Pending] = deque()
         self._drain_limit: int | None = None
-        self._barriers: dict[bytes, int] = {}
-        self._barrier_count = 0
+        # Whose SETTINGS the server has yet to acknowledge: 0 the client's, else a rejected stream's.
+        self._unacknowledged: deque[int] = deque()
 
         self._server_window = frames.DEFAULT_WINDOW
         self._client_window = frames.DEFAULT_WINDOW
@@ -215,6 +215,7 @@ class Relay:
                     self.to_server.append(buffer[run:at])
             elif kind == frames.SETTINGS:
                 if not flags & frames.ACK:
+                    self._unacknowledged.append(0)
                     payload = buffer[at + HEADER_SIZE : end]
                     for identifier, value in frames.parse_settings(payload):
                         if identifier == frames.SETTING_MAX_FRAME_SIZE:
@@ -277,14 +278,12 @@ class Relay:
             elif kind == frames.SETTINGS:
                 if not flags & frames.ACK:
                     self._server_settings(buffer[at + HEADER_SIZE : end])
-            elif kind == frames.PING and flags & frames.ACK and self._barriers:
-                barred = self._barriers.pop(buffer[at + HEADER_SIZE : end], None)
-                if barred is not None:
+                elif self._unacknowledged and (rejected := self._unacknowledged.popleft()):
                     forward = False
                     if run < at:
                         self.to_client.append(buffer[run:at])
                         run = at
-                    self._answer_rejection(barred)
+                    self._answer_rejection(rejected)
             if not forward:
                 if run < at:
                     self.to_client.append(buffer[run:at])
@@ -317,8 +316,9 @@ class Relay:
     def reject(self, stream: int, status: Status) -> None:
         """Answer a held request in the server's place; the server's handler never sees a message.
 
-        The answer goes out when the server has confirmed, by answering a ping, that it has seen the
-        reset: after that no frame of its own can follow the end of the stream.
+        The answer goes out when the server has confirmed, by acknowledging empty settings, that it
+        has seen the reset: after that no frame of its own can follow the end of the stream. (A ping
+        would do as well, but grpc-go ends connections that ping more often than it likes.)
         """
         held = self._held.get(stream)
         if held is None or held.phase not in (Phase.RECEIVING, Phase.DECIDING):
@@ -327,11 +327,9 @@ class Relay:
         held.body = bytearray()
         held.phase = Phase.REJECTING
         held.rejection = status
-        self._barrier_count += 1
-        barrier = b"hold" + (self._barrier_count & 0xFFFFFFFF).to_bytes(4, "big")
-        self._barriers[barrier] = stream
+        self._unacknowledged.append(stream)
         self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
-        self.to_server.append(frames.ping(barrier))
+        self.to_server.append(frames.settings({}))
         self._settle()
 
     def drain(self) -> None:
@@ -442,13 +440,10 @@ class Relay:
         self._end_of_call(stream)
         if held is not None:
             self._uncount(held)
-            rejecting = held.phase is Phase.REJECTING
-            if rejecting:
-                self._barriers = {k: v for k, v in self._barriers.items() if v != stream}
             self.events.append(Abandoned(stream))
             self._settle()
-            # The server was reset already when the rejection began.
-            return not rejecting
+            # The server was reset already when a rejection began.
+            return held.phase is not Phase.REJECTING
         self._settle()
         return True
 
@@ -492,8 +487,6 @@ class Relay:
             return
         self._uncount(held)
         self._forget_queued(stream)
-        if held.phase is Phase.REJECTING:
-            self._barriers = {k: v for k, v in self._barriers.items() if v != stream}
         self.events.append(Abandoned(stream))
 
     def _answer_rejection(self, stream: int) -> None:

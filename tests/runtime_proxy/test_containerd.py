@@ -1,0 +1,448 @@
+"""The proxy before real containerd, both generations: what a kubelet would see in a bad week."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import websocket
+
+from protos.cri.v1 import api_pb2 as cri
+from tests.beds.containerd import GENERATIONS, Containerd, containerd
+from tests.beds.cri import Cri
+from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod, sandbox_config
+from tests.runtime_proxy.fake_cri import connected
+from tests.runtime_proxy.processes import (
+    ROOT,
+    STAGES,
+    Proxy,
+    echo,
+    hook_service,
+    proxy,
+    wait_until,
+)
+
+pytestmark = pytest.mark.containerd
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Node:
+    """containerd, the proxy before it, and a bed whose CRI calls go through the proxy."""
+
+    runtime: Containerd
+    proxy: Proxy
+    kubelet: Containerd
+
+    @property
+    def cri(self) -> Cri:
+        return self.kubelet.cri
+
+
+@contextmanager
+def node(runtime: Containerd, *flags: str) -> Iterator[Node]:
+    with ExitStack() as stack:
+        running = stack.enter_context(proxy(runtime.socket, flags=flags))
+        running.wait_for_log("recovered")
+        channel = stack.enter_context(connected(running.socket))
+        through = copy.copy(runtime)
+        through._client = Cri(channel)
+        yield Node(runtime, running, through)
+
+
+@pytest.fixture(scope="module", params=GENERATIONS)
+def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
+    with containerd(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def here(runtime: Containerd) -> Iterator[Node]:
+    with node(runtime, "--hook-timeout=1s") as made:
+        yield made
+
+
+def pod(name: str = "web", **container: Any) -> dict[str, Any]:
+    number = next(_numbers)
+    return {
+        "metadata": {"name": f"{name}-{number}", "uid": f"0f0e0d0c-0000-4000-8000-{number:012}"},
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "env": [{"name": "GREETING", "value": "hello"}],
+                    "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1"}},
+                    **container,
+                }
+            ]
+        },
+    }
+
+
+def shrink(request: Any) -> Any:
+    answer = echo(request)
+    answer.container_resources.cpu_shares = 333
+    answer.container_resources.cpu_quota = 40_000
+    answer.container_envs["HOOKED"] = "yes"
+    return answer
+
+
+def test_hooks_are_seen_in_the_kernel_and_in_the_environment(here: Node) -> None:
+    with hook_service(here.proxy.folder / "h.sock", {"PreCreateContainer": shrink}) as service:
+        here.proxy.register(service.socket, STAGES)
+        with running_pod(here.kubelet, pod()) as running:
+            identifier = running.containers["main"]
+            group = running.container_cgroup("main")
+            groups = here.runtime.groups
+            assert groups.read(group, "cpu.shares") == str(groups.weight(333))
+            assert groups.read(group, "cpu.cfs_quota_us") == "40000"
+            environment = here.cri.execute(identifier, ["/bin/env"]).stdout.split()
+            assert {"GREETING=hello", "HOOKED=yes"} <= set(environment)
+            here.cri.update_resources(identifier, cri.LinuxContainerResources(cpu_shares=512))
+            assert groups.read(group, "cpu.shares") == str(groups.weight(512))
+            told = service.asked("PreUpdateContainerResources")[0].container_resources
+            assert (told.cpu_shares, told.cpu_quota) == (512, 40_000)
+            assert groups.read(group, "cpu.cfs_quota_us") == "40000"
+
+
+def test_updates_do_not_pile_hugepage_limits_up(here: Node) -> None:
+    with hook_service(here.proxy.folder / "h.sock") as service:
+        here.proxy.register(service.socket, STAGES)
+        with running_pod(here.kubelet, pod()) as running:
+            identifier = running.containers["main"]
+            for shares in range(100, 110):
+                here.cri.update_resources(
+                    identifier, cri.LinuxContainerResources(cpu_shares=shares)
+                )
+            told = service.asked("PreUpdateContainerResources")
+            assert len({len(r.container_resources.hugepage_limits) for r in told}) == 1
+            info = here.cri.container_status(identifier).info["info"]
+            assert info.count("pageSize") <= 1
+
+
+def test_exec_attach_port_forward_and_logs_work_through_the_returned_urls(here: Node) -> None:
+    command = ["/bin/sh", "-c", "echo started; cat; sleep 600"]
+    with running_pod(here.kubelet, pod(command=command)) as running:
+        identifier = running.containers["main"]
+        request = cri.ExecRequest(
+            container_id=identifier, cmd=["/bin/sh", "-c", "echo $GREETING"], stdout=True
+        )
+        url = here.cri.call("RuntimeService/Exec", request, cri.ExecResponse).url
+        assert b"hello\n" in read_stream(url)
+        log = here.runtime.logs / f"default_{running.name}_{running.uid}" / "main" / "0.log"
+        wait_until(lambda: log.exists() and "started" in log.read_text(), "the log")
+        assert "stdout F started" in log.read_text()
+        attach = cri.AttachRequest(container_id=identifier, stdout=True)
+        url = here.cri.call("RuntimeService/Attach", attach, cri.AttachResponse).url
+        opened = websocket.create_connection(
+            url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=10
+        )
+        opened.close()
+        forward(here, running)
+
+
+def read_stream(url: str) -> bytes:
+    """Everything on the standard output channel of a streaming URL."""
+    opened = websocket.create_connection(
+        url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=10
+    )
+    got = b""
+    with suppress(websocket.WebSocketConnectionClosedException):
+        while True:
+            _, part = opened.recv_data()
+            if part[:1] == b"\x01":
+                got += part[1:]
+            elif part[:1] == b"\x03" or not part:
+                break
+    opened.close()
+    return got
+
+
+def forward(here: Node, running: RunningPod) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+        request = cri.PortForwardRequest(pod_sandbox_id=running.sandbox_id, port=[port])
+        url = here.cri.call("RuntimeService/PortForward", request, cri.PortForwardResponse).url
+        opened = websocket.create_connection(
+            url.replace("http://", "ws://") + f"?port={port}",
+            subprotocols=["v4.channel.k8s.io"],
+            timeout=10,
+        )
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.settimeout(10)
+            opened.send_binary(b"\x00ping")
+            assert accepted.recv(10) == b"ping"
+        opened.close()
+
+
+def test_the_event_stream_tells_of_every_step(here: Node) -> None:
+    with connected(here.proxy.socket) as channel:
+        stream = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
+        seen: list[tuple[str, int]] = []
+
+        def follow() -> None:
+            with suppress(grpc.RpcError):
+                for octets in stream:
+                    event = cri.ContainerEventResponse.FromString(octets)
+                    seen.append((event.container_id, event.container_event_type))
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        time.sleep(0.2)
+        with running_pod(here.kubelet, pod()) as running:
+            identifier = running.containers["main"]
+        for kind in (cri.CONTAINER_STARTED_EVENT, cri.CONTAINER_STOPPED_EVENT):
+            wait_until(lambda kind=kind: (identifier, kind) in seen, f"event {kind}")  # type: ignore[misc]
+        stream.cancel()
+        reader.join(5)
+
+
+def test_a_container_that_ends_by_itself_is_told_of(here: Node) -> None:
+    with hook_service(here.proxy.folder / "h.sock") as service:
+        here.proxy.register(service.socket, STAGES)
+        with running_pod(here.kubelet, pod(command=["/bin/sh", "-c", "sleep 0.2"])) as running:
+            identifier = running.containers["main"]
+            if here.runtime.generation == "1.7":
+                # 1.7 gives an event to one reader only, and that is kubelet: told at removal.
+                time.sleep(0.5)
+                here.cri.remove_container(identifier)
+            assert service.wait_for("PostStopContainer")[0].container_meta.id == identifier
+
+
+def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -> None:
+    big = {f"note-{n}": "x" * 200_000 for n in range(16)}
+    config = sandbox_config(pod(), here.runtime.groups.path + "/burstable", here.runtime.logs)
+    config.metadata.uid = "big"
+    sandboxes = []
+    try:
+        for attempt in range(4):
+            config.metadata.attempt = attempt
+            config.annotations.update(big)
+            sandboxes.append(here.cri.run_sandbox(config))
+        direct = {s.id: s for s in here.runtime.cri.sandboxes()}
+        through = {s.id: s for s in here.cri.sandboxes()}
+        assert through == direct
+        assert sum(s.ByteSize() for s in through.values()) > 12 << 20
+    finally:
+        for sandbox in sandboxes:
+            here.cri.remove_sandbox(sandbox)
+
+
+# -- the hook server dies, hangs, comes back ------------------------------------------------------
+
+HOOK_PROCESS = """
+import sys, time
+from pathlib import Path
+from tests.runtime_proxy.processes import hook_service
+with hook_service(Path(sys.argv[1])):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+class HookProcess:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOOK_PROCESS, str(self._path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.kill()
+        self.process = self._start()
+
+
+def creations(here: Node, stop: threading.Event) -> tuple[int, list[str]]:
+    """Pods one after the other until told to stop: how many there were, what failed."""
+    made, failed = 0, []
+    while not stop.is_set():
+        try:
+            with running_pod(here.kubelet, pod()):
+                made += 1
+        except grpc.RpcError as error:
+            failed.append(f"{error.code()}: {error.details()}")  # type: ignore[attr-defined]
+    return made, failed
+
+
+def with_creations(
+    here: Node, trouble: Callable[[], None], callers: int = 3
+) -> tuple[int, list[str]]:
+    stop = threading.Event()
+    with futures.ThreadPoolExecutor(callers) as pool:
+        running = [pool.submit(creations, here, stop) for _ in range(callers)]
+        try:
+            trouble()
+        finally:
+            stop.set()
+        results = [future.result() for future in running]
+    return sum(made for made, _ in results), [text for _, texts in results for text in texts]
+
+
+@pytest.fixture
+def daemon(here: Node) -> Iterator[HookProcess]:
+    process = HookProcess(here.proxy.folder / "h.sock")
+    yield process
+    process.kill()
+
+
+def abuse(here: Node, daemon: HookProcess) -> None:
+    """Killed, restarted, hung, let go, upgraded."""
+    time.sleep(0.7)
+    daemon.kill()
+    time.sleep(0.5)
+    daemon.restart()
+    time.sleep(0.7)
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(daemon.process.pid, signal.SIGCONT)
+    time.sleep(0.7)
+    daemon.restart()
+    time.sleep(0.7)
+
+
+def test_under_ignore_no_pod_fails_whatever_happens_to_the_hook_server(
+    here: Node, daemon: HookProcess
+) -> None:
+    here.proxy.register(here.proxy.folder / "h.sock", STAGES)
+    made, failed = with_creations(here, lambda: abuse(here, daemon))
+    assert failed == []
+    assert made > 5
+
+
+def test_under_fail_pods_fail_with_the_hooks_error_and_only_that(
+    here: Node, daemon: HookProcess
+) -> None:
+    here.proxy.register(here.proxy.folder / "h.sock", STAGES, policy="Fail")
+    made, failed = with_creations(here, lambda: abuse(here, daemon))
+    assert made > 2
+    assert failed
+    assert all("UNKNOWN: hook server err: " in text for text in failed), failed
+    here.runtime.remove_pods()
+
+
+# -- the runtime and the proxy restart ------------------------------------------------------------
+
+
+def test_containerd_restarts_and_service_is_back_within_a_second(here: Node) -> None:
+    with running_pod(here.kubelet, pod()) as running:
+        here.runtime.stop()
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            here.cri.version()
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 1
+        here.runtime.socket.unlink(missing_ok=True)
+        here.runtime.start()
+        began = time.monotonic()
+        wait_until(lambda: succeeds(here.cri.version), "the proxy to find containerd")
+        assert time.monotonic() - began < 1
+        assert here.cri.execute(running.containers["main"], ["/bin/true"]).exit_code == 0
+
+
+def succeeds(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except grpc.RpcError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("stage", ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"])
+def test_a_proxy_killed_inside_a_call_leaves_pods_that_a_retry_makes_whole(
+    here: Node, stage: str
+) -> None:
+    reached = threading.Event()
+    go_on = threading.Event()
+
+    def hold(request: Any) -> Any:
+        if not go_on.is_set():
+            reached.set()
+            go_on.wait(5)
+        return shrink(request) if stage == "PreCreateContainer" else echo(request)
+
+    manifest = pod()
+    with hook_service(here.proxy.folder / "h.sock", {stage: hold}) as service:
+        here.proxy.register(service.socket, STAGES)
+        with futures.ThreadPoolExecutor(1) as pool:
+            attempt = pool.submit(run_pod, here.kubelet, manifest)
+            assert reached.wait(10)
+            here.proxy.stop(signal.SIGKILL)
+            go_on.set()
+            with pytest.raises(grpc.RpcError):
+                attempt.result()
+        here.proxy.start()
+        here.proxy.wait_for_log("recovered")
+        wait_until(lambda: succeeds(here.cri.version), "the proxy")
+        for left in here.cri.sandboxes():
+            here.cri.remove_sandbox(left.id)
+        with running_pod(here.kubelet, manifest) as running:
+            assert here.cri.execute(running.containers["main"], ["/bin/true"]).exit_code == 0
+
+
+def test_a_restart_of_the_proxy_changes_nothing_for_running_pods(here: Node) -> None:
+    with hook_service(here.proxy.folder / "h.sock", {"PreCreateContainer": shrink}) as service:
+        here.proxy.register(service.socket, STAGES)
+        with running_pod(here.kubelet, pod()) as running:
+            identifier = running.containers["main"]
+            here.cri.update_resources(identifier, cri.LinuxContainerResources(cpu_quota=70_000))
+            before = here.cri.container_status(identifier).status
+            here.proxy.stop(signal.SIGKILL)
+            here.proxy.start()
+            here.proxy.wait_for_log("recovered")
+            wait_until(lambda: succeeds(here.cri.version), "the proxy")
+            assert here.cri.container_status(identifier).status == before
+            here.cri.update_resources(identifier, cri.LinuxContainerResources(cpuset_cpus="0"))
+            told = service.asked("PreUpdateContainerResources")[-1]
+            assert told.container_resources.cpu_quota == 70_000
+            assert told.container_resources.cpu_shares == 333
+            assert told.container_resources.cpuset_cpus == "0"
+            assert told.container_envs == {"GREETING": "hello", "HOOKED": "yes"}
+            assert told.pod_cgroup_parent == running.cgroup
+
+
+def test_eight_callers_make_two_hundred_pods(here: Node) -> None:
+    with hook_service(here.proxy.folder / "h.sock") as service:
+        here.proxy.register(service.socket, STAGES)
+        made: list[RunningPod] = []
+        try:
+            with futures.ThreadPoolExecutor(8) as pool:
+                jobs = [pool.submit(run_pod, here.kubelet, pod("mass")) for _ in range(200)]
+                for job in futures.as_completed(jobs):
+                    made.append(job.result())
+            assert len({running.sandbox_id for running in made}) == 200
+            assert len(service.asked("PreCreateContainer")) == 200
+            assert here.proxy.resident_kib() < 60 * 1024
+        finally:
+            with futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda running: remove_pod(here.kubelet, running), made))
