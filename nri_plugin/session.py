@@ -332,15 +332,20 @@ class Session:
             by_id[message.id] = message, subjects.container_of_pod(pod, message, self._kind)
         self._statistics.created_while_away += self._inventory.synchronized(set(by_id))
         wanted = self._handler.synchronize(sandboxes, [found for _, found in by_id.values()])
+        left_out = 0
         for container_id, decision in wanted:
             if container_id in by_id:
-                self._repair_one(*by_id[container_id], decision, response)
-            if (
-                self._clock() > answer_by
-                or len(response.update) >= self._options.max_synchronize_updates
-            ):
-                self._statistics.truncated_synchronizations += 1
+                message, container = by_id[container_id]
+                self._tell_what_it_lacks(message, container, decision)
+                if len(response.update) < self._options.max_synchronize_updates:
+                    self._repair_one(message, container, decision, response)
+                else:
+                    left_out += 1
+            if self._clock() > answer_by:
+                left_out += 1
                 break
+        if left_out:
+            self._statistics.truncated_synchronizations += 1
 
     def _repair_one(
         self,
@@ -357,6 +362,10 @@ class Session:
         if made.message is not None:
             response.update.append(made.message)
             self._statistics.updates += 1
+
+    def _tell_what_it_lacks(
+        self, message: nri.Container, container: Container, decision: Decision
+    ) -> None:
         lacks = replies.lacks_at_creation(message, decision)
         if lacks:
             self._statistics.lacking += 1

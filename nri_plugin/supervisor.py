@@ -191,7 +191,6 @@ class Supervisor:
             if self.statistics.state is State.DIALING:
                 self.statistics.enter(State.REGISTERING)
             await self._register(connection)
-            self._problem = ""
             reason = await asyncio.shield(connection.closed)
             self._give_up(reason)
         except (RpcError, ConnectionClosed) as error:
@@ -222,6 +221,7 @@ class Supervisor:
         def entered(state: State) -> None:
             if generation == self._generation:
                 self.statistics.enter(state)
+                self._problem = ""
                 self._configured.set()
                 if state is State.SYNCED:
                     self._synced.set()
@@ -285,7 +285,8 @@ class Supervisor:
 
     def _give_up(self, reason: str) -> None:
         if reason != self._problem:
-            log.warning("no NRI connection: %s", reason)
+            level = logging.INFO if self._stopping.is_set() else logging.WARNING
+            log.log(level, "no NRI connection: %s", reason)
         self._problem = reason
         if self.statistics.state is not State.DISCONNECTED:
             self.statistics.enter(State.DISCONNECTED)

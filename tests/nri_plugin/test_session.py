@@ -224,15 +224,19 @@ def test_synchronize_asks_only_for_what_differs(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-def test_a_synchronize_reply_is_bounded(tmp_path: Path) -> None:
+def test_a_synchronize_reply_is_bounded_and_what_all_containers_lack_is_told(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
-        scene = Scene(tmp_path, profiles.B, wanted={SHARES: 9}, max_synchronize_updates=5)
+        wanted: Values = {SHARES: 9, (Resource.ENV, "GPU"): "1"}
+        scene = Scene(tmp_path, profiles.B, wanted=wanted, max_synchronize_updates=5)
         for n in range(12):
             scene.runtime.containers[f"c{n}"] = container(f"c{n}")
         async with scene:
             await scene.synchronized()
             assert len(scene.runtime.plugins[0].synchronize_updates) == 5
             assert scene.supervisor.statistics.truncated_synchronizations == 1
+            assert len(scene.handler.lacking) == 12
 
     uvloop.run(scenario())
 

@@ -37,7 +37,7 @@ def test_a_socket_that_is_missing_at_the_start_is_waited_for(tmp_path: Path) -> 
         supervisor = Supervisor(options(tmp_path), RecordingHandler())
         async with running(supervisor):
             await until(lambda: supervisor.statistics.dials >= 3)
-            assert supervisor.status.state is State.DISCONNECTED
+            assert not supervisor.status.protects
             assert "does not exist" in supervisor.status.problem
             runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.B)
             async with runtime.running():
@@ -85,14 +85,15 @@ def test_a_runtime_that_dies_at_any_step_is_dialled_again(
 ) -> None:
     async def scenario() -> None:
         runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.B, behaviour)
+        patience_s = 0.5 if behaviour.never_accept else 30.0
         supervisor = Supervisor(
-            options(tmp_path, register_timeout_s=0.2), RecordingHandler({SHARES: 3})
+            options(tmp_path, register_timeout_s=patience_s), RecordingHandler({SHARES: 3})
         )
         async with runtime.running(), running(supervisor):
             await runtime.wait(lambda: runtime.accepted >= 3)
             assert supervisor.statistics.state is not State.SYNCED
             runtime.behaviour = Behaviour()
-            await runtime.synchronized()
+            await runtime.wait(lambda: any(not active.trunk.closed for active in runtime.plugins))
             created = await runtime.create_container(container())
             assert created.adjust.linux.resources.cpu.shares.value == 3
 
