@@ -12,13 +12,14 @@ Source: nri.md sections 3.2, 3.9, 3.11, 7.5.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import random
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -81,12 +82,10 @@ class Supervisor:
         *,
         statistics: Statistics | None = None,
         launch: Launch | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._options = options.checked()
         self._handler = handler
         self._launch = launch
-        self._sleep = sleep
         self._inventory = Inventory()
         self.statistics = statistics or Statistics()
         self._generation = 0
@@ -210,7 +209,7 @@ class Supervisor:
 
     def _tell_disconnected(self) -> None:
         try:
-            self._handler.disconnected(self._problem)
+            self._handler.disconnected(self._problem or "given up")
         except Exception:
             log.exception("the handler failed", extra={"method": "disconnected"})
             self.statistics.handler_faults += 1
@@ -298,7 +297,9 @@ class Supervisor:
         waited, delay = 0.0, back_off_s(failures, self._options, random.random())
         while waited < delay and not self._stopping.is_set():
             step = min(self._options.socket_poll_s, delay - waited)
-            await self._sleep(step)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(step):
+                    await self._stopping.wait()
             waited += step
             if waited >= self._options.first_backoff_s:
                 now = socket_identity(self._options.socket)
