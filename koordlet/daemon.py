@@ -69,6 +69,9 @@ _QUIET: Final = frozenset(
 """Changes of the state that give the reconciler nothing to do at once: a container that is being
 created has no group yet, and one that ended has none any more."""
 
+_PUBLISH_EVERY_S: Final = 0.02
+"""A change is published at once; in a burst of changes they share a snapshot."""
+
 _STUCK_S: Final = 180.0
 """A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
 
@@ -104,6 +107,7 @@ class Daemon:
         self._scan_again = False
         self._told_problems: frozenset[Problem] = frozenset()
         self._publish_scheduled = False
+        self._published_at = 0.0
         self._reasons: set[str] = set()
         self._missing_once: set[str] = set()
         self._servers: list[Server] = []
@@ -544,7 +548,12 @@ class Daemon:
         self._reasons.add(reason)
         if not self._publish_scheduled:
             self._publish_scheduled = True
-            asyncio.get_running_loop().call_soon(self._publish)
+            loop = asyncio.get_running_loop()
+            wait = self._published_at + _PUBLISH_EVERY_S - loop.time()
+            if wait > 0:
+                loop.call_later(wait, self._publish)
+            else:
+                loop.call_soon(self._publish)
 
     def pod_appeared(self, uid: str) -> None:
         poller = self.pollers.get("kubelet")
@@ -570,6 +579,7 @@ class Daemon:
 
     def _publish(self) -> None:
         self._publish_scheduled = False
+        self._published_at = asyncio.get_running_loop().time()
         reasons, self._reasons = self._reasons, set()
         self._snapshot = self.state.snapshot(self.engine)
         if self.layout is not None and not self.layout.kubepods and self.state.counts[0]:

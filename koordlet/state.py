@@ -143,6 +143,7 @@ class NodeState:
         self._views: dict[str, _View] = {}
         self._dirty: set[str] = set()
         self._qos: dict[KubeQoS, QosSubject] = {}
+        self._pods_changed = True
         self._host_apps: tuple[HostAppSubject, ...] = ()
         self._clock = 0
         self.overflowed = 0
@@ -536,11 +537,14 @@ class NodeState:
     def _view(self, uid: str) -> _View | None:
         if uid in self._dirty:
             self._dirty.discard(uid)
+            before = self._views.get(uid)
             view = self._merge(uid)
             if view is None:
                 self._views.pop(uid, None)
             else:
                 self._views[uid] = view
+            if (before and before.pod) is not (view and view.pod):
+                self._pods_changed = True
         return self._views.get(uid)
 
     def _merge(self, uid: str) -> _View | None:
@@ -685,6 +689,9 @@ class NodeState:
         layout = self._layout
         if layout is None or not layout.kubepods:
             return []
+        if not self._pods_changed and self._qos:
+            return list(self._qos.values())
+        self._pods_changed = False
         pods = [view.pod for view in self._views.values() if view.pod.phase not in _ENDED]
         made = []
         for qos in KubeQoS:

@@ -199,7 +199,7 @@ def test_results_and_errors_pass_through() -> None:
     alarm = Alarm()
     assert alarm.run(lambda: 3, 1.0) == 3
     with pytest.raises(KeyError):
-        alarm.run(lambda: os.environ["no such variable"], 1.0)
+        alarm.run(lambda: os.environ["NO_SUCH_VARIABLE"], 1.0)
 
 
 # --- the guard ---------------------------------------------------------------------------------
