@@ -381,7 +381,8 @@ def decode_nodeslo(raw: bytes | str | dict[str, Any], *, obj: str) -> NodeSLOSpe
     prefix = ""
     if "spec" in plain or "apiVersion" in plain or "kind" in plain:
         prefix = "spec"
-        plain = plain.get("spec") or {}
+        spec_given = plain.get("spec")
+        plain = {} if spec_given is None else spec_given
         if not isinstance(plain, dict):
             raise InputErrors(
                 [InputError(obj=obj, field="spec", value=plain, problem="expected an object")]

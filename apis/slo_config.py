@@ -304,14 +304,18 @@ def load_slo_config(
 def _load(key: _Key, text: str, *, obj: str) -> tuple[Strategies[Sparse], list[str]]:
     where = f"{obj} data[{key.name}]"
     plain = parse_json_object(text, obj=where, largest=_LARGEST_KEY)
-    said = plain if key.cluster_in is None else _member(plain, key.cluster_in) or {}
+    said = plain if key.cluster_in is None else _member(plain, key.cluster_in)
+    if said is None:
+        said = {}
     if not isinstance(said, dict):
         raise InputError(
             obj=where, field=key.cluster_in or "", value=said, problem="expected an object"
         )
     cluster: Sparse = overlay(key.defaults, conform(said, key.type))
     _check(key, cluster, obj=where)
-    raw_entries = _member(plain, key.entries_in) or []
+    raw_entries = _member(plain, key.entries_in)
+    if raw_entries is None:
+        raw_entries = []
     if not isinstance(raw_entries, list):
         raise InputError(
             obj=where, field=key.entries_in, value=raw_entries, problem="expected a list"
