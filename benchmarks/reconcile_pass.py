@@ -186,8 +186,8 @@ def groups(layout: Layout, subjects: list[Subject]) -> Iterator[None]:
         yield
     finally:
         for mount in mounts:
-            for folder, _, _ in os.walk(f"{mount}/{root}", topdown=False):
-                os.rmdir(folder)
+            for emptied, _, _ in os.walk(f"{mount}/{root}", topdown=False):
+                os.rmdir(emptied)
 
 
 def _fill_cpusets(mount: Path, folder: Path) -> None:

@@ -146,7 +146,6 @@ class Reconciler:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._inotify: Inotify | None = None
         self._watched_for: object = None
-        self._own_writes: frozenset[str] = frozenset()
         self._new_layout: tuple[Layout, bool] | None = None
 
     # -- for the daemon --------------------------------------------------------------------------
@@ -309,19 +308,23 @@ class Reconciler:
             cpu_ms=(time.thread_time() - cpu) * 1000,
             generation=snapshot.engine.generation,
         )
+        # Events of our own writes are queued by now; what else there is came from others.
+        foreign = self._foreign_changes(own=done.paths)
         self._watch_directories(snapshot)
-        self._own_writes = done.paths
         self._stats = msgspec.structs.replace(
             self._stats,
             passes=self._stats.passes + 1,
             written=self._stats.written + done.written,
             failed=self._stats.failed + done.failed,
             restored=self._stats.restored + done.restored,
+            foreign_changes=self._stats.foreign_changes + foreign,
             last=report,
             last_finished_at=time.time(),
             journal_records=len(self._journal),
             journal_error=journal_error,
         )
+        if foreign:
+            self.trigger("outside change")
         return report
 
     def _decide(self, snapshot: Snapshot, pause: Callable[[], None] | None) -> tuple[int, int]:
@@ -440,7 +443,8 @@ class Reconciler:
             if not poll.poll(left * 1000):
                 continue
             self._drain_wake()
-            foreign = self._foreign_changes()
+            with self._lock:
+                foreign = self._foreign_changes()
             if foreign:
                 self._stats = msgspec.structs.replace(
                     self._stats, foreign_changes=self._stats.foreign_changes + foreign
@@ -449,7 +453,6 @@ class Reconciler:
             if self._reasons:
                 time.sleep(_DRAIN_S)
                 self._drain_wake()
-                self._foreign_changes()
                 return self._take_reasons()
         return ()
 
@@ -495,20 +498,19 @@ class Reconciler:
             if not self._inotify.add(path, IN_MODIFY):
                 continue
 
-    def _foreign_changes(self) -> int:
-        """Count writes to managed files that are not our own of the last pass."""
+    def _foreign_changes(self, own: frozenset[str] = frozenset()) -> int:
+        """Count the writes to managed files since the last call, except those to `own`."""
         if self._inotify is None:
             return 0
-        own = {self._here(path) for path in self._own_writes}
-        managed = self._executor.paths()
-        count = 0
-        for event in self._inotify.events():
-            if not event.path:
-                count += 1  # events were lost: look at everything
-            elif event.path not in own and event.path in managed:
-                count += 1
-        self._own_writes = frozenset()
-        return count
+        events = self._inotify.events()
+        if not events:
+            return 0
+        ours = {self._here(path) for path in own}
+        managed = {self._here(path) for path in self._executor.paths()}
+        # An event without a path: some were lost, so anything may have changed.
+        return sum(
+            not event.path or (event.path in managed and event.path not in ours) for event in events
+        )
 
 
 def _want(subject: Subject, resource: Resource, key: str, outcome: Outcome) -> Want:
