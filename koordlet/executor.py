@@ -427,6 +427,11 @@ class Executor:
             else:
                 self.set_state(slot, State.DEGRADED, f"not restored in full: {slot.clamp}")
             return
+        if (
+            self._planner.record_of(slot, plan) is None
+            and self._planner.handed_down(slot, plan) is not None
+        ):
+            self._planner.journal_slot(slot, plan, slot.found)
         requested = slot.want.requested
         if requested is not None and self._planner.record_of(slot, plan) is None:
             # The runtime was handed our value at creation: what kubelet asked for is the original.

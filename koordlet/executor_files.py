@@ -103,11 +103,27 @@ class FilePlanner:
                 inode=self._inode(slot.directory),
                 resource=slot.resource,
                 key=slot.key,
-                original=slot.found,
+                original=self.handed_down(slot, plan) or slot.found,
             )
         if slot.want is not None:
             record = _replace(record, policy=slot.want.claim.policy, support_of="")
         plan.keep(record.with_ours(*texts))
+
+    def handed_down(self, slot: Slot, plan: Plan) -> str | None:
+        """Return what a group would have got from its parent at its birth if we were not here.
+
+        Alibaba's kernel hands a group's identity to the groups that are made in it later, so a
+        value that nobody wrote may be ours. None: this one is not.
+        """
+        if slot.resource is not Resource.CPU_BVT or slot.found is None:
+            return None
+        above = (parent_of(slot.place), slot.resource, "")
+        record = plan.records.get(above) or self._journal.get(*above)
+        if record is None or record.original is None:
+            return None
+        file = FILES[slot.resource]
+        ours = any(self.same(file, text, slot.found) for text in record.ours)
+        return record.original if ours else None
 
     def _support(
         self, place: str, resource: Resource, of: Resource, found: str, plan: Plan, *texts: str

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
+from types import MappingProxyType
 from typing import Literal
 
 from tests.simulated.cpuset import configured
@@ -97,9 +99,18 @@ class Pod:
     sandbox: Container | None = None
     containers: list[Container] = field(default_factory=list)
 
-    def start(self, limits: Limits = Limits(), *, threads: int = 1) -> Container:
-        """Start a container in this pod, as the runtime does."""
-        container = self.kubelet.start_container(self, limits, threads=threads)
+    def start(
+        self,
+        limits: Limits = Limits(),
+        *,
+        threads: int = 1,
+        adjusted: Mapping[str, str] = MappingProxyType({}),
+    ) -> Container:
+        """Start a container in this pod, as the runtime does.
+
+        adjusted: file name -> text that a plugin gave the runtime in place of kubelet's wish.
+        """
+        container = self.kubelet.start_container(self, limits, threads=threads, adjusted=adjusted)
         self.containers.append(container)
         return container
 
@@ -166,12 +177,17 @@ class Kubelet:
             else 0
         )
         self._make(cgroup, shares_of(milli), quota, memory)
-        pod.sandbox = self.start_container(pod, Limits(), threads=1)
+        pod.sandbox = self.start_container(pod, Limits(), threads=1, adjusted={})
         self._update_qos(qos)
         return pod
 
-    def start_container(self, pod: Pod, limits: Limits, *, threads: int) -> Container:
-        """As the runtime: make the group, write its values, start the process in it."""
+    def start_container(
+        self, pod: Pod, limits: Limits, *, threads: int, adjusted: Mapping[str, str]
+    ) -> Container:
+        """As the runtime: make the group, write its values, start the process in it.
+
+        A refused write fails the creation, as runc does: the group goes, OSError stays.
+        """
         identity = f"{next(self._ids):08x}" + f"{self._random.getrandbits(224):056x}"
         if self.driver is Driver.SYSTEMD:
             name = f"{_SCOPE_PREFIX[self.kernel.profile.runtime]}{identity}.scope"
@@ -180,14 +196,20 @@ class Kubelet:
         else:
             name = identity
         cgroup = f"{pod.cgroup}/{name}"
-        self._make(
-            cgroup,
-            shares_of(limits.cpu_request_milli),
-            limits.quota_us,
-            limits.memory_limit_bytes,
-            cpus=limits.cpus,
-            writer="runtime",
-        )
+        try:
+            self._make(
+                cgroup,
+                shares_of(limits.cpu_request_milli),
+                limits.quota_us,
+                limits.memory_limit_bytes,
+                cpus=limits.cpus,
+                writer="runtime",
+                adjusted=adjusted,
+            )
+        except OSError:
+            self._forget_units(cgroup)
+            self.kernel.remove_group(cgroup)
+            raise
         task = self.kernel.spawn_process("app", cgroup=cgroup, threads=threads)
         return Container(identity, cgroup, task, limits, pod)
 
@@ -205,7 +227,13 @@ class Kubelet:
         self.pods.pop(pod.uid, None)
         self._update_qos(pod.qos)
 
-    def resize(self, container: Container, limits: Limits) -> None:
+    def resize(
+        self,
+        container: Container,
+        limits: Limits,
+        *,
+        adjusted: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """An in-place resize of a container, as the runtime writes it."""
         container.limits = limits
         self._values(
@@ -215,6 +243,7 @@ class Kubelet:
             limits.memory_limit_bytes,
             limits.cpus,
             "runtime",
+            adjusted,
         )
 
     def path(self, cgroup: str, file: str) -> str:
@@ -234,7 +263,7 @@ class Kubelet:
             if pod.qos == "Burstable"
             for limit in pod.limits
         )
-        self._values(self.qos_dir(qos), shares_of(milli), UNLIMITED, 0, "", "kubelet")
+        self._values(self.qos_dir(qos), shares_of(milli), UNLIMITED, 0, "", "kubelet", {})
 
     def _forget_units(self, cgroup: str) -> None:
         for name, unit in list(self.systemd.units.items()):
@@ -250,6 +279,7 @@ class Kubelet:
         *,
         cpus: str = "",
         writer: str = "kubelet",
+        adjusted: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         kernel = self.kernel
         if kernel.profile.cgroup == 2:
@@ -260,7 +290,7 @@ class Kubelet:
             self._copy_cpusets(cgroup, writer)
         if self.driver is Driver.SYSTEMD:
             self._hold_unit(cgroup, shares, quota_us, memory_bytes, writer)
-        self._values(cgroup, shares, quota_us, memory_bytes, cpus, writer)
+        self._values(cgroup, shares, quota_us, memory_bytes, cpus, writer, adjusted)
 
     def _hold_unit(
         self, cgroup: str, shares: int, quota_us: int, memory_bytes: int, writer: str
@@ -307,7 +337,14 @@ class Kubelet:
         return linear_weight(shares)
 
     def _values(
-        self, cgroup: str, shares: int, quota_us: int, memory_bytes: int, cpus: str, writer: str
+        self,
+        cgroup: str,
+        shares: int,
+        quota_us: int,
+        memory_bytes: int,
+        cpus: str,
+        writer: str,
+        adjusted: Mapping[str, str],
     ) -> None:
         values: dict[str, str] = {}
         if self.kernel.profile.cgroup == 2:
@@ -324,5 +361,6 @@ class Kubelet:
                 values["memory.limit_in_bytes"] = str(memory_bytes)
         if cpus:
             values["cpuset.cpus"] = cpus
+        values.update(adjusted)
         for file, value in values.items():
             self.kernel.write_as(writer, self.path(cgroup, file), value)

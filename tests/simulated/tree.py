@@ -162,18 +162,22 @@ class Hierarchy:
 
     def __post_init__(self) -> None:
         self.root = Cgroup(self, "", None)
-        self._present: dict[str, dict[str, CgroupFile]] = {}
+        self._present: dict[tuple[bool, frozenset[str]], dict[str, CgroupFile]] = {}
 
     @property
     def magic(self) -> int:
         return 0x63677270 if self.version == 2 else 0x27E0EB
 
     def files_of(self, group: Cgroup) -> dict[str, CgroupFile]:
-        found = {file.name: file for file in self.core if self._exists(file, group)}
-        for name in group.controllers:
-            for file in self._controller_files(name):
-                if self._exists(file, group):
-                    found[file.name] = file
+        """The files of a group: those of every group, and those of its controllers."""
+        kind = (group.is_root, frozenset(group.controllers))
+        found = self._present.get(kind)
+        if found is None:
+            files = [*self.core]
+            for name in group.controllers:
+                files += self._controller_files(name)
+            found = {file.name: file for file in files if self._exists(file, group)}
+            self._present[kind] = found
         return found
 
     def _controller_files(self, name: str) -> tuple[CgroupFile, ...]:
