@@ -156,10 +156,10 @@ class Channel:
                 await self._ping(wire)
         except TimeoutError as error:
             self.close()
-            raise NotConnected(f"{self.path}: no sign of life within {timeout_s:g} s") from error
+            raise NotConnected(f"no sign of life within {timeout_s:g} s") from error
         except OSError as error:
             self.close()
-            raise NotConnected(f"{self.path}: {error.strerror or error}") from error
+            raise NotConnected(error.strerror or str(error)) from error
         except NotConnected:
             self.close()
             raise
@@ -170,9 +170,9 @@ class Channel:
             return
         status = os.stat(self.path)
         if not stat.S_ISSOCK(status.st_mode):
-            raise NotConnected(f"{self.path}: not a socket")
+            raise NotConnected("not a socket")
         if status.st_uid not in (0, os.geteuid()):
-            raise NotConnected(f"{self.path}: belongs to user {status.st_uid}, must be root's")
+            raise NotConnected(f"belongs to user {status.st_uid}, must be root's")
 
     async def _ping(self, wire: _Wire) -> None:
         self._pings += 1
@@ -192,18 +192,18 @@ class Channel:
         """Raises NotConnected if the server does not answer in time."""
         wire = self._wire
         if wire is None or not wire.open:
-            raise NotConnected(f"{self.path}: not connected")
+            raise NotConnected("not connected")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ping(wire)
         except TimeoutError as error:
-            raise NotConnected(f"{self.path}: no sign of life within {timeout_s:g} s") from error
+            raise NotConnected(f"no sign of life within {timeout_s:g} s") from error
 
     async def unary(self, method: bytes, request: bytes, *, timeout_s: float) -> bytes:
         """One call. Raises RpcError, or TimeoutError after `timeout_s`, having cancelled it."""
         wire = self._wire
         if wire is None or not self.connected:
-            raise NotConnected(f"{self.path}: not connected")
+            raise NotConnected("not connected")
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         stream = wire.machine.call(method, request, timeout_s=timeout_s)
         wire.unary[stream] = (future, [])
@@ -221,7 +221,7 @@ class Channel:
         """A server-streaming call without a deadline. Raises RpcError unless it ends with OK."""
         wire = self._wire
         if wire is None or not self.connected:
-            raise NotConnected(f"{self.path}: not connected")
+            raise NotConnected("not connected")
         queue: asyncio.Queue[bytes | Status] = asyncio.Queue()
         stream = wire.machine.call(method, request, timeout_s=None)
         wire.streams[stream] = queue

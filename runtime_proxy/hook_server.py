@@ -81,7 +81,9 @@ class HookServer:
                     extra={"server": self.name, "stage": stage.value},
                 )
                 return None
-            raise HookError(str(error.status.message or error)) from error
+            raise HookError(
+                f"{self.registration.endpoint}: {error.status.message or error}"
+            ) from error
         except _Refused as error:
             outcome = "refused"
             raise HookError(str(error)) from error

@@ -260,10 +260,19 @@ class Relay:
                     break
                 end = block_end
                 if kind == frames.HEADERS:
-                    if flags & frames.END_STREAM:
+                    held = held_streams.get(stream)
+                    if held is not None and held.phase is Phase.REJECTING:
+                        # The handler noticed the reset and still got a word in. Its block must
+                        # reach the client (header compression), its end of stream must not.
+                        held.answer_started = True
+                        if run < at:
+                            self.to_client.append(buffer[run:at])
+                        self.to_client.append(_without_end_of_stream(buffer[at:end]))
+                        run = end
+                    elif flags & frames.END_STREAM:
                         self._finish(stream)
-                    elif stream in held_streams:
-                        held_streams[stream].answer_started = True
+                    elif held is not None:
+                        held.answer_started = True
             elif kind == frames.WINDOW_UPDATE:
                 forward = self._server_grant(
                     stream, frames.parse_uint31(buffer[at + HEADER_SIZE : end])
@@ -606,6 +615,11 @@ class Relay:
         if size - start > _MAX_HEADER_BLOCK:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
         return 0
+
+
+def _without_end_of_stream(octets: bytes) -> bytes:
+    """The same header block in frames that leave the stream open."""
+    return octets[:4] + bytes((octets[4] & ~frames.END_STREAM,)) + octets[5:]
 
 
 def _block(buffer: bytes, at: int, end: int) -> bytes:

@@ -299,6 +299,26 @@ def test_an_answer_that_comes_before_the_decision_ends_the_call() -> None:
     assert not world.relay.to_server
 
 
+def test_a_last_word_of_the_servers_does_not_overtake_a_refusal() -> None:
+    call = Call(HELD, message(100), Status(2, "hook server err: no"))
+    world = World([call])
+    world.random.random = lambda: 1.0  # type: ignore[method-assign]
+    for _ in range(10):
+        world.step()
+    # grpc-go's handler, woken by the reset, answers before the stream is cleaned up.
+    world.server.send_headers(
+        1, [(":status", "200"), ("grpc-status", "1"), ("x-new", "joins the table")], end_stream=True
+    )
+    last_word = world.server.data_to_send()
+    world.relay.reject(1, Status(2, "hook server err: no"))
+    world.relay.from_server(last_word)
+    for _ in range(10):
+        world.step()
+    assert call.done
+    assert call.trailers["grpc-status"] == "2"
+    assert call.trailers["x-new"] == "joins the table"
+
+
 def test_an_answered_call_tells_its_message() -> None:
     call = Call(HELD, message(10), answer=message(77))
     world = World([call])
