@@ -44,6 +44,7 @@ from apis.nodeslo import (
     ResourceQOSStrategy,
     ResourceThresholdStrategy,
     SystemStrategy,
+    decode_nodeslo,
     overlay,
 )
 from apis.quantity import ZERO, parse_quantity
@@ -378,8 +379,21 @@ def _member(plain: Mapping[str, Any], name: str) -> Any:
     return next((value for key, value in plain.items() if key.lower() == name.lower()), None)
 
 
+_BLOCKS: Final = {
+    CONFIG_RESOURCE_THRESHOLD: "resourceUsedThresholdWithBE",
+    CONFIG_RESOURCE_QOS: "resourceQOSStrategy",
+    CONFIG_CPU_BURST: "cpuBurstStrategy",
+    CONFIG_SYSTEM: "systemStrategy",
+}
+
+
 def _check(key: _Key, strategy: Sparse, *, obj: str) -> None:
     value = decode_object(strategy, key.type, obj=obj)
+    # What a node would refuse must not be sent to it.
+    if key.name in _BLOCKS:
+        decode_nodeslo({_BLOCKS[key.name]: strategy}, obj=obj)
+    if key.name == CONFIG_HOST_APPLICATION:
+        decode_nodeslo({"hostApplications": strategy.get("applications", [])}, obj=obj)
     if isinstance(value, ColocationStrategy):
         for duration in value.metric_aggregate_policy.durations:
             try:

@@ -194,6 +194,11 @@ class Cache(Generic[T]):
             subscriber(Event(Change.ADDED, None, item))
         self._subscribers.append(subscriber)
 
+    def put(self, item: T) -> None:
+        """Take an object as if it had been watched; for sources other than the API server."""
+        known = object_key(item) in self._items
+        self._apply(Change.MODIFIED if known else Change.ADDED, item)
+
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         pause = _FIRST_PAUSE

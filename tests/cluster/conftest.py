@@ -1,0 +1,137 @@
+"""An API server with the project's CRDs, shared by the tests of a module, and running managers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from apis.crd import KINDS, custom_resource_definition
+from cluster.manager.flags import parse
+from cluster.manager.manager import Manager
+from cluster.webhook.configuration import configuration_manifest
+from kube.client import Client, encode_object
+from kube.resources import (
+    CONFIG_MAPS,
+    CRDS,
+    MUTATING_WEBHOOKS,
+    NAMESPACES,
+    PRIORITY_CLASSES,
+    VALIDATING_WEBHOOKS,
+    Resource,
+)
+from tests.beds.apiserver import ApiServer, api_server, eventually
+
+NAMESPACE = "koordinator-system"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    with api_server() as running:
+        asyncio.run(install(running))
+        yield running
+
+
+async def install(running: ApiServer) -> None:
+    async with running.client() as client:
+        await asyncio.gather(
+            *(
+                client.create(CRDS, msgspec.json.encode(custom_resource_definition(kind)))
+                for kind in KINDS
+            )
+        )
+        await client.create(
+            NAMESPACES,
+            encode_object(
+                NAMESPACES,
+                {"metadata": {"name": NAMESPACE, "labels": {"control-plane": "koordinator"}}},
+            ),
+        )
+        for name, value in (
+            ("koord-prod", 9000),
+            ("koord-mid", 7000),
+            ("koord-batch", 5000),
+            ("koord-free", 3000),
+        ):
+            await client.create(
+                PRIORITY_CLASSES,
+                encode_object(
+                    PRIORITY_CLASSES,
+                    {
+                        "metadata": {"name": name},
+                        "value": value,
+                        "preemptionPolicy": "PreemptLowerPriority",
+                    },
+                ),
+            )
+        for kind in KINDS:
+
+            async def served(kind: Any = kind) -> bool:
+                version = kind.versions[0].name
+                await client.request("GET", f"/apis/{kind.group}/{version}/{kind.plural}", tries=1)
+                return True
+
+            await eventually(lambda: _true(served()), seconds=30)
+
+
+async def _true(work: Any) -> bool:
+    try:
+        return bool(await work)
+    except Exception:  # noqa: BLE001 - asked again
+        return False
+
+
+async def register_webhooks(client: Client) -> None:
+    for resource, mutating in ((MUTATING_WEBHOOKS, True), (VALIDATING_WEBHOOKS, False)):
+        manifest = configuration_manifest(mutating=mutating, namespace=NAMESPACE)
+        await client.delete(resource, manifest["metadata"]["name"])
+        await client.create(resource, msgspec.json.encode(manifest))
+
+
+async def set_config(client: Client, data: Mapping[str, str]) -> None:
+    name = "slo-controller-config"
+    body = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": dict(data)}
+    await client.delete(CONFIG_MAPS, name, namespace=NAMESPACE)
+    await client.create(CONFIG_MAPS, encode_object(CONFIG_MAPS, body), namespace=NAMESPACE)
+
+
+async def read(client: Client, resource: Resource, name: str, namespace: str = "") -> Any:
+    return await client.find(resource, name, msgspec.json.decode, namespace=namespace)
+
+
+@asynccontextmanager
+async def manager(
+    running: ApiServer,
+    flags: Sequence[str] = (),
+    *,
+    user: str = "admin",
+    webhooks: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Manager]:
+    """Run a manager in this process until the block ends."""
+    gates = "" if webhooks else "WebhookFramework=false"
+    settings = parse(
+        [
+            "--metrics-addr=0",
+            "--health-probe-addr=0",
+            *([f"--feature-gates={gates}"] if gates else []),
+            *flags,
+        ],
+        {"WEBHOOK_HOST": "127.0.0.1", "WEBHOOK_CERT_WRITER": "secret", **(environment or {})},
+    )
+    stop = asyncio.Event()
+    async with running.client(user) as client:
+        one = Manager(client, settings, webhook_port=0)
+        running_task = asyncio.create_task(one.run(stop))
+        try:
+            await eventually(lambda: one.ready or running_task.done(), seconds=30)
+            if running_task.done():
+                running_task.result()
+            yield one
+        finally:
+            stop.set()
+            await asyncio.wait_for(running_task, 20)

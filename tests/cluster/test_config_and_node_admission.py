@@ -1,0 +1,448 @@
+"""Admission of configuration, nodes, bindings and reservations; gates and flags."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from apis.core import Node, Pod
+from apis.meta import LabelSelector
+from apis.slo_config import SLOConfig, load_slo_config
+from cluster.gates import parse_gates
+from cluster.manager.flags import FlagError, chosen, parse
+from cluster.manager.node_resource import PLUGINS
+from cluster.webhook.binding import BindingAdmission, BindingRules
+from cluster.webhook.configmap import ConfigMapAdmission, virtual_nodes
+from cluster.webhook.node import NodeValidation, mutate_node_status
+from cluster.webhook.reservation import ReservationAdmission
+from kube.resources import PODS
+from tests.cluster.admission import admission, convert, filled, patched, request
+
+NAME, NAMESPACE = "slo-controller-config", "koordinator-system"
+DB = {"matchLabels": {"pool": "db"}}
+
+
+def config_map(**keys: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "data": {
+            key.replace("_", "-"): value if isinstance(value, str) else json.dumps(value)
+            for key, value in keys.items()
+        },
+    }
+
+
+def judged(
+    new: dict[str, Any],
+    old: dict[str, Any] | None = None,
+    *,
+    nodes: list[dict[str, Any]] | None = None,
+    names: bool = False,
+) -> str:
+    judge = ConfigMapAdmission(
+        namespace=NAMESPACE,
+        name=NAME,
+        nodes=lambda: [convert(node, Node) for node in nodes or ()],
+        names_required=names,
+    )
+    verdict = judge.validate(
+        request(
+            new,
+            old=old,
+            kind="ConfigMap",
+            resource="configmaps",
+            operation="UPDATE" if old is not None else "CREATE",
+            namespace=NAMESPACE,
+        )
+    )
+    return "" if verdict.allowed else verdict.message
+
+
+def entries(*strategies: dict[str, Any]) -> dict[str, Any]:
+    return {"clusterStrategy": {"enable": True}, "nodeStrategies": list(strategies)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"colocation_config": {"enable": True}}, ""),
+        ({"colocation_config": "{"}, "ParseConfigFail"),
+        ({"cpu_normalization_config": "{"}, "ParseConfigFail"),
+        ({"colocation_config": {"resourceDiffThreshold": 1.5}}, "resourceDiffThreshold"),
+        ({"colocation_config": {"degradeTimeMinutes": 0}}, "degradeTimeMinutes"),
+        ({"cpu_burst_config": {"clusterStrategy": {"cpuBurstPercent": 0}}}, "cpuBurstPercent"),
+        ({"system_config": {"clusterStrategy": {"watermarkScaleFactor": 500}}}, "watermarkScale"),
+        # One of a pair may rely on the other's default; both together must make sense.
+        (
+            {"resource_threshold_config": {"clusterStrategy": {"memoryEvictThresholdPercent": 60}}},
+            "",
+        ),
+        (
+            {"resource_threshold_config": {"clusterStrategy": {"memoryEvictLowerPercent": 75}}},
+            "75 is not below memoryEvictThresholdPercent 70",
+        ),
+        (
+            {
+                "resource_threshold_config": {
+                    "clusterStrategy": {"cpuEvictBESatisfactionLowerPercent": 40}
+                }
+            },
+            "goes together with",
+        ),
+        (
+            {
+                "resource_qos_config": {
+                    "clusterStrategy": {
+                        "beClass": {
+                            "resctrlQOS": {"catRangeStartPercent": 40, "catRangeEndPercent": 30}
+                        }
+                    }
+                }
+            },
+            "40 is not below 30",
+        ),
+        # resource-qos-config alone is judged without system-config.
+        (
+            {
+                "resource_qos_config": {
+                    "clusterStrategy": {"lsClass": {"networkQOS": {"egressRequest": "100M"}}}
+                }
+            },
+            "",
+        ),
+        (
+            {
+                "resource_qos_config": {
+                    "clusterStrategy": {
+                        "lsClass": {"networkQOS": {"egressRequest": "800M"}},
+                        "beClass": {"networkQOS": {"egressRequest": "300M"}},
+                    }
+                },
+                "system_config": {"clusterStrategy": {"totalNetworkBandwidth": "1000M"}},
+            },
+            "exceed the bandwidth 1G",
+        ),
+        (
+            {
+                "resource_qos_config": {
+                    "clusterStrategy": {
+                        "lsClass": {"networkQOS": {"ingressRequest": 80}},
+                        "beClass": {"networkQOS": {"ingressRequest": 30}},
+                    }
+                }
+            },
+            "sum up to 110 percent",
+        ),
+        ({"resource_threshold_config": entries({"name": "a"})}, "selects nothing in particular"),
+        (
+            {
+                "resource_threshold_config": entries(
+                    {"name": "a", "nodeSelector": DB},
+                    {
+                        "name": "b",
+                        "nodeSelector": {
+                            "matchExpressions": [
+                                {"key": "pool", "operator": "In", "values": ["x", "db"]}
+                            ]
+                        },
+                    },
+                )
+            },
+            "NodeStrategiesOverlap",
+        ),
+        (
+            {
+                "host_application_config": {
+                    "applications": [{"name": "x", "cgroupPath": {"relativePath": "../.."}}]
+                }
+            },
+            "must not contain . or ..",
+        ),
+    ],
+)
+def test_configuration_is_judged(keys: dict[str, Any], problem: str) -> None:
+    got = judged(config_map(**keys))
+    assert problem in got
+    assert bool(got) is bool(problem)
+
+
+def test_only_changed_keys_and_only_this_config_map_are_judged() -> None:
+    broken = config_map(colocation_config="{")
+    assert judged(broken, broken) == ""
+    both = config_map(colocation_config="{", cpu_burst_config="{")
+    assert "cpu-burst-config" in judged(both, broken)
+    other = config_map(colocation_config="{")
+    other["metadata"]["name"] = "other"
+    assert judged(other) == ""
+
+
+def test_names_are_required_by_flag() -> None:
+    unnamed = config_map(resource_threshold_config=entries({"nodeSelector": DB}))
+    assert judged(unnamed) == ""
+    assert "must be given once" in judged(unnamed, names=True)
+
+
+def test_a_node_that_matches_two_entries_is_named() -> None:
+    exists = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+    both = config_map(
+        resource_threshold_config=entries(
+            {"name": "a", "nodeSelector": DB}, {"name": "b", "nodeSelector": exists}
+        )
+    )
+    node = {"metadata": {"name": "n7", "labels": {"pool": "db", "zone": "z"}}}
+    assert judged(both) == ""
+    assert '"exampleNodes":["n7"]' in judged(both, nodes=[node])
+    assert "ExistNodeConfict" in judged(both, nodes=[node])
+
+
+def test_every_combination_of_values_is_tried() -> None:
+    selector = convert(
+        {
+            "matchExpressions": [
+                {"key": "a", "operator": "In", "values": ["1", "2"]},
+                {"key": "b", "operator": "In", "values": ["1", "2"]},
+                {"key": "c", "operator": "NotIn", "values": ["other0"]},
+                {"key": "d", "operator": "DoesNotExist"},
+            ]
+        },
+        LabelSelector,
+    )
+    made = list(virtual_nodes(selector))
+    assert {(labels["a"], labels["b"]) for labels in made} == {
+        ("1", "1"),
+        ("1", "2"),
+        ("2", "1"),
+        ("2", "2"),
+    }
+    assert {labels.get("c") for labels in made} == {None, "other1"}
+    assert all("d" not in labels for labels in made)
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+
+def node(cpu: str, memory: str, *, ratio: str = "", raw: str = "", **labels: str) -> dict[str, Any]:
+    annotations = {}
+    if ratio:
+        annotations["node.koordinator.sh/resource-amplification-ratio"] = ratio
+    if raw:
+        annotations["node.koordinator.sh/raw-allocatable"] = raw
+    return {
+        "metadata": {"name": "n1", "labels": labels, "annotations": annotations},
+        "status": {"allocatable": {"cpu": cpu, "memory": memory, "pods": "110"}},
+    }
+
+
+def status_update(new: dict[str, Any], old: dict[str, Any]) -> Any:
+    verdict = mutate_node_status(
+        request(
+            new,
+            old=old,
+            kind="Node",
+            resource="nodes",
+            sub_resource="status",
+            operation="UPDATE",
+            namespace="",
+        )
+    )
+    assert verdict.allowed
+    return patched(new, verdict)
+
+
+RATIO = '{"cpu":1.80,"memory":1.50}'
+RAW = '{"cpu":"15500m","memory":"62Gi"}'
+
+
+def test_allocatable_is_amplified_and_the_kubelets_value_remembered() -> None:
+    first = status_update(node("15500m", "62Gi", ratio=RATIO), node("15500m", "62Gi"))
+    assert first["status"]["allocatable"] == {"cpu": "27900m", "memory": "93Gi", "pods": "110"}
+    assert first["metadata"]["annotations"]["node.koordinator.sh/raw-allocatable"] == RAW
+    # A heartbeat that carries the amplified value changes nothing.
+    assert status_update(first, first) == first
+    # The kubelet reports its own value again: amplified again, not twice.
+    again = status_update(node("15500m", "62Gi", ratio=RATIO, raw=RAW), first)
+    assert again == first
+    # The kubelet's value changes.
+    smaller = status_update(node("14", "62Gi", ratio=RATIO, raw=RAW), first)
+    assert smaller["status"]["allocatable"]["cpu"] == "25200m"
+
+
+def test_without_a_ratio_the_raw_value_is_forgotten() -> None:
+    got = status_update(node("16", "64Gi", raw=RAW), node("16", "64Gi", raw=RAW))
+    assert "node.koordinator.sh/raw-allocatable" not in got["metadata"]["annotations"]
+    assert got["status"]["allocatable"]["cpu"] == "16"
+
+
+def test_a_label_that_makes_entries_compete_is_refused() -> None:
+    config, _ = load_slo_config(
+        {
+            "cpu-burst-config": json.dumps(
+                {
+                    "nodeStrategies": [
+                        {"name": "a", "nodeSelector": DB},
+                        {"name": "b", "nodeSelector": {"matchLabels": {"zone": "z"}}},
+                    ]
+                }
+            )
+        },
+        old=SLOConfig(),
+        obj="ConfigMap",
+    )
+    judge = NodeValidation(lambda: config)
+
+    def verdict(new: dict[str, Any], old: dict[str, Any]) -> Any:
+        return judge.validate(
+            request(new, old=old, kind="Node", resource="nodes", operation="UPDATE", namespace="")
+        )
+
+    one, both = node("1", "1", pool="db"), node("1", "1", pool="db", zone="z")
+    assert verdict(one, node("1", "1")).allowed
+    refused = verdict(both, one)
+    assert not refused.allowed
+    assert '"strategies":["a","b"]' in refused.message
+    # An unrelated change of a node that competed before passes.
+    assert verdict(node("1", "1", pool="db", zone="z", x="y"), both).allowed
+
+
+# --- bindings, reservations --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "user", "namespace", "allowed", "decision"),
+    [
+        (BindingRules(), "x", "default", True, ""),
+        (
+            BindingRules(("koord-scheduler",), namespaces=("*",)),
+            "koord-scheduler",
+            "default",
+            True,
+            "allowed_username",
+        ),
+        (
+            BindingRules(("koord-scheduler",), namespaces=("*",)),
+            "system:serviceaccount:ns:koord-scheduler",
+            "default",
+            True,
+            "allowed_username",
+        ),
+        (
+            BindingRules(("koord-scheduler",), namespaces=("*",)),
+            "x-koord-scheduler-y",
+            "default",
+            False,
+            "denied",
+        ),
+        (BindingRules(("s",), namespaces=("*",), dry_run=True), "x", "default", True, "dry_run"),
+        (BindingRules(("s",)), "x", "default", True, "out_of_scope"),
+        (BindingRules(("s",), namespaces=("*",)), "x", "kube-system", True, "excluded_ns"),
+        (
+            BindingRules(("s",), namespaces=("default",), bypass_labels=("pass",)),
+            "x",
+            "default",
+            True,
+            "bypass_label",
+        ),
+    ],
+)
+def test_bindings(
+    rules: BindingRules, user: str, namespace: str, allowed: bool, decision: str
+) -> None:
+    made: list[str] = []
+    pods = filled(
+        PODS,
+        Pod,
+        {"metadata": {"name": "p", "namespace": "default", "labels": {"pass": ""}}},
+    )
+    verdict = BindingAdmission(rules, pods, made.append).validate(
+        request({}, sub_resource="binding", name="p", user=user, namespace=namespace)
+    )
+    assert verdict.allowed is allowed
+    assert made == ([decision] if decision else [])
+
+
+def test_a_profile_shapes_a_reservation() -> None:
+    profile = {
+        "metadata": {"name": "p"},
+        "spec": {
+            "selector": {"matchLabels": {"kind": "batch"}},
+            "qosClass": "BE",
+            "priorityClassName": "koord-batch",
+            "schedulerName": "koord-scheduler",
+        },
+    }
+    judge = ReservationAdmission(admission(profiles=[profile]).caches)
+    obj = {
+        "metadata": {"name": "r", "labels": {"kind": "batch"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "a"}]}}, "owners": [{}]},
+    }
+    verdict = judge.mutate(request(obj, kind="Reservation", resource="reservations", namespace=""))
+    got = patched(obj, verdict)
+    assert got["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE"
+    template = got["spec"]["template"]["spec"]
+    assert (template["priority"], template["schedulerName"]) == (5000, "koord-scheduler")
+
+
+# --- gates and flags ---------------------------------------------------------------------------
+
+
+def test_gates() -> None:
+    gates = parse_gates("MultiQuotaTree=true, PodMutatingWebhook=false")
+    assert gates.on("MultiQuotaTree")
+    assert not gates.on("PodMutatingWebhook")
+    assert gates.on("PodValidatingWebhook")
+    everything = parse_gates("AllAlpha=true,EnableQuotaAdmission=false")
+    assert everything.on("NodeMutatingWebhook")
+    assert not everything.on("EnableQuotaAdmission")
+    for wrong in ("Nothing=true", "MultiQuotaTree", "MultiQuotaTree=yes"):
+        with pytest.raises(ValueError, match="feature gate"):
+            parse_gates(wrong)
+
+
+def test_flags_as_charts_pass_them() -> None:
+    settings = parse(
+        [
+            "--enable-leader-election",
+            "--metrics-addr=:8080",
+            "-health-probe-addr",
+            "127.0.0.1:8000",
+            "--logtostderr=true",
+            "--v=4",
+            "--feature-gates=NodeMutatingWebhook=true",
+            "--sync-period=0",
+            "--config-namespace=ns",
+        ],
+        {},
+    )
+    assert settings.on("enable-leader-election")
+    assert settings.address("metrics-addr") == ("0.0.0.0", 8080)
+    assert settings.address("health-probe-addr") == ("127.0.0.1", 8000)
+    assert settings.gates.on("NodeMutatingWebhook")
+    assert settings.plugins == frozenset(PLUGINS)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--what=1",
+        "positional",
+        "--metrics-addr=8080",
+        "--rest-config-qps=many",
+        "--feature-gates=X=true",
+        "--controllers=nodeslos",
+        "--colocation-profile-reconcile-interval=30",
+        "--enable-pprof=perhaps",
+        "--kubeconfig",
+    ],
+)
+def test_a_wrong_flag_is_named(argument: str) -> None:
+    with pytest.raises(FlagError, match=argument.split("=")[0].lstrip("-")):
+        parse([argument], {})
+
+
+def test_the_first_entry_that_fits_a_name_decides() -> None:
+    assert chosen("*,-b", ("a", "b"), "f") == {"a", "b"}
+    assert chosen("-b,*", ("a", "b"), "f") == {"a"}
+    assert chosen("b", ("a", "b"), "f") == {"b"}
+    assert chosen("", ("a", "b"), "f") == frozenset()

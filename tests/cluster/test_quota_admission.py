@@ -1,0 +1,220 @@
+"""Elastic quotas: defaults, the rules of the tree, and what a pod books."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from apis.quota import ElasticQuota
+from cluster.manager.quota_profile import scaled, tree_id
+from cluster.quota_tree import (
+    QuotaRefused,
+    QuotaRules,
+    QuotaTree,
+    check_create,
+    check_delete,
+    check_update,
+)
+from cluster.webhook.pod_resources import replaced_by_annotation
+from cluster.webhook.quota_evaluation import exceeded, masked_request
+from tests.cluster.admission import convert
+
+PREFIX = "quota.scheduling.koordinator.sh/"
+
+
+def quota(
+    name: str,
+    *,
+    parent: str = "",
+    least: dict[str, str] | None = None,
+    most: dict[str, str] | None = None,
+    used: dict[str, str] | None = None,
+    is_parent: bool = False,
+    tree: str = "",
+    force: bool = False,
+    annotations: dict[str, Any] | None = None,
+) -> ElasticQuota:
+    labels = {f"{PREFIX}is-parent": "true" if is_parent else "false"}
+    if parent:
+        labels[f"{PREFIX}parent"] = parent
+    if tree:
+        labels[f"{PREFIX}tree-id"] = tree
+    if force:
+        labels[f"{PREFIX}allow-force-update"] = "true"
+    found: ElasticQuota = convert(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "labels": labels,
+                "annotations": {
+                    f"{PREFIX}{key}": json.dumps(value)
+                    for key, value in (annotations or {}).items()
+                },
+            },
+            "spec": {"min": least or {}, "max": {"cpu": "20"} if most is None else most},
+            "status": {"used": used or {}},
+        },
+        ElasticQuota,
+    )
+    return found
+
+
+PARENT = quota("p", least={"cpu": "10"}, is_parent=True)
+A = quota("a", parent="p", least={"cpu": "6"})
+
+
+def refusal(stored: list[ElasticQuota], new: ElasticQuota, rules: QuotaRules | None = None) -> str:
+    try:
+        check_create(QuotaTree(stored), new, rules or QuotaRules())
+    except QuotaRefused as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("new", "problem"),
+    [
+        (quota("b", parent="p", least={"cpu": "4"}), ""),
+        (quota("b", parent="p", least={"cpu": "5"}), "cpu 11 in all, above its own 10"),
+        (quota("b", parent="p", least={"cpu": "5"}, force=True), ""),
+        (quota("b", parent="p", most={"cpu": "20", "memory": "1Gi"}), "keys of spec.max"),
+        (quota("b", parent="a"), "is no parent quota"),
+        (quota("b", parent="nobody"), "does not exist"),
+        (quota("b", parent="p", tree="7"), "tree-id '7' differs"),
+        (quota("a", least={"cpu": "1"}), "unique in the cluster"),
+        (quota("b", parent="b", is_parent=True), "leads back"),
+        (quota("b", least={"cpu": "21"}), "spec.min cpu 21 is above spec.max 20"),
+        (quota("b", least={"memory": "1Gi"}), "spec.max has not"),
+        (quota("b", most={"cpu": "-1"}), "is negative"),
+        (quota("b", parent="p", annotations={"namespaces": ["x"]}), "bound to quota n"),
+        (
+            quota(
+                "b",
+                used={"cpu": "30"},
+                annotations={"max-strict-check-resource-keys": ["cpu"]},
+            ),
+            "below status.used 30",
+        ),
+    ],
+)
+def test_a_new_quota_keeps_the_rules(new: ElasticQuota, problem: str) -> None:
+    bound = quota("n", annotations={"namespaces": ["x"]})
+    got = refusal([PARENT, A, bound], new)
+    assert problem in got
+    assert bool(got) is bool(problem)
+
+
+def test_keys_may_be_a_subset_under_the_gate() -> None:
+    wide = quota("p", most={"cpu": "20", "memory": "1Gi"}, is_parent=True)
+    child = quota("c", parent="p")
+    assert "keys of spec.max" in refusal([wide], child)
+    assert refusal([wide], child, QuotaRules(update_resource_key=True)) == ""
+
+
+def test_a_guarantee_must_be_covered_further_up() -> None:
+    def tree(guaranteed: str) -> list[ElasticQuota]:
+        return [
+            quota(
+                "r",
+                least={"cpu": "20"},
+                is_parent=True,
+                tree="t",
+                annotations={"guaranteed": {"cpu": guaranteed}},
+            ),
+            quota(
+                "s",
+                parent="r",
+                least={"cpu": "2"},
+                tree="t",
+                annotations={"guaranteed": {"cpu": "5"}},
+            ),
+        ]
+
+    rules = QuotaRules(guarantee_usage=True)
+    new = quota("b", parent="r", least={"cpu": "4"}, tree="t")
+    assert refusal(tree("20"), new, rules) == ""
+    assert "guarantees enough" in refusal(tree("8"), new, rules)
+
+
+def changed(old: ElasticQuota, new: ElasticQuota, *stored: ElasticQuota, pods: int = 0) -> str:
+    try:
+        check_update(
+            QuotaTree([old, *stored]),
+            old,
+            new,
+            QuotaRules(),
+            pods_of={new.metadata.name: pods},
+        )
+    except QuotaRefused as error:
+        return str(error)
+    return ""
+
+
+def test_a_change_keeps_the_rules() -> None:
+    leaf = quota("p", least={"cpu": "10"})
+    assert "has 1 children" in changed(PARENT, leaf, A)
+    assert "2 pods use the quota" in changed(leaf, PARENT, pods=2)
+    assert changed(leaf, PARENT) == ""
+    assert "tree-id cannot change" in changed(PARENT, quota("p", is_parent=True, tree="9"))
+    assert "children of p" in changed(PARENT, quota("p", least={"cpu": "5"}, is_parent=True), A)
+    root = quota("koordinator-root-quota", is_parent=True)
+    assert "cannot be modified" in changed(root, quota("koordinator-root-quota", most={}))
+
+
+def test_a_change_of_status_is_not_judged() -> None:
+    broken = quota("b", parent="nobody")
+    assert changed(broken, quota("b", parent="nobody", used={"cpu": "3"})) == ""
+
+
+def test_a_quota_that_is_used_is_not_deleted() -> None:
+    tree = QuotaTree([PARENT, A])
+    with pytest.raises(QuotaRefused, match=r"has children, e\.g\. a"):
+        check_delete(tree, PARENT, pods=())
+    with pytest.raises(QuotaRefused, match=r"2 pods use it, e\.g\. d/x, d/y"):
+        check_delete(tree, A, pods=["d/y", "d/x"])
+    with pytest.raises(QuotaRefused, match="cannot be deleted"):
+        check_delete(tree, quota("koordinator-default-quota"), pods=())
+    check_delete(tree, A, pods=())
+
+
+def test_a_pod_books_what_its_quota_counts() -> None:
+    limited = quota(
+        "q",
+        most={"cpu": "10", "memory": "10Gi"},
+        annotations={"child-request": {"cpu": "8"}},
+    )
+    requested = convert(
+        {"spec": {"min": {"cpu": "3", "example.com/x": "1"}}}, ElasticQuota
+    ).spec.min
+    masked = masked_request(limited, requested)
+    assert set(masked) == {"cpu"}
+    assert exceeded(limited, masked) == (
+        "exceeded quota: default/q, requested: cpu=3, used: cpu=8, limited: cpu=10"
+    )
+    admitted = quota(
+        "q",
+        most={"cpu": "10"},
+        annotations={"child-request": {"cpu": "8"}, "admission": {"cpu": "12"}},
+    )
+    assert exceeded(admitted, masked) is None
+    assert masked_request(quota("x", most={"example.com/x": "1"}), requested) == {}
+
+
+def test_resources_are_renamed_for_counting() -> None:
+    resources = {"a": "1", "b": "2", "c": "3"}
+    assert replaced_by_annotation(resources, "a:x, b:, c, d:e, c:y:z") == {"c": "3", "x": "1"}
+
+
+def test_the_numbers_of_a_profile() -> None:
+    assert tree_id("default", "pool-a") == "10329762061428129167"
+    amounts = convert({"spec": {"min": {"cpu": "24", "memory": "96Gi"}}}, ElasticQuota).spec.min
+    got = scaled(amounts, "0.9")
+    assert {name: str(amount) for name, amount in got.items()} == {
+        "cpu": "21600m",
+        "memory": "92771293593",
+    }
+    for odd in ("2", "0", "x", "NaN"):
+        assert scaled(amounts, odd) == amounts
