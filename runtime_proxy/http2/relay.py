@@ -144,7 +144,7 @@ class Relay:
         self._held: dict[int, _Held] = {}
         self._queue: deque[_Pending] = deque()
         self._drain_limit: int | None = None
-        # Whose SETTINGS the server has yet to acknowledge: 0 the client's, else a rejected stream's.
+        # Whose SETTINGS the server has yet to acknowledge: 0 is the client, else a rejected stream.
         self._unacknowledged: deque[int] = deque()
 
         self._server_window = frames.DEFAULT_WINDOW
