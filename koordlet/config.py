@@ -105,7 +105,6 @@ class Writes(Section, frozen=True):
     """Limits on kernel writes."""
 
     budget_per_second: int = 200
-    dry_run: bool = False
 
 
 class Http(Section, frozen=True):

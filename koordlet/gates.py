@@ -78,6 +78,9 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
     }
 )
 
+BEYOND_POLICIES: Final = frozenset({"BECPUManager", "HamiCoreVGPUMonitor", "PerCPUMetric"})
+"""Gates that change something here without being the gate of a policy."""
+
 _STAGES: Final[Mapping[str, Stage]] = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
 
 # What Go's strconv.ParseBool takes, because existing manifests may use any of it.

@@ -15,10 +15,12 @@ import uvloop
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
+from hooks.policies import BUILTIN
 from koordlet.config import Config
 from koordlet.daemon import Daemon
 from koordlet.executor import Executor
 from koordlet.flags import Parsed
+from koordlet.gates import BEYOND_POLICIES
 from koordlet.journal import Journal, JournalError
 from koordlet.machine import layout_of, local_host
 from koordlet.reconciler import Reconciler
@@ -41,6 +43,10 @@ def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -
     """Run until told to stop; returns the exit status."""
     if flags.without_effect:
         _LOG.info("flags without effect", extra={"flags": ",".join(flags.without_effect)})
+    used = {policy.gate for policy in BUILTIN} | BEYOND_POLICIES
+    idle = sorted(name for name, on in config.feature_gates.items() if on and name not in used)
+    if idle:
+        _LOG.info("feature gates without effect", extra={"gates": ",".join(idle)})
     try:
         prepare_run_dir(config.run_dir)
         with node_lock(f"{config.run_dir}/{LOCK}"):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from apis.errors import InputError, InputErrors
+from hooks.policies import BUILTIN
 from koordlet.config import (
     Config,
     Mode,
@@ -292,3 +293,25 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError):
         split_address(address)
+
+
+def test_every_policys_gate_is_known_with_its_default() -> None:
+    for policy in BUILTIN:
+        assert GATES[policy.gate].default is policy.gate_default, policy.name
+
+
+def test_the_reference_names_every_field_and_every_flag_with_an_effect() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+
+    def fields(tree: Any, prefix: str = "") -> list[str]:
+        found = []
+        for name, value in tree.items():
+            nested = isinstance(value, dict) and name != "featureGates"
+            found += fields(value, f"{name}.") if nested else [f"{prefix}{name}"]
+        return found
+
+    for field in fields(yaml.safe_load("\n".join(describe(config())))):
+        assert f"`{field}`" in text or field == "log.verbosity", field
+    for name, flag in FLAGS.items():
+        if flag.target and flag.target != "log.verbosity":
+            assert f"`-{name}`" in text, name
