@@ -24,6 +24,7 @@ import msgspec
 
 from koordlet import executor_node, executor_tasks
 from koordlet.executor_files import FilePlanner
+from koordlet.executor_order import ancestors
 from koordlet.executor_slots import (
     BAD,
     Act,
@@ -110,6 +111,7 @@ class Executor:
         self._lists_stale = True
         self._orphans_stale = True
         self._by_subject: dict[str, dict[SlotKey, Want]] = {}
+        self._contended: set[SlotKey] = set()
         self._tokens = float(limits.burst)
         self._refilled = clock()
 
@@ -138,7 +140,9 @@ class Executor:
             elif slot.want == want:
                 continue
             elif slot.want is not None and slot.want.subject != subject:
-                continue  # the first subject keeps the place; `views` tells the other one
+                # The first subject keeps the place; `views` tells the other one.
+                self._contended.add(key)
+                continue
             self._assign(slot, want)
         for key in old.keys() - new.keys():
             self._release(key, subject)
@@ -255,7 +259,10 @@ class Executor:
         slot = self._slots.get(key)
         if slot is None or slot.want is None or slot.want.subject != subject:
             return
-        self._assign(slot, next((of[key] for of in self._by_subject.values() if key in of), None))
+        heir = None
+        if key in self._contended:
+            heir = next((of[key] for of in self._by_subject.values() if key in of), None)
+        self._assign(slot, heir)
         if slot.want is None:
             slot.restoring = self.journal.get(*key)
             if slot.restoring is None:
@@ -460,16 +467,16 @@ class Executor:
             self._drop(slot)
         self._refill()
         written = failed = deferred = restored = 0
-        refused: list[PlannedWrite] = []
+        refused = _Refused()
         restored_slots: list[Slot] = []
         paths: set[str] = set()
         for index, write in enumerate(plan.writes):
             if pause is not None and index % _SLICE == _SLICE - 1:
                 pause()
             slot = self._slots.get(write.slot)
-            if slot is not None and (above := _depends_on(write, refused)) is not None:
+            if slot is not None and (other := refused.before(write.slot)):
                 slot.settled = None
-                self.set_state(slot, State.BLOCKED, f"waits for {above.path}")
+                self.set_state(slot, State.BLOCKED, f"waits for {other}")
                 continue
             if self._tokens < 1.0:
                 deferred += 1
@@ -488,7 +495,7 @@ class Executor:
                     self._not_written(slot, error, write)
                 if error.errno not in _GONE:
                     failed += 1
-                    refused.append(write)
+                    refused.add(write.slot)
                 continue
             written += 1
             self._note(slot, write, "")
@@ -679,16 +686,25 @@ def _place(slot: Slot) -> str:
     return f"{where} ({slot.resource}{'/' + slot.key if slot.key else ''})"
 
 
-def _depends_on(write: PlannedWrite, refused: Sequence[PlannedWrite]) -> PlannedWrite | None:
-    """Return the refused write that `write` was planned to follow, if there is one."""
-    place, resource, _ = write.slot
-    for other in refused:
-        other_place, other_resource, _ = other.slot
-        if (
-            resource is other_resource
-            and resource in FILES
-            and place != other_place
-            and (is_below(place, other_place) or is_below(other_place, place))
-        ):
-            return other
-    return None
+class _Refused:
+    """The refusals of one pass: what was planned to follow one along the tree is not tried."""
+
+    def __init__(self) -> None:
+        self._places: dict[Resource, set[str]] = {}
+        self._above: dict[tuple[Resource, str], str] = {}
+
+    def add(self, slot: SlotKey) -> None:
+        place, resource, _ = slot
+        if resource in FILES:
+            self._places.setdefault(resource, set()).add(place)
+            for above in ancestors(place):
+                self._above[resource, above] = place
+
+    def before(self, slot: SlotKey) -> str:
+        """Return the group whose refusal stands before a write to `slot`; "" if none does."""
+        place, resource, _ = slot
+        places = self._places.get(resource)
+        if not places or place in places:
+            return ""
+        above = next((one for one in ancestors(place) if one in places), "")
+        return above or self._above.get((resource, place), "")

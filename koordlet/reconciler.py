@@ -332,6 +332,7 @@ class Reconciler:
         engine = snapshot.engine
         known_before, known = self._known, {}
         decided = faults = 0
+        held = _without_input(engine)
         fresh = set(self._journal.containers_with_deliveries())
         for index, subject in enumerate(snapshot.subjects):
             if pause is not None and index % 64 == 63:
@@ -354,7 +355,16 @@ class Reconciler:
             decided += 1
             faults += len(decision.faults)
             known[key] = _Known(subject, engine, decision)
-            self._executor.want(key, self._wants(subject, decision, engine))
+            if (
+                before is not None
+                and not held
+                and not decision.faults
+                and not before.decision.faults
+                and before.subject == subject
+                and before.decision.outcomes == decision.outcomes
+            ):
+                continue  # another engine, or another object, and the same wishes
+            self._executor.want(key, self._wants(subject, decision, held))
         self._known = known
         for key in self._executor.subjects():
             if key in known:
@@ -368,14 +378,14 @@ class Reconciler:
                     self._executor.want(key, ())
         return decided, faults
 
-    def _wants(self, subject: Subject, decision: Decision, engine: Engine) -> list[Want]:
+    def _wants(self, subject: Subject, decision: Decision, held: set[str]) -> list[Want]:
         wants = [
             _want(subject, resource, key, outcome)
             for (resource, key), outcome in decision.outcomes.items()
             if resource not in AT_CREATION_ONLY
         ]
         # Bad input holds what was in force: the last good value stays until the object is mended.
-        holding = {fault.policy for fault in decision.faults} | _without_input(engine)
+        holding = {fault.policy for fault in decision.faults} | held
         if holding:
             present = {want.slot_key for want in wants}
             wants += [
