@@ -28,8 +28,9 @@ class Options(msgspec.Struct, frozen=True):
 
     run_dir: holds the lock file; must exist.
     cgroup_version: 1 or 2, of the node: `unified` values exist on 2 only.
-    register_timeout_s: long, because runtimes accept plugins one at a time, and giving up early
-        makes them later read a dead registration (nri.md 3.9).
+    register_timeout_s: for the reply to RegisterPlugin, and then for Configure. Long, because
+        runtimes accept plugins one at a time, and giving up early makes them later read a dead
+        registration (nri.md 3.9).
     back-off: from first to longest, doubling, with jitter; starts anew after a connection that was
         synchronized for `stable_after_s`.
     max_synchronize_updates: how many updates one Synchronize reply asks for. The runtime carries

@@ -39,7 +39,6 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 log = logging.getLogger(__name__)
 
 LOCK_FILE = "nri.lock"
-_CONFIGURE_PATIENCE_S = 30.0
 _UPDATE_TIMEOUT_S = 10.0
 
 
@@ -274,7 +273,7 @@ class Supervisor:
         try:
             await asyncio.wait(
                 (configured, connection.closed),
-                timeout=_CONFIGURE_PATIENCE_S,
+                timeout=self._options.register_timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:

@@ -124,6 +124,19 @@ def test_a_slow_registration_and_a_slow_synchronize_are_awaited(tmp_path: Path) 
     uvloop.run(scenario())
 
 
+def test_a_runtime_that_never_configures_us_is_dialled_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        behaviour = Behaviour(never_configure=True)
+        runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.A, behaviour)
+        supervisor = Supervisor(options(tmp_path, register_timeout_s=0.5), RecordingHandler())
+        async with runtime.running(), running(supervisor):
+            await until(lambda: "never configured us" in supervisor.status.problem)
+            runtime.behaviour = Behaviour()
+            await runtime.synchronized()
+
+    uvloop.run(scenario())
+
+
 def test_a_refused_identity_closes_the_connection_that_the_runtime_leaves_open(
     tmp_path: Path,
 ) -> None:
