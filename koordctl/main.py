@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from apis.errors import InputError
 from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
 
@@ -21,6 +22,7 @@ examples:
   koordctl status
   koordctl explain container default/web/main
   koordctl explain file /sys/fs/cgroup/kubepods.slice/cpu.weight
+  koordctl explain node worker-1 batch-cpu
   koordctl plan --objects ./new-objects
   koordctl doctor
 """
@@ -69,12 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     explain = command(
         "explain", _explain, "why a pod, a container or a kernel file has the values that it has"
     )
-    explain.add_argument("kind", choices=("pod", "container", "file", "subject"))
+    explain.add_argument("kind", choices=("pod", "container", "file", "subject", "node"))
     explain.add_argument(
         "name",
         help="pod: namespace/name or uid; container: namespace/pod/container or the id;"
-        " file: its path; subject: as status and explain name it, e.g. kubeqos/BestEffort",
+        " file: its path; subject: as status and explain name it, e.g. kubeqos/BestEffort;"
+        " node: its name, asked of the API server",
     )
+    explain.add_argument(
+        "resource", nargs="?", help="of a node only: batch-cpu, batch-memory, mid-cpu, mid-memory"
+    )
+    explain.add_argument("--kubeconfig", metavar="FILE", help="of a node only")
     plan = command("plan", _plan, "what would be written under other objects; writes nothing")
     plan.add_argument("--objects", required=True, metavar="DIR", help="directory of manifests")
     plan.add_argument(
@@ -101,10 +108,28 @@ def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) 
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.kind == "node":
+        return _explain_node(options)
     query = {"kind": options.kind, "name": options.name}
     if options.kind == "file":
         query["name"] = os.path.abspath(options.name)
     _show(options, Client(options.run_dir).get("/explain", query), render.explanation)
+    return 0
+
+
+def _explain_node(options: argparse.Namespace) -> int:
+    # The API server's client is costly to import; the node's own commands do without it.
+    from koordctl.node import explain_node, fetch_node
+    from kube.client import ApiError
+    from kube.client import Unreachable as ServerUnreachable
+    from kube.connection import ConnectionConfigError
+
+    try:
+        node = fetch_node(options.name, kubeconfig=options.kubeconfig)
+        answer, text = explain_node(node, options.resource)
+    except (ApiError, ServerUnreachable, ConnectionConfigError, InputError) as error:
+        raise CommandError(str(error)) from None
+    _show(options, answer, lambda _: text)
     return 0
 
 
