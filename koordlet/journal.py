@@ -198,7 +198,12 @@ class Journal:
         taken: list[Delivery] = []
         while self._fresh:
             delivery = self._fresh.popleft()
-            self._deliveries.setdefault(delivery.container_id, {})[delivery.resource] = delivery
+            known = self._deliveries.setdefault(delivery.container_id, {})
+            before = known.get(delivery.resource)
+            if before is not None and delivery.requested == before.delivered:
+                # A runtime that is asked again tells our own value as the one in its specification.
+                delivery = msgspec.structs.replace(delivery, requested=before.requested)
+            known[delivery.resource] = delivery
             taken.append(delivery)
         # Containers whose creation failed never show up; the oldest make room.
         while len(self._deliveries) > _MAX_DELIVERIES:
