@@ -275,9 +275,10 @@ class Cache(Generic[T]):
             self._path, params=params, silence_seconds=seconds + 30
         ) as lines:
             async for line in lines:
-                self._take(line)
+                self.take(line)
 
-    def _take(self, line: bytes) -> None:
+    def take(self, line: bytes) -> None:
+        """Take one line of a watch: the JSON of an event."""
         event = msgspec.json.decode(line, type=_WatchEvent)
         if event.type == "BOOKMARK":
             meta = msgspec.json.decode(event.object, type=_BareMeta)

@@ -44,6 +44,17 @@ class WorkQueue:
         """Whether nothing is due and nothing is being worked on."""
         return not self._due and not self._active
 
+    @property
+    def due(self) -> bool:
+        """Whether a key waits to be worked on."""
+        return bool(self._due)
+
+    def take(self) -> str:
+        """Take the next due key without working on it; for callers with a loop of their own."""
+        key = self._due.popleft()
+        self._waiting.discard(key)
+        return key
+
     def add(self, key: str) -> None:
         """Make `key` due now."""
         if key in self._active:
