@@ -204,8 +204,6 @@ def api_server(*, etcd_flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
     finally:
         server.stop("kube-apiserver")
         server.stop("etcd")
-        if os.environ.get("KEEPDBG"):
-            shutil.copy(folder / "kube-apiserver.log", "/tmp/cluster/api.log")
         shutil.rmtree(folder, ignore_errors=True)
 
 
