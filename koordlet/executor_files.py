@@ -41,6 +41,8 @@ _RATIO_SHIFT: Final = 20
 """The kernel compares bandwidths as (quota << 20) / period."""
 _IDLE_WEIGHTS: Final[Mapping[int, tuple[str, str]]] = {1: ("3", "1024"), 2: ("0", "100")}
 """What the weight reads while cpu.idle is 1, and what the kernel makes it when idle ends."""
+_UNLIMITED_BYTES: Final = (1 << 63) - (1 << 16)
+"""Below what an unlimited v1 counter reads for any page size up to 64 KiB: nobody has that much."""
 _UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
 _PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
 
@@ -55,6 +57,14 @@ class Sequence3:
 
     def in_order(self) -> list[PlannedWrite]:
         return [*self.before, *self.middle, *self.after]
+
+
+@dataclass(frozen=True, slots=True)
+class _WithSwap:
+    """A write of the limit of memory and swap together: before the memory limit if it raises."""
+
+    write: PlannedWrite
+    raises: bool
 
 
 class FilePlanner:
@@ -325,10 +335,47 @@ class FilePlanner:
             if not earlier and slot.found is not None and self.same(file, text, slot.found):
                 continue  # a page or a rounding apart: no difference to the kernel
             earlier.append(text)
-            plan.add(self._write(slot, text, final=step.final), out)
+            write = self._write(slot, text, final=step.final)
+            with_swap = self._with_swap(slot, text) if resource is Resource.MEMORY_LIMIT else None
+            if with_swap is not None and with_swap.raises:
+                out.append(with_swap.write)
+            plan.add(write, out)
+            if with_swap is not None and not with_swap.raises:
+                out.append(with_swap.write)
         for cgroup, written in texts.items():
             if written:
                 self.journal_slot(of_place[cgroup], plan, *written)
+
+    def _with_swap(self, slot: Slot, text: str) -> _WithSwap | None:
+        """Move v1's limit of memory and swap together along with the memory limit, where needed.
+
+        The kernel keeps the memory limit at or below it, and runtimes set both alike, so that a
+        container gets no swap: a limit that grows would be refused, and one that shrinks would
+        let swap in.
+        """
+        if self.layout.version != 1:
+            return None
+        path = f"{slot.directory}/memory.memsw.limit_in_bytes"
+        try:
+            old = int(self._host.read(path))
+        except (OSError, ValueError):
+            return None  # no swap accounting on this kernel
+        wanted, found = _bytes(text), _bytes(slot.found or "")
+        raises = old < wanted
+        if not raises and not (old == found and wanted < found < _UNLIMITED_BYTES):
+            return None
+        write = PlannedWrite(
+            act=Act.WRITE,
+            path=path,
+            slot=slot.slot_key,
+            subject=slot.subject,
+            old=str(old),
+            new=text,
+            why=f"{slot.why} (memory and swap together must not be less, and allow no swap)",
+            data=text.encode(),
+            final=False,
+        )
+        return _WithSwap(write, raises)
 
     @staticmethod
     def _note(ordered: Order, of_place: Mapping[str, Slot]) -> None:
@@ -617,6 +664,12 @@ def _replace(record: Record, *, policy: str, support_of: str) -> Record:
 
 def _lattice(file: CgroupFile) -> Lattice:
     return Lattice.SETS if file.codec is Codec.CPUS else Lattice.NUMBERS
+
+
+def _bytes(text: str) -> int:
+    """Return a v1 memory limit as it compares; "-1" and what no page counter holds are alike."""
+    value = int(text or 0)
+    return _UNLIMITED_BYTES if value < 0 else min(value, _UNLIMITED_BYTES)
 
 
 def _level(want: Want | None) -> str:

@@ -205,6 +205,32 @@ def test_memory_is_compared_in_whole_pages() -> None:
     assert bed.view("pod/a", LIMIT).state is State.APPLIED
 
 
+def test_a_memory_limit_moves_past_the_limit_that_includes_swap() -> None:
+    """A runtime that updates a v1 memory limit sets the one with swap to the same value."""
+    bed = Bed()
+    with_swap = "memory.memsw.limit_in_bytes"
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.set(container.cgroup, with_swap, str(1 << 30))
+    for limit in (1 << 31, 1 << 29, UNLIMITED):
+        bed.want("container/1", (container.cgroup, LIMIT, limit))
+        assert bed.run().failed == 0
+        assert bed.view("container/1", LIMIT).state is State.APPLIED
+        both = [bed.text(container.cgroup, name) for name in (LIMIT.value, with_swap)]
+        assert both[0] == both[1]
+    bed.want("container/1")
+    assert bed.run().failed == 0
+    assert bed.text(container.cgroup, LIMIT.value) == str(1 << 30)
+
+
+def test_a_memory_limit_leaves_an_unlimited_swap_alone() -> None:
+    bed = Bed()
+    container = bed.kubelet.add_pod(TWO_CORES).start(Asked(cpu_request_milli=100))
+    before = bed.text(container.cgroup, "memory.memsw.limit_in_bytes")
+    bed.want("container/1", (container.cgroup, LIMIT, 1 << 29))
+    assert bed.run().written == 1
+    assert bed.text(container.cgroup, "memory.memsw.limit_in_bytes") == before
+
+
 @BOTH
 def test_an_unlimited_value_is_no_difference(profile: Profile) -> None:
     bed = Bed(profile)
