@@ -51,8 +51,14 @@ _decode_secret = msgspec.json.Decoder(_Secret).decode
 class CertificateStore(Protocol):
     """Keeps one set of certificates for all replicas."""
 
-    async def ensure(self, dns_names: tuple[str, ...]) -> Certificates:
-        """Return certificates for `dns_names`, making and keeping new ones when needed."""
+    async def ensure(
+        self, dns_names: tuple[str, ...], *, serving: Certificates | None = None
+    ) -> Certificates:
+        """Return certificates for `dns_names`, making and keeping new ones when needed.
+
+        serving: what is served now; its CA is kept where nothing better is stored, so that a
+        store that was lost does not make clients distrust what they still meet.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,9 @@ class SecretStore:
     namespace: str
     name: str
 
-    async def ensure(self, dns_names: tuple[str, ...]) -> Certificates:
+    async def ensure(
+        self, dns_names: tuple[str, ...], *, serving: Certificates | None = None
+    ) -> Certificates:
         for _ in range(5):
             secret = await self.client.find(
                 SECRETS, self.name, _decode_secret, namespace=self.namespace
@@ -73,7 +81,7 @@ class SecretStore:
             if found is not None and problem is None:
                 return found
             _log.info("making webhook certificates: %s", problem)
-            made = make_certificates(dns_names, previous=found)
+            made = make_certificates(dns_names, previous=found or serving)
             try:
                 await self._keep(secret, made)
             except ApiError as error:
@@ -108,13 +116,15 @@ class FolderStore:
 
     folder: Path
 
-    async def ensure(self, dns_names: tuple[str, ...]) -> Certificates:
+    async def ensure(
+        self, dns_names: tuple[str, ...], *, serving: Certificates | None = None
+    ) -> Certificates:
         found = self._read()
         problem = "missing" if found is None else problem_with(found, dns_names)
         if found is not None and problem is None:
             return found
         _log.info("making webhook certificates in %s: %s", self.folder, problem)
-        made = make_certificates(dns_names, previous=found)
+        made = make_certificates(dns_names, previous=found or serving)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for key, member in _KEYS.items():
             new = self.folder / f".{key}.new"
@@ -182,7 +192,7 @@ class WebhookRegistration:
 
     async def certificates(self) -> Certificates:
         """Return the certificates to serve, making them if there are none."""
-        return await self._store.ensure(self._address.dns_names)
+        return await self._store.ensure(self._address.dns_names, serving=self.current)
 
     async def sync(self, serve: Callable[[Certificates], None]) -> None:
         """Make one round: certificates, then trust, then serving. Raises on the first failure."""
