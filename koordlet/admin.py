@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -240,10 +240,17 @@ class _Answers:
         if not name:
             raise Refusal(400, "name is missing")
         lacks = {each.id: each.lacks for each in self._daemon.state.unprotected()}
-        return await self._in_thread(lambda: self._explained(kind, name, lacks))
+        waiting = self._daemon.state.waiting_containers()
+        return await self._in_thread(lambda: self._explained(kind, name, lacks, waiting))
 
-    def _explained(self, kind: str, name: str, lacks: dict[str, tuple[str, ...]]) -> Plain:
-        views = self._views()
+    def _explained(
+        self,
+        kind: str,
+        name: str,
+        lacks: dict[str, tuple[str, ...]],
+        waiting: Sequence[Subject],
+    ) -> Plain:
+        views = self._views(waiting)
         match kind:
             case "pod":
                 chosen = [view for view in views if _is_pod(pod_of(view.subject), name)]
@@ -297,7 +304,7 @@ class _Answers:
             )
         return {"subjects": values, "restoring": restoring}
 
-    def _views(self) -> list[SubjectView]:
+    def _views(self, waiting: Sequence[Subject]) -> list[SubjectView]:
         reconciler = self._daemon.reconciler
         if reconciler is None:
             raise Refusal(503, "the daemon is still starting")
@@ -308,7 +315,7 @@ class _Answers:
         decider = self._decider()
         views += [
             SubjectView(subject, decider.decide(snapshot.engine, subject, Stage.RECONCILE), ())
-            for subject in snapshot.subjects
+            for subject in (*snapshot.subjects, *waiting)
             if subject.key not in seen
         ]
         return views

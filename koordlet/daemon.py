@@ -62,6 +62,7 @@ _READY_PATIENCE_S: Final = 3.0
 """How long start-up waits for the runtime before it reports ready without it."""
 
 _SWEEP_S: Final = 60.0
+_START_PATIENCE_S: Final = 30.0
 
 _QUIET: Final = frozenset(
     {"create-container", "stop-container", "remove-container", "stop-sandbox"}
@@ -604,6 +605,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         if not self.layout.kubepods:
             await self._find_kubepods()
+        if self.state.start_overdue(_START_PATIENCE_S):
+            self.state_changed("start-container")
         candidates = self.state.stale_candidates()
         missing = await loop.run_in_executor(self._workers, self._missing, candidates)
         self.state.forget_sandboxes(missing & self._missing_once)

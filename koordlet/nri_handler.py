@@ -164,7 +164,7 @@ class NriHandler:
         return decision if decision.outcomes else None
 
     def container_updated(self, container: Container) -> None:
-        self._state.start_container(container)
+        self._state.observe_container(container)
         self._daemon.state_changed("container-updated")
 
     def stop_container(self, container: Container) -> None:

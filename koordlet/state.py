@@ -20,8 +20,9 @@ event loop) owns the store; a `Snapshot` is immutable and goes anywhere.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -55,6 +56,7 @@ _MAX_TOMBSTONES: Final = 16384
 _T = TypeVar("_T")
 
 _NODE: Final = NodeSubject()
+_RUNS: Final = frozenset({ContainerState.RUNNING, ContainerState.PAUSED})
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SCHEMES: Final = {runtime.value: runtime for runtime in Runtime}
 
@@ -85,8 +87,10 @@ class _Container:
     cgroup: str
     current: Requested
     seen: int
+    created_at: float
     asked: Requested | None = None
     hooked: bool = False
+    started: bool = False
     lacks: tuple[str, ...] = ()
 
 
@@ -106,6 +110,7 @@ class _View:
     subject: PodSubject
     sandboxes: tuple[SandboxSubject, ...]
     containers: tuple[ContainerSubject, ...]
+    started: tuple[ContainerSubject, ...]
 
 
 class Unprotected(msgspec.Struct, frozen=True):
@@ -126,9 +131,11 @@ class NodeState:
         remembered: Mapping[str, Requested] | None = None,
         layout: Layout | None = None,
         awaited: Iterable[str] = (),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """remembered: requested values of containers from before a restart. awaited: names of the
         sources that must speak once before the state counts as complete."""
+        self._monotonic = monotonic
         self._sandboxes: dict[str, _Sandbox] = {}
         self._containers: dict[str, _Container] = {}
         self._entries: dict[str, _Entry] = {}
@@ -187,9 +194,25 @@ class NodeState:
         return self._asked(container, hooked=False)
 
     def start_container(self, container: Container) -> None:
-        """A container's process runs."""
+        """A container's process runs, so its group exists and has the runtime's values."""
+        if container.state is not ContainerState.STOPPED:
+            entry = self._put_container(container)
+            if entry is not None:
+                entry.started = True
+
+    def observe_container(self, container: Container) -> None:
+        """An event told of a container, started or not."""
         if container.state is not ContainerState.STOPPED:
             self._put_container(container)
+
+    def start_overdue(self, older_than_s: float) -> bool:
+        """Count containers as started whose start nobody told; returns whether there were any."""
+        now, found = self._monotonic(), False
+        for container in self._containers.values():
+            if not container.started and now - container.created_at > older_than_s:
+                container.started = found = True
+                self._dirty.add(container.uid)
+        return found
 
     def remove_container(self, container_id: str) -> None:
         """A container has ended or was never made. It does not come back."""
@@ -363,6 +386,18 @@ class NodeState:
             self._view(uid)
         return [view.subject for view in self._views.values()]
 
+    def waiting_containers(self) -> list[ContainerSubject]:
+        """Return containers that are created and do not run yet: they are no subjects so far.
+
+        The runtime makes a container's group at its start and fills it step by step; who reads it
+        meanwhile takes the kernel's defaults for what was there before us.
+        """
+        return [
+            subject
+            for id_, container in self._containers.items()
+            if not container.started and (subject := self.container(id_)) is not None
+        ]
+
     def asked_of(self, container_id: str) -> Requested | None:
         """Return what kubelet asked for a container in hooks, if any hook saw it."""
         found = self._containers.get(container_id)
@@ -397,7 +432,7 @@ class NodeState:
         subjects += [view.subject for view in views]
         for view in views:
             subjects += view.sandboxes
-            subjects += view.containers
+            subjects += view.started
         subjects += self._host_apps
         return Snapshot(engine=engine, subjects=tuple(subjects), complete=self.complete)
 
@@ -476,6 +511,7 @@ class NodeState:
                 cgroup=subject.cgroup,
                 current=container.current,
                 seen=self.now(),
+                created_at=self._monotonic(),
                 asked=asked,
                 hooked=asked is not None,
             )
@@ -491,6 +527,10 @@ class NodeState:
             known.name = subject.name or known.name
             if container.current != NOTHING_REQUESTED:
                 known.current = container.current
+        if container.state in _RUNS or (
+            container.state is ContainerState.UNKNOWN and container.pid > 0
+        ):
+            known.started = True
         self._entry(known.uid).containers.add(subject.id)
         self._dirty.add(known.uid)
         return known
@@ -585,6 +625,8 @@ class NodeState:
         ]
         if known is not None:
             containers += self._told_by_status(pod, known, entry.containers)
+        made = tuple(_same(old_containers.get(each.id), each) for each in containers)
+        waiting = {container.id for container in running if not container.started}
         return _View(
             pod=pod,
             subject=_same(
@@ -598,7 +640,8 @@ class NodeState:
                 for sandbox in live
                 if not sandbox.stopped
             ),
-            containers=tuple(_same(old_containers.get(each.id), each) for each in containers),
+            containers=made,
+            started=tuple(each for each in made if each.id not in waiting) if waiting else made,
         )
 
     def _known_pod(self, uid: str, pod: Pod | None) -> KnownPod | None:

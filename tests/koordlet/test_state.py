@@ -42,6 +42,36 @@ def running(state: NodeState, *, requested: Requested = ASKED) -> None:
     pod = runtime_pod("u1")
     state.run_sandbox(sandbox(pod, "s1"))
     state.create_container(container(pod, "c1", "s1", requested=requested))
+    state.start_container(container(pod, "c1", "s1"))
+
+
+def test_a_container_is_no_subject_before_it_runs() -> None:
+    """Its group appears while it starts, first with the kernel's defaults."""
+    now = [100.0]
+    state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
+    pod = runtime_pod("u1")
+    created = container(pod, "c1", "s1", requested=ASKED, state=ContainerState.CREATED)
+    state.run_sandbox(sandbox(pod, "s1"))
+    assert state.create_container(created) is not None
+    state.update_container(created)
+    state.observe_container(created)
+    state.runtime_list([sandbox(pod, "s1")], [created])
+    assert "container/c1" not in subjects(state)
+    assert [each.id for each in state.waiting_containers()] == ["c1"]
+    state.start_container(created)
+    assert "container/c1" in subjects(state)
+    assert state.waiting_containers() == []
+
+
+def test_a_container_whose_start_nobody_told_counts_as_started_after_a_while() -> None:
+    now = [100.0]
+    state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
+    pod = runtime_pod("u1")
+    state.create_container(container(pod, "c1", "s1", state=ContainerState.CREATED))
+    assert not state.start_overdue(30)
+    now[0] += 31
+    assert state.start_overdue(30)
+    assert "container/c1" in subjects(state)
 
 
 # --- events ------------------------------------------------------------------------------------
@@ -332,7 +362,8 @@ def deliver(state: NodeState, event: Event) -> None:
             case "remove":
                 state.remove_sandbox(id_)
         return
-    one = container(PODS[SANDBOXES[CONTAINERS[id_]]], id_, CONTAINERS[id_])
+    state_told = ContainerState.UNKNOWN if verb == "create" else ContainerState.RUNNING
+    one = container(PODS[SANDBOXES[CONTAINERS[id_]]], id_, CONTAINERS[id_], state=state_told)
     match verb:
         case "create":
             state.create_container(one)
