@@ -274,3 +274,51 @@ def hook_service(
         yield service
     finally:
         service.stop()
+
+
+class HookProcess:
+    """A hook server in a process of its own: it can be killed, stopped and upgraded."""
+
+    _PROGRAM = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from tests.runtime_proxy.processes import hook_service\n"
+        "with hook_service(Path(sys.argv[1])):\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", self._PROGRAM, str(self.socket)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        if process.stdout.readline() != b"up\n":
+            raise RuntimeError("the hook server did not start")
+        return process
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        self.kill()
+        self._process = self._start()
+
+
+@contextmanager
+def hook_process(socket: Path) -> Iterator[HookProcess]:
+    process = HookProcess(socket)
+    try:
+        yield process
+    finally:
+        process.kill()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,10 +24,11 @@ from tests.beds.cri import Cri
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod, sandbox_config
 from tests.runtime_proxy.fake_cri import connected
 from tests.runtime_proxy.processes import (
-    ROOT,
     STAGES,
+    HookProcess,
     Proxy,
     echo,
+    hook_process,
     hook_service,
     proxy,
     wait_until,
@@ -248,39 +245,6 @@ def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -
 
 # -- the hook server dies, hangs, comes back ------------------------------------------------------
 
-HOOK_PROCESS = """
-import sys, time
-from pathlib import Path
-from tests.runtime_proxy.processes import hook_service
-with hook_service(Path(sys.argv[1])):
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
-class HookProcess:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOOK_PROCESS, str(self._path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        return process
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def restart(self) -> None:
-        self.kill()
-        self.process = self._start()
-
 
 def creations(here: Node, stop: threading.Event) -> tuple[int, list[str]]:
     """Pods one after the other until told to stop: how many there were, what failed."""
@@ -290,7 +254,7 @@ def creations(here: Node, stop: threading.Event) -> tuple[int, list[str]]:
             with running_pod(here.kubelet, pod()):
                 made += 1
         except grpc.RpcError as error:
-            failed.append(f"{error.code()}: {error.details()}")  # type: ignore[attr-defined]
+            failed.append(f"{error.code()}: {error.details()}")
     return made, failed
 
 
@@ -310,9 +274,8 @@ def with_creations(
 
 @pytest.fixture
 def daemon(here: Node) -> Iterator[HookProcess]:
-    process = HookProcess(here.proxy.folder / "h.sock")
-    yield process
-    process.kill()
+    with hook_process(here.proxy.folder / "h.sock") as process:
+        yield process
 
 
 def abuse(here: Node, daemon: HookProcess) -> None:
@@ -322,9 +285,9 @@ def abuse(here: Node, daemon: HookProcess) -> None:
     time.sleep(0.5)
     daemon.restart()
     time.sleep(0.7)
-    os.kill(daemon.process.pid, signal.SIGSTOP)
+    daemon.signal(signal.SIGSTOP)
     time.sleep(2)
-    os.kill(daemon.process.pid, signal.SIGCONT)
+    daemon.signal(signal.SIGCONT)
     time.sleep(0.7)
     daemon.restart()
     time.sleep(0.7)

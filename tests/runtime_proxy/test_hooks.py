@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +17,12 @@ from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
 from tests.runtime_proxy.processes import (
-    ROOT,
     STAGES,
+    HookProcess,
     HookService,
     Proxy,
     echo,
+    hook_process,
     hook_service,
     proxy,
     wait_until,
@@ -426,53 +424,32 @@ def test_under_fail_nothing_that_stops_or_removes_is_ever_refused(
     assert len(runtime.asked("RemovePodSandbox")) == 1
 
 
-HUNG_SERVER = """
-import sys, time
-from pathlib import Path
-from tests.runtime_proxy.processes import hook_service
-with hook_service(Path(sys.argv[1])):
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
 @pytest.fixture
-def stoppable(running: Proxy) -> Iterator[subprocess.Popen[bytes]]:
-    """A hook server in a process of its own, which can be stopped with SIGSTOP."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HUNG_SERVER, str(running.folder / "hook.sock")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    try:
+def stoppable(running: Proxy) -> Iterator[HookProcess]:
+    with hook_process(running.folder / "hook.sock") as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_hung_server_costs_its_time_once_for_all_callers(
-    running: Proxy, kubelet: Kubelet, stoppable: subprocess.Popen[bytes]
+    running: Proxy, kubelet: Kubelet, stoppable: HookProcess
 ) -> None:
     running.register(running.folder / "hook.sock", STAGES)
     kubelet.run()
-    os.kill(stoppable.pid, signal.SIGSTOP)
+    stoppable.signal(signal.SIGSTOP)
     began = time.monotonic()
     with futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: kubelet.run(), range(40)))
     took_s = time.monotonic() - began
     assert 0.9 < took_s < 2.5
-    os.kill(stoppable.pid, signal.SIGCONT)
+    stoppable.signal(signal.SIGCONT)
     running.wait_for_log("hook server is back")
 
 
 def test_under_fail_a_hung_server_refuses_within_its_time(
-    running: Proxy, kubelet: Kubelet, stoppable: subprocess.Popen[bytes]
+    running: Proxy, kubelet: Kubelet, stoppable: HookProcess
 ) -> None:
     running.register(running.folder / "hook.sock", STAGES, policy="Fail")
-    os.kill(stoppable.pid, signal.SIGSTOP)
+    stoppable.signal(signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
         kubelet.run()
@@ -486,11 +463,11 @@ def test_under_fail_a_hung_server_refuses_within_its_time(
 
 
 def test_hooks_leave_half_of_a_callers_time_to_the_runtime(
-    running: Proxy, kubelet: Kubelet, stoppable: subprocess.Popen[bytes], runtime: FakeCri
+    running: Proxy, kubelet: Kubelet, stoppable: HookProcess, runtime: FakeCri
 ) -> None:
     running.register(running.folder / "hook.sock", STAGES)
     kubelet.run()
-    os.kill(stoppable.pid, signal.SIGSTOP)
+    stoppable.signal(signal.SIGSTOP)
     request = cri.RunPodSandboxRequest(config=sandbox_config())
     began = time.monotonic()
     kubelet.call("RunPodSandbox", request, timeout=0.8)
