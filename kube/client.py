@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -119,10 +121,11 @@ class Client:
             limit_per_host=64,
             keepalive_timeout=60,
         )
-        # Proxies of the environment are for the outside world, as client-go reads them too.
         self._session = aiohttp.ClientSession(
             connector=connector,
-            trust_env=True,
+            # Asked once: the session would look into the environment for every request.
+            proxy=_proxy(self._connection.server),
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": self._user_agent, "Accept": "application/json"},
             read_bufsize=1 << 20,
         )
@@ -328,6 +331,14 @@ async def retry_on_conflict(write: Callable[[], Awaitable[T]], *, tries: int = 5
         await asyncio.sleep(pause * random.uniform(0.9, 1.1))
         pause *= 5
     raise AssertionError("unreachable")
+
+
+def _proxy(server: str) -> str | None:
+    """Return the environment's proxy for the API server, as client-go would use it."""
+    parts = urlsplit(server)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from apis.meta import ObjectReference
 from apis.slo_config import conform_node_slo, node_slo_spec
 from cluster.manager.config_source import NODE_SLO, SLOConfigSource
 from cluster.manager.metrics import ManagerMetrics
-from cluster.manager.objects import StoredNodeSLO, plain_spec
+from cluster.manager.objects import StoredNodeSLO, conformed_spec, plain_spec
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client, encode_object
 from kube.events import EventRecorder
@@ -101,7 +101,8 @@ class NodeSLOController:
 
     async def _write(self, node: Node, stored: StoredNodeSLO | None) -> None:
         name = node.metadata.name
-        current = plain_spec(bytes(stored.spec)) if stored is not None else {}
+        data = bytes(stored.spec) if stored is not None else b""
+        current = plain_spec(data)
         wanted, entries = self._wanted(node, current)
         applied = canonical_json(entries) if entries else None
         if stored is None:
@@ -118,7 +119,7 @@ class NodeSLOController:
                     raise
             return
         patch: dict[str, Any] = {}
-        if conform_node_slo(current) != wanted:
+        if conformed_spec(data) != wanted:
             patch["spec"] = merge_patch(current, wanted)
         if stored.metadata.annotations.get(ANNOTATION_APPLIED_ENTRIES) != applied:
             patch["metadata"] = {"annotations": {ANNOTATION_APPLIED_ENTRIES: applied}}

@@ -13,6 +13,7 @@ import msgspec
 from apis.core import Node, ObjectMeta, Pod
 from apis.decode import Wire
 from apis.nodemetric import NodeMetric
+from apis.slo_config import conform_node_slo
 
 
 class StoredNodeSLO(Wire, frozen=True):
@@ -38,6 +39,12 @@ def plain_spec(data: bytes) -> dict[str, Any]:
     """Return the decoded spec; callers must not change it."""
     spec = msgspec.json.decode(data) if data else {}
     return spec if isinstance(spec, dict) else {}
+
+
+@lru_cache(maxsize=256)
+def conformed_spec(data: bytes) -> dict[str, Any]:
+    """Return the stored spec in the spelling that computed specs have; not to be changed."""
+    return conform_node_slo(plain_spec(data))
 
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
