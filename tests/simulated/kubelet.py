@@ -289,12 +289,22 @@ class Kubelet:
                 self._make_v1(hierarchy.name or next(iter(hierarchy.controllers)), cgroup)
             self._copy_cpusets(cgroup, writer)
         if self.driver is Driver.SYSTEMD:
-            self._hold_unit(cgroup, shares, quota_us, memory_bytes, writer)
+            self._hold_unit(cgroup, shares, quota_us, memory_bytes, writer, adjusted)
         self._values(cgroup, shares, quota_us, memory_bytes, cpus, writer, adjusted)
 
     def _hold_unit(
-        self, cgroup: str, shares: int, quota_us: int, memory_bytes: int, writer: str
+        self,
+        cgroup: str,
+        shares: int,
+        quota_us: int,
+        memory_bytes: int,
+        writer: str,
+        adjusted: Mapping[str, str],
     ) -> None:
+        """Start the unit with what runc tells systemd, a plugin's values included.
+
+        So a `daemon-reload` brings these back, not what kubelet had asked for.
+        """
         properties: dict[str, int | str] = {
             "CPUShares": shares,
             "CPUWeight": self._weight(shares, writer),
@@ -302,6 +312,18 @@ class Kubelet:
         }
         if memory_bytes:
             properties["MemoryMax"] = memory_bytes
+        if "cpu.weight" in adjusted:
+            properties["CPUWeight"] = int(adjusted["cpu.weight"])
+        if "cpu.max" in adjusted:
+            quota = adjusted["cpu.max"].split()[0]
+            properties["CPUQuotaUs"] = UNLIMITED if quota == "max" else int(quota)
+        if adjusted.get("memory.max", "max") != "max":
+            properties["MemoryMax"] = int(adjusted["memory.max"])
+        for file, prop in (("min", "MemoryMin"), ("low", "MemoryLow"), ("high", "MemoryHigh")):
+            if adjusted.get(f"memory.{file}", "max") != "max":
+                properties[prop] = int(adjusted[f"memory.{file}"])
+        if "cpuset.cpus" in adjusted:
+            properties["AllowedCPUs"] = adjusted["cpuset.cpus"]
         *above, name = cgroup.split("/")
         self.systemd.start(name, parent=above[-1] if above else "", **properties)
 

@@ -1,0 +1,345 @@
+"""Random lives of a node. A failure shrinks to the few steps that show it, ready to be replayed.
+
+Invariants of docs/architecture.md: only managed places are written; the kernel never has to refuse
+what was planned; no write puts a child above its parent; whatever was lost, doubled, late, refused
+or cut off, one full list and quiet passes bring the decided state; exclusive CPUs belong to one
+pod; switching everything off leaves the node as if we had never been there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from koordlet.executor_slots import State
+from linux.cpuset import CpuSet
+from tests.properties.node import (
+    ALL_GATES,
+    GIB,
+    KINDS,
+    NO_GATES,
+    OperatedNode,
+    Running,
+    RunningContainer,
+)
+from tests.simulated import (
+    ANOLIS_8,
+    DEBIAN_12_V1,
+    DEBIAN_12_V2,
+    INTEL_RDT,
+    UBUNTU_24_04,
+    Crash,
+    Topology,
+)
+from tests.simulated.kernel import UNDER_TEST
+from tests.simulated.kubelet import Limits
+
+QOS_ON: dict[str, Any] = {
+    "resourceQOSStrategy": {
+        "lsrClass": {"cpuQOS": {"enable": True, "groupIdentity": 2}},
+        "lsClass": {
+            "cpuQOS": {"enable": True, "groupIdentity": 2},
+            "memoryQOS": {"enable": True, "minLimitPercent": 40, "lowLimitPercent": 60},
+        },
+        "beClass": {
+            "cpuQOS": {"enable": True, "groupIdentity": -1},
+            "memoryQOS": {"enable": True, "throttlingPercent": 80},
+            "resctrlQOS": {"enable": True, "catRangeEndPercent": 30, "mbaPercent": 50},
+        },
+    }
+}
+# By name, so that a failing script reads well.
+SLOS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "everything": QOS_ON,
+    "identity of BE": {
+        "resourceQOSStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}}
+    },
+    "memory of LS": {
+        "resourceQOSStrategy": {"lsClass": {"memoryQOS": {"enable": True, "minLimitPercent": 100}}}
+    },
+}
+# Small topologies: what is random here does not depend on the number of CPUs.
+_SMALL = Topology(sockets=2, cores_per_node=2, threads=2)
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        DEBIAN_12_V1,
+        DEBIAN_12_V2,
+        UBUNTU_24_04,
+        replace(ANOLIS_8, topology=_SMALL),
+        replace(INTEL_RDT, topology=_SMALL),
+    )
+}
+OFF: dict[str, tuple[str, ...]] = {
+    "all on": (),
+    "no batch": ("BatchResource",),
+    "no cpusets": ("CPUSetAllocator",),
+    "no identity, no memory": ("GroupIdentity", "CgroupReconcile"),
+}
+POD_KINDS = {kind.name: kind for kind in KINDS}
+TIMES = st.sampled_from([1, 1, 1, 0, 2])
+
+
+# A failure shows its steps; the thousand lines of all other tries would bury them.
+logging.getLogger("koordlet").setLevel(logging.CRITICAL)
+
+
+class NodeMachine(RuleBasedStateMachine):
+    """The rules are what may happen; `invariant` and `teardown` are what holds."""
+
+    node: OperatedNode
+
+    @initialize(profile=st.sampled_from(sorted(PROFILES)), slo=st.sampled_from(sorted(SLOS)))
+    def boot(self, profile: str, slo: str) -> None:
+        self.node = OperatedNode(PROFILES[profile])
+        self.node.set_slo(SLOS[slo])
+        self.node.publish_topology()
+        self.node.synchronize()
+        self.unhooked = False
+
+    def _pod(self, number: int) -> Running:
+        return self.node.pods[number % len(self.node.pods)]
+
+    def _container(self, number: int) -> RunningContainer | None:
+        all_of_them = [c for pod in self.node.pods for c in pod.containers]
+        return all_of_them[number % len(all_of_them)] if all_of_them else None
+
+    # What kubelet and the runtime do
+
+    @rule(kind=st.sampled_from(sorted(POD_KINDS)), times=TIMES, late=st.booleans())
+    def a_pod_arrives(self, kind: str, times: int, late: bool) -> None:
+        pod = self.node.add_pod(POD_KINDS[kind], times=times, late=late)
+        if pod is not None:
+            self.node.start_container(pod, hooked=True)
+            if pod.cpus:
+                self.node.publish_topology()
+
+    @precondition(lambda self: self.node.pods)
+    @rule(number=st.integers(0, 9), times=st.sampled_from([1, 2]))
+    def a_container_starts(self, number: int, times: int) -> None:
+        pod = self._pod(number)
+        if len(pod.containers) < 2:
+            made = self.node.start_container(pod, hooked=True, times=times)
+            assert made or self.unhooked, "a creation that we answered was refused by the kernel"
+
+    @precondition(lambda self: self.node.pods)
+    @rule(number=st.integers(0, 9))
+    def a_container_starts_unseen(self, number: int) -> None:
+        pod = self._pod(number)
+        if len(pod.containers) < 2:
+            self.unhooked = True
+            self.node.start_container(pod, hooked=False)
+
+    @rule(number=st.integers(0, 9), times=TIMES, late=st.booleans())
+    def a_container_stops(self, number: int, times: int, late: bool) -> None:
+        container = self._container(number)
+        if container is not None:
+            self.node.stop_container(container, times=times, late=late)
+
+    @precondition(lambda self: self.node.pods)
+    @rule(number=st.integers(0, 9), times=TIMES, late=st.booleans())
+    def a_pod_goes(self, number: int, times: int, late: bool) -> None:
+        pod = self._pod(number)
+        self.node.remove_pod(pod, times=times, late=late)
+        if pod.cpus:
+            self.node.publish_topology()
+
+    @rule(number=st.integers(0, 9), hooked=st.booleans(), half=st.booleans())
+    def a_container_is_resized(self, number: int, hooked: bool, half: bool) -> None:
+        container = self._container(number)
+        if container is None or container.pod.kind.kube_qos != "Burstable":
+            return
+        full = container.pod.kind.limits
+        if not full.cpu_limit_milli:
+            return
+        smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
+        self.node.resize(container, smaller if half else full, hooked=hooked)
+
+    @rule()
+    def systemd_reloads(self) -> None:
+        self.node.daemon_reload()
+
+    # What reaches the daemon
+
+    @rule()
+    def late_events_come(self) -> None:
+        self.node.deliver_late()
+
+    @rule()
+    def the_runtime_lists_everything(self) -> None:
+        self.node.synchronize()
+
+    @rule()
+    def the_connection_breaks(self) -> None:
+        self.node.connected = False
+
+    @rule(slo=st.sampled_from(sorted(SLOS)))
+    def the_nodeslo_changes(self, slo: str) -> None:
+        self.node.set_slo(SLOS[slo])
+
+    @rule(off=st.sampled_from(sorted(OFF)))
+    def gates_change(self, off: str) -> None:
+        self.node.set_gates(ALL_GATES | dict.fromkeys(OFF[off], False))
+
+    # What the daemon does, and what happens to it
+
+    @rule()
+    def a_pass_runs(self) -> None:
+        self.node.reconcile()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.node.kernel.clock.advance(30)
+        self.node.reconcile()
+
+    @rule()
+    def the_daemon_restarts(self) -> None:
+        self.node.restart()
+
+    @rule(nth=st.integers(1, 8))
+    def the_daemon_is_killed_while_it_writes(self, nth: int) -> None:
+        self.node.kernel.faults.crash("write", nth=nth)
+        try:
+            self.node.reconcile()
+            self.node.kernel.faults.clear()
+        except Crash:
+            self.node.restart()
+
+    @rule(
+        nth=st.integers(1, 4),
+        error=st.sampled_from([errno.EINVAL, errno.EBUSY, errno.EIO, errno.ENODEV]),
+    )
+    def a_write_is_refused(self, nth: int, error: int) -> None:
+        self.node.kernel.faults.fail("write", error, nth=nth)
+        self.node.reconcile()
+        self.node.kernel.faults.clear()
+
+    @rule(number=st.integers(0, 9), nth=st.integers(1, 4))
+    def a_container_vanishes_while_it_writes(self, number: int, nth: int) -> None:
+        container = self._container(number)
+        if container is None:
+            return
+
+        def vanish() -> None:
+            if container in container.pod.containers:
+                self.node.stop_container(container, times=0, late=False)
+
+        self.node.kernel.faults.before("write", vanish, nth=nth)
+        self.node.reconcile()
+        self.node.kernel.faults.clear()
+
+    @rule()
+    def everything_settles(self) -> None:
+        self._settled()
+
+    # What holds
+
+    @invariant()
+    def only_managed_places_are_written(self) -> None:
+        if not hasattr(self, "node"):
+            return
+        node = self.node
+        for write in node.kernel.writes_of(UNDER_TEST):
+            inside = f"/{node.kubelet.root}/" in f"{write.path}/"
+            other = write.path.startswith(("/proc/", "/sys/fs/resctrl/"))
+            assert inside or other, write
+        node.kernel.writes.clear()
+
+    @invariant()
+    def the_kernel_refuses_nothing_that_was_planned(self) -> None:
+        if not hasattr(self, "node"):
+            return
+        gone = {errno.ENOENT, errno.ENODEV, errno.ESRCH}
+        assert not [write for write in self.node.refusals if write.error not in gone]
+
+    def _settled(self) -> None:
+        node = self.node
+        report = node.settle()
+        assert not (report.written or report.failed or report.restored), report
+        bad: list[str] = []
+        for view in node.reconciler.explain_all():
+            assert not view.decision.faults, view.decision.faults
+            for each in view.resources:
+                if each.state in (State.FAILED, State.PENDING):
+                    bad.append(f"{view.subject.key} {each.resource}: {each.state} {each.detail}")
+        assert not bad, bad
+        self._known_pods_are_those_that_run()
+        self._exclusive_cpus_are_exclusive()
+
+    def _known_pods_are_those_that_run(self) -> None:
+        keys = {view.subject.key for view in self.node.reconciler.explain_all()}
+        running = {f"container/{c.here.id}" for pod in self.node.pods for c in pod.containers}
+        assert {key for key in keys if key.startswith("container/")} == running
+
+    def _exclusive_cpus_are_exclusive(self) -> None:
+        node = self.node
+        if not node.inputs.settings.feature_gates["CPUSetAllocator"]:
+            return
+        seen: dict[int, str] = {}
+        for pod in node.pods:
+            for container in pod.containers:
+                found = CpuSet.parse(node.text(container.here.cgroup, "cpuset.cpus"))
+                if pod.cpus:
+                    assert set(found) == pod.cpus, pod.name
+                    for cpu in found:
+                        assert seen.setdefault(cpu, pod.name) == pod.name
+
+    def teardown(self) -> None:
+        if not hasattr(self, "node"):
+            return
+        try:
+            self._settled()
+            self.node.set_gates(NO_GATES)
+            self._settled()
+            self._as_if_never_there()
+        finally:
+            self.node.close()
+
+    def _as_if_never_there(self) -> None:
+        node = self.node
+        differences: list[str] = []
+        for hierarchy in node.twin.hierarchies:
+            for group in hierarchy.root.walk():
+                for file in group.files().values():
+                    if file.read is None or file.name in _NOT_COMPARED:
+                        continue
+                    twin = file.read(group)
+                    name = hierarchy.name or next(iter(hierarchy.controllers))
+                    here_group = node.kernel.group(group.path, name)
+                    found = here_group.files()[file.name]
+                    assert found.read is not None
+                    here = found.read(here_group)
+                    if here != twin:
+                        differences.append(f"{group.path}/{file.name}: {here!r} not {twin!r}")
+        note(f"{len(differences)} differences")
+        assert not differences, differences
+
+
+# On v2 a list that was set cannot be cleared while there are processes: what counts, the effective
+# list, is compared in its place.
+_NOT_COMPARED = frozenset({"cpuset.cpus", "cpuset.mems", "cgroup.procs", "tasks", "cgroup.threads"})
+
+EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
+"""CI runs a few hundred; a long run sets it to ten thousand."""
+
+TestNode = NodeMachine.TestCase
+TestNode.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
