@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -55,6 +55,9 @@ from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
 from nri_plugin.statistics import Histogram, Statistics
 from nri_plugin.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from koordlet.hookservice import HookServer
 
 _LOG = logging.getLogger("koordlet")
 
@@ -112,6 +115,7 @@ class Daemon:
         self._reasons: set[str] = set()
         self._missing_once: set[str] = set()
         self._servers: list[Server] = []
+        self._hook_server: HookServer | None = None
         self._watches: list[DirectoryWatch] = []
         self.pollers: dict[str, Poller] = {}
         self.layout: Layout | None = None
@@ -199,6 +203,8 @@ class Daemon:
                 lambda: self._spawn("site-policies", self._load_site_policies()),
             )
         self._start_sources()
+        if config.hook_service.enabled:
+            await self._start_hook_service()
         self._spawn("housekeeping", self._housekeeping())
         self._spawn("watchdog", self._watchdog())
         if config.nri.enabled:
@@ -315,6 +321,19 @@ class Daemon:
             poller = self._poller("cri", config.cri.interval)
             self._spawn("cri", poller.run(cri.fetch, self._cri_list, self.state.now))
 
+    async def _start_hook_service(self) -> None:
+        # Imports gRPC, which a daemon without a runtime proxy does not pay for.
+        from koordlet.hookservice import HookAnswers, HookServer
+
+        answers = HookAnswers(self.state, self.hook_decider, self)
+        server = HookServer(self.config.hook_service, answers, self.events_log)
+        try:
+            await server.start()
+        except OSError as error:
+            self.events_log.add("hook-service", "hookService", str(error), severity=Severity.ERROR)
+            return
+        self._hook_server = server
+
     def _poller(self, name: str, interval: float) -> Poller:
         made = self.pollers[name] = Poller(name, interval, self.events_log, self._workers)
         return made
@@ -362,6 +381,8 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers:
             await server.close()
+        if self._hook_server is not None:
+            await self._hook_server.stop()
         if self.reconciler is not None:
             loop = asyncio.get_running_loop()
             if await loop.run_in_executor(None, self.reconciler.stop):
@@ -535,6 +556,18 @@ class Daemon:
 
     def _bad_kubelet_pod(self, obj: str, problem: str) -> None:
         self.events_log.add("bad-object", obj, problem)
+
+    # --- what the hook service needs -----------------------------------------------------------
+
+    @property
+    def nri_protects(self) -> bool:
+        return self.supervisor is not None and self.supervisor.status.protects
+
+    def told_by_proxy(self, uid: str) -> None:
+        self.pod_appeared(uid)
+        lists = self.pollers.get("cri")
+        if lists is not None:
+            lists.trigger()
 
     # --- what the NRI handler needs ------------------------------------------------------------
 
