@@ -1,0 +1,114 @@
+"""The process' manners: sockets from outside, a supervisor, a successor that does not come up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime_proxy import logs, main, systemd
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, {}),
+        ({"LISTEN_FDS": "1", "LISTEN_PID": "42"}, {"cri": 3}),
+        ({"LISTEN_FDS": "2", "LISTEN_PID": "42"}, {"cri": 3}),
+        ({"LISTEN_FDS": "1", "LISTEN_PID": "43"}, {}),
+        ({"LISTEN_FDS": "x", "LISTEN_PID": "42"}, {}),
+        ({"LISTEN_FDS": "0", "LISTEN_PID": "42"}, {}),
+        (
+            {"KOORD_RUNTIME_PROXY_SOCKETS": "cri=7:http=9:ready=11", "LISTEN_FDS": "1"},
+            {"cri": 7, "http": 9, "ready": 11},
+        ),
+    ],
+)
+def test_sockets_are_taken_from_whoever_passes_them(
+    environment: dict[str, str], found: dict[str, int]
+) -> None:
+    assert systemd.passed_sockets(environment, 42) == found
+
+
+def test_a_supervisor_is_told_and_nobody_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    systemd.notify(READY="1")
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        listener.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        systemd.notify(READY="1", STATUS="serving")
+        assert listener.recv(100) == b"READY=1\nSTATUS=serving"
+    systemd.notify(READY="1")
+
+
+@pytest.mark.parametrize("command", [["/bin/false"], ["/no/such/program"]])
+def test_a_successor_that_does_not_serve_leaves_us_serving(command: list[str]) -> None:
+    async def test() -> bool:
+        ended = main._Ended(asyncio.Event())
+        with socket.socket(socket.AF_UNIX) as listener:
+            await main._hand_over(command, {"cri": listener}, ended)
+            assert listener.fileno() >= 0
+        return ended.event.is_set()
+
+    assert not asyncio.run(test())
+
+
+def test_a_successor_finds_the_sockets_and_says_when_it_serves(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    program = (
+        "from runtime_proxy import systemd\n"
+        "passed = systemd.take_passed()\n"
+        "assert passed.sockets['cri'].getsockname().endswith('s.sock')\n"
+        "passed.tell_predecessor()\n"
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        successor = systemd.start_successor([sys.executable, "-c", program], {"cri": listener})
+    os.waitpid(successor.pid, 0)
+    assert os.read(successor.ready, 16) == b"ready"
+    os.close(successor.ready)
+
+
+def test_a_file_that_is_no_socket_is_never_removed(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(main.StartError, match="is not a socket"):
+        main.open_listener(str(path))
+    assert path.read_text() == "data"
+
+
+def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with main.open_listener(str(path)):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_value_breaks_out_of_its_log_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        logs.set_up(level="info", form=form)
+        evil = 'x" level=ERROR\nFAKE line'
+        logging.getLogger("t").info("said", extra={"reason": evil, "count": 3})
+        (line,) = capsys.readouterr().err.splitlines()
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    if form == "json":
+        assert json.loads(line)["reason"] == evil
+    else:
+        assert 'reason="x\\" level=ERROR\\nFAKE line" count=3' in line
