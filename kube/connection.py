@@ -100,9 +100,13 @@ def _tls(settings: Any, server: str) -> ssl.SSLContext | None:
 def _authorization(settings: Any) -> Callable[[], str | None]:
     def ask() -> str | None:
         # Runs the refresh hook: re-reads the service account's token or runs the exec plugin.
-        header = settings.get_api_key_with_prefix("authorization")
-        if header is None and settings.username:
-            header = settings.get_basic_auth_token()
-        return str(header) if header is not None else None
+        # Releases of the package file the token under different names; its own answer is stable.
+        for setting in settings.auth_settings().values():
+            if setting["in"] == "header" and setting["key"].lower() == "authorization":
+                value = setting["value"]
+                return str(value) if value else None
+        if settings.username:
+            return str(settings.get_basic_auth_token())
+        return None
 
     return ask

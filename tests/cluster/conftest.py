@@ -92,6 +92,13 @@ async def register_webhooks(client: Client) -> None:
         await client.create(resource, msgspec.json.encode(manifest))
 
 
+async def unregister_webhooks(client: Client) -> None:
+    """Without them pods are created unasked again; with failure policy Fail they could not be."""
+    for resource, mutating in ((MUTATING_WEBHOOKS, True), (VALIDATING_WEBHOOKS, False)):
+        manifest = configuration_manifest(mutating=mutating, namespace=NAMESPACE)
+        await client.delete(resource, manifest["metadata"]["name"])
+
+
 async def set_config(client: Client, data: Mapping[str, str]) -> None:
     name = "slo-controller-config"
     body = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": dict(data)}
@@ -135,3 +142,6 @@ async def manager(
         finally:
             stop.set()
             await asyncio.wait_for(running_task, 20)
+            if webhooks:
+                async with running.client() as admin:
+                    await unregister_webhooks(admin)
