@@ -114,13 +114,17 @@ def answer_review(body: bytes, handler: Handler) -> tuple[int, bytes]:
 def _judge(request: AdmissionRequest, handler: Handler) -> Verdict:
     try:
         return handler(request)
-    except (InputError, InputErrors) as error:
-        return denied(str(error), code=400)
-    except msgspec.DecodeError as error:
-        return denied(f"{request.ref}: {error}", code=400)
     except Exception as error:  # noqa: BLE001 - one request must not stop the server
-        _log.exception("admission of %s failed", request.ref)
-        return denied(f"internal error: {type(error).__name__}", code=500)
+        return _failed(request, error)
+
+
+def _failed(request: AdmissionRequest, error: Exception) -> Verdict:
+    if isinstance(error, InputError | InputErrors):
+        return denied(str(error), code=400)
+    if isinstance(error, msgspec.DecodeError):
+        return denied(f"{request.ref}: {error}", code=400)
+    _log.error("admission of %s failed", request.ref, exc_info=error)
+    return denied(f"internal error: {type(error).__name__}", code=500)
 
 
 def encode_answer(api_version: str, uid: str, verdict: Verdict) -> bytes:
@@ -287,11 +291,8 @@ class WebhookServer:
                 return web.json_response({"error": f"not an AdmissionReview: {error}"}, status=400)
             try:
                 verdict = await handler(review.request)
-            except (InputError, InputErrors) as error:
-                verdict = denied(str(error), code=400)
             except Exception as error:  # noqa: BLE001 - one request must not stop the server
-                _log.exception("admission of %s failed", review.request.ref)
-                verdict = denied(f"internal error: {type(error).__name__}", code=500)
+                verdict = _failed(review.request, error)
             if self._observe is not None:
                 seconds = asyncio.get_running_loop().time() - started
                 self._observe(path, review.request, verdict, seconds)

@@ -1,0 +1,77 @@
+"""Admission over the wire: reviews in, answers out, and nothing that a caller can break."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.errors import InputError
+from kube.webhook import ALLOWED, AdmissionRequest, Handler, Verdict, answer_review, denied
+
+
+def review(api_version: str = "admission.k8s.io/v1", **members: Any) -> bytes:
+    request = {"uid": "u1", "operation": "CREATE", "kind": {"kind": "Pod"}, **members}
+    return msgspec.json.encode(
+        {"apiVersion": api_version, "kind": "AdmissionReview", "request": request}
+    )
+
+
+def answered(handler: Handler, body: bytes | None = None) -> Any:
+    code, data = answer_review(review() if body is None else body, handler)
+    assert code == 200
+    return msgspec.json.decode(data)
+
+
+def test_an_answer_carries_the_uid_and_the_version_of_the_question() -> None:
+    for version in ("admission.k8s.io/v1", "admission.k8s.io/v1beta1"):
+        got = answered(lambda _: ALLOWED, review(version))
+        assert got["apiVersion"] == version
+        assert got["response"] == {"uid": "u1", "allowed": True}
+
+
+def test_a_refusal_says_why() -> None:
+    got = answered(lambda _: denied("no", code=400))["response"]
+    assert (got["allowed"], got["status"]["message"], got["status"]["code"]) == (False, "no", 400)
+
+
+def test_a_patch_is_base64_json() -> None:
+    patch = ({"op": "add", "path": "/x", "value": 1},)
+    got = answered(lambda _: Verdict(True, patch=patch))["response"]
+    assert got["patchType"] == "JSONPatch"
+    assert msgspec.json.decode(base64.b64decode(got["patch"])) == list(patch)
+
+
+def fail(_: AdmissionRequest) -> Verdict:
+    raise RuntimeError("secret detail")
+
+
+def refuse(_: AdmissionRequest) -> Verdict:
+    raise InputError(obj="Pod a/b", field="x", value="y", problem="expected z")
+
+
+def test_a_handler_that_fails_fails_this_request_only_and_tells_no_secrets() -> None:
+    got = answered(fail)["response"]
+    assert (got["allowed"], got["status"]["code"]) == (False, 500)
+    assert "secret detail" not in got["status"]["message"]
+    got = answered(refuse)["response"]
+    assert got["status"]["message"] == "Pod a/b: x = 'y': expected z"
+    assert got["status"]["code"] == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"request":{}}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_review_is_refused(body: bytes) -> None:
+    code, _ = answer_review(body, lambda _: ALLOWED)
+    assert code == 400
+
+
+@settings(max_examples=80)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_answered(body: bytes) -> None:
+    code, data = answer_review(body, lambda _: ALLOWED)
+    assert code in (200, 400)
+    msgspec.json.decode(data)
