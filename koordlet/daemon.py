@@ -742,6 +742,13 @@ class Daemon:
         return text(503, "\n".join(reasons)) if reasons else text(200, "ok")
 
     @property
+    def hooks_answered(self) -> int:
+        """How many requests of the runtime were answered so far."""
+        if self.nri is None:
+            return 0
+        return sum(histogram.count for histogram in self.nri.hook_latency.values())
+
+    @property
     def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
         return (self.hook_decider.timings, self.repair_decider.timings)
 
