@@ -167,7 +167,7 @@ The environment stays open; Ctrl-C ends it. From another terminal:
 
   {koordctl} status
   {koordctl} explain container default/web/main
-  {koordctl} doctor
+  {koordctl} doctor --config {koordlet.config}
 
   the node's objects     {koordlet.objects}/   edit a file and see the values follow
   pods of your own       {manifests}/   put a Pod manifest there to run it, remove it to end it

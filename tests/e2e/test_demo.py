@@ -1,0 +1,85 @@
+"""What the README promises of `make demo` and `make run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.beds.containerd import GENERATIONS
+from tests.beds.groups import layout
+from tests.beds.packages import CHECKOUT
+from tests.e2e.manifests import FIRST, SHARED, ls_pod
+
+pytestmark = pytest.mark.containerd
+
+
+def _demo(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", *arguments],
+        cwd=CHECKOUT,
+        env={**os.environ, "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _left_by(pid: int) -> list[str]:
+    _, hierarchies = layout()
+    folders = [*hierarchies, Path("/tmp")]
+    return [str(path) for folder in folders for path in folder.glob(f"koord-bed-{pid}-*")]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_demo_shows_values_and_their_reasons_and_cleans_up(generation: str) -> None:
+    demo = _demo("--containerd", generation)
+    text, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 0, text
+    for row in (
+        rf"search/main +cpuset.cpus +CPU {FIRST} for itself +{FIRST} +CPUSetAllocator: ",
+        rf"web/main +cpuset.cpus +class LS +{SHARED} +CPUSetAllocator: ",
+        r" +cpu\.\S+ +cpu limit 1 +80000 +CPUNormalization: ",
+        r"train/main +NVIDIA_VISIBLE_DEVICES +GPU 1 +1 +GPUEnvInject: ",
+        r"batch \(pod\) +cpu.idle +class BE +1 +GroupIdentity: ",
+        r"web/main +cpu\.\S+ +80000 +100000$",
+        r"batch \(pod\) +cpu.idle +1 +0$",
+    ):
+        assert re.search(row, text, re.MULTILINE), f"no line {row!r} in:\n{text}"
+    assert _left_by(demo.pid) == []
+
+
+def test_the_kept_environment_runs_pods_from_its_folder_and_ends_on_ctrl_c() -> None:
+    demo = _demo("--stay")
+    assert demo.stdout is not None
+    try:
+        shown = ""
+        while "pods of your own" not in shown:
+            line = demo.stdout.readline()
+            assert line, f"it ended early:\n{shown}"
+            shown += line
+        found = re.search(r"pods of your own +(\S+)/", shown)
+        assert found is not None
+        own = ls_pod("own")
+        (Path(found[1]) / "own.yaml").write_text(yaml.safe_dump(own))
+        (Path(found[1]) / "bad.yaml").write_text("kind: [")
+        later = demo.stdout.readline() + demo.stdout.readline()
+        while not ("pod own" in later and "bad.yaml" in later):
+            later += demo.stdout.readline()
+    finally:
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, rest
+    assert "cleaned up" in rest
+    deadline = time.monotonic() + 5
+    while _left_by(demo.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _left_by(demo.pid) == []
