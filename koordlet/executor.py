@@ -112,6 +112,7 @@ class Executor:
         self._orphans_stale = True
         self._by_subject: dict[str, dict[SlotKey, Want]] = {}
         self._contended: set[SlotKey] = set()
+        self._lacking: list[Slot] = []  # slots whose group is there and whose file is not
         self._tokens = float(limits.burst)
         self._refilled = clock()
 
@@ -215,7 +216,7 @@ class Executor:
             return
         records: list[Record] = []
         for resource, delivery in deliveries.items():
-            if resource not in FILES or self.journal.get(place, resource) is not None:
+            if resource not in FILES:
                 continue
             record = self._planner.adopt_delivery(
                 place,
@@ -224,8 +225,13 @@ class Executor:
                 _canonical(delivery.delivered) or 0,
                 delivery.policy,
             )
-            if record is not None:
-                records.append(record)
+            if record is None:
+                continue
+            known = self.journal.get(place, resource)
+            if known is not None and known.inode == record.inode:
+                # Written by the runtime, but ours: what stood there before us stays the original.
+                record = known.with_ours(*record.ours)
+            records.append(record)
         self.journal.update(records)
         self.journal.done_with(container_id)
         self._orphans_stale = True
@@ -284,9 +290,11 @@ class Executor:
             self._lists_stale = False
         plan = Plan()
         now = self.clock()
+        self._lacking.clear()
         judged = [slot for slot in self._read(now, pause) if self._judge(slot, plan, now)]
         dirty = [slot for slot in judged if self._wish(slot)]
-        files = self._planner.plan(dirty, self._slots, plan, now)
+        files = self._planner.hand_down(self._lacking)
+        files += self._planner.plan(dirty, self._slots, plan, now)
         for slot in dirty:
             if slot.slot_key not in plan.planned:
                 self._conclude(slot, plan)
@@ -363,6 +371,7 @@ class Executor:
             else:
                 self.set_state(slot, State.PENDING, "no such cgroup at this time")
         else:
+            self._lacking.append(slot)
             name = slot.path.rpartition("/")[2]
             detail = f"there is no {name} here: the kernel or its parent group lacks it"
             self.set_state(slot, State.UNSUPPORTED, detail)
@@ -524,6 +533,10 @@ class Executor:
             restored=restored + len(plan.done),
             paths=frozenset(paths),
         )
+
+    def fill_budget(self) -> None:
+        """Allow a full burst of writes again: for an uninstall, which must not stop half-way."""
+        self._tokens = float(self.limits.burst)
 
     def _refill(self) -> None:
         now = self.clock()

@@ -31,7 +31,7 @@ from linux.cgroup_files import (
     number,
     same,
 )
-from linux.cgroup_paths import Layout, parent_of
+from linux.cgroup_paths import Layout, is_below, parent_of
 from linux.cpuset import CpuSet
 from linux.host import Host
 from linux.resources import UNLIMITED, Resource, Value
@@ -290,6 +290,50 @@ class FilePlanner:
             data=content(slot.file, self.layout.version, text, current),
             final=final,
         )
+
+    def hand_down(self, lacking: Sequence[Slot]) -> list[PlannedWrite]:
+        """Return the writes that give groups below kubepods a controller that stops above them.
+
+        On v2 a file exists only where every group above hands its controller down; kubelet and
+        runtimes do so as a rule. It stays handed down: by itself it changes no value.
+        """
+        root = self.layout.kubepods
+        if self.layout.version == 1 or not root:
+            return []
+        writes: dict[tuple[str, str], PlannedWrite] = {}
+        for slot in lacking:
+            if slot.want is None or slot.file is None or not slot.place.startswith(f"{root}/"):
+                continue
+            chain = [one for one in ancestors(slot.place) if is_below(one, root)]
+            for above in reversed(chain):
+                directory = self.layout.directory("", above)
+                if not self._lists(f"{directory}/cgroup.controllers", slot.file.controller):
+                    if above == root:
+                        break  # not ours to enable: the pods' root has not got it itself
+                elif self._lists(f"{directory}/cgroup.subtree_control", slot.file.controller):
+                    continue
+                new = f"+{slot.file.controller}"
+                writes.setdefault(
+                    (directory, new),
+                    PlannedWrite(
+                        act=Act.WRITE,
+                        path=f"{directory}/cgroup.subtree_control",
+                        slot=slot.slot_key,
+                        subject=slot.subject,
+                        old="",
+                        new=new,
+                        why=f"{slot.why} (its groups lack the controller)",
+                        data=new.encode(),
+                        final=False,
+                    ),
+                )
+        return list(writes.values())
+
+    def _lists(self, path: str, word: str) -> bool:
+        try:
+            return word.encode() in self._host.read(path).split()
+        except OSError:
+            return False
 
     # -- values along the tree -------------------------------------------------------------------
 

@@ -259,6 +259,7 @@ class Reconciler:
             while True:
                 for record in self._executor.orphans():
                     self._executor.restore(record)
+                self._executor.fill_budget()
                 report = self._executor.apply(self._executor.plan())
                 total = _sum(total, report)
                 self._executor.look_again()
@@ -325,6 +326,8 @@ class Reconciler:
         )
         if foreign:
             self.trigger("outside change")
+        if any(path.endswith("/cgroup.subtree_control") for path in done.paths):
+            self.trigger("controllers")  # files that were missing are there now
         return report
 
     def _decide(self, snapshot: Snapshot, pause: Callable[[], None] | None) -> tuple[int, int]:

@@ -484,6 +484,32 @@ def test_without_a_journal_nothing_is_written(tmp_path: object) -> None:
     assert "journal" in bed.view("pod/a", SHARES).detail
 
 
+def test_a_controller_that_stops_above_is_handed_down() -> None:
+    bed = Bed(DEBIAN_12_V2)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    folder = f"/sys/fs/cgroup/{pod.cgroup}"
+    bed.kernel.make(f"{folder}/bare")
+    assert pod.sandbox is not None
+    for child in (pod.sandbox.cgroup,):
+        bed.kernel.remove_group(child)
+    bed.kernel.write_as("operator", f"{folder}/cgroup.subtree_control", b"-cpuset")
+    bed.want("container/1", (f"{pod.cgroup}/bare", CPUS, CpuSet.parse("1")))
+    assert bed.run().written == 1
+    assert "cpuset" in bed.kernel.text(f"{folder}/cgroup.subtree_control").split()
+    assert bed.run().written == 1
+    assert bed.text(f"{pod.cgroup}/bare", "cpuset.cpus") == "1"
+    assert bed.view("container/1", CPUS).state is State.APPLIED
+
+
+def test_nothing_is_handed_down_for_what_the_kernel_lacks() -> None:
+    bed = Bed(DEBIAN_12_V2)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, Resource.CPU_BVT, 2))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+
+
 # -- processes and the node ----------------------------------------------------------------------
 
 

@@ -221,6 +221,18 @@ def test_restore_all_puts_everything_back() -> None:
         assert not len(node.bed.journal)
 
 
+def test_restore_all_is_not_stopped_by_the_write_budget() -> None:
+    node = make_node(pods=6)
+    before = node.shares(0)
+    node.passes()
+    limits = replace(node.bed.limits, writes_per_second=0.0, burst=2)
+    executor = Executor(node.bed.kernel, node.bed.layout, node.bed.journal, limits=limits)
+    reconciler = Reconciler(executor, node.bed.journal, node.snapshot)
+    assert reconciler.restore_all().failed == 0
+    assert {node.shares(index) for index in range(6)} == {before}
+    reconciler.close()
+
+
 def test_explain_names_claim_observed_state_and_writes() -> None:
     node = make_node()
     node.passes()
