@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from hooks.decision import Decision, ResourceKey
 from hooks.subject import Requested
+from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin.capabilities import UNIFIED, RuntimeProfile
@@ -65,6 +66,8 @@ def adjustment(
             if key and resource not in _AT_CREATION_ONLY:
                 raise ValueError("it takes no key")
             if (field := _FIELDS.get(resource)) is not None:
+                if resource is Resource.CPU_CFS_QUOTA:
+                    value = _per_period(value, decision, requested)
                 if value != field.given(requested):
                     field.write(target, value)
                     changed = True
@@ -114,6 +117,8 @@ def update(
             if key:
                 raise ValueError("it takes no key")
             if (field := _FIELDS.get(resource)) is not None:
+                if resource is Resource.CPU_CFS_QUOTA:
+                    value = _per_period(value, decision, in_force)
                 if value != field.given(in_force):
                     field.write(target, value)
                     changed = True
@@ -166,6 +171,16 @@ def _over(asked: Requested, current: Requested) -> Requested:
         cpus=asked.cpus or current.cpus,
         mems=asked.mems or current.mems,
     )
+
+
+def _per_period(quota_us: Value, decision: Decision, in_force: Requested) -> Value:
+    """A decided quota, which counts per 100 ms, in the period that the container will have."""
+    period_us = decision.value(Resource.CPU_CFS_PERIOD) or in_force.cfs_period_us
+    if not isinstance(period_us, int) or period_us in (0, DEFAULT_PERIOD_US):
+        return quota_us
+    if not isinstance(quota_us, int) or quota_us <= 0:
+        return quota_us
+    return max(-(-quota_us * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US)
 
 
 def _number(value: Value, lowest: int) -> int:

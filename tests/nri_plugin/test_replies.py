@@ -116,6 +116,26 @@ class TestCreation:
         message.linux.resources.cpu.cpus = text
         assert adjustment(message, decision({CPUS: CpuSet.parse("0-3")}), V1, ()).message is None
 
+    def test_a_quota_is_sent_in_the_containers_own_period(self) -> None:
+        message = container()
+        message.linux.resources.cpu.period.value = 10_000
+        message.linux.resources.cpu.quota.value = 10_000
+        assert adjustment(message, decision({QUOTA: 100_000}), V1, ()).message is None
+        made = adjustment(message, decision({QUOTA: 50_001}), V1, ()).message
+        assert made is not None
+        assert made.linux.resources.cpu.quota.value == 5001
+        assert not made.linux.resources.cpu.HasField("period")
+        unlimited = adjustment(message, decision({QUOTA: UNLIMITED}), V1, ()).message
+        assert unlimited is not None
+        assert unlimited.linux.resources.cpu.quota.value == UNLIMITED
+
+    def test_a_quota_goes_with_a_period_that_is_decided_beside_it(self) -> None:
+        wanted = decision({QUOTA: 80_000, (Resource.CPU_CFS_PERIOD, ""): 50_000})
+        made = adjustment(container(), wanted, V1, ()).message
+        assert made is not None
+        cpu = made.linux.resources.cpu
+        assert (cpu.quota.value, cpu.period.value) == (40_000, 50_000)
+
     def test_a_group_whose_directory_is_missing_is_not_named(self) -> None:
         wanted = decision({(Resource.RESCTRL_GROUP, ""): "pod-x"})
         assert adjustment(container(), wanted, V1, {"BE"}).message is None
@@ -200,6 +220,14 @@ class TestUpdate:
         asked = nri.LinuxResources()
         asked.cpu.shares.SetInParent()
         assert update(container(shares=7), decision({SHARES: 7}), V1, asked=asked).message is None
+
+    def test_an_updates_own_period_counts(self) -> None:
+        asked = nri.LinuxResources()
+        asked.cpu.period.value = 20_000
+        asked.cpu.quota.value = 20_000
+        made = update(container(), decision({QUOTA: 50_000}), V1, asked=asked).message
+        assert made is not None
+        assert made.linux.resources.cpu.quota.value == 10_000
 
     def test_a_container_without_an_id_is_not_updated(self) -> None:
         assert update(nri.Container(), decision({SHARES: 9}), V1).message is None
