@@ -155,8 +155,9 @@ def write_system(root: Path) -> None:
         place.unlink(missing_ok=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content)
+    (root / "opt/koordinator/bin").mkdir(parents=True)
     for name, module in _COMMANDS.items():
-        command = root / "usr/bin" / name
+        command = root / "opt/koordinator/bin" / name
         command.write_text(_COMMAND.format(module=module))
         command.chmod(0o755)
     for unit in _MASKED:

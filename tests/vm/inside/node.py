@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,11 @@ class Pod:
 class Node:
     """Makes pods on this machine. See `node` for its life."""
 
-    def __init__(self, cri: Cri) -> None:
-        self.cri = cri
+    def __init__(self, connection: ExitStack) -> None:
+        self._connection = connection
+        self.cri: Cri = connection.enter_context(connected(SOCKET, timeout_s=60))
         self.pods: list[Pod] = []
+        self._milli: dict[str, int] = {}
 
     def run_pod(self, manifest: Mapping[str, Any]) -> Pod:
         """Start a pod from its manifest, with kubelet's values."""
@@ -144,13 +146,28 @@ class Node:
             ids[container["name"]] = container_id
         pod = Pod(uid, name, cgroup, sandbox_id, ids)
         self.pods.append(pod)
+        self._milli[pod.uid] = milli if qos == "burstable" else 0
+        self._weigh_burstable()
         return pod
+
+    def _weigh_burstable(self) -> None:
+        """kubelet keeps the Burstable slice at the sum of its pods' requests."""
+        shares = cpu_shares(sum(self._milli.values()))
+        weight = f"CPUWeight={linear_weight(shares)}"
+        run("systemctl", "set-property", "--runtime", "kubepods-burstable.slice", weight)
+
+    def reconnect(self) -> None:
+        """Dial the containerd that was started anew."""
+        self._connection.close()
+        self.cri = self._connection.enter_context(connected(SOCKET, timeout_s=60))
 
     def remove(self, pod: Pod) -> None:
         """End a pod as kubelet does."""
         self.cri.remove_sandbox(pod.sandbox_id)
         run("systemctl", "stop", pod.slice, check=False)
         self.pods.remove(pod)
+        del self._milli[pod.uid]
+        self._weigh_burstable()
 
 
 def import_image() -> None:
@@ -163,8 +180,9 @@ def import_image() -> None:
 @contextmanager
 def node() -> Iterator[Node]:
     """The node with its QoS slices; pods that are left are removed at the end."""
-    with connected(SOCKET, timeout_s=60) as cri:
-        if not cri.has_image(IMAGE):
+    with ExitStack() as connection:
+        made = Node(connection)
+        if not made.cri.has_image(IMAGE):
             import_image()
         for name, shares in (
             ("kubepods.slice", 8192),
@@ -172,7 +190,6 @@ def node() -> Iterator[Node]:
             ("kubepods-besteffort.slice", 2),
         ):
             start_slice(name, weight=linear_weight(shares))
-        made = Node(cri)
         try:
             yield made
         finally:

@@ -1,0 +1,88 @@
+"""Not what files say but what the kernel does: CPU time under contention, memory under reclaim."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.e2e.manifests import batch_pod, ls_pod, pod
+from tests.vm.inside.node import CGROUPS, Node, Pod, run, wait_until
+from tests.vm.inside.service import Service
+
+SPIN = ["/bin/sh", "-c", "while true; do :; done"]
+MIB = 1 << 20
+
+
+def _usage_us(pod: Pod) -> int:
+    line = pod.read("main", "cpu.stat").splitlines()[0]
+    return int(line.split()[1])
+
+
+def _used_meanwhile(seconds: float, *pods: Pod) -> list[float]:
+    """The CPU seconds of each pod during some wall time."""
+    before = [_usage_us(each) for each in pods]
+    time.sleep(seconds)
+    return [(_usage_us(each) - was) / 1e6 for each, was in zip(pods, before, strict=True)]
+
+
+def test_a_best_effort_spinner_loses_the_cpu_to_a_latency_sensitive_one(
+    machine: Node, service: Service
+) -> None:
+    be = machine.run_pod(pod("spinner-be", "BE", command=SPIN))
+    idle = CGROUPS / be.cgroup / "cpu.idle"
+    wait_until(lambda: idle.read_text() == "1\n", "cpu.idle of the BE pod")
+    ls = machine.run_pod(ls_pod("spinner-ls", command=SPIN))
+    cpu = sorted(os.sched_getaffinity(ls.pids("main")[0]))[0]
+    for each in (be, ls):
+        for pid in each.pids("main"):
+            os.sched_setaffinity(pid, {cpu})
+    be_used, ls_used = _used_meanwhile(5, be, ls)
+    machine.remove(be)
+    machine.remove(ls)
+    assert ls_used > 5 * be_used, (be_used, ls_used)
+
+
+def test_a_batch_limit_is_a_limit(machine: Node, service: Service) -> None:
+    made = machine.run_pod(batch_pod("limited", cpu="200", command=SPIN))
+    wait_until(lambda: made.read("main", "cpu.max") == "20000 100000", "the limit is set")
+    (used,) = _used_meanwhile(5, made)
+    machine.remove(made)
+    assert 0.3 < used < 1.4, used
+
+
+def _fill(name: str, mebibytes: int) -> list[str]:
+    return [
+        "/bin/sh",
+        "-c",
+        f"dd if=/dev/zero of=/{name} bs=1M count={mebibytes} 2>/dev/null; exec sleep 1000",
+    ]
+
+
+def test_a_protected_container_keeps_its_page_cache(machine: Node, service: Service) -> None:
+    """Two containers with the same cache; what is short is memory of all pods together."""
+    protected = machine.run_pod(ls_pod("kept", command=_fill("cache", 48)))
+    plain = machine.run_pod(pod("lost", command=_fill("cache", 48)))
+    both = (protected, plain)
+    for each in both:
+        wait_until(lambda each=each: _cache(each) > 40 * MIB, "the cache is there", timeout_s=60)
+    wait_until(lambda: int(protected.read("main", "memory.min")) >= 64 * MIB, "memory.min")
+    os.sync()
+    before = [_cache(each) for each in both]
+    # As kubelet bounds all pods by the node's allocatable memory.
+    current = int((CGROUPS / "kubepods.slice/memory.current").read_text())
+    run("systemctl", "set-property", "--runtime", "kubepods.slice", f"MemoryHigh={current}")
+    try:
+        hog = machine.run_pod(pod("hog", command=_fill("more", 160)))
+        wait_until(lambda: _cache(plain) < before[1] // 2, "the neighbour is reclaimed", 90)
+        after = [_cache(each) for each in both]
+        machine.remove(hog)
+    finally:
+        run("systemctl", "set-property", "--runtime", "kubepods.slice", "MemoryHigh=infinity")
+        machine.remove(protected)
+        machine.remove(plain)
+    assert after[0] > before[0] * 9 // 10, (before, after)
+
+
+def _cache(pod: Pod) -> int:
+    stat = dict(line.split() for line in pod.read("main", "memory.stat").splitlines())
+    return int(stat["file"])
