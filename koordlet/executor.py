@@ -79,6 +79,7 @@ class Executor:
 
     burst_above_quota: this kernel takes a burst above the quota (Alibaba Cloud Linux); mainline
         does not.
+    directory_roots: below which host directories may be made.
     """
 
     def __init__(
@@ -90,12 +91,14 @@ class Executor:
         limits: Limits = Limits(),
         page_size_bytes: int = 4096,
         burst_above_quota: bool = False,
+        directory_roots: Sequence[str] = executor_node.DIRECTORY_ROOTS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.host = host
         self.journal = journal
         self.limits = limits
+        self.directory_roots = directory_roots
         self.clock = clock
         self._wall_clock = wall_clock
         self._planner = FilePlanner(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.journal import Record
 from linux import resctrl, resctrl_groups
-from linux.cgroup_paths import PathError, check_relative
+from linux.cgroup_paths import PathError, check_relative, is_below
+from linux.host import Host
 from linux.resources import Resource
 
 if TYPE_CHECKING:
@@ -24,13 +25,8 @@ GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
 SCHED_CORE: Final = "kernel.sched_core"
 SYSCTLS: Final = frozenset({GROUP_IDENTITY, SCHED_CORE})
 """The switches that may be written."""
-_DIRECTORY_ROOTS: Final = (
-    "/usr/local/vgpu/",
-    "/var/run/koordlet/",
-    "/run/koordlet/",
-    "/tmp/vgpulock",
-)
-"""Where host directories may be made."""
+DIRECTORY_ROOTS: Final = ("/usr/local/vgpu", "/var/run/koordlet", "/run/koordlet")
+"""Where host directories may be made, unless the library of HAMi lies elsewhere."""
 
 
 def plan(
@@ -278,27 +274,43 @@ def _operation(act: Act, path: str, slot: Slot, old: str, new: str, data: str = 
 # -- host directories ----------------------------------------------------------------------------
 
 
-def check_directory(path: str) -> str:
+def check_directory(path: str, roots: Sequence[str] = DIRECTORY_ROOTS) -> str:
     """Return `path` if a host directory may be made there; PathError otherwise."""
     checked = "/" + check_relative(path)
-    if not (checked + "/").startswith(_DIRECTORY_ROOTS):
-        known = ", ".join(_DIRECTORY_ROOTS)
+    if not any(checked != root and is_below(checked, root) for root in roots):
+        known = ", ".join(roots)
         raise PathError(f"{path[:128]!r} is not in a place for host directories: {known}")
     return checked
 
 
-def missing_directories(executor: Executor, path: str) -> list[str]:
+def missing_directories(host: Host, path: str) -> list[str]:
     """Return the directories to make for `path`, outermost first."""
     made: list[str] = []
-    while path and not executor.host.is_dir(path):
+    while path and not host.is_dir(path):
         made.insert(0, path)
         path = path.rpartition("/")[0]
     return made
 
 
+def make_host_directory(
+    host: Host, path: str, mode: int, roots: Sequence[str] = DIRECTORY_ROOTS
+) -> None:
+    """Make a host directory at once, for a container that is about to be started on it.
+
+    The hook calls this before it replies: the runtime mounts the directory soon after. PathError
+    for a place that is not one for host directories; OSError as the kernel says.
+    """
+    checked = check_directory(path, roots)
+    for one in missing_directories(host, checked):
+        try:
+            host.mkdir(one, mode if one == checked else 0o755)
+        except FileExistsError:
+            continue
+
+
 def _directory(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
     try:
-        slot.path = check_directory(slot.key)
+        slot.path = check_directory(slot.key, executor.directory_roots)
     except PathError as error:
         executor.set_state(slot, State.BLOCKED, str(error))
         return
@@ -310,12 +322,13 @@ def _directory(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
             return
         plan.add(_operation(Act.RMDIR, slot.path, slot, "directory", ""), out)
         return
+    # By its name it is the workload's own, so it goes with it even if the hook made it.
+    plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
     if exists:
         _applied(executor, slot, "directory")
         return
-    plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
     mode = slot.want.value if isinstance(slot.want.value, int) else 0o755
-    for path in missing_directories(executor, slot.path):
+    for path in missing_directories(executor.host, slot.path):
         last = path == slot.path
         plan.add(
             PlannedWrite(

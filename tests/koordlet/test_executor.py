@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from koordlet.executor import Limits
+from koordlet.executor_node import make_host_directory
 from koordlet.executor_slots import State, Want
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Resource
@@ -635,3 +636,29 @@ def test_host_directories_are_made_in_known_places_only(path: str) -> None:
         bed.run()
     assert not writes and not bed.kernel.is_dir("/etc/cron.d")
     assert bed.executor.views("node")[0].state is State.BLOCKED
+
+
+def test_a_host_directory_is_made_and_goes_with_its_claim() -> None:
+    bed = Bed()
+    path = "/usr/local/vgpu/containers/u1_main"
+    wish = Want(
+        "container/1", "", Resource.HOST_DIRECTORY, path, 0o777,
+        claim_of(Resource.HOST_DIRECTORY, 0o777, key=path),
+    )  # fmt: skip
+    bed.executor.want("container/1", [wish])
+    bed.run()
+    assert bed.kernel.is_dir(path)
+    assert bed.executor.views("container/1")[0].state is State.APPLIED
+    assert bed.run().written == 0
+    bed.executor.want("container/1", [])
+    bed.run()
+    bed.run()
+    assert not bed.kernel.is_dir(path) and bed.kernel.is_dir("/usr/local/vgpu/containers")
+    assert not len(bed.journal)
+    # The hook makes it before it replies; it goes with the container all the same.
+    make_host_directory(bed.kernel, path, 0o777)
+    bed.executor.want("container/1", [wish])
+    assert bed.run().written == 0
+    bed.executor.want("container/1", [])
+    bed.run()
+    assert not bed.kernel.is_dir(path)
