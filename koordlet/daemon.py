@@ -24,20 +24,21 @@ from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from koordlet import kernel
 from koordlet.config import Config, split_address
-from koordlet.decider import Decider, RepairKey, TimingKey
+from koordlet.decider import Decider
 from koordlet.events import Events, Severity
 from koordlet.executor import Executor, Limits
 from koordlet.executor_slots import State as ValueState
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal
-from koordlet.machine import TimedHost, WriteKey, layout_of, local_host
+from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
 from koordlet.nri_handler import RUNTIME, NriHandler
 from koordlet.objects import Directory, NodeObjects, Problem
 from koordlet.podspec import KnownPod, known_pod
-from koordlet.reconciler import PassReport, Reconciler, ReconcileStats
+from koordlet.readings import DaemonReadings
+from koordlet.reconciler import PassReport, Reconciler
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import Rules
 from koordlet.site_policies import Site
@@ -47,13 +48,13 @@ from koordlet.state import NodeState, Source
 from koordlet.watch import DirectoryWatch
 from linux import resctrl_groups
 from linux.cgroup_paths import Layout
-from linux.cpuset import CpuSet
+from linux.discovery import DiscoveryError
 from linux.host import Host
 from linux.local import LocalHost
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
-from nri_plugin.statistics import Histogram, Statistics
+from nri_plugin.statistics import Statistics
 from nri_plugin.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Daemon:
         self._requests = RequestsLog(f"{config.run_dir}/requests.log")
         self._directory = Directory(config.objects_dir, config.node_name)
         self._objects = NodeObjects()
+        self._passed_at = time.monotonic()
+        self._looking = False
         self._scanning = False
         self._scan_again = False
         self._told_problems: frozenset[Problem] = frozenset()
@@ -115,6 +118,7 @@ class Daemon:
         self._reasons: set[str] = set()
         self._missing_once: set[str] = set()
         self._servers: list[Server] = []
+        self._http_missing = bool(config.http.address)
         self._hook_server: HookServer | None = None
         self._watches: list[DirectoryWatch] = []
         self.pollers: dict[str, Poller] = {}
@@ -124,7 +128,7 @@ class Daemon:
         self.probed: kernel.Probed | None = None
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(self.host))
         self._groups: tuple[str, ...] = ()
-        self._values: Mapping[tuple[Resource, ValueState], int] = {}
+        self.values: Mapping[tuple[Resource, ValueState], int] = {}
         self.nri: Statistics | None = None
         self.supervisor: Supervisor | None = None
         self.loop_lag_s = 0.0
@@ -195,7 +199,9 @@ class Daemon:
         await self._load_site_policies()
         self.rules.build_now()
         self._start_reconciler()
-        await self._listen()
+        await self._listen_admin()
+        if self._http_missing:
+            await self._listen_http()
         self._watch_directory(config.objects_dir, self.scan_soon)
         if self.site is not None:
             self._watch_directory(
@@ -248,9 +254,10 @@ class Daemon:
 
     def _pass_done(self, report: PassReport) -> None:
         """In the reconciler's thread, after each pass."""
+        self._passed_at = time.monotonic()
         if self.reconciler is not None:
             # Taken here, because a scrape must not wait for a pass.
-            self._values = self.reconciler.states()
+            self.values = self.reconciler.states()
         if self.rules.inputs.kernel.resctrl is not None:
             self._groups = tuple(resctrl_groups.groups(self.host))
         if report.written or report.failed or report.restored:
@@ -338,9 +345,16 @@ class Daemon:
         made = self.pollers[name] = Poller(name, interval, self.events_log, self._workers)
         return made
 
-    async def _listen(self) -> None:
-        config = self.config
-        registries = Registries(self)
+    async def _listen_admin(self) -> None:
+        from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
+
+        admin = Server(admin_routes(self), max_body_bytes=MAX_BODY_BYTES)
+        await admin.listen_unix(f"{self.config.run_dir}/{SOCKET}")
+        self._servers.append(admin)
+
+    async def _listen_http(self) -> None:
+        """Serve metrics and health. A port that is taken costs these, not the node's care."""
+        registries = Registries(DaemonReadings(self))
 
         def exposition(which: Any) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             async def serve(request: Request) -> Response:
@@ -348,23 +362,28 @@ class Daemon:
 
             return serve
 
-        if config.http.address:
-            server = Server(
-                {
-                    ("GET", "/metrics"): exposition(registries.merged),
-                    ("GET", "/internal-metrics"): exposition(registries.internal),
-                    ("GET", "/external-metrics"): exposition(registries.external),
-                    ("GET", "/healthz"): self._healthz,
-                    ("GET", "/readyz"): self._readyz,
-                }
+        server = Server(
+            {
+                ("GET", "/metrics"): exposition(registries.merged),
+                ("GET", "/internal-metrics"): exposition(registries.internal),
+                ("GET", "/external-metrics"): exposition(registries.external),
+                ("GET", "/healthz"): self._healthz,
+                ("GET", "/readyz"): self._readyz,
+            }
+        )
+        try:
+            await server.listen_tcp(*split_address(self.config.http.address))
+        except OSError as error:
+            self.events_log.add(
+                "http",
+                self.config.http.address,
+                f"no metrics and no health checks: {error.strerror or error};"
+                " tried again every minute",
+                severity=Severity.ERROR,
             )
-            await server.listen_tcp(*split_address(config.http.address))
-            self._servers.append(server)
-        from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
-
-        admin = Server(admin_routes(self), max_body_bytes=MAX_BODY_BYTES)
-        await admin.listen_unix(f"{config.run_dir}/{SOCKET}")
-        self._servers.append(admin)
+            return
+        self._http_missing = False
+        self._servers.append(server)
 
     def _tell_ready(self) -> None:
         self._notifier.send(READY="1", STATUS=self.status_line())
@@ -444,11 +463,22 @@ class Daemon:
         )
         self.rules.change(kernel=self.probed.facts)
 
+    def _find_kubepods_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._spawn("kubepods", self._find_kubepods())
+
     async def _find_kubepods(self) -> None:
         """A node's first pod makes the pods' root: look where it is, and what it can do."""
         live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
         loop = asyncio.get_running_loop()
-        layout = await loop.run_in_executor(self._workers, self._discover, live)
+        try:
+            layout = await loop.run_in_executor(self._workers, self._discover, live)
+        except (OSError, DiscoveryError) as error:
+            self.events_log.add("cgroups", "cgroups", str(error), severity=Severity.ERROR)
+            return
+        finally:
+            self._looking = False
         if layout != self.layout:
             self.set_layout(layout)
             await self._probe()
@@ -617,7 +647,7 @@ class Daemon:
         reasons, self._reasons = self._reasons, set()
         self._snapshot = self.state.snapshot(self.engine)
         if self.layout is not None and not self.layout.kubepods and self.state.counts[0]:
-            self._spawn("kubepods", self._find_kubepods())
+            self._find_kubepods_soon()
         if self.reconciler is not None and reasons - _QUIET:
             self.reconciler.trigger(",".join(sorted(reasons)))
 
@@ -627,12 +657,14 @@ class Daemon:
         facts_at = time.monotonic() + self.config.intervals.facts
         while True:
             await asyncio.sleep(_SWEEP_S)
-            await self._sweep()
+            await self.sweep()
+            if self._http_missing:
+                await self._listen_http()
             if time.monotonic() >= facts_at:
                 facts_at = time.monotonic() + self.config.intervals.facts
                 await self._probe()
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
         """Drop sandboxes whose directories are gone twice in a row, and look for the pods' root."""
         assert self.layout is not None
         loop = asyncio.get_running_loop()
@@ -706,8 +738,7 @@ class Daemon:
         """Return why the daemon should be restarted; "" while it works."""
         if self.reconciler is None:
             return ""
-        last = self.reconciler.stats.last_finished_at or self.started_at
-        silent_s = time.time() - last
+        silent_s = time.monotonic() - self._passed_at
         if silent_s > max(_STUCK_S, 6 * self.config.intervals.reconcile):
             return f"the reconciler has not finished a pass for {silent_s:.0f} s"
         return ""
@@ -747,69 +778,3 @@ class Daemon:
         if self.nri is None:
             return 0
         return sum(histogram.count for histogram in self.nri.hook_latency.values())
-
-    @property
-    def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
-        return (self.hook_decider.timings, self.repair_decider.timings)
-
-    @property
-    def pods(self) -> int:
-        return self.state.counts[0]
-
-    @property
-    def containers(self) -> int:
-        return self.state.counts[1]
-
-    @property
-    def unprotected(self) -> int:
-        return len(self.state.unprotected())
-
-    @property
-    def policies(self) -> Mapping[str, str]:
-        return {name: state for name, (state, _) in self.rules.states().items()}
-
-    @property
-    def generation(self) -> int:
-        return self.engine.generation
-
-    @property
-    def events(self) -> Mapping[str, int]:
-        return self.events_log.totals
-
-    @property
-    def problems(self) -> int:
-        return len(self._objects.problems)
-
-    @property
-    def repairs(self) -> Mapping[RepairKey, Histogram]:
-        return self.repair_decider.repairs
-
-    @property
-    def write_durations(self) -> Mapping[WriteKey, Histogram]:
-        return self.host.write_durations if isinstance(self.host, TimedHost) else {}
-
-    @property
-    def kubelet_durations(self) -> Mapping[str, Histogram]:
-        return self.kubelet.durations if self.kubelet is not None else {}
-
-    @property
-    def reconcile_stats(self) -> ReconcileStats | None:
-        return self.reconciler.stats if self.reconciler is not None else None
-
-    @property
-    def values(self) -> Mapping[tuple[Resource, ValueState], int]:
-        return self._values
-
-    @property
-    def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
-        topology = self.rules.inputs.topology
-        if topology is None:
-            return None
-        return (
-            CpuSet(cpu for pool in topology.shared_pools for cpu in pool.cpus),
-            CpuSet(cpu for pool in topology.be_shared_pools for cpu in pool.cpus),
-        )
-
-    @property
-    def per_cpu_metric(self) -> bool:
-        return self.config.feature_gates.get("PerCPUMetric", False)

@@ -33,8 +33,11 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 class Readings(Protocol):
     """The numbers, read on the event loop."""
 
-    node_name: str
-    started_at: float
+    @property
+    def node_name(self) -> str: ...
+
+    @property
+    def started_at(self) -> float: ...
 
     @property
     def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:

@@ -24,6 +24,7 @@ from apis.errors import InputError, InputErrors, printable
 from apis.nodeslo import NodeSLOSpec, decode_nodeslo
 from apis.topology import NodeCPUFacts, NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
+from koordlet.podspec import known_pod
 from koordlet.strict import copy_tree, get_field, parse_dotted, remove_field, set_field
 
 MAX_FILES: Final = 4096
@@ -147,10 +148,11 @@ class Directory:
 
     def _parse(self, before: _File | None, path: str, stamp: _Stamp, data: bytes) -> _File:
         try:
-            documents = load_documents(data)
+            return self._documents(before, path, stamp, load_documents(data))
         except InputError as error:
             return self._broken(before, path, stamp, str(error))
-        return self._documents(before, path, stamp, documents)
+        except Exception as error:  # noqa: BLE001 - a defect must cost the file, not the daemon
+            return self._broken(before, path, stamp, f"{type(error).__name__}: {error}")
 
     def _broken(self, before: _File | None, path: str, stamp: _Stamp | None, problem: str) -> _File:
         kept = before.objects if before else {}
@@ -358,6 +360,7 @@ def _decode(identity: Identity, tree: Any, kept: _Good | None) -> tuple[_Good, l
             if not pod.metadata.namespace:
                 metadata = msgspec.structs.replace(pod.metadata, namespace=identity[1])
                 pod = msgspec.structs.replace(pod, metadata=metadata)
+            known_pod(pod)  # what would fail later fails here, and costs this document only
             return _Good(pod, tree), []
 
 

@@ -78,6 +78,8 @@ class KubeletClient:
                 found.append(known_pod(decode_object(bytes(raw), Pod, obj=obj)))
             except (InputError, InputErrors) as error:
                 self._bad_pod(obj, str(error))
+            except Exception as error:  # noqa: BLE001 - a defect must cost the pod, not the list
+                self._bad_pod(obj, f"{type(error).__name__}: {error}")
         return tuple(found)
 
     @property

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from linux.resources import Resource
 from tests.koordlet.builders import pod_manifest
 from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
+from tests.simulated import Kubelet
 from tests.simulated.kubelet import Limits
 
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
@@ -370,5 +372,58 @@ def test_a_site_policy_claims_and_a_slow_one_is_switched_off(tmp_path: Path) -> 
                 assert "site/slow took longer than 20 ms" in message
                 (directory / "half.py").unlink()
                 await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+
+    run(test)
+
+
+def test_on_a_fresh_node_the_first_pod_shows_where_pods_live() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            for cgroup in (n.kubelet.qos_dir("Burstable"), n.kubelet.qos_dir("BestEffort")):
+                n.kernel.remove_group(cgroup)
+            n.kernel.remove_group(n.kubelet.root)
+            async with n.running() as daemon:
+                assert daemon.layout is not None
+                assert daemon.layout.kubepods == ""
+                n.kubelet = Kubelet(n.kernel)
+                pod = n.kubelet.add_pod(ONE_CPU)
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                assert daemon.layout.kubepods == n.kubelet.root
+                assert daemon.probed is not None
+                assert Resource.CPU_CFS_QUOTA in daemon.probed.facts.supported
+
+    run(test)
+
+
+def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
+    """containerd tells nothing of the end of pods that ran before its restart."""
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                assert daemon.state.counts == (1, 0)
+                n.kubelet.remove_pod(pod)
+                await daemon.sweep()
+                assert daemon.state.counts == (1, 0)
+                await daemon.sweep()
+                assert daemon.state.counts == (0, 0)
+
+    run(test)
+
+
+def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            async with node(http={"address": address}) as n, n.running() as daemon:
+                (message,) = events(n, "http")
+                assert "no metrics" in message
+                assert daemon.not_ready() == []
 
     run(test)
