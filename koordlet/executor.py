@@ -221,12 +221,14 @@ class Executor:
         for resource, delivery in deliveries.items():
             if resource not in FILES:
                 continue
+            try:
+                requested = _canonical(delivery.requested)
+                delivered = _canonical(delivery.delivered)
+            except ValueError as error:
+                log.warning("container %s, %s: %s", container_id, resource, error)
+                continue
             record = self._planner.adopt_delivery(
-                place,
-                resource,
-                _canonical(delivery.requested),
-                _canonical(delivery.delivered) or 0,
-                delivery.policy,
+                place, resource, requested, 0 if delivered is None else delivered, delivery.policy
             )
             if record is None:
                 continue
@@ -430,6 +432,7 @@ class Executor:
         try:
             self._planner.wish(slot)
         except ValueError as error:
+            slot.text = None
             self.set_state(slot, State.FAILED, str(error))
             return False
         return True

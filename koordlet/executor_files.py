@@ -43,6 +43,7 @@ _IDLE_WEIGHTS: Final[Mapping[int, tuple[str, str]]] = {1: ("3", "1024"), 2: ("0"
 """What the weight reads while cpu.idle is 1, and what the kernel makes it when idle ends."""
 _UNLIMITED_BYTES: Final = (1 << 63) - (1 << 16)
 """Below what an unlimited v1 counter reads for any page size up to 64 KiB: nobody has that much."""
+_KEPT_VOTES: Final = 4096
 _UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
 _PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
 
@@ -164,6 +165,7 @@ class FilePlanner:
             if not slot.text and slot.file.codec is Codec.CPUS and self._populated(slot):
                 # The kernel takes no empty set from a group with tasks: all there is comes closest.
                 slot.text = self._everything(slot)
+            number(slot.file, slot.text)  # a journal can be damaged as well
             return
         value, slot.note = in_range(slot.file, slot.want.value)
         slot.text = self._encode(slot, value)
@@ -231,6 +233,13 @@ class FilePlanner:
         for known in (want.requested, want.value):
             formula = detect([(known, int(found))]) if isinstance(known, int) else None
             if formula is not None:
+                if len(self._votes) > _KEPT_VOTES:
+                    # Pods come and go; what their level uses is known by now.
+                    self._votes = {
+                        level: votes
+                        for level, votes in self._votes.items()
+                        if level.startswith("level:")
+                    }
                 for level in (parent_of(slot.place), _level(want)):
                     self._votes.setdefault(level, Counter())[formula] += 1
                 return

@@ -249,7 +249,11 @@ def _undo_group(
     if record.original is None:
         plan.add(_operation(Act.RMDIR, path, slot, "control group", ""), out)
         return
-    lines = resctrl.differing(resctrl.parse_schemata(record.original), found)
+    try:
+        lines = resctrl.differing(resctrl.parse_schemata(record.original), found)
+    except ValueError as error:
+        executor.set_state(slot, State.FAILED, f"the journal's original: {error}")
+        return
     if not lines:
         _done(slot, plan)
     for name, domains in lines.items():

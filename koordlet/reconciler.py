@@ -41,6 +41,7 @@ AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVI
 """What only the runtime can give a container, when it makes it."""
 _LOOK_AGAIN_EVERY: Final = 6
 _ABSENT_PASSES: Final = 2
+_DELIVERY_PATIENCE_S: Final = 600.0
 _DRAIN_S: Final = 0.05
 """How long triggers that follow each other are gathered into one pass."""
 _PAUSE_S: Final = 0.0005
@@ -146,6 +147,7 @@ class Reconciler:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._inotify: Inotify | None = None
         self._watched_for: object = None
+        self._handed_at: dict[str, float] = {}
         self._new_layout: tuple[Layout, bool] | None = None
 
     # -- for the daemon --------------------------------------------------------------------------
@@ -288,7 +290,7 @@ class Reconciler:
             self._journal.update()
         except JournalError as error:
             journal_error = str(error)
-        decided, faults = self._decide(snapshot, pause)
+        decided, faults = self._decide(snapshot, pause, journal_works=not journal_error)
         self._restore_leftovers(snapshot)
         self._passes_since_look += 1
         if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
@@ -330,13 +332,34 @@ class Reconciler:
             self.trigger("controllers")  # files that were missing are there now
         return report
 
-    def _decide(self, snapshot: Snapshot, pause: Callable[[], None] | None) -> tuple[int, int]:
+    def _awaited_deliveries(self, snapshot: Snapshot) -> set[str]:
+        """Return the containers that were handed values and have not been seen since.
+
+        One whose creation failed, or that lived shorter than a pass, is forgotten after a while.
+        """
+        awaited = set(self._journal.containers_with_deliveries())
+        now = time.monotonic()
+        self._handed_at = {one: self._handed_at.get(one, now) for one in awaited}
+        if snapshot.complete:
+            for one, at in self._handed_at.items():
+                if now - at > _DELIVERY_PATIENCE_S:
+                    self._journal.done_with(one)
+                    awaited.discard(one)
+        return awaited
+
+    def _decide(
+        self,
+        snapshot: Snapshot,
+        pause: Callable[[], None] | None,
+        *,
+        journal_works: bool,
+    ) -> tuple[int, int]:
         """Tell the executor what is wanted now; return (decisions made, faults in them)."""
         engine = snapshot.engine
         known_before, known = self._known, {}
         decided = faults = 0
         held = _without_input(engine)
-        fresh = set(self._journal.containers_with_deliveries())
+        fresh = self._awaited_deliveries(snapshot) if journal_works else set()
         for index, subject in enumerate(snapshot.subjects):
             if pause is not None and index % 64 == 63:
                 pause()
@@ -423,24 +446,26 @@ class Reconciler:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._pass_or_report(self._wait())
+            self._turn()
 
-    def _pass_or_report(self, reasons: tuple[str, ...]) -> None:
-        if not reasons or self._stopping:
-            return
+    def _turn(self) -> None:
+        """Wait for a reason and run one pass. A defect must not end repair for good."""
         try:
+            reasons = self._wait()
+            if not reasons or self._stopping:
+                return
             report = self.run_once(*reasons)
+            if report.deferred:
+                threading.Timer(1.0, self.trigger, ("write budget",)).start()
+            if self._on_pass is not None:
+                self._on_pass(report)
         except Exception:
-            # A defect must not end repair for good; the next pass starts from the kernel's state.
+            # The next pass starts from what the kernel shows, so nothing is carried over.
             log.exception("a reconcile pass failed")
             self._stats = msgspec.structs.replace(
                 self._stats, crashed_passes=self._stats.crashed_passes + 1
             )
-            return
-        if report.deferred:
-            threading.Timer(1.0, self.trigger, ("write budget",)).start()
-        if self._on_pass is not None:
-            self._on_pass(report)
+            time.sleep(_DRAIN_S)
 
     def _wait(self) -> tuple[str, ...]:
         """Sleep until the timer, a trigger or a foreign write; return why it ended."""

@@ -9,6 +9,8 @@ import pytest
 from koordlet.executor import Limits
 from koordlet.executor_node import make_host_directory
 from koordlet.executor_slots import State, Want
+from koordlet.journal import Record
+from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Resource
 from tests.koordlet.executor_bed import Bed, claim_of
@@ -472,6 +474,24 @@ def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
     bed.run()
     assert bed.text(again.cgroup, "cpu.shares") == "3072"
     assert not len(bed.journal)
+
+
+def test_a_damaged_original_harms_nobody_else() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")
+    for resource in Resource:
+        bed.journal.update([
+            Record(place=pod.cgroup, inode=0 if resource not in FILES else inode,
+                   resource=resource, original="junk", ours=("1024", "200000", "-1", "0-3", "0")),
+            Record(place=pod.cgroup, inode=0, resource=resource, key="k", asked="junk",
+                   ours=("1024", "200000", "-1", "0-3", "0")),
+        ])  # fmt: skip
+    other = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/b", (other.cgroup, QUOTA, 100_000), (other.cgroup, SHARES, 700))
+    bed.run()
+    assert bed.text(other.cgroup, "cpu.shares") == "700"
+    assert bed.text(other.cgroup, "cpu.cfs_quota_us") == "100000"
 
 
 def test_without_a_journal_nothing_is_written(tmp_path: object) -> None:
