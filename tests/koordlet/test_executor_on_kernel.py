@@ -1,4 +1,4 @@
-"""The executor and the reconciler's thread on this machine's own cgroup v1, with real processes."""
+"""The executor and the reconciler's thread on this machine's own cgroups, with real processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,56 +22,65 @@ from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.reconciler import Reconciler
 from koordlet.snapshot import Snapshot
-from linux.cgroup_paths import Driver, Layout
+from linux.cgroup_files import FILES, field_text
+from linux.cgroup_paths import Layout
 from linux.cpuset import CpuSet
 from linux.discovery import discover
 from linux.local import LocalHost
 from linux.resources import Resource, Value
+from tests.beds.groups import V2_CONTROLLERS, Kubepods, kubepods
+from tests.beds.packages import BedError
+from tests.conftest import require
 from tests.koordlet.executor_bed import claim_of
 from tests.koordlet.test_reconciler import POLICY
 
-pytestmark = pytest.mark.cgroups
-MOUNTS = {name: Path("/sys/fs/cgroup") / name for name in ("cpu", "cpuset", "memory")}
-FILES = {
-    Resource.CPU_SHARES: "cpu/{}/cpu.shares",
-    Resource.CPU_CFS_QUOTA: "cpu/{}/cpu.cfs_quota_us",
-    Resource.CPU_CFS_BURST: "cpu/{}/cpu.cfs_burst_us",
-    Resource.CPU_IDLE: "cpu/{}/cpu.idle",
-    Resource.CPUSET_CPUS: "cpuset/{}/cpuset.cpus",
-    Resource.MEMORY_LIMIT: "memory/{}/memory.limit_in_bytes",
-}
+pytestmark = pytest.mark.root
+MANAGED = (
+    Resource.CPU_SHARES,
+    Resource.CPU_CFS_QUOTA,
+    Resource.CPU_CFS_BURST,
+    Resource.CPU_IDLE,
+    Resource.CPUSET_CPUS,
+    Resource.MEMORY_LIMIT,
+)
 
 
 @dataclass
 class Machine:
     """A pods' root of our own with one pod and one container that runs `sleep`."""
 
-    root: str
+    tree: Kubepods
     host: LocalHost
     layout: Layout
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    pod: str
+    container: str
+    process: subprocess.Popen[bytes]
 
-    @property
-    def pod(self) -> str:
-        return f"{self.root}/kubepods/podu1"
-
-    @property
-    def container(self) -> str:
-        return f"{self.pod}/c1"
+    def directories(self, cgroup: str) -> list[Path]:
+        return [hierarchy / cgroup for hierarchy in self.tree.hierarchies]
 
     def path(self, cgroup: str, resource: Resource) -> Path:
-        return Path("/sys/fs/cgroup") / FILES[resource].format(cgroup)
+        file = FILES[resource]
+        directory = self.layout.directory(file.controller, cgroup)
+        return Path(directory, file.name(self.layout.version))
 
     def text(self, cgroup: str, resource: Resource) -> str:
-        return self.path(cgroup, resource).read_text().strip()
+        """The resource's field, unlimited as v1 writes it, a weight as it is."""
+        raw = self.path(cgroup, resource).read_bytes()
+        return field_text(FILES[resource], self.layout.version, raw).replace("max", "-1")
 
     def values(self) -> dict[tuple[str, str], str]:
-        return {
+        found = {
             (cgroup, resource.value): self.text(cgroup, resource)
             for cgroup in (self.pod, self.container)
-            for resource in FILES
+            for resource in MANAGED
             if self.path(cgroup, resource).exists()
         }
+        if self.layout.version == 2:
+            # A v2 group with tasks cannot get its empty set back; all CPUs mean the same.
+            everything = Path("/sys/fs/cgroup/cpuset.cpus.effective").read_text().strip()
+            found = {key: "" if text == everything else text for key, text in found.items()}
+        return found
 
     def executor(self, journal: Journal) -> Executor:
         return Executor(self.host, self.layout, journal)
@@ -78,34 +88,37 @@ class Machine:
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    root = f"koord-test-{os.getpid()}"
-    made = Machine(root, LocalHost(), discover(LocalHost(), kubepods=f"{root}/kubepods"))
-    groups = [root, f"{root}/kubepods", made.pod, made.container]
-    try:
-        for mount in MOUNTS.values():
-            for group in groups:
-                (mount / group).mkdir()
-                if mount.name == "cpuset":
-                    for kind in ("cpuset.cpus", "cpuset.mems"):
-                        above = (mount / group).parent / kind
-                        (mount / group / kind).write_text(above.read_text())
-        (MOUNTS["cpu"] / made.pod / "cpu.cfs_quota_us").write_text("150000")
-        (MOUNTS["cpu"] / made.container / "cpu.cfs_quota_us").write_text("150000")
-        (MOUNTS["cpu"] / made.container / "cpu.shares").write_text("512")
-        (MOUNTS["memory"] / made.container / "memory.limit_in_bytes").write_text("134217728")
-        process = subprocess.Popen(["sleep", "600"])
-        made.processes.append(process)
-        for mount in MOUNTS.values():
-            (mount / made.container / "cgroup.procs").write_text(str(process.pid))
+    with ExitStack() as stack:
+        try:
+            tree = stack.enter_context(kubepods())
+        except BedError as error:
+            require(None, str(error))
+            raise
+        host = LocalHost()
+        layout = discover(host, kubepods=tree.path)
+        pod = tree.make_pod("u1", "burstable", cpu_shares=512, cfs_quota_us=150_000).lstrip("/")
+        container = f"{pod}/c1"
+        process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(process.kill)
+        made = Machine(tree, host, layout, pod, container, process)
+        for directory in made.directories(container):
+            if layout.version == 2:
+                wanted = " ".join(f"+{controller}" for controller in V2_CONTROLLERS)
+                (directory.parent / "cgroup.subtree_control").write_text(wanted)
+            directory.mkdir()
+            for kind in ("cpuset.cpus", "cpuset.mems"):
+                if layout.version == 1 and (directory / kind).exists():
+                    (directory / kind).write_text((directory.parent / kind).read_text())
+            (directory / "cgroup.procs").write_text(str(process.pid))
+        for resource, text in (
+            (Resource.CPU_CFS_QUOTA, "150000"),
+            (Resource.CPU_SHARES, "512"),
+            (Resource.MEMORY_LIMIT, "134217728"),
+        ):
+            made.path(container, resource).write_text(text)
         yield made
-    finally:
-        for process in made.processes:
-            process.kill()
-            process.wait()
-        for mount in MOUNTS.values():
-            for group in reversed(groups):
-                if (mount / group).exists():
-                    _remove(mount / group)
+        process.kill()
+        process.wait()
 
 
 def _remove(group: Path) -> None:
@@ -137,7 +150,6 @@ def _run(executor: Executor) -> int:
 
 def test_the_kernel_takes_every_order_and_everything_goes_back(machine: Machine) -> None:
     before = machine.values()
-    assert machine.layout.driver is Driver.CGROUPFS
     executor = machine.executor(Journal())
     wide, narrow = CpuSet.parse("0-1"), CpuSet.parse("1")
     for quota, burst, cpus, idle in (
@@ -185,7 +197,7 @@ def test_a_new_process_undoes_what_a_killed_one_did(machine: Machine, tmp_path: 
 
 
 def test_raising_an_oom_score_reaches_the_process_and_goes_back(machine: Machine) -> None:
-    file = Path(f"/proc/{machine.processes[0].pid}/oom_score_adj")
+    file = Path(f"/proc/{machine.process.pid}/oom_score_adj")
     before = int(file.read_text())
     executor = machine.executor(Journal())
     _want(executor, "container/c1", machine.container, OOM_SCORE_ADJ=min(before + 7, 1000))
@@ -198,10 +210,10 @@ def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
     executor = machine.executor(Journal())
     _want(executor, "container/c1", machine.container, CPU_SHARES=700)
     _run(executor)
-    machine.processes[0].kill()
-    machine.processes[0].wait()
-    for mount in MOUNTS.values():
-        _remove(mount / machine.container)
+    machine.process.kill()
+    machine.process.wait()
+    for directory in machine.directories(machine.container):
+        _remove(directory)
     assert _run(executor) == 0
     assert executor.views("container/c1")[0].state is State.PENDING
     executor.want("container/c1", ())
@@ -215,9 +227,9 @@ def test_probing_leaves_nothing_behind(machine: Machine) -> None:
         probed.facts.supported
     )
     assert Resource.CPU_BVT not in probed.facts.supported or "alibaba" in os.uname().release
-    for mount in MOUNTS.values():
-        assert sorted(path.name for path in (mount / machine.root / "kubepods").iterdir()
-                      if path.is_dir()) == ["podu1"]  # fmt: skip
+    for directory in machine.directories(machine.layout.kubepods):
+        names = {path.name for path in directory.iterdir() if path.is_dir()}
+        assert names == {"burstable", "besteffort"}
 
 
 def test_a_foreign_write_is_noticed_and_undone_at_once(machine: Machine) -> None:
@@ -237,13 +249,13 @@ def test_a_foreign_write_is_noticed_and_undone_at_once(machine: Machine) -> None
     )
     reconciler.start()
     try:
-        _until(machine, "700")
+        _until(machine, 700)
         passes = reconciler.stats.passes
         time.sleep(0.3)
         # Our own write does not wake us.
         assert reconciler.stats.passes == passes
         machine.path(machine.pod, Resource.CPU_SHARES).write_text("333")
-        _until(machine, "700")
+        _until(machine, 700)
         assert reconciler.stats.foreign_changes >= 1
         assert journal.records()[0].original == "333"
     finally:
@@ -251,9 +263,10 @@ def test_a_foreign_write_is_noticed_and_undone_at_once(machine: Machine) -> None
         reconciler.close()
 
 
-def _until(machine: Machine, shares: str) -> None:
+def _until(machine: Machine, shares: int) -> None:
+    wanted = str(machine.tree.weight(shares))
     end = time.monotonic() + 5
-    while machine.text(machine.pod, Resource.CPU_SHARES) != shares:
+    while machine.text(machine.pod, Resource.CPU_SHARES) != wanted:
         assert time.monotonic() < end, "it did not happen in 5 s"
         time.sleep(0.01)
     time.sleep(0.1)
