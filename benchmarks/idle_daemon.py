@@ -90,6 +90,11 @@ def _configure(folder: Path, groups: Kubepods) -> None:
         "http": {"address": "127.0.0.1:19316"},
         # Nobody answers there; the client with its gRPC library is loaded all the same.
         "cri": {"enabled": True, "socket": str(folder / "cri.sock")},
+        "hookService": {
+            "enabled": True,
+            "socket": str(folder / "hooks.sock"),
+            "registrationDir": str(folder / "hookserver.d"),
+        },
         "sitePolicies": {"enabled": True, "directory": str(folder / "policies")},
         "featureGates": {"AllAlpha": True},
     }

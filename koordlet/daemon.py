@@ -110,6 +110,7 @@ class Daemon:
         self._objects = NodeObjects()
         self._passed_at = time.monotonic()
         self._looking = False
+        self._loading = asyncio.Lock()
         self._scanning = False
         self._scan_again = False
         self._told_problems: frozenset[Problem] = frozenset()
@@ -554,7 +555,8 @@ class Daemon:
         if self.site is None:
             return
         loop = asyncio.get_running_loop()
-        policies, problems = await loop.run_in_executor(self._workers, self.site.loader.load)
+        async with self._loading:
+            policies, problems = await loop.run_in_executor(self._workers, self.site.loader.load)
         for origin, problem in problems:
             self.events_log.add("bad-policy", origin, problem, severity=Severity.ERROR)
         if policies == self.rules.site_policies:
