@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo run test lint format protos clean
+.PHONY: help venv demo run test lint format protos manifests clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -29,6 +29,7 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.generate_protos --check
+	$(BIN)/python -m tools.generate_manifests --check
 
 format: venv
 	$(BIN)/ruff check --fix
@@ -37,6 +38,10 @@ format: venv
 # Writes protos/**/*_pb2* from the .proto files; the results are committed.
 protos: venv
 	$(BIN)/python -m tools.generate_protos
+
+# Writes the CRDs and manifests below deploy/ from the types in apis/ and the tables in cluster/.
+manifests: venv
+	$(BIN)/python -m tools.generate_manifests
 
 # Also forgets the Debian packages that the beds unpacked.
 clean:
