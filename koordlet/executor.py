@@ -234,7 +234,11 @@ class Executor:
                 continue
             known = self.journal.get(place, resource)
             if known is not None and known.inode == record.inode:
-                # Written by the runtime, but ours: what stood there before us stays the original.
+                # Written by the runtime, but ours: what stood there before us stays the original,
+                # unless kubelet asked for something new and not just for what we had written.
+                asked = record.asked
+                if asked is not None and not self._planner.echoes(known, asked):
+                    known = msgspec.structs.replace(known, original=None, asked=asked)
                 record = known.with_ours(*record.ours)
             records.append(record)
         self.journal.update(records)

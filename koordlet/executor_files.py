@@ -695,6 +695,17 @@ class FilePlanner:
             policy=policy,
         )
 
+    def echoes(self, record: Record, asked: int | str) -> bool:
+        """Tell whether a request is a value of ours that the runtime tells back."""
+        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
+        assert slot.file is not None
+        slot.directory = self.layout.directory(slot.file.controller, record.place)
+        if record.resource is Resource.CPU_CFS_QUOTA:
+            slot.period_us = self._period(slot)
+        value = CpuSet.parse(asked) if isinstance(asked, str) else asked
+        text = self.requested_text(slot, value)
+        return text is not None and any(self.same(slot.file, ours, text) for ours in record.ours)
+
     def _other_weight(self, file: CgroupFile, delivered: Value) -> str | None:
         if file.codec is not Codec.SHARES or not isinstance(delivered, int):
             return None

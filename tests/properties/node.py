@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from apis.keys import (
+    ANNOTATION_CPU_NORMALIZATION_RATIO,
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
     ANNOTATION_OOM_SCORE_ADJ,
     ANNOTATION_RESOURCE_STATUS,
@@ -233,6 +234,11 @@ class OperatedNode:
 
     def set_slo(self, spec: Mapping[str, Any]) -> None:
         self.change(slo=decode_nodeslo(dict(spec), obj="NodeSLO n1"))
+
+    def set_ratio(self, ratio: str) -> None:
+        """The node's CPU normalization ratio; "" takes the annotation away."""
+        annotations = {ANNOTATION_CPU_NORMALIZATION_RATIO: ratio} if ratio else {}
+        self.change(node=msgspec.structs.replace(self.inputs.node, annotations=annotations))
 
     def set_gates(self, gates: Mapping[str, bool]) -> None:
         self.change(settings=Settings(feature_gates=gates))

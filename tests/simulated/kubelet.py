@@ -20,7 +20,7 @@ from typing import Literal
 from tests.simulated.cpuset import configured
 from tests.simulated.kernel import SimulatedKernel
 from tests.simulated.profiles import Driver, Runtime, WeightFormula
-from tests.simulated.systemd import Systemd
+from tests.simulated.systemd import Properties, Systemd
 from tests.simulated.tree import Task
 from tests.simulated.values import list_text
 
@@ -234,8 +234,15 @@ class Kubelet:
         *,
         adjusted: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """An in-place resize of a container, as the runtime writes it."""
+        """An in-place resize of a container, as the runtime writes it and tells systemd."""
         container.limits = limits
+        unit = self.systemd.units.get(container.cgroup.rpartition("/")[2])
+        if unit is not None:
+            shares = shares_of(limits.cpu_request_milli)
+            memory = limits.memory_limit_bytes
+            unit.properties.update(
+                self._properties(shares, limits.quota_us, memory, "runtime", adjusted)
+            )
         self._values(
             container.cgroup,
             shares_of(limits.cpu_request_milli),
@@ -305,7 +312,19 @@ class Kubelet:
 
         So a `daemon-reload` brings these back, not what kubelet had asked for.
         """
-        properties: dict[str, int | str] = {
+        properties = self._properties(shares, quota_us, memory_bytes, writer, adjusted)
+        *above, name = cgroup.split("/")
+        self.systemd.start(name, parent=above[-1] if above else "", **properties)
+
+    def _properties(
+        self,
+        shares: int,
+        quota_us: int,
+        memory_bytes: int,
+        writer: str,
+        adjusted: Mapping[str, str],
+    ) -> Properties:
+        properties: Properties = {
             "CPUShares": shares,
             "CPUWeight": self._weight(shares, writer),
             "CPUQuotaUs": quota_us,
@@ -324,8 +343,7 @@ class Kubelet:
                 properties[prop] = int(adjusted[f"memory.{file}"])
         if "cpuset.cpus" in adjusted:
             properties["AllowedCPUs"] = adjusted["cpuset.cpus"]
-        *above, name = cgroup.split("/")
-        self.systemd.start(name, parent=above[-1] if above else "", **properties)
+        return properties
 
     def _make_v1(self, controller: str, cgroup: str) -> None:
         self.kernel.make(f"/sys/fs/cgroup/{controller}/{cgroup}")

@@ -44,6 +44,16 @@ class Service:
         """A property of the unit."""
         return run("systemctl", "show", "koordlet", "--value", "-p", name).strip()
 
+    @contextmanager
+    def knowing(self, manifest: Manifest) -> Iterator[Manifest]:
+        """Give the daemon the Pod object too: a runtime tells no memory requests."""
+        self.put(manifest)
+        try:
+            yield manifest
+        finally:
+            name = f"{manifest['kind']}-{manifest['metadata']['name']}".lower()
+            (OBJECTS / f"{name}.yaml").unlink()
+
     @property
     def pid(self) -> int:
         return int(self.show("MainPID"))

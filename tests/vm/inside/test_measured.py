@@ -60,7 +60,11 @@ def _fill(name: str, mebibytes: int) -> list[str]:
 
 def test_a_protected_container_keeps_its_page_cache(machine: Node, service: Service) -> None:
     """Two containers with the same cache; what is short is memory of all pods together."""
-    protected = machine.run_pod(ls_pod("kept", command=_fill("cache", 48)))
+    with service.knowing(ls_pod("kept", command=_fill("cache", 48))) as manifest:
+        _keeps_its_cache(machine, machine.run_pod(manifest))
+
+
+def _keeps_its_cache(machine: Node, protected: Pod) -> None:
     plain = machine.run_pod(pod("lost", command=_fill("cache", 48)))
     both = (protected, plain)
     for each in both:

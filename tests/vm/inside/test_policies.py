@@ -95,27 +95,29 @@ def test_an_oom_score_reaches_the_process(machine: Node, service: Service) -> No
 
 
 def test_memory_protection_goes_up_the_whole_way(machine: Node, service: Service) -> None:
-    made = machine.run_pod(ls_pod("protected"))
-    _gets(made, "memory.min", str(64 << 20))
-    for folder in ("kubepods.slice", "kubepods.slice/kubepods-burstable.slice", made.cgroup):
-        found = int((CGROUPS / folder / "memory.min").read_text())
-        assert found >= 64 << 20, folder
-    machine.remove(made)
+    with service.knowing(ls_pod("protected")) as manifest:
+        made = machine.run_pod(manifest)
+        _gets(made, "memory.min", str(64 << 20))
+        for folder in ("kubepods.slice", "kubepods.slice/kubepods-burstable.slice", made.cgroup):
+            file = CGROUPS / folder / "memory.min"
+            wait_until(lambda file=file: int(file.read_text()) >= 64 << 20, str(file))
+        machine.remove(made)
 
 
 def test_what_a_daemon_reload_reverts_comes_back(machine: Node, service: Service) -> None:
     be = machine.run_pod(batch_pod("reloaded"))
-    ls = machine.run_pod(ls_pod("reloaded-ls"))
     idle = CGROUPS / be.cgroup / "cpu.idle"
     pod_max = CGROUPS / be.cgroup / "cpu.max"
-    wait_until(lambda: idle.read_text() == "1\n", "idle before the reload")
-    _gets(ls, "memory.min", str(64 << 20))
-    run("systemctl", "daemon-reload")
-    wait_until(lambda: idle.read_text() == "1\n", "cpu.idle is back")
-    wait_until(lambda: pod_max.read_text() == "100000 100000\n", "the pod's cpu.max is back")
-    _gets(ls, "memory.min", str(64 << 20))
+    with service.knowing(ls_pod("reloaded-ls")) as manifest:
+        ls = machine.run_pod(manifest)
+        wait_until(lambda: idle.read_text() == "1\n", "idle before the reload")
+        _gets(ls, "memory.min", str(64 << 20))
+        run("systemctl", "daemon-reload")
+        wait_until(lambda: idle.read_text() == "1\n", "cpu.idle is back")
+        wait_until(lambda: pod_max.read_text() == "100000 100000\n", "the pod's cpu.max is back")
+        _gets(ls, "memory.min", str(64 << 20))
+        machine.remove(ls)
     machine.remove(be)
-    machine.remove(ls)
 
 
 def test_switching_off_restores(machine: Node, service: Service) -> None:
