@@ -1,0 +1,64 @@
+"""Boots the machine and runs in it what needs one: the table on cgroup v2, and the daemon as a
+unit.
+
+One boot of `2s2c2t` is what CI does. KOORD_VM_TOPOLOGY and KOORD_VM_KERNEL choose others.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.vm.image import CACHE, KERNELS
+from tests.vm.machine import BootError, Session, booted, private_disk, pytest_session
+from tests.vm.topology import TOPOLOGIES
+
+pytestmark = pytest.mark.vm
+
+TOPOLOGY = TOPOLOGIES[os.environ.get("KOORD_VM_TOPOLOGY", "2s2c2t")]
+KERNEL = next(k for k in KERNELS if k == os.environ.get("KOORD_VM_KERNEL", "bookworm"))
+_TESTS_TIMEOUT_S = 480.0
+_SELECTION = ("tests/vm/inside", "tests/behaviours/test_behaviours.py")
+
+
+def test_everything_inside_passes(tmp_path: Path) -> None:
+    """All of tests/vm/inside, and the table of behaviours on the machine's own kernel."""
+    session = pytest_session(*_SELECTION, "-q", "-k", "not simulated", "--tb=short")
+    with booted(session, topology=TOPOLOGY, kernel=KERNEL) as machine:
+        status = machine.finish(_TESTS_TIMEOUT_S)
+        machine.fetch_results(tmp_path)
+    output = (tmp_path / "results/output.txt").read_text(errors="replace")
+    if status != 0:
+        machine_journal = (tmp_path / "results/journal.txt").read_text(errors="replace")
+        CACHE.joinpath("last-journal.txt").write_text(machine_journal)
+        pytest.fail(f"{output[-8000:]}\nThe journal: {CACHE / 'last-journal.txt'}", pytrace=False)
+
+
+def test_a_power_cut_while_it_writes_heals_after_the_boot(tmp_path: Path) -> None:
+    """The disk keeps what was flushed; the next boot starts, connects and decides anew."""
+    churn = Session(("/usr/bin/python3", "-m", "tests.vm.inside.churn"))
+    after = pytest_session("tests/vm/inside/test_policies.py", "-q", "-k", "batch or idle")
+    with private_disk(KERNEL) as disk:
+        with booted(churn, topology=TOPOLOGIES["1s2c"], kernel=KERNEL, disk=disk) as machine:
+            machine.wait_for(r"KOORD-VM: round 3", 150)
+            machine.power_cut()
+        with booted(after, topology=TOPOLOGIES["1s2c"], kernel=KERNEL, disk=disk) as machine:
+            status = machine.finish(_TESTS_TIMEOUT_S)
+            machine.fetch_results(tmp_path)
+    output = (tmp_path / "results/output.txt").read_text(errors="replace")
+    assert status == 0, output[-6000:]
+
+
+def test_a_failed_boot_says_why() -> None:
+    """The root's disk is no file system: the reason comes at once, not after the patience."""
+    session = pytest_session("--version")
+    with private_disk(KERNEL) as disk:
+        with disk.open("r+b") as file:
+            file.write(bytes(1 << 20))
+        with (
+            pytest.raises(BootError, match="mount /dev/vda"),
+            booted(session, topology=TOPOLOGIES["1s2c"], kernel=KERNEL, disk=disk),
+        ):
+            pass
