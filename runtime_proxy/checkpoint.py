@@ -116,7 +116,8 @@ class Checkpoint:
         self._failed = False
         self.errors = 0
         self._live: dict[str, bytes] = {}
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Appending, because during a handover two processes write: whole records, one at a time.
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         content = _read_all(self._file)
         self.recorded, sound = read_records(content)
         for pod in self.recorded.pods.values():
@@ -133,7 +134,6 @@ class Checkpoint:
             self._rewrite()
         else:
             os.ftruncate(self._file, sound)
-            os.lseek(self._file, sound, os.SEEK_SET)
 
     def pod(self, pod: Pod) -> None:
         self._append(pod.id, _pod_record(pod))
@@ -172,7 +172,9 @@ class Checkpoint:
         temporary = self._path + ".new"
         content = _MAGIC + b"".join(self._live.values())
         try:
-            file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            file = os.open(
+                temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
             try:
                 _write_all(file, content)
                 os.fsync(file)

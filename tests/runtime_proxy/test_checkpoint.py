@@ -129,3 +129,16 @@ def test_a_file_that_is_no_journal_is_begun_anew(tmp_path: Path) -> None:
     assert checkpoint.recorded.torn_bytes == 23
     checkpoint.pod(POD)
     assert Checkpoint(str(tmp_path)).recorded.pods == {"p1": POD}
+
+
+def test_two_processes_may_write_during_a_handover(tmp_path: Path) -> None:
+    old = Checkpoint(str(tmp_path))
+    old.pod(POD)
+    new = Checkpoint(str(tmp_path))
+    old.container(CONTAINER)
+    new.pod(Pod(id="p2"))
+    old.pod(Pod(id="p3"))
+    recorded = Checkpoint(str(tmp_path)).recorded
+    assert set(recorded.pods) == {"p1", "p2", "p3"}
+    assert set(recorded.containers) == {"c1"}
+    assert recorded.torn_bytes == 0
