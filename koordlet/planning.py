@@ -29,6 +29,7 @@ from koordlet.journal import Journal
 from koordlet.objects import NodeObjects
 from koordlet.podspec import known_pod
 from koordlet.reconciler import plan_for
+from koordlet.requests_log import RequestsLog
 from koordlet.rules import policy_state
 from koordlet.state import NodeState, Source
 from linux.cgroup_paths import Layout
@@ -149,7 +150,8 @@ def plan_offline(
     looking: Any = ReadOnlyHost(host)
     facts = kernel.probe(looking, layout).facts
     # Until the runtime has told its containers, nothing counts as gone and nothing is put back.
-    state = NodeState(layout=layout, awaited=["runtime"])
+    remembered = RequestsLog(f"{config.run_dir}/requests.log").load()
+    state = NodeState(layout=layout, awaited=["runtime"], remembered=remembered)
     notes = []
     if os.path.exists(config.cri.socket):
         from koordlet.sources.cri import CriClient

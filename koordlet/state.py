@@ -51,7 +51,7 @@ from nri_plugin.handler import Container, ContainerState, Sandbox
 
 MAX_PODS: Final = 8192
 MAX_CONTAINERS: Final = 32768
-_MAX_TOMBSTONES: Final = 16384
+_MAX_TOMBSTONES: Final = 8192
 
 _T = TypeVar("_T")
 

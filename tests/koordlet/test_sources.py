@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from koordlet.config import Cri, Kubelet, Seconds
 from koordlet.events import Events
@@ -53,13 +60,17 @@ BED_POD = {
 
 
 @contextmanager
-def kubelet(status: int, body: bytes) -> Iterator[tuple[KubeletClient, list[str], list[Any]]]:
-    """A kubelet's read-only port that always answers the same; yields client, paths, complaints."""
+def answering(
+    status: int, body: bytes, *, certificate: Path | None = None
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """A server that always answers the same; yields its port, the paths and tokens it was sent."""
     paths: list[str] = []
+    tokens: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             paths.append(self.path)
+            tokens.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -69,16 +80,88 @@ def kubelet(status: int, body: bytes) -> Iterator[tuple[KubeletClient, list[str]
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    complaints: list[Any] = []
-    config = Kubelet(enabled=True, read_only=True, read_only_port=server.server_port)
     try:
-        yield KubeletClient(config, lambda *said: complaints.append(said)), paths, complaints
+        yield server.server_port, paths, tokens
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def kubelet(status: int, body: bytes) -> Iterator[tuple[KubeletClient, list[str], list[Any]]]:
+    """A kubelet's read-only port; yields client, paths, complaints."""
+    complaints: list[Any] = []
+    with answering(status, body) as (port, paths, _):
+        config = Kubelet(enabled=True, read_only=True, read_only_port=port)
+        yield KubeletClient(config, lambda *said: complaints.append(said)), paths, complaints
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1 with its key, as kubelet makes one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubelet")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "kubelet.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.mark.parametrize("with_ca", [False, True])
+def test_kubelet_is_asked_over_tls_with_a_token(
+    certificate: Path, tmp_path: Path, with_ca: bool
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    body = pod_list(pod_manifest("a", uid="1"))
+    with answering(200, body, certificate=certificate) as (port, _, tokens):
+        config = Kubelet(
+            port=port, token_file=str(token), ca_file=str(certificate) if with_ca else ""
+        )
+        client = KubeletClient(config, lambda *_: None)
+        assert [pod.uids for pod in client.fetch()] == [("1",)]
+        token.write_text("rotated")
+        client.fetch()
+        assert tokens == ["Bearer first", "Bearer rotated"]
+
+
+def test_a_certificate_that_nobody_vouches_for_is_not_believed(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off loopback: somebody else may answer there, and would get the token."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    monkeypatch.setattr("koordlet.sources.kubelet.is_loopback", lambda address: False)
+    with answering(200, b"", certificate=certificate) as (port, _, tokens):
+        client = KubeletClient(Kubelet(port=port, token_file=str(token)), lambda *_: None)
+        with pytest.raises(SourceError, match="CERTIFICATE_VERIFY_FAILED"):
+            client.fetch()
+        assert tokens == []
 
 
 def pod_list(*pods: Any) -> bytes:
