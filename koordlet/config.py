@@ -49,7 +49,7 @@ class Nri(Section, frozen=True):
     """Connection to the container runtime."""
 
     enabled: bool = True
-    socket: str = "/var/run/nri/nri.sock"
+    socket: str = "nri/nri.sock"  # relative to var_run_root
     plugin_name: str = "koordlet_nri"
     plugin_index: str = "00"
     backoff: Seconds = Seconds(1)
@@ -172,7 +172,6 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
     "varRunRoot": "/host-var-run",
     "runDir": "/host-var-run-koordlet",
     "http": {"address": ":9316"},
-    "nri": {"socket": "/host-var-run/nri/nri.sock"},
     "kubelet": {"enabled": True},
     "hookService": {
         "enabled": True,

@@ -140,6 +140,7 @@ def test_a_named_file_must_exist_and_the_default_one_need_not(tmp_path: Path) ->
         ("-enable-nri-runtime-hook=false", "nri.enabled", False),
         ("-enable-nri-runtime-hook", "nri.enabled", True),
         ("-runtime-hooks-nri-socket-path=nri/x.sock", "nri.socket", "/var/run/nri/x.sock"),
+        ("-var-run-root-dir=/x/", "nri.socket", "/x/nri/nri.sock"),
         ("-runtime-hooks-nri-plugin-index=07", "nri.plugin_index", "07"),
         ("-runtime-hooks-reconcile-interval=1m30s", "intervals.reconcile", 90.0),
         ("-kubelet-insecure-tls=T", "kubelet.read_only", True),
