@@ -1,0 +1,118 @@
+"""Scripts that the state machine found, kept as they shrank: each was a defect once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.properties.node import ALL_GATES, KINDS, NO_GATES, OperatedNode, RunningContainer
+from tests.properties.test_node import PROFILES, QOS_ON
+from tests.simulated.kubelet import Limits
+
+KIND = {kind.name: kind for kind in KINDS}
+GIB = 1 << 30
+
+
+def boot(profile: str) -> OperatedNode:
+    node = OperatedNode(PROFILES[profile])
+    node.set_slo(QOS_ON)
+    node.publish_topology()
+    node.synchronize()
+    return node
+
+
+@pytest.fixture(params=["debian-12-v1", "debian-12-v2", "anolis-8"])
+def node(request: pytest.FixtureRequest) -> Iterator[OperatedNode]:
+    made = boot(request.param)
+    yield made
+    made.close()
+
+
+def _one(node: OperatedNode, kind: str, *, hooked: bool = True) -> RunningContainer:
+    pod = node.add_pod(KIND[kind])
+    assert pod is not None
+    assert node.start_container(pod, hooked=hooked)
+    return pod.containers[0]
+
+
+def _switch_off(node: OperatedNode) -> None:
+    node.settle()
+    node.set_gates(NO_GATES)
+    node.settle()
+
+
+def _as_twin(node: OperatedNode, container: RunningContainer, *files: str) -> None:
+    for file in files:
+        twin = node.twin.text(node.twin_kubelet.path(container.twin.cgroup, file))
+        assert node.text(container.here.cgroup, file) == twin, file
+
+
+def _limits(node: OperatedNode) -> tuple[str, ...]:
+    if node.profile.cgroup == 2:
+        return "cpu.weight", "cpu.max", "memory.max", "cpuset.cpus.effective"
+    return "cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes", "cpuset.effective_cpus"
+
+
+def test_what_a_synchronize_had_written_is_restored(node: OperatedNode) -> None:
+    """A container made while we were away gets its values from the runtime, told by our answer."""
+    node.connected = False
+    container = _one(node, "reserved")
+    node.synchronize()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_our_own_value_told_back_is_not_what_kubelet_asked(node: OperatedNode) -> None:
+    """Two lists in a row: the second tells what the first had the runtime write."""
+    node.connected = False
+    container = _one(node, "batch")
+    node.synchronize()
+    node.synchronize()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_the_first_original_survives_later_values_by_the_runtime(node: OperatedNode) -> None:
+    """The pool shrinks, and after a restart the runtime writes the new one for us."""
+    container = _one(node, "latency")
+    node.settle()
+    _one(node, "reserved")
+    node.publish_topology()
+    node.restart()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_a_resize_moves_the_original(node: OperatedNode) -> None:
+    """What kubelet asked anew is what comes back, not what it had asked before."""
+    node.set_ratio("1.50")
+    container = _one(node, "latency")
+    node.settle()
+    node.resize(container, Limits(250, 1000, GIB), hooked=True)
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_an_identity_that_was_handed_down_is_restored() -> None:
+    """A group takes its parent's identity at its birth; the parent's was ours."""
+    node = boot("anolis-8")
+    try:
+        node.settle()
+        container = _one(node, "spare")
+        node.settle()
+        assert node.text(container.here.cgroup, "cpu.bvt_warp_ns") == "-1"
+        _switch_off(node)
+        assert node.text(container.here.cgroup, "cpu.bvt_warp_ns") == "0"
+        assert node.text(container.pod.here.cgroup, "cpu.bvt_warp_ns") == "0"
+    finally:
+        node.close()
+
+
+def test_switching_one_policy_off_leaves_the_others(node: OperatedNode) -> None:
+    container = _one(node, "reserved")
+    node.settle()
+    node.set_gates(ALL_GATES | {"GroupIdentity": False, "CgroupReconcile": False})
+    node.settle()
+    cpus = ",".join(map(str, sorted(container.pod.cpus)))
+    assert node.text(container.here.cgroup, "cpuset.cpus") == cpus
