@@ -168,6 +168,12 @@ class FilePlanner:
             number(slot.file, slot.text)  # a journal can be damaged as well
             return
         value, slot.note = in_range(slot.file, slot.want.value)
+        if isinstance(value, CpuSet) and self.layout.version == 2:
+            # v1's root group bounds a wish; v2 would refuse all of it for one that does not exist.
+            online = CpuSet.parse(self._everything(slot))
+            if value & online and not value <= online:
+                slot.note = f"{value - online} is not there"
+                value = value & online
         slot.text = self._encode(slot, value)
 
     def _populated(self, slot: Slot) -> bool:

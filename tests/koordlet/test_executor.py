@@ -126,8 +126,9 @@ def test_a_cpuset_outside_the_parents_is_blocked_and_nothing_is_written() -> Non
     assert view.state is State.BLOCKED and pod.cgroup in view.detail
 
 
-def test_cpus_that_do_not_exist_are_left_out() -> None:
-    bed = Bed()
+@BOTH
+def test_cpus_that_do_not_exist_are_left_out(profile: Profile) -> None:
+    bed = Bed(profile)
     pod = bed.kubelet.add_pod(TWO_CORES)
     container = pod.start(TWO_CORES)
     bed.want("container/1", (container.cgroup, CPUS, CpuSet.parse("2-9")))
