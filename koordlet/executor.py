@@ -493,6 +493,8 @@ class Executor:
             if pause is not None and index % _SLICE == _SLICE - 1:
                 pause()
             slot = self._slots.get(write.slot)
+            if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
+                continue  # its widening step was refused in this pass
             if slot is not None and (other := refused.before(write.slot)):
                 slot.settled = None
                 self.set_state(slot, State.BLOCKED, f"waits for {other}")
