@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
-from runtime_proxy.intercept import Hooks, Skipped
+from runtime_proxy.hooks import Hooks, Skipped
+from runtime_proxy.intercept import CriInterceptor
 from runtime_proxy.options import Options
 from runtime_proxy.recovery import Recovery, with_retries
 from runtime_proxy.runtime import Runtime, RuntimeAway
@@ -47,12 +48,11 @@ class CriAgent:
             store=self._store,
             recovery=self._recovery,
             skip_label=(chosen.skip_key, chosen.skip_value),
-            max_message_bytes=chosen.max_message_bytes,
         )
         self._traffic = Traffic(observe=figures.call_finished)
         self._front = Front(
             backend=chosen.backend,
-            interceptor=self._hooks,
+            interceptor=CriInterceptor(self._hooks, max_message_bytes=chosen.max_message_bytes),
             max_message_bytes=chosen.max_message_bytes,
             traffic=self._traffic,
         )

@@ -5,20 +5,16 @@ be asked; the original bytes go on whenever no hook changed anything. The store 
 only when the runtime has accepted it, and hooks of after-stages run beside the reply, never before.
 """
 
-import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Collection
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from protos.cri.v1 import api_pb2 as cri
-from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from runtime_proxy import merge
-from runtime_proxy.hook_server import HookError, HookServer, HookServers
+from runtime_proxy.hooks import Budget, Hooks, Refused
 from runtime_proxy.http2.grpc import (
     MESSAGE_PREFIX_SIZE,
     Code,
@@ -32,8 +28,6 @@ from runtime_proxy.model import (
     Container,
     Pod,
     changed_entries,
-    container_request,
-    pod_request,
     read_container,
     read_pod,
     read_resources,
@@ -41,51 +35,18 @@ from runtime_proxy.model import (
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.server import Forward, InterceptedCall, Verdict
 from runtime_proxy.stages import INTERCEPTED_PATHS, CriMethod, Stage
-from runtime_proxy.store import Store
 
 log = logging.getLogger(__name__)
 
-# Of a caller's remaining time, what hooks may use; the rest is the runtime's.
-_HOOK_SHARE = 0.5
-
 _Request = TypeVar("_Request", bound=Message)
-_Answer = TypeVar("_Answer", bound=Message)
 
 
-@dataclass(slots=True)
-class Skipped:
-    """Intercepted calls that went on without hooks, by the reason."""
+class CriInterceptor:
+    """A `server.Interceptor` for CRI."""
 
-    unreadable: int = 0
-    labelled: int = 0
-    unknown_object: int = 0
-    runtime_away: int = 0
-    fault: int = 0
-
-
-class Lookup(Protocol):
-    """Objects from the store or, where it does not have them, from the runtime."""
-
-    done: bool
-
-    async def pod(self, identifier: str) -> Pod | None:
-        """None if the runtime does not know it either. Raises RuntimeAway."""
-
-    async def container(self, identifier: str) -> Container | None:
-        """None if the runtime does not know it either. Raises RuntimeAway."""
-
-
-@dataclass(slots=True)
-class Hooks:
-    """Asking hook servers, in order, each answer merged before the next one is asked."""
-
-    servers: HookServers
-    store: Store
-    recovery: Lookup
-    skip_label: tuple[str, str]
-    max_message_bytes: int
-    skipped: Skipped = field(default_factory=Skipped)
-    _background: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self, hooks: Hooks, *, max_message_bytes: int) -> None:
+        self._hooks = hooks
+        self._max_message_bytes = max_message_bytes
 
     @property
     def paths(self) -> Collection[bytes]:
@@ -95,146 +56,16 @@ class Hooks:
         method = INTERCEPTED_PATHS[request.path]
         try:
             message = parse_unary_body(
-                request.body, encoding=request.encoding, max_bytes=self.max_message_bytes
+                request.body, encoding=request.encoding, max_bytes=self._max_message_bytes
             )
-            return _CALLS[method](self, request, message)
+            return _CALLS[method](self._hooks, request, message)
         except (MessageError, DecodeError) as error:
             # The runtime refuses it with its own words.
-            self.skipped.unreadable += 1
+            self._hooks.skipped.unreadable += 1
             log.warning(
                 "request goes on unread", extra={"method": method.value, "reason": str(error)}
             )
             return _Unread()
-
-    def skips(self, pod: Pod) -> bool:
-        key, value = self.skip_label
-        if pod.labels.get(key) == value and key in pod.labels:
-            self.skipped.labelled += 1
-            return True
-        return False
-
-    async def ask_about_pod(
-        self,
-        stage: Stage,
-        pod: Pod,
-        budget: "Budget",
-        take: Callable[[Pod, hook.PodSandboxHookResponse], Pod] = merge.answered_pod,
-    ) -> Pod:
-        """The pod as the hooks of this stage want it; `take` merges one answer.
-
-        Raises Refused under policy Fail.
-        """
-        for server in self.servers.serving(stage):
-            answer = await self._ask(
-                server, stage, pod_request(pod), hook.PodSandboxHookResponse, budget
-            )
-            if answer is not None:
-                pod = take(pod, answer)
-        return pod
-
-    async def ask_about_container(
-        self, stage: Stage, container: Container, pod: Pod, budget: "Budget"
-    ) -> Container:
-        """The container as the hooks of this stage want it. Raises Refused under policy Fail."""
-        for server in self.servers.serving(stage):
-            answer = await self._ask(
-                server,
-                stage,
-                container_request(container, pod),
-                hook.ContainerResourceHookResponse,
-                budget,
-            )
-            if answer is not None:
-                container = merge.answered_container(container, answer)
-        return container
-
-    async def _ask(
-        self,
-        server: HookServer,
-        stage: Stage,
-        request: Message,
-        kind: type[_Answer],
-        budget: "Budget",
-    ) -> _Answer | None:
-        """One server's answer; None where it has none and its policy lets the call go on."""
-        try:
-            answer = await server.call(stage, request.SerializeToString(), budget_s=budget.left_s())
-            return kind.FromString(answer) if answer is not None else None
-        except HookError as error:
-            reason = str(error)
-        except DecodeError:
-            reason = f"{server.registration.endpoint}: unreadable answer to {stage.value}"
-        if server.registration.fail and stage.may_refuse:
-            raise Refused(reason)
-        log.warning(
-            "hook gave no answer",
-            extra={"server": server.name, "stage": stage.value, "reason": reason},
-        )
-        return None
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("hook behind a call failed", exc_info=error)
-
-    async def settle(self, limit_s: float) -> None:
-        """Wait for the hooks of after-stages that are still running."""
-        if self._background:
-            await asyncio.wait(self._background, timeout=limit_s)
-
-    async def tell_of_container(self, stage: Stage, container: Container) -> None:
-        """An after-stage of one container; nobody waits for the answer."""
-        if not self.servers.serving(stage):
-            return
-        try:
-            pod = await self.recovery.pod(container.pod_id)
-        except RuntimeAway:
-            pod = None
-        if pod is None or self.skips(pod):
-            return
-        await self.ask_about_container(stage, container, pod, Budget(None))
-
-    async def pod_stopped(self, pod: Pod, containers: list[Container]) -> None:
-        """Tell of a stopped sandbox and of the containers that went down with it."""
-        for container in containers:
-            await self.tell_of_container(Stage.POST_STOP_CONTAINER, container)
-        if self.servers.serving(Stage.POST_STOP_POD_SANDBOX) and not self.skips(pod):
-            await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, Budget(None))
-
-    def container_exited(self, identifier: str) -> None:
-        """The runtime reports that a container ended, whoever ended it."""
-        stopped = self.store.stop_container(identifier)
-        if stopped is not None:
-            self.in_background(self.tell_of_container(Stage.POST_STOP_CONTAINER, stopped))
-
-    def sandbox_exited(self, identifier: str) -> None:
-        stopped = self.store.stop_pod(identifier)
-        if stopped is not None:
-            containers = [
-                c
-                for c in list(self.store.containers_of(identifier))
-                if self.store.stop_container(c.id) is not None
-            ]
-            self.in_background(self.pod_stopped(stopped, containers))
-
-
-class Refused(Exception):
-    """A hook server under failure policy Fail gave no answer."""
-
-
-class Budget:
-    """How long hooks may take, out of the caller's own deadline."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s * _HOOK_SHARE
-
-    def left_s(self) -> float | None:
-        return None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
 
 
 class _Unread:

@@ -11,7 +11,7 @@ from runtime_proxy.docker.http1 import HttpFault, plain_response
 from runtime_proxy.docker.intercept import DockerCall, DockerHooks, Release
 from runtime_proxy.docker.relay import DockerRelay, Held
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
-from runtime_proxy.intercept import Hooks
+from runtime_proxy.hooks import Hooks
 from runtime_proxy.options import Options
 from runtime_proxy.recovery import with_retries
 from runtime_proxy.status import Figures, Gauge
@@ -51,7 +51,6 @@ class DockerAgent:
                 store=self._store,
                 recovery=self._engine,
                 skip_label=(chosen.skip_key, chosen.skip_value),
-                max_message_bytes=chosen.max_message_bytes,
             ),
             self._engine,
         )

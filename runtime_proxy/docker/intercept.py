@@ -17,7 +17,7 @@ from runtime_proxy import merge
 from runtime_proxy.docker import convert
 from runtime_proxy.docker.engine import Engine
 from runtime_proxy.docker.http1 import HttpFault, RequestHead
-from runtime_proxy.intercept import Budget, Hooks, Refused
+from runtime_proxy.hooks import Budget, Hooks, Refused
 from runtime_proxy.model import Container, Pod
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.stages import Stage
