@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,7 @@ from koordlet.executor import Executor, Limits
 from koordlet.executor_slots import State as ValueState
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
-from koordlet.journal import Journal
+from koordlet.journal import Journal, JournalError
 from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
@@ -76,6 +77,8 @@ created has no group yet, and one that ended has none any more."""
 
 _PUBLISH_EVERY_S: Final = 0.02
 """A change is published at once; in a burst of changes they share a snapshot."""
+
+_MOST_ENDED: Final = 16384
 
 _STUCK_S: Final = 180.0
 """A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
@@ -129,6 +132,8 @@ class Daemon:
         self.probed: kernel.Probed | None = None
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(self.host))
         self._groups: tuple[str, ...] = ()
+        self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
+        self._ended_before_pass: list[str] = []
         self.values: Mapping[tuple[Resource, ValueState], int] = {}
         self.nri: Statistics | None = None
         self.supervisor: Supervisor | None = None
@@ -251,11 +256,14 @@ class Daemon:
         """In the reconciler's thread, which owns the executor: a new layout goes in here."""
         if self.executor is not None and self.layout is not None:
             self.executor.set_layout(self.layout)
+        # What was handed over before an end is in the journal when this pass is done.
+        self._ended_before_pass = [self._ended.popleft() for _ in range(len(self._ended))]
         return self._snapshot
 
     def _pass_done(self, report: PassReport) -> None:
         """In the reconciler's thread, after each pass."""
         self._passed_at = time.monotonic()
+        self._forget_deliveries()
         if self.reconciler is not None:
             # Taken here, because a scrape must not wait for a pass.
             self.values = self.reconciler.states()
@@ -274,6 +282,15 @@ class Daemon:
                     "cpu_ms": round(report.cpu_ms, 1),
                 },
             )
+
+    def _forget_deliveries(self) -> None:
+        """Forget what was handed over for containers that ended, most of all unstarted ones."""
+        try:
+            for container_id in self._ended_before_pass:
+                self.journal.done_with(container_id)
+        except JournalError as error:
+            _LOG.warning("deliveries stay in the journal: %s", error)
+        self._ended_before_pass = []
 
     def _watch_directory(self, path: str, changed: Callable[[], None]) -> None:
         watch = DirectoryWatch(path, changed, poll=self.config.intervals.objects)
@@ -635,6 +652,9 @@ class Daemon:
         policy: str,
     ) -> None:
         self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
+
+    def ended(self, container_id: str) -> None:
+        self._ended.append(container_id)
 
     def resctrl_groups(self) -> Collection[str]:
         return self._groups

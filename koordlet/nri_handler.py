@@ -59,6 +59,10 @@ class Surroundings(Protocol):
         """The runtime was handed a value: its original is what kubelet asked for."""
         ...
 
+    def ended(self, container_id: str) -> None:
+        """A container has ended or was never made: nothing of it has to be remembered."""
+        ...
+
     def resctrl_groups(self) -> Collection[str]:
         """Our resctrl groups that exist now."""
         ...
@@ -168,11 +172,11 @@ class NriHandler:
         self._daemon.state_changed("container-updated")
 
     def stop_container(self, container: Container) -> None:
-        self._state.remove_container(container.subject.id)
+        self._end(container)
         self._daemon.state_changed("stop-container")
 
     def remove_container(self, container: Container) -> None:
-        self._state.remove_container(container.subject.id)
+        self._end(container)
         self._daemon.state_changed("remove-container")
 
     def disconnected(self, reason: str) -> None:
@@ -184,6 +188,10 @@ class NriHandler:
             f"the connection to the runtime ended: {reason};"
             " until the next one the reconciler repairs what containers miss",
         )
+
+    def _end(self, container: Container) -> None:
+        self._state.remove_container(container.subject.id)
+        self._daemon.ended(container.subject.id)
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime was handed in place of it."""

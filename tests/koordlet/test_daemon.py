@@ -427,3 +427,23 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
                 assert daemon.not_ready() == []
 
     run(test)
+
+
+def test_containers_that_never_started_leave_nothing_in_the_journal() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                for number in range(5):
+                    await n.create(pod, f"c{number}")
+                    await n.runtime.remove_container(f"c{number}")
+                n.put(node_object("1.5"))
+                await until("a pass", lambda: not daemon.journal.containers_with_deliveries())
+                n.put(node_object("1.6"))
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("another pass", lambda: n.kernel.text(path) == "62500 100000")
+                assert daemon.journal.containers_with_deliveries() == []
+
+    run(test)
