@@ -187,7 +187,7 @@ def write_ext4(folder: Path, target: Path, *, spare_mib: int) -> None:
     used = sum(-(-path.lstat().st_size // 4096) * 4096 + 512 for path in folder.rglob("*"))
     size_mib = used * 11 // 10 // (1 << 20) + spare_mib
     command = [
-        "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-N", "65536",
+        "mke2fs", "-q", "-t", "ext4", "-m", "0", "-N", "65536",
         "-d", str(folder), str(target), f"{size_mib}M",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -217,7 +217,7 @@ def write_payload(target: Path, session: str) -> None:
         for path in root.iterdir():
             if path.is_dir():
                 compile_tree(path, root)
-        write_ext4(root, target, spare_mib=32)
+        write_ext4(root, target, spare_mib=64)
 
 
 @contextmanager
