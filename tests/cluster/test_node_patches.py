@@ -1,0 +1,225 @@
+"""What is written to a Node: nothing but its own keys, and only when it matters."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from apis.core import Node
+from apis.decode import dec_hook
+from apis.nodemetric import NodeMetric
+from apis.quantity import parse_quantity
+from apis.slo_config import (
+    CPUNormalizationStrategy,
+    NodeColocation,
+    ResourceAmplificationStrategy,
+)
+from apis.topology import NodeResourceTopology
+from cluster.manager.node_inputs import Amount
+from cluster.manager.node_resource import (
+    PLUGINS,
+    NodeView,
+    Wanted,
+    decide,
+    differs,
+    freshness,
+    metadata_patch,
+    status_patch,
+    third_party,
+    zones_patch,
+)
+from tests.cluster import nodes
+
+NOW = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
+BATCH, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+
+
+def node(offered: dict[str, str] | None = None, **metadata: Any) -> Node:
+    amounts = {"cpu": "16", "memory": "64Gi", **(offered or {})}
+    found: Node = msgspec.convert(
+        {
+            "metadata": {"name": "n1", **metadata},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        },
+        Node,
+        dec_hook=dec_hook,
+    )
+    return found
+
+
+def view(
+    of: Node,
+    *,
+    enabled: bool = True,
+    reported: bool = True,
+    normalization: CPUNormalizationStrategy | None = None,
+    amplification: ResourceAmplificationStrategy | None = None,
+) -> NodeView:
+    status = nodes.report(system=("1", "1Gi"), at="2026-01-01T00:00:00Z")
+    return NodeView(
+        inputs=nodes.inputs(of, status if reported else None),
+        metric=NodeMetric(status=status) if reported else None,
+        topology=None,
+        device=None,
+        colocation=NodeColocation(nodes.strategy(), None, enabled),
+        normalization=normalization or CPUNormalizationStrategy(),
+        amplification=amplification or ResourceAmplificationStrategy(),
+    )
+
+
+def wanted(of: NodeView, now: datetime = NOW) -> Wanted:
+    return decide(of, plugins=frozenset(PLUGINS), gpu_shares=False, now=now)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("1000", "1100", False),
+        ("1000", "1101", True),
+        ("1000", "899", True),
+        ("0", "1", True),
+        ("0", "0", False),
+        (None, "0", True),
+        ("0", None, True),
+        (None, None, False),
+    ],
+)
+def test_a_change_counts_above_the_threshold(
+    old: str | None, new: str | None, expected: bool
+) -> None:
+    quantities = [None if text is None else parse_quantity(text) for text in (old, new)]
+    assert differs(quantities[0], quantities[1], 0.1) is expected
+
+
+def test_only_own_keys_are_patched_and_equal_ones_left_out() -> None:
+    result = wanted(view(node()))
+    patch = status_patch(node(), result, threshold=0.1, refresh="")
+    assert patch["status"]["allocatable"][BATCH] == "8600"
+    assert set(patch["status"]) == {"capacity", "allocatable"}
+    assert "cpu" not in patch["status"]["allocatable"]
+    offered = {name: str(amount) for name, amount in result.resources.items() if amount is not None}
+    same = node(offered)
+    assert status_patch(same, result, threshold=0.1, refresh="due") == {}
+    near = node({**offered, BATCH: "8500"})
+    assert status_patch(near, result, threshold=0.1, refresh="") == {}
+    due = status_patch(near, result, threshold=0.1, refresh="due")
+    assert due["status"]["allocatable"] == {BATCH: "8600"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"enabled": False}, "co-location is off"),
+        ({"reported": False}, "has no NodeMetric"),
+    ],
+)
+def test_withdrawn_resources_say_why(changes: dict[str, Any], reason: str) -> None:
+    offering = node({BATCH: "8600", MEMORY: "30Gi"})
+    result = wanted(view(offering, **changes))
+    patch = status_patch(offering, result, threshold=0.1, refresh="")
+    assert patch["status"]["allocatable"] == {BATCH: None, MEMORY: None}
+    text = patch["metadata"]["annotations"]["node.koordinator.sh/resource-explanation"]
+    assert reason in json.loads(text)["resources"][BATCH]["note"]
+
+
+def test_a_report_grows_stale_at_its_time() -> None:
+    metric = NodeMetric(status=nodes.report(at="2026-01-01T00:00:00Z"))
+    strategy = nodes.strategy(degradeTimeMinutes=15)
+    problem, left = freshness(metric, strategy, NOW)
+    assert (problem, left) == (None, 600.0)
+    problem, left = freshness(metric, strategy, NOW + timedelta(minutes=10, seconds=1))
+    assert left is None
+    assert "is stale" in str(problem)
+
+
+def test_ratios_stand_in_annotations_and_vanish_with_co_location() -> None:
+    rules = ResourceAmplificationStrategy(True, {"memory": 1.5})
+    result = wanted(view(node(), amplification=rules))
+    assert metadata_patch(node(), result)["metadata"]["annotations"] == {
+        "node.koordinator.sh/cpu-normalization-ratio": "1.00",
+        "node.koordinator.sh/resource-amplification-ratio": '{"memory":1.50}',
+    }
+    carrying = node(
+        annotations={"node.koordinator.sh/resource-amplification-ratio": '{"memory":1.50}'}
+    )
+    off = wanted(view(carrying, enabled=False))
+    assert metadata_patch(carrying, off)["metadata"]["annotations"] == {
+        "node.koordinator.sh/resource-amplification-ratio": None
+    }
+
+
+def test_an_error_leaves_the_last_ratio_in_force() -> None:
+    carrying = node(
+        annotations={
+            "node.koordinator.sh/cpu-normalization-ratio": "1.20",
+            "node.koordinator.sh/resource-amplification-ratio": '{"cpu":1.80}',
+        }
+    )
+    broken = ResourceAmplificationStrategy(True, {"cpu": 0.5})
+    result = wanted(
+        view(carrying, normalization=CPUNormalizationStrategy(True), amplification=broken)
+    )
+    assert metadata_patch(carrying, result) == {}
+    assert len(result.problems) == 2
+    # The batch amount is still multiplied by the ratio that stands.
+    assert str(result.resources[BATCH]) == "10320"
+
+
+def test_third_parties_are_subtracted_and_the_origin_kept() -> None:
+    text = json.dumps(
+        {
+            "allocations": [
+                {"name": "yarn", "priority": "koord-batch", "resources": {BATCH: "2k"}},
+                {"name": "x", "priority": "koord-mid", "resources": {BATCH: "1k"}},
+            ]
+        }
+    )
+    taking = node(annotations={"node.koordinator.sh/thirdPartyAllocations": text})
+    result = wanted(view(taking))
+    assert str(result.resources[BATCH]) == "6600"
+    origin = result.along["node.koordinator.sh/originExtendedAllocatable"]
+    assert json.loads(str(origin))["resources"][BATCH] == "8600"
+    broken = node(annotations={"node.koordinator.sh/thirdPartyAllocations": "{"})
+    taken, problem = third_party(broken)
+    assert taken == {}
+    assert "thirdPartyAllocations" in str(problem)
+
+
+def zone(name: str, **amounts: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "Node",
+        "resources": [
+            {"name": key, "capacity": value, "allocatable": value, "available": value}
+            for key, value in amounts.items()
+        ],
+    }
+
+
+def test_zones_are_known_by_their_number_and_keep_what_others_wrote() -> None:
+    topology = msgspec.convert(
+        {
+            "metadata": {"name": "n1", "resourceVersion": "7"},
+            # As text node-10 sorts before node-2.
+            "zones": [zone("node-10", cpu="8"), zone("node-2", cpu="4")],
+        },
+        NodeResourceTopology,
+        dec_hook=dec_hook,
+    )
+    result = Wanted(zones={10: Amount(3000, 5), 2: Amount(1000, 6)})
+    patch = zones_patch(topology, result, threshold=0.1)
+    assert patch["metadata"] == {"resourceVersion": "7"}
+    found = {
+        one["name"]: {each["name"]: each["allocatable"] for each in one["resources"]}
+        for one in patch["zones"]
+    }
+    assert found == {
+        "node-10": {"cpu": "8", BATCH: "3k", MEMORY: "5"},
+        "node-2": {"cpu": "4", BATCH: "1k", MEMORY: "6"},
+    }
+    assert zones_patch(topology, Wanted(zones=None), threshold=0.1) == {}
+    assert zones_patch(topology, Wanted(zones={}), threshold=0.1) == {}
