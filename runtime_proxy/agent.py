@@ -15,6 +15,7 @@ from runtime_proxy.runtime import Runtime, RuntimeAway
 from runtime_proxy.server import Front, Traffic
 from runtime_proxy.status import Figures, Gauge
 from runtime_proxy.store import NoJournal, Store
+from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +61,16 @@ class CriAgent:
 
     async def start(self) -> None:
         self._registry.start()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow_runtime())]
+        self._tasks = [spawn("following the runtime", self._follow_runtime())]
 
     def new_connection(self) -> asyncio.Protocol:
         return self._front.new_connection()
 
     async def _follow_runtime(self) -> None:
         await with_retries(self._recovery.rebuild, retry_s=_RETRY_S)
-        loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(_forever(self._sweep, _SWEEP_INTERVAL_S)))
+        self._tasks.append(spawn("sweeping", _forever(self._sweep, _SWEEP_INTERVAL_S)))
         if self._gives_events_to_everyone():
-            self._tasks.append(loop.create_task(_forever(self._follow_events, _RETRY_S)))
+            self._tasks.append(spawn("runtime events", _forever(self._follow_events, _RETRY_S)))
 
     def _gives_events_to_everyone(self) -> bool:
         """containerd 1.7 gives each event to one reader only, and that one must be kubelet."""

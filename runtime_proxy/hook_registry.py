@@ -9,6 +9,7 @@ from runtime_proxy.hook_server import HookCounts, HookServers
 from runtime_proxy.options import Options
 from runtime_proxy.registration import FolderWatch, Registrations
 from runtime_proxy.status import Figures, Gauge
+from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class HookRegistry:
                 "no inotify: changes are seen by scanning", extra={"reason": error.strerror}
             )
         self._changed()
-        self._scanner = loop.create_task(self._scan())
+        self._scanner = spawn("scanning registrations", self._scan())
 
     def _changed(self) -> None:
         if self._registrations.refresh():

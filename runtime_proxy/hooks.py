@@ -21,6 +21,7 @@ from runtime_proxy.model import Container, Pod, container_request, pod_request
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.stages import Stage
 from runtime_proxy.store import Store
+from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -131,14 +132,9 @@ class Hooks:
         return None
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = spawn("hooks behind a call", work)
         self._background.add(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("hook behind a call failed", exc_info=error)
+        task.add_done_callback(self._background.discard)
 
     async def settle(self, limit_s: float) -> None:
         """Wait for the hooks of after-stages that are still running."""

@@ -92,9 +92,10 @@ class _Call(Generic[_Request]):
         self.budget = Budget(held.timeout_s)
 
     def decide(self) -> Verdict | Awaitable[Verdict]:
-        if self.needs_asking():
-            return self._guarded()
-        return self.unasked()
+        try:
+            return self._guarded() if self.needs_asking() else self.unasked()
+        except Exception:  # noqa: BLE001 - reported, and counted
+            return self._after_our_fault()
 
     def needs_asking(self) -> bool:
         return self.before is not None and bool(self.hooks.servers.serving(self.before))
@@ -116,11 +117,8 @@ class _Call(Generic[_Request]):
             # Then the call itself finds it away, and says so in the runtime's words.
             self.hooks.skipped.runtime_away += 1
             return Forward()
-        except Exception:
-            # A fault of ours must not cost a pod: the request goes on as kubelet made it.
-            self.hooks.skipped.fault += 1
-            log.exception("hooks skipped", extra={"path": self.held.path.decode()})
-            return Forward()
+        except Exception:  # noqa: BLE001 - reported, and counted
+            return self._after_our_fault()
         return Forward(add_prefix(self.request.SerializeToString()) if changed else None)
 
     def answered(self, body: bytes) -> None:
@@ -133,6 +131,14 @@ class _Call(Generic[_Request]):
             log.warning(
                 "unreadable answer", extra={"path": self.held.path.decode(), "reason": str(error)}
             )
+        except Exception:  # noqa: BLE001 - reported, and counted
+            self._after_our_fault()
+
+    def _after_our_fault(self) -> Verdict:
+        """A fault of ours must not cost a pod: the request goes on as kubelet made it."""
+        self.hooks.skipped.fault += 1
+        log.exception("hooks skipped", extra={"path": self.held.path.decode()})
+        return Forward()
 
     def succeeded(self, answer: bytes) -> None:
         """The runtime did it."""

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.docker.engine import Engine
@@ -16,6 +17,7 @@ from runtime_proxy.options import Options
 from runtime_proxy.recovery import with_retries
 from runtime_proxy.status import Figures, Gauge
 from runtime_proxy.store import NoJournal, Store
+from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class DockerAgent:
 
     async def start(self) -> None:
         self._registry.start()
-        self._tasks = [asyncio.get_running_loop().create_task(self._follow())]
+        self._tasks = [spawn("following dockerd", self._follow())]
 
     async def _follow(self) -> None:
         await with_retries(self._engine.rebuild, retry_s=_RETRY_S)
@@ -262,8 +264,8 @@ class _Connection(asyncio.Protocol):
             self._relay.refuse(500, "Internal Server Error", verdict.text)
         self._flush()
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = spawn("docker connection", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
