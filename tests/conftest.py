@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.beds.groups import layout
 from tests.beds.packages import BedError
@@ -104,6 +105,11 @@ _answers: dict[str, str | None] = {}
 def pytest_configure() -> None:
     # Ending the tests from outside is like Ctrl-C: fixtures still clean up what they made.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Speed is measured in benchmarks/: a busy machine must not fail a property.
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any machine")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
