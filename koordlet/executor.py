@@ -44,6 +44,7 @@ from linux.cgroup_paths import Layout, is_below
 from linux.cpuset import CpuSet
 from linux.host import Host
 from linux.resources import Resource, Value
+from linux.weights import Formula
 
 log = logging.getLogger(__name__)
 
@@ -397,6 +398,9 @@ class Executor:
         assert file is not None and found is not None
         record = self._planner.record_of(slot, plan)
         if record is not None and any(self._planner.same(file, one, found) for one in record.ours):
+            # A weight by the new formula came from the runtime, if by our answer. One by the old
+            # formula may be our own first guess, and says nothing.
+            self._planner.learn(slot, {Formula.QUADRATIC})
             return True
         if slot.want is None:
             # The original, or somebody else's value, stands there: nothing of ours to undo.

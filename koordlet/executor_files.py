@@ -9,7 +9,7 @@ Facts: linux-interfaces.md sections 5 and 6.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -228,8 +228,8 @@ class FilePlanner:
         except (OSError, ValueError):
             return DEFAULT_PERIOD_US
 
-    def learn(self, slot: Slot) -> None:
-        """Learn the weight formula of this level from a weight that is not ours."""
+    def learn(self, slot: Slot, evidence: Collection[Formula] = frozenset(Formula)) -> None:
+        """Learn the weight formula of this level from a weight; only `evidence` counts."""
         want, found = slot.want, slot.found
         if slot.resource is not Resource.CPU_SHARES or self.layout.version != 2:
             return
@@ -238,7 +238,7 @@ class FilePlanner:
         # The runtime converted what kubelet asked for, or what our reply put in its place.
         for known in (want.requested, want.value):
             formula = detect([(known, int(found))]) if isinstance(known, int) else None
-            if formula is not None:
+            if formula is not None and formula in evidence:
                 if len(self._votes) > _KEPT_VOTES:
                     # Pods come and go; what their level uses is known by now.
                     self._votes = {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.properties.node import ALL_GATES, KINDS, NO_GATES, OperatedNode, RunningContainer
 from tests.properties.test_node import PROFILES, QOS_ON
-from tests.simulated.kubelet import Limits
+from tests.simulated.kubelet import Limits, quadratic_weight
 
 KIND = {kind.name: kind for kind in KINDS}
 GIB = 1 << 30
@@ -116,3 +116,16 @@ def test_switching_one_policy_off_leaves_the_others(node: OperatedNode) -> None:
     node.settle()
     cpus = ",".join(map(str, sorted(container.pod.cpus)))
     assert node.text(container.here.cgroup, "cpuset.cpus") == cpus
+
+
+def test_a_weight_by_the_runtimes_formula_is_left_as_it_is() -> None:
+    """Our answer has the runtime write the weight: by its formula, which ours is to follow."""
+    node = boot("ubuntu-24.04")
+    try:
+        container = _one(node, "batch")
+        by_runtime = node.text(container.here.cgroup, "cpu.weight")
+        assert by_runtime == str(quadratic_weight(512))
+        node.settle()
+        assert node.text(container.here.cgroup, "cpu.weight") == by_runtime
+    finally:
+        node.close()
