@@ -160,6 +160,7 @@ class OperatedNode:
         )
         self.events = Events()
         self._work: list[Callable[[], None]] = []
+        self._ended: list[str] = []
         self.handler = NriHandler(
             state=self.state,
             decider=Decider(self.events),
@@ -217,6 +218,9 @@ class OperatedNode:
     ) -> None:
         self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
 
+    def ended(self, container_id: str) -> None:
+        self._ended.append(container_id)
+
     def resctrl_groups(self) -> Collection[str]:
         return () if self.kernel.resctrl is None else [g for g in self.kernel.resctrl.groups if g]
 
@@ -261,7 +265,11 @@ class OperatedNode:
     # Passes
 
     def reconcile(self) -> PassReport:
-        return self.reconciler.run_once("test")
+        ended, self._ended = self._ended, []
+        report = self.reconciler.run_once("test")
+        for container_id in ended:
+            self.journal.done_with(container_id)
+        return report
 
     def settle(self) -> PassReport:
         """Let the daemon hear everything and finish; returns the last pass, which is quiet."""

@@ -42,6 +42,7 @@ from tests.simulated import (
     INTEL_RDT,
     UBUNTU_24_04,
     Crash,
+    Profile,
     Topology,
 )
 from tests.simulated.kernel import UNDER_TEST
@@ -105,7 +106,10 @@ class NodeMachine(RuleBasedStateMachine):
 
     @initialize(profile=st.sampled_from(sorted(PROFILES)), slo=st.sampled_from(sorted(SLOS)))
     def boot(self, profile: str, slo: str) -> None:
-        self.node = OperatedNode(PROFILES[profile])
+        self._boot(PROFILES[profile], slo)
+
+    def _boot(self, profile: Profile, slo: str) -> None:
+        self.node = OperatedNode(profile)
         self.node.set_slo(SLOS[slo])
         self.node.publish_topology()
         self.node.synchronize()
