@@ -1,0 +1,196 @@
+"""Random lives of a node that others disturb: who else writes there, and what fails besides writes.
+
+Adds to `test_node` an operator and kubelet as writers beside the runtime, pods that come back under
+their old UID, reads that fail, slow writes, a run directory that is full, journals with a torn
+end, both cgroup drivers on both cgroup versions. Settled means more here: deciding again gives the
+same, a second pass writes nothing, a daemon that starts anew finds nothing to do and knows the
+same, and every value that differs from an undisturbed node's is explained by a claim.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from hooks.subject import Subject
+from koordlet.executor_slots import State
+from linux.cpuset import CpuSet
+from tests.properties.node import RunningContainer
+from tests.properties.test_node import PROFILES, SLOS, NodeMachine
+from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2
+from tests.simulated.profiles import Driver, WeightFormula
+
+DISTURBED = PROFILES | {
+    profile.name: profile
+    for profile in (
+        replace(DEBIAN_12_V1, name="v1-systemd", driver=Driver.SYSTEMD),
+        replace(
+            DEBIAN_12_V2,
+            name="v2-cgroupfs",
+            driver=Driver.CGROUPFS,
+            weights=WeightFormula.QUADRATIC,
+        ),
+    )
+}
+_BOTH = {
+    "weight": ("cpu.shares", "cpu.weight"),
+    "quota": ("cpu.cfs_quota_us", "cpu.max"),
+    "memory limit": ("memory.limit_in_bytes", "memory.max"),
+}
+PAGE = 4096
+
+
+class DisturbedMachine(NodeMachine):
+    """The rules of `NodeMachine`, and those of everybody else on the node."""
+
+    @initialize(profile=st.sampled_from(sorted(DISTURBED)), slo=st.sampled_from(sorted(SLOS)))
+    def boot(self, profile: str, slo: str) -> None:
+        self._boot(DISTURBED[profile], slo)
+        self.foreign = 0
+
+    # Other writers
+
+    @rule(number=st.integers(0, 9), what=st.sampled_from(sorted(_BOTH)), pod=st.booleans())
+    def somebody_else_writes(self, number: int, what: str, pod: bool) -> None:
+        container = self._container(number)
+        if container is None:
+            return
+        self.foreign += 1
+        version = self.node.profile.cgroup
+        file = _BOTH[what][version - 1]
+        # Never a value that we would write ourselves: then nobody could tell who did.
+        text = {
+            "weight": str(7 + self.foreign),
+            "quota": str(31_007 + self.foreign),
+            "memory limit": str((300_000 + self.foreign) * PAGE),
+        }[what]
+        if what == "quota" and version == 2:
+            text += " 100000"
+        here, twin = container.here.cgroup, container.twin.cgroup
+        if pod:
+            here, twin = container.pod.here.cgroup, container.pod.twin.cgroup
+        self._write_on_both(here, twin, file, text)
+
+    def _write_on_both(self, here: str, twin: str, file: str, text: str) -> None:
+        """Only a write that both kernels take has happened."""
+        node = self.node
+        before = node.text(here, file)
+        try:
+            node.kernel.write_as("operator", node.kubelet.path(here, file), text)
+        except OSError:
+            return
+        try:
+            node.twin.write_as("operator", node.twin_kubelet.path(twin, file), text)
+        except OSError:
+            node.kernel.write_as("operator", node.kubelet.path(here, file), before)
+
+    @rule(number=st.integers(0, 9))
+    def the_static_cpu_manager_resets_a_container(self, number: int) -> None:
+        container = self._container(number)
+        if container is None:
+            return
+        everything = str(CpuSet(range(self.node.profile.topology.cpus)))
+        self._write_on_both(container.here.cgroup, container.twin.cgroup, "cpuset.cpus", everything)
+
+    # What fails
+
+    @rule(
+        nth=st.integers(1, 20),
+        error=st.sampled_from([errno.EIO, errno.EACCES, errno.ENODEV, errno.EMFILE]),
+    )
+    def a_read_fails(self, nth: int, error: int) -> None:
+        self.node.kernel.faults.fail("read", error, nth=nth)
+        self.node.reconcile()
+        self.node.kernel.faults.clear()
+
+    @rule()
+    def writes_are_slow(self) -> None:
+        self.node.kernel.faults.before("write", lambda: self.node.kernel.clock.advance(3), nth=0)
+        self.node.reconcile()
+        self.node.kernel.faults.clear()
+
+    @rule()
+    def the_run_directory_is_full(self) -> None:
+        """One append fails; the daemon must write nothing that it could not undo."""
+        journal = self.node.journal
+        full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(full, journal._file)
+        os.close(full)
+        self.node.reconcile()
+
+    @rule(bytes_=st.integers(1, 40))
+    def the_daemon_restarts_after_a_torn_write(self, bytes_: int) -> None:
+        """Half a record more than was written: the one that did not get through."""
+        path = self.node.folder / "journal"
+        with path.open("ab") as file:
+            file.write(b'{"record":{"place":"kubepods/burstable/x","inode":1}}'[:bytes_])
+        with (self.node.folder / "requests.log").open("ab") as file:
+            file.write(b'{"id":"0000000000000000","shares":1024,"quota_us"'[:bytes_])
+        self.node.restart()
+
+    # What settled means
+
+    def _settled(self) -> None:
+        super()._settled()
+        node = self.node
+        decided = {view.subject.key: view for view in node.reconciler.explain_all()}
+        for view in decided.values():
+            again = node.engine.decide(view.subject)
+            assert again.outcomes == view.decision.outcomes, view.subject.key
+        assert node.reconcile().written == 0
+        self._differences_are_explained()
+        before = {key: view.subject for key, view in decided.items()}
+        node.restart()
+        node.synchronize()
+        report = node.reconcile()
+        assert not (report.written or report.failed), (
+            "a daemon that starts anew finds something to do",
+            [write for write in node.kernel.writes if write.writer == "daemon"],
+        )
+        after = {view.subject.key: view.subject for view in node.reconciler.explain_all()}
+        assert _known(after) == _known(before)
+
+    def _differences_are_explained(self) -> None:
+        """What differs from the node that never had us is claimed, or a claim needs it so."""
+        node = self.node
+        claimed: set[str] = set()
+        for view in node.reconciler.explain_all():
+            for each in view.resources:
+                if each.claim is not None and each.state in (State.APPLIED, State.DEGRADED):
+                    claimed.add(each.path)
+        supports = {(record.place, record.resource) for record in node.journal.records()}
+        for pod in node.pods:
+            for container in pod.containers:
+                self._explained(container, claimed, {place for place, _ in supports})
+
+    def _explained(
+        self, container: RunningContainer, claimed: set[str], supported: set[str]
+    ) -> None:
+        node = self.node
+        for names in _BOTH.values():
+            file = names[node.profile.cgroup - 1]
+            twin = node.twin.text(node.twin_kubelet.path(container.twin.cgroup, file))
+            path = node.kubelet.path(container.here.cgroup, file)
+            if node.kernel.text(path) != twin:
+                explained = path in claimed or container.here.cgroup in supported
+                assert explained, f"{path}: {node.kernel.text(path)!r} not {twin!r}"
+
+
+def _known(subjects: dict[str, Subject]) -> set[tuple[str, str]]:
+    return {(key, subject.cgroup) for key, subject in subjects.items()}
+
+
+EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
+
+TestDisturbed = DisturbedMachine.TestCase
+TestDisturbed.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
