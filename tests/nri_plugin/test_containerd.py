@@ -188,7 +188,8 @@ def test_two_plugins_with_one_identity_do_not_conflict(bed: Containerd, tmp_path
 
 
 LAUNCHED = """\
-#!{python}
+#!/bin/sh
+"exec" "{python}" "$0"  # a path with a space cannot stand in the first line; Python skips this one
 import asyncio, os, sys
 sys.path.insert(0, {checkout!r})
 from nri_plugin.options import Options, launch_of
