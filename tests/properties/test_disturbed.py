@@ -77,7 +77,10 @@ class DisturbedMachine(NodeMachine):
         self._write_on_both(here, twin, file, text)
 
     def _write_on_both(self, here: str, twin: str, file: str, text: str) -> None:
-        """Only a write that both kernels take has happened."""
+        """Only a write that both kernels take has happened; the watch wakes a pass at once.
+
+        A value that the runtime wrote over before any pass saw it nobody can put back.
+        """
         node = self.node
         before = node.text(here, file)
         try:
@@ -88,6 +91,8 @@ class DisturbedMachine(NodeMachine):
             node.twin.write_as("operator", node.twin_kubelet.path(twin, file), text)
         except OSError:
             node.kernel.write_as("operator", node.kubelet.path(here, file), before)
+            return
+        node.reconcile()
 
     @rule(number=st.integers(0, 9))
     def the_static_cpu_manager_resets_a_container(self, number: int) -> None:
@@ -163,10 +168,10 @@ class DisturbedMachine(NodeMachine):
             for each in view.resources:
                 if each.claim is not None and each.state in (State.APPLIED, State.DEGRADED):
                     claimed.add(each.path)
-        supports = {(record.place, record.resource) for record in node.journal.records()}
+        supported = {record.place for record in node.journal.records() if record.support_of}
         for pod in node.pods:
             for container in pod.containers:
-                self._explained(container, claimed, {place for place, _ in supports})
+                self._explained(container, claimed, supported)
 
     def _explained(
         self, container: RunningContainer, claimed: set[str], supported: set[str]
