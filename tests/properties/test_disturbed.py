@@ -127,6 +127,9 @@ class DisturbedMachine(NodeMachine):
         os.dup2(full, journal._file)
         os.close(full)
         self.node.reconcile()
+        # There is room again before anything else happens.
+        journal._behind = True
+        journal.update()
 
     @rule(bytes_=st.integers(1, 40))
     def the_daemon_restarts_after_a_torn_write(self, bytes_: int) -> None:
