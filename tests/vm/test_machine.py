@@ -19,7 +19,7 @@ pytestmark = pytest.mark.vm
 
 TOPOLOGY = TOPOLOGIES[os.environ.get("KOORD_VM_TOPOLOGY", "2s2c2t")]
 KERNEL = next(k for k in KERNELS if k == os.environ.get("KOORD_VM_KERNEL", "bookworm"))
-_TESTS_TIMEOUT_S = 480.0
+_TESTS_TIMEOUT_S = 900.0
 _SELECTION = ("tests/vm/inside", "tests/behaviours/test_behaviours.py")
 
 
