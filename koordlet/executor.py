@@ -242,7 +242,11 @@ class Executor:
                     known = msgspec.structs.replace(known, original=None, asked=asked)
                 record = known.with_ours(*record.ours)
             records.append(record)
-        self.journal.update(records)
+        try:
+            self.journal.update(records)
+        except JournalError as error:
+            log.warning("the journal cannot be written: %s", error)
+            return  # the deliveries stay on record, for the next pass to journal
         self.journal.done_with(container_id)
         self._orphans_stale = True
 

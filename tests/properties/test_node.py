@@ -9,7 +9,6 @@ pod; switching everything off leaves the node as if we had never been there.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from dataclasses import replace
 from typing import Any
@@ -93,10 +92,6 @@ OFF: dict[str, tuple[str, ...]] = {
 }
 POD_KINDS = {kind.name: kind for kind in KINDS}
 TIMES = st.sampled_from([1, 1, 1, 0, 2])
-
-
-# A failure shows its steps; the thousand lines of all other tries would bury them.
-logging.getLogger("koordlet").setLevel(logging.CRITICAL)
 
 
 class NodeMachine(RuleBasedStateMachine):
