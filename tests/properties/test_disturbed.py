@@ -1,8 +1,8 @@
 """Random lives of a node that others disturb: who else writes there, and what fails besides writes.
 
-Adds to `test_node` an operator and kubelet as writers beside the runtime, pods that come back under
-their old UID, reads that fail, slow writes, a run directory that is full, journals with a torn
-end, both cgroup drivers on both cgroup versions. Settled means more here: deciding again gives the
+Adds to `test_node` an operator and kubelet as writers beside the runtime, reads that fail, slow
+writes, a run directory that is full, journals with a torn end, both cgroup drivers on both cgroup
+versions. Settled means more here: deciding again gives the
 same, a second pass writes nothing, a daemon that starts anew finds nothing to do and knows the
 same, and every value that differs from an undisturbed node's is explained by a claim.
 """
