@@ -27,8 +27,8 @@ from koordlet import kernel
 from koordlet.config import Config, split_address
 from koordlet.decider import Decider
 from koordlet.events import Events, Severity
-from koordlet.executor import Executor, Limits
-from koordlet.executor_slots import State as ValueState
+from koordlet.executor.executor import Executor, Limits
+from koordlet.executor.slots import State as ValueState
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal, JournalError

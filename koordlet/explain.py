@@ -13,7 +13,7 @@ from hooks.claim import Claim, Op
 from hooks.decision import Decision, Outcome
 from hooks.subject import ContainerSubject, PodSubject, SandboxSubject, Subject
 from koordlet.decider import name_of
-from koordlet.executor_slots import ResourceView, WriteNote
+from koordlet.executor.slots import ResourceView, WriteNote
 from koordlet.reconciler import AT_CREATION_ONLY, SubjectView, requested_value
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from koordlet.decider import RepairKey, Stage, TimingKey
-from koordlet.executor_slots import State as ValueState
+from koordlet.executor.slots import State as ValueState
 from koordlet.machine import WriteKey
 from koordlet.reconciler import ReconcileStats
 from linux.cpuset import CpuSet

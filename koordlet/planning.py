@@ -21,8 +21,8 @@ from hooks.policy import Policy
 from koordlet import kernel
 from koordlet.config import Config
 from koordlet.decider import name_of
-from koordlet.executor import Executor
-from koordlet.executor_slots import PlannedWrite
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import PlannedWrite
 from koordlet.explain import Plain
 from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal

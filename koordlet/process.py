@@ -18,7 +18,7 @@ from hooks.facts import NodeInputs
 from hooks.policies import BUILTIN
 from koordlet.config import Config
 from koordlet.daemon import Daemon
-from koordlet.executor import Executor
+from koordlet.executor.executor import Executor
 from koordlet.flags import Parsed
 from koordlet.gates import BEYOND_POLICIES
 from koordlet.journal import Journal, JournalError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from koordlet.decider import RepairKey, TimingKey
-from koordlet.executor_slots import State as ValueState
+from koordlet.executor.slots import State as ValueState
 from koordlet.machine import TimedHost, WriteKey
 from koordlet.reconciler import ReconcileStats
 from linux.cpuset import CpuSet

@@ -26,8 +26,8 @@ from hooks.decision import Decision, Outcome
 from hooks.engine import Engine, Guard
 from hooks.policy import OffBecause
 from hooks.subject import ContainerSubject, PodSubject, Requested, Subject
-from koordlet.executor import Executor
-from koordlet.executor_slots import PlannedWrite, ResourceView, State, Want, WriteReport
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import PlannedWrite, ResourceView, State, Want, WriteReport
 from koordlet.journal import Journal, JournalError, Record
 from koordlet.snapshot import Snapshot
 from linux.cgroup_files import DEFAULT_PERIOD_US

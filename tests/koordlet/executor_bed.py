@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hooks.claim import Claim
-from koordlet.executor import Executor, Limits
-from koordlet.executor_slots import ResourceView, Want, WriteReport
+from koordlet.executor.executor import Executor, Limits
+from koordlet.executor.slots import ResourceView, Want, WriteReport
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from linux.discovery import discover

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from koordlet.executor import Limits
-from koordlet.executor_node import make_host_directory
-from koordlet.executor_slots import State, Want
+from koordlet.executor.executor import Limits
+from koordlet.executor.node_wide import make_host_directory
+from koordlet.executor.slots import State, Want
 from koordlet.journal import Record
 from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet

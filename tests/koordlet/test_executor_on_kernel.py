@@ -16,8 +16,8 @@ from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.subject import PodSubject, make_pod
-from koordlet.executor import Executor
-from koordlet.executor_slots import State, Want
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import State, Want
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.reconciler import Reconciler

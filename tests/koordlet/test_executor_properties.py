@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koordlet.executor_order import TOP, Lattice, Node, Order, ancestors, order
-from koordlet.executor_slots import State
+from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
+from koordlet.executor.slots import State
 from linux.cgroup_paths import parent_of
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value

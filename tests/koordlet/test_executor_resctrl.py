@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from koordlet.executor_slots import State, Want
+from koordlet.executor.slots import State, Want
 from linux.resources import Resource
 from tests.koordlet.executor_bed import Bed, claim_of
 from tests.koordlet.test_executor import TWO_CORES

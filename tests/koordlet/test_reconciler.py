@@ -18,8 +18,8 @@ from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import ContainerSubject, Level, PodSubject, Subject, make_pod
-from koordlet.executor import Executor
-from koordlet.executor_slots import State
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import State
 from koordlet.journal import Journal
 from koordlet.reconciler import Reconciler, plan_for
 from koordlet.snapshot import Snapshot

@@ -36,8 +36,8 @@ from hooks.policies import BUILTIN
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject, make_pod
 from koordlet.decider import Decider
 from koordlet.events import Events
-from koordlet.executor import Executor
-from koordlet.executor import Limits as WriteLimits
+from koordlet.executor.executor import Executor
+from koordlet.executor.executor import Limits as WriteLimits
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.nri_handler import NriHandler

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from hooks.subject import Subject
-from koordlet.executor_slots import State
+from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
 from tests.properties.node import RunningContainer
 from tests.properties.test_node import PROFILES, SLOS, NodeMachine

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from koordlet.executor_slots import State
+from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
 from tests.properties.node import (
     ALL_GATES,

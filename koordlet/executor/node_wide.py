@@ -11,7 +11,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.journal import Record
 from linux import resctrl, resctrl_groups
 from linux.cgroup_paths import PathError, check_relative, is_below
@@ -19,7 +19,7 @@ from linux.host import Host
 from linux.resources import Resource
 
 if TYPE_CHECKING:
-    from koordlet.executor import Executor
+    from koordlet.executor.executor import Executor
 
 GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
 SCHED_CORE: Final = "kernel.sched_core"

@@ -22,10 +22,10 @@ from typing import Final
 
 import msgspec
 
-from koordlet import executor_node, executor_tasks
-from koordlet.executor_files import FilePlanner
-from koordlet.executor_order import ancestors
-from koordlet.executor_slots import (
+from koordlet.executor import node_wide, tasks
+from koordlet.executor.files import FilePlanner
+from koordlet.executor.order import ancestors
+from koordlet.executor.slots import (
     BAD,
     Act,
     Plan,
@@ -92,7 +92,7 @@ class Executor:
         limits: Limits = Limits(),
         page_size_bytes: int = 4096,
         burst_above_quota: bool = False,
-        directory_roots: Sequence[str] = executor_node.DIRECTORY_ROOTS,
+        directory_roots: Sequence[str] = node_wide.DIRECTORY_ROOTS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -176,7 +176,7 @@ class Executor:
             return []
         self._orphans_stale = False
         found = []
-        for record in [*self.journal.records(), *executor_node.left_behind(self)]:
+        for record in [*self.journal.records(), *node_wide.left_behind(self)]:
             cause = (record.place, Resource(record.support_of), "") if record.support_of else None
             if record.record_key not in self._slots and (cause is None or cause not in self._slots):
                 found.append(record)
@@ -312,14 +312,14 @@ class Executor:
         for slot in dirty:
             if slot.slot_key not in plan.planned:
                 self._conclude(slot, plan)
-        switches = executor_node.plan(self, self._virtual, plan, now)
-        tasks = executor_tasks.plan(self, self._virtual, plan, now)
+        switches = node_wide.plan(self, self._virtual, plan, now)
+        of_tasks = tasks.plan(self, self._virtual, plan, now)
         # Group identity and core scheduling must never be on together, so what one leaves behind
         # goes first, then the switches (off before on), then what the other brings.
-        if executor_node.ends_group_identity(switches):
-            plan.writes = [*tasks.first, *files, *switches, *tasks.last]
+        if node_wide.ends_group_identity(switches):
+            plan.writes = [*of_tasks.first, *files, *switches, *of_tasks.last]
         else:
-            plan.writes = [*tasks.first, *switches, *files, *tasks.last]
+            plan.writes = [*of_tasks.first, *switches, *files, *of_tasks.last]
         return plan
 
     def _read(self, now: float, pause: Callable[[], None] | None) -> list[Slot]:
@@ -576,7 +576,7 @@ class Executor:
             case Act.RMDIR:
                 self.host.rmdir(write.path)
             case Act.MOVE_TASKS:
-                executor_tasks.move(self.host, write)
+                tasks.move(self.host, write)
             case Act.COOKIE_CREATE:
                 self.host.core_sched_create(write.ids[0])
             case Act.COOKIE_COPY:
@@ -598,7 +598,7 @@ class Executor:
             slot.retry_at = self.clock() + self.limits.max_backoff_s
         else:
             self.reject(slot, error, write.new)
-            executor_node.explain_refusal(self, slot, write)
+            node_wide.explain_refusal(self, slot, write)
 
     def _settle(self, slot: Slot, write: PlannedWrite) -> bool:
         """Read back what was written; True when it was a restore that is complete."""

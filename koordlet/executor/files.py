@@ -1,7 +1,7 @@
 """Planning for cgroup files: what to write where, under the kernel's rules, in which order.
 
 Reads only. Three kinds of rules meet here: values that are ordered along the tree (quota, cpuset,
-memory; see `executor_order`), the burst, which mainline keeps at or below the quota of the same
+memory; see `order`), the burst, which mainline keeps at or below the quota of the same
 group, and the weight, which `cpu.idle` fixes while it is 1 and the kernel resets when idle ends.
 Facts: linux-interfaces.md sections 5 and 6.
 """
@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from koordlet.executor_order import TOP, Lattice, Node, Order, ancestors, order
-from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, SlotKey, Want
+from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey, Want
 from koordlet.journal import Journal, Record, plain
 from linux.cgroup_files import (
     DEFAULT_PERIOD_US,
@@ -444,7 +444,7 @@ class FilePlanner:
             of_place[cgroup].blocked_by = f"{blocker} allows none of it"
 
     def _element(self, file: CgroupFile, text: str, period_us: int) -> int:
-        """Return a field's text as a value that `executor_order` compares."""
+        """Return a field's text as a value that `order` compares."""
         value = number(file, text)
         if isinstance(value, CpuSet):
             # On v2 an empty set means whatever the parent has.

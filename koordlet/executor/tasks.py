@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from koordlet.executor_slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.journal import Record, plain
 from linux import resctrl, resctrl_groups
 from linux.host import Host
@@ -22,7 +22,7 @@ from linux.procfs import oom_score_adj_path, parse_ids
 from linux.resources import Resource
 
 if TYPE_CHECKING:
-    from koordlet.executor import Executor
+    from koordlet.executor.executor import Executor
 
 _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
