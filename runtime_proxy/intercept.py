@@ -23,7 +23,7 @@ from runtime_proxy.http2.grpc import (
     add_prefix,
     parse_unary_body,
 )
-from runtime_proxy.http2.relay import RequestHeld
+from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.model import (
     Container,
     Pod,

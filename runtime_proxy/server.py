@@ -15,8 +15,9 @@ from typing import Protocol, cast
 
 from runtime_proxy.http2.frames import ConnectionFault
 from runtime_proxy.http2.grpc import Status
+from runtime_proxy.http2.held import Abandoned, Answered, RequestHeld
 from runtime_proxy.http2.refusal import Refusal
-from runtime_proxy.http2.relay import Abandoned, Answered, Relay, RequestHeld
+from runtime_proxy.http2.relay import Relay
 
 log = logging.getLogger(__name__)
 

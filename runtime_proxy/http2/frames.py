@@ -37,6 +37,8 @@ DEFAULT_MAX_FRAME_SIZE = 16_384
 LARGEST_MAX_FRAME_SIZE = 16_777_215
 LARGEST_WINDOW = 2**31 - 1
 STREAM_MASK = 0x7FFF_FFFF
+# A header block that we keep until its last CONTINUATION; kubelet sends 300 octets.
+_MAX_HEADER_BLOCK = 256 * 1024
 
 # Length as two parts (high 16 bits, low 8 bits), type, flags, stream with its reserved bit.
 FRAME_HEADER = struct.Struct(">HBBBI")
@@ -157,3 +159,44 @@ def header_fragment(kind: int, flags: int, payload: bytes) -> bytes:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS shorter than its priority")
         fragment = fragment[5:]
     return fragment
+
+
+def header_block_end(buffer: bytes, at: int, max_frame_size: int) -> int:
+    """Where the HEADERS at `at` and their CONTINUATIONs end, or 0 while they are incomplete."""
+    start = at
+    size = len(buffer)
+    expected: int | None = None
+    while size - at >= HEADER_SIZE:
+        high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
+        length = high << 8 | low
+        if length > max_frame_size:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
+        stream &= STREAM_MASK
+        if expected is None:
+            expected = stream
+        elif kind != CONTINUATION or stream != expected:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame inside a header block")
+        at += HEADER_SIZE + length
+        if at > size:
+            break
+        if flags & END_HEADERS:
+            return at
+    if size - start > _MAX_HEADER_BLOCK:
+        raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
+    return 0
+
+
+def header_block(buffer: bytes, at: int, end: int) -> bytes:
+    """The header block in the frames between `at` and `end`, without framing and padding."""
+    fragments: list[bytes] = []
+    while at < end:
+        high, low, kind, flags, _ = FRAME_HEADER.unpack_from(buffer, at)
+        stop = at + HEADER_SIZE + (high << 8 | low)
+        fragments.append(header_fragment(kind, flags, buffer[at + HEADER_SIZE : stop]))
+        at = stop
+    return fragments[0] if len(fragments) == 1 else b"".join(fragments)
+
+
+def without_end_of_stream(octets: bytes) -> bytes:
+    """The frames of a header block as they were, but leaving the stream open."""
+    return octets[:4] + bytes((octets[4] & ~END_STREAM,)) + octets[5:]

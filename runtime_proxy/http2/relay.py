@@ -6,104 +6,23 @@ and the two ends negotiate with each other. Only the *request messages* of inter
 held: their HEADERS have gone on (stream order and header compression demand it), their DATA waits
 until `release` sends it, changed or not, or `reject` answers in the server's place.
 
-Holding DATA breaks the end-to-end flow control, so the relay keeps three numbers of the
-connection's request direction:
-
-- `server_window`: what the server still accepts (its grants less what we have sent);
-- `client_window`: what the client believes it may send (our and the server's grants less its data);
-- `queued`: octets that we hold and that will still be sent on.
-
-The client is owed `server_window - queued - client_window` whenever that is positive. A message
-that grew makes it negative; the server's next grants then pay the debt before the client sees any.
-Where held messages alone would starve the client (a big message, or many behind a slow hook), they
-leave `queued` until their release, and data that then finds no window waits in a queue.
+The server's pings are answered here: grpc-go sends one with every call to measure its connection,
+which ends at us, and a client that dies takes both connections with it. The client's pings go on,
+because they ask whether the server lives.
 """
 
-import enum
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 from runtime_proxy.http2 import frames, hpack
 from runtime_proxy.http2.frames import FRAME_HEADER, HEADER_SIZE, ConnectionFault, ErrorCode
 from runtime_proxy.http2.grpc import MESSAGE_PREFIX_SIZE, Status, parse_timeout, status_headers
+from runtime_proxy.http2.held import Abandoned, Answered, Event, Held, Phase, RequestHeld
+from runtime_proxy.http2.sending import Sending
 
-# Below this the client is close to being unable to send: a whole small request should always fit.
-_LOW_WINDOW = 16 * 1024
-# A header block that we keep until its last CONTINUATION; kubelet sends 300 octets.
-_MAX_HEADER_BLOCK = 256 * 1024
+_PING_SIZE = 8
 # What is kept of an answer: the ids that hooks need are in its first hundred octets.
 _MAX_OBSERVED_ANSWER = 64 * 1024
-
-
-class Phase(enum.Enum):
-    RECEIVING = enum.auto()
-    DECIDING = enum.auto()
-    SENDING = enum.auto()
-    WAITING = enum.auto()
-    REJECTING = enum.auto()
-
-
-@dataclass(slots=True)
-class _Held:
-    """A stream whose request message is ours to send."""
-
-    stream: int
-    path: bytes
-    timeout_s: float | None
-    encoding: bytes
-    client_window: int
-    server_window: int
-    phase: Phase = Phase.RECEIVING
-    body: bytearray = field(default_factory=bytearray)
-    received_flow: int = 0
-    counted: bool = True
-    answer: bytearray = field(default_factory=bytearray)
-    answer_started: bool = False
-    rejection: Status | None = None
-
-
-@dataclass(slots=True)
-class _Pending:
-    """DATA that waits for the server's window: a frame as it came, or our own message."""
-
-    stream: int
-    payload: bytes
-    flow: int
-    held: _Held | None
-    sent: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHeld:
-    """A whole intercepted request: answer with `release` or `reject`, or let `Abandoned` end it.
-
-    `body` is the gRPC body as sent, message prefix included.
-    """
-
-    stream: int
-    path: bytes
-    body: bytes
-    timeout_s: float | None
-    encoding: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The server answered a released request. `body` is empty unless it carried a message."""
-
-    stream: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The call ended before the server answered: cancelled, reset or overtaken by an error."""
-
-    stream: int
-
-
-Event = RequestHeld | Answered | Abandoned
 
 
 def _ignore_call(path: bytes, started: float) -> None:
@@ -141,17 +60,14 @@ class Relay:
         self._client_rest = b""
         self._server_rest = b""
         self._decoder = hpack.Decoder()
-        self._held: dict[int, _Held] = {}
-        self._queue: deque[_Pending] = deque()
+        self._held: dict[int, Held] = {}
+        self._sending = Sending()
         self._drain_limit: int | None = None
         # Whose SETTINGS the server has yet to acknowledge: 0 is the client, else a rejected stream.
         self._unacknowledged: deque[int] = deque()
 
-        self._server_window = frames.DEFAULT_WINDOW
-        self._client_window = frames.DEFAULT_WINDOW
-        self._queued = 0
+        self._server_leaving = False
         self._initial_window = frames.DEFAULT_WINDOW
-        self._server_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
         self._client_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
 
     # -- bytes in --------------------------------------------------------------------------------
@@ -172,10 +88,11 @@ class Relay:
         run = at  # start of the frames that go on as they are
         size = len(buffer)
         held_streams = self._held
+        sending = self._sending
         while size - at >= HEADER_SIZE:
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
             length = high << 8 | low
-            if length > self._server_max_frame:
+            if length > sending.max_frame_size:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
             end = at + HEADER_SIZE + length
             if end > size:
@@ -183,28 +100,28 @@ class Relay:
             stream &= frames.STREAM_MASK
             forward = True
             if kind == frames.DATA:
-                self._client_window -= length
-                if self._client_window < 0:
+                sending.client_window -= length
+                if sending.client_window < 0:
                     raise ConnectionFault(
                         ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window"
                     )
                 if (
                     stream not in held_streams
-                    and not self._queue
-                    and length <= self._server_window
+                    and not sending.queue
+                    and length <= sending.server_window
                     and self._drain_limit is None
                 ):
-                    self._server_window -= length
+                    sending.server_window -= length
                 else:
                     forward = False
                     if run < at:
                         self.to_server.append(buffer[run:at])
                     self._client_data(stream, flags, buffer[at:end])
             elif kind == frames.HEADERS:
-                block_end = self._header_block_end(buffer, at, self._server_max_frame)
+                block_end = frames.header_block_end(buffer, at, sending.max_frame_size)
                 if block_end == 0:
                     break
-                headers = self._decoder.decode(_block(buffer, at, block_end))
+                headers = self._decoder.decode(frames.header_block(buffer, at, block_end))
                 end = block_end
                 forward = self._client_headers(stream, flags, headers)
                 if not forward and run < at:
@@ -232,6 +149,8 @@ class Relay:
         if run < at:
             self.to_server.append(buffer if run == 0 and at == size else buffer[run:at])
         self._client_rest = buffer[at:] if at < size else b""
+        if sending.owing:
+            self._settle()
 
     def from_server(self, data: bytes) -> None:
         buffer = self._server_rest + data if self._server_rest else data
@@ -255,7 +174,7 @@ class Relay:
                 if flags & frames.END_STREAM:
                     self._finish(stream)
             elif kind == frames.HEADERS or kind == frames.PUSH_PROMISE:
-                block_end = self._header_block_end(buffer, at, self._client_max_frame)
+                block_end = frames.header_block_end(buffer, at, self._client_max_frame)
                 if block_end == 0:
                     break
                 end = block_end
@@ -267,7 +186,7 @@ class Relay:
                         held.answer_started = True
                         if run < at:
                             self.to_client.append(buffer[run:at])
-                        self.to_client.append(_without_end_of_stream(buffer[at:end]))
+                        self.to_client.append(frames.without_end_of_stream(buffer[at:end]))
                         run = end
                     elif flags & frames.END_STREAM:
                         self._finish(stream)
@@ -277,6 +196,13 @@ class Relay:
                 forward = self._server_grant(
                     stream, frames.parse_uint31(buffer[at + HEADER_SIZE : end])
                 )
+            elif kind == frames.PING:
+                if length == _PING_SIZE and not flags & frames.ACK and not self._server_leaving:
+                    forward = False
+                    self.to_server.append(frames.ping_ack(buffer[at + HEADER_SIZE : end]))
+            elif kind == frames.GOAWAY:
+                # The ping that follows asks whether the client knows, before streams are counted.
+                self._server_leaving = True
             elif kind == frames.RST_STREAM:
                 held = held_streams.get(stream)
                 # The echo of our own reset must not reach the client before its answer does.
@@ -305,9 +231,7 @@ class Relay:
         # because everything that this adds belongs behind what was just forwarded.
         for held in held_streams.values():
             self._let_finish(held)
-        if self._queue:
-            self._pump()
-        self._settle()
+        self._pump()
 
     # -- decisions about held requests -------------------------------------------------------------
 
@@ -318,9 +242,8 @@ class Relay:
             return
         payload = bytes(held.body) if body is None else body
         held.body = bytearray()
-        self._uncount(held)
-        held.phase = Phase.SENDING
-        self._enqueue(_Pending(stream, payload, len(payload), held))
+        self._sending.enqueue_message(held, payload)
+        self._pump()
 
     def reject(self, stream: int, status: Status) -> None:
         """Answer a held request in the server's place; the server's handler never sees a message.
@@ -330,9 +253,9 @@ class Relay:
         would do as well, but grpc-go ends connections that ping more often than it likes.)
         """
         held = self._held.get(stream)
-        if held is None or held.phase not in (Phase.RECEIVING, Phase.DECIDING):
+        if held is None or not held.waits_for_us:
             return
-        self._uncount(held)
+        self._sending.uncount(held)
         held.body = bytearray()
         held.phase = Phase.REJECTING
         held.rejection = status
@@ -358,9 +281,7 @@ class Relay:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream}")
         if stream <= self.last_stream:
             held = self._held.get(stream)
-            if any(p.stream == stream for p in self._queue) or (
-                held is not None and held.phase in (Phase.RECEIVING, Phase.DECIDING, Phase.SENDING)
-            ):
+            if self._sending.has(stream) or (held is not None and held.waits_for_us):
                 # No gRPC client sends trailers, and header blocks cannot wait for data.
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "trailers in a held request")
             return True
@@ -375,7 +296,7 @@ class Relay:
         self.active[stream] = (path, self._clock())
         if path in self._intercepted and not flags & frames.END_STREAM:
             fields = dict(headers)
-            self._held[stream] = _Held(
+            self._held[stream] = Held(
                 stream=stream,
                 path=path,
                 timeout_s=parse_timeout(fields.get(b"grpc-timeout")),
@@ -388,17 +309,14 @@ class Relay:
 
     def _client_data(self, stream: int, flags: int, frame: bytes) -> None:
         """DATA that cannot simply go on: held, behind a queue, or after our GOAWAY."""
-        flow = len(frame) - HEADER_SIZE
         held = self._held.get(stream)
         if held is not None:
             self._hold(held, flags, frame)
-        elif self._drain_limit is not None and stream > self._drain_limit:
-            pass
-        else:
-            self._enqueue(_Pending(stream, frame, flow, None))
-        self._settle()
+        elif self._drain_limit is None or stream <= self._drain_limit:
+            self._sending.enqueue_frame(stream, frame)
+        self._pump()
 
-    def _hold(self, held: _Held, flags: int, frame: bytes) -> None:
+    def _hold(self, held: Held, flags: int, frame: bytes) -> None:
         flow = len(frame) - HEADER_SIZE
         if held.phase is Phase.REJECTING:
             return
@@ -407,12 +325,9 @@ class Relay:
         held.client_window -= flow
         held.received_flow += flow
         if held.counted:
-            self._queued += flow
+            self._sending.queued += flow
         held.body += frames.strip_padding(flags, frame[HEADER_SIZE:])
-        body = held.body
-        largest = len(body) - MESSAGE_PREFIX_SIZE
-        if len(body) >= MESSAGE_PREFIX_SIZE:
-            largest = max(largest, int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big"))
+        largest = max(len(held.body), held.body_size) - MESSAGE_PREFIX_SIZE
         if largest > self._max_message_bytes:
             self.reject(
                 held.stream,
@@ -425,17 +340,14 @@ class Relay:
         if flags & frames.END_STREAM:
             held.phase = Phase.DECIDING
             self.events.append(
-                RequestHeld(held.stream, held.path, bytes(body), held.timeout_s, held.encoding)
+                RequestHeld(held.stream, held.path, bytes(held.body), held.timeout_s, held.encoding)
             )
         else:
             self._let_finish(held)
 
-    def _let_finish(self, held: _Held) -> None:
+    def _let_finish(self, held: Held) -> None:
         """Grant the stream the window that the rest of its message needs: the server cannot."""
-        body = held.body
-        missing = MESSAGE_PREFIX_SIZE - len(body)
-        if len(body) >= MESSAGE_PREFIX_SIZE:
-            missing += int.from_bytes(body[1:MESSAGE_PREFIX_SIZE], "big")
+        missing = held.body_size - len(held.body)
         if held.phase is Phase.RECEIVING and missing > held.client_window:
             grant = missing - held.client_window
             held.client_window += grant
@@ -445,26 +357,21 @@ class Relay:
         if self._drain_limit is not None and stream > self._drain_limit:
             return False
         held = self._held.pop(stream, None)
-        self._forget_queued(stream)
+        self._sending.forget(stream)
         self._end_of_call(stream)
         if held is not None:
-            self._uncount(held)
+            self._sending.uncount(held)
             self.events.append(Abandoned(stream))
-            self._settle()
-            # The server was reset already when a rejection began.
-            return held.phase is not Phase.REJECTING
         self._settle()
-        return True
+        # The server was reset already when a rejection began.
+        return held is None or held.phase is not Phase.REJECTING
 
     # -- the server's frames -----------------------------------------------------------------------
 
     def _server_grant(self, stream: int, increment: int) -> bool:
         if stream == 0:
-            self._server_window += increment
-            owed = self._server_window - self._queued - self._client_window
-            if owed == increment and not self._queue:
-                self._client_window += increment
-                return True
+            # What the client sees of it is settled when all of the server's frames are read.
+            self._sending.server_window += increment
             return False
         held = self._held.get(stream)
         if held is None:
@@ -481,7 +388,7 @@ class Relay:
                     held.client_window += change
                     held.server_window += change
             elif identifier == frames.SETTING_MAX_FRAME_SIZE:
-                self._server_max_frame = value
+                self._sending.max_frame_size = value
             elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
                 self._decoder.set_limit(value)
 
@@ -494,8 +401,8 @@ class Relay:
         if held.phase is Phase.WAITING and not reset:
             self.events.append(Answered(stream, bytes(held.answer)))
             return
-        self._uncount(held)
-        self._forget_queued(stream)
+        self._sending.uncount(held)
+        self._sending.forget(stream)
         self.events.append(Abandoned(stream))
 
     def _answer_rejection(self, stream: int) -> None:
@@ -514,120 +421,13 @@ class Relay:
         if call is not None:
             self._on_finished(*call)
 
-    # -- flow control ------------------------------------------------------------------------------
-
-    def _enqueue(self, pending: _Pending) -> None:
-        self._queue.append(pending)
-        self._queued += pending.flow
-        self._pump()
+    def _pump(self) -> None:
+        """Send what may go by now."""
+        if self._sending.queue:
+            self.to_server += self._sending.pump()
         self._settle()
 
-    def _pump(self) -> None:
-        """Send what the server's windows allow, in order, stepping over streams that are full."""
-        waiting: deque[_Pending] = deque()
-        blocked: set[int] = set()
-        while self._queue:
-            pending = self._queue.popleft()
-            if pending.stream in blocked or not self._send_pending(pending):
-                blocked.add(pending.stream)
-                waiting.append(pending)
-        self._queue = waiting
-
-    def _send_pending(self, pending: _Pending) -> bool:
-        """Whether all of it went out."""
-        held = pending.held
-        if held is None:
-            if pending.flow > self._server_window:
-                return False
-            self._server_window -= pending.flow
-            self._queued -= pending.flow
-            self.to_server.append(pending.payload)
-            return True
-        left = pending.flow - pending.sent
-        sendable = max(0, min(left, self._server_window, held.server_window))
-        if sendable == 0 and left:
-            return False
-        part = pending.payload[pending.sent : pending.sent + sendable]
-        done = sendable == left
-        self.to_server.append(
-            frames.data_frames(
-                pending.stream, part, max_frame_size=self._server_max_frame, end=done
-            )
-        )
-        pending.sent += sendable
-        held.server_window -= sendable
-        self._server_window -= sendable
-        self._queued -= sendable
-        if done:
-            held.phase = Phase.WAITING
-        return done
-
     def _settle(self) -> None:
-        """Give the client the window that it is owed, and keep held messages from starving it."""
-        if self._client_window < _LOW_WINDOW and self._held:
-            for held in self._held.values():
-                if held.counted and held.phase in (Phase.RECEIVING, Phase.DECIDING):
-                    held.counted = False
-                    self._queued -= held.received_flow
-        owed = self._server_window - self._queued - self._client_window
-        if owed > 0:
-            self._client_window += owed
-            self.to_client.append(frames.window_update(0, owed))
-
-    def _uncount(self, held: _Held) -> None:
-        """A held message leaves the hold: its octets are no longer among the queued ones."""
-        if held.counted and held.phase in (Phase.RECEIVING, Phase.DECIDING):
-            self._queued -= held.received_flow
-        held.counted = False
-
-    def _forget_queued(self, stream: int) -> None:
-        if not self._queue:
-            return
-        kept: deque[_Pending] = deque()
-        for pending in self._queue:
-            if pending.stream == stream:
-                self._queued -= pending.flow - pending.sent
-            else:
-                kept.append(pending)
-        self._queue = kept
-
-    @staticmethod
-    def _header_block_end(buffer: bytes, at: int, max_frame: int) -> int:
-        """Where the header block that begins at `at` ends, or 0 while it is incomplete."""
-        start = at
-        size = len(buffer)
-        expected: int | None = None
-        while size - at >= HEADER_SIZE:
-            high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
-            length = high << 8 | low
-            if length > max_frame:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
-            stream &= frames.STREAM_MASK
-            if expected is None:
-                expected = stream
-            elif kind != frames.CONTINUATION or stream != expected:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame inside a header block")
-            at += HEADER_SIZE + length
-            if at > size:
-                break
-            if flags & frames.END_HEADERS:
-                return at
-        if size - start > _MAX_HEADER_BLOCK:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
-        return 0
-
-
-def _without_end_of_stream(octets: bytes) -> bytes:
-    """The same header block in frames that leave the stream open."""
-    return octets[:4] + bytes((octets[4] & ~frames.END_STREAM,)) + octets[5:]
-
-
-def _block(buffer: bytes, at: int, end: int) -> bytes:
-    """The header block in the frames between `at` and `end`, without framing and padding."""
-    fragments: list[bytes] = []
-    while at < end:
-        high, low, kind, flags, _ = FRAME_HEADER.unpack_from(buffer, at)
-        stop = at + HEADER_SIZE + (high << 8 | low)
-        fragments.append(frames.header_fragment(kind, flags, buffer[at + HEADER_SIZE : stop]))
-        at = stop
-    return fragments[0] if len(fragments) == 1 else b"".join(fragments)
+        """Give the client the window that it is owed."""
+        if granted := self._sending.grant(self._held.values()):
+            self.to_client.append(frames.window_update(0, granted))

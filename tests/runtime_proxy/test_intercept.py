@@ -13,7 +13,7 @@ from runtime_proxy import merge
 from runtime_proxy.hook_server import HookCounts, HookServers
 from runtime_proxy.hooks import Hooks
 from runtime_proxy.http2.grpc import add_prefix
-from runtime_proxy.http2.relay import RequestHeld
+from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.intercept import CriInterceptor
 from runtime_proxy.model import Container, Pod, PodChanges
 from runtime_proxy.server import Forward, Verdict

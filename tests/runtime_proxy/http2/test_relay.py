@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from runtime_proxy.http2 import frames
 from runtime_proxy.http2.frames import ConnectionFault, ErrorCode
 from runtime_proxy.http2.grpc import Status, add_prefix
-from runtime_proxy.http2.relay import Abandoned, Answered, Relay, RequestHeld
+from runtime_proxy.http2.held import Abandoned, Answered, RequestHeld
+from runtime_proxy.http2.relay import Relay
 
 HELD = b"/test.Service/Held"
 PLAIN = b"/test.Service/Plain"
@@ -372,6 +373,65 @@ def test_after_draining_no_new_stream_reaches_the_server() -> None:
         assert sent[3] == frames.SETTINGS  # the acknowledgements of the first call's time
         sent = sent[frames.HEADER_SIZE + int.from_bytes(sent[:3], "big") :]
     assert not world.relay.active
+
+
+def _settled_relay() -> Relay:
+    relay = Relay(intercepted=[HELD], max_message_bytes=1 << 20, clock=lambda: 0.0)
+    relay.from_client(_preface())
+    relay.to_server.clear()
+    return relay
+
+
+def test_a_ping_of_the_servers_is_answered_without_waking_the_client() -> None:
+    relay = _settled_relay()
+    relay.from_server(frames.ping(b"12345678"))
+    assert relay.to_client == []
+    assert relay.to_server == [frames.ping_ack(b"12345678")]
+
+
+def test_a_ping_of_the_clients_asks_the_server_and_its_answer_comes_back() -> None:
+    relay = _settled_relay()
+    relay.from_client(frames.ping(b"12345678"))
+    assert relay.to_server == [frames.ping(b"12345678")]
+    relay.from_server(frames.ping_ack(b"12345678"))
+    assert relay.to_client == [frames.ping_ack(b"12345678")]
+
+
+def test_a_leaving_servers_ping_asks_the_client_whether_it_knows() -> None:
+    relay = _settled_relay()
+    leaving = frames.goaway(frames.LARGEST_WINDOW, ErrorCode.NO_ERROR) + frames.ping(b"goodbye!")
+    relay.from_server(leaving)
+    assert b"".join(relay.to_client) == leaving
+    assert relay.to_server == []
+
+
+def test_small_grants_wait_until_they_are_worth_waking_the_client() -> None:
+    relay = _settled_relay()
+    relay.from_client(frames.frame(frames.DATA, 0, 1, b"x" * 1_000))
+    relay.from_server(frames.window_update(0, 1_000))
+    assert relay.to_client == []
+    for _ in range(4):
+        relay.from_client(frames.frame(frames.DATA, 0, 1, b"x" * 4_000))
+        relay.from_server(frames.window_update(0, 4_000))
+    assert relay.to_client == [frames.window_update(0, 17_000)]
+
+
+def test_a_client_without_window_gets_the_smallest_grant_at_once() -> None:
+    relay = _settled_relay()
+    for size in (16_384, 16_384, 16_384, 16_383):
+        relay.from_client(frames.frame(frames.DATA, 0, 1, b"x" * size))
+    relay.from_server(frames.window_update(0, 1))
+    assert relay.to_client == [frames.window_update(0, 1)]
+
+
+def test_what_was_owed_is_granted_when_the_client_spends_the_rest() -> None:
+    relay = _settled_relay()
+    relay.from_client(frames.frame(frames.DATA, 0, 1, b"x" * 10_000))
+    relay.from_server(frames.window_update(0, 10_000))
+    assert relay.to_client == []
+    for size in (16_384, 16_384):
+        relay.from_client(frames.frame(frames.DATA, 0, 1, b"x" * size))
+    assert relay.to_client == [frames.window_update(0, 10_000)]
 
 
 def _preface() -> bytes:
