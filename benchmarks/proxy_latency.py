@@ -2,7 +2,7 @@
 
     python -m benchmarks.proxy_latency [--generation 2.1] [--calls 2000] [--naive]
 
-One real containerd (tests/beds, needs root); the ways are measured in turns within one run, so that
+One real containerd (tests/beds, needs root); the ways are measured call by call in turns, so that
 a busy machine hurts all of them alike. Prints p50 and p99 per call, calls per second with eight
 callers, and the proxy's resident memory. `--naive` adds the same calls through a byte proxy on
 grpc.aio, the obvious way to write one in Python.
@@ -11,6 +11,7 @@ grpc.aio, the obvious way to write one in Python.
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import tempfile
@@ -79,13 +80,10 @@ def naive_proxy(backend: Path, folder: Path) -> Iterator[Path]:
         process.wait()
 
 
-def latencies_us(call: Call, through: Cri, calls: int) -> list[float]:
-    taken = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        call(through)
-        taken.append((time.perf_counter() - began) * 1e6)
-    return taken
+def taken_us(call: Call, through: Cri) -> float:
+    began = time.perf_counter()
+    call(through)
+    return (time.perf_counter() - began) * 1e6
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -94,13 +92,17 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def compare(name: str, call: Call, ways: dict[str, Cri], calls: int) -> None:
-    """Measure in turns and print one line per way, the first one being the reference."""
-    taken: dict[str, list[float]] = {way: [] for way in ways}
+    """Call each way in turn and print one line per way, the first one being the reference."""
     for through in ways.values():
-        latencies_us(call, through, min(50, calls))
-    for _ in range(_ROUNDS):
-        for way, through in ways.items():
-            taken[way] += latencies_us(call, through, max(1, calls // _ROUNDS))
+        for _ in range(min(50, calls)):
+            call(through)
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    turn = list(ways.items())
+    for _ in range(calls):
+        for way, through in turn:
+            taken[way].append(taken_us(call, through))
+        # Nobody always follows the same one.
+        random.shuffle(turn)
     reference = percentile(taken[next(iter(ways))], 0.5)
     for way, values in taken.items():
         middle = percentile(values, 0.5)
@@ -110,22 +112,29 @@ def compare(name: str, call: Call, ways: dict[str, Cri], calls: int) -> None:
         )
 
 
-def throughput(call: Call, ways: dict[str, Path], calls: int) -> None:
-    for way, path in ways.items():
-        with ExitStack() as stack:
-            clients = [Cri(stack.enter_context(connected(path))) for _ in range(_CALLERS)]
-            for client in clients:
+def calls_per_second(call: Call, path: Path, calls: int) -> float:
+    with ExitStack() as stack:
+        clients = [Cri(stack.enter_context(connected(path))) for _ in range(_CALLERS)]
+        for client in clients:
+            call(client)
+
+        def work(client: Cri) -> None:
+            for _ in range(calls // _CALLERS):
                 call(client)
 
-            def work(client: Cri) -> None:
-                for _ in range(calls // _CALLERS):
-                    call(client)
+        began = time.perf_counter()
+        with futures.ThreadPoolExecutor(_CALLERS) as pool:
+            list(pool.map(work, clients))
+        return calls / (time.perf_counter() - began)
 
-            began = time.perf_counter()
-            with futures.ThreadPoolExecutor(_CALLERS) as pool:
-                list(pool.map(work, clients))
-            rate = calls / (time.perf_counter() - began)
-        print(f"{'Version, 8 callers':<28} {way:<14} {rate:7.0f} calls/s")
+
+def throughput(call: Call, ways: dict[str, Path], calls: int) -> None:
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(_ROUNDS):
+        for way, path in ways.items():
+            rates[way].append(calls_per_second(call, path, calls))
+    for way, found in rates.items():
+        print(f"{'Version, 8 callers':<28} {way:<14} {percentile(found, 0.5):7.0f} calls/s")
 
 
 def creation(sandbox_id: str, sandbox: cri.PodSandboxConfig) -> Call:
@@ -162,7 +171,7 @@ def run(generation: Generation, calls: int, *, with_naive: bool) -> None:
         if with_naive:
             paths["naive grpc.aio"] = stack.enter_context(naive_proxy(runtime.socket, folder))
         ways = {way: Cri(stack.enter_context(connected(path))) for way, path in paths.items()}
-        print(f"containerd {generation}, {calls} calls a way in {_ROUNDS} turns")
+        print(f"containerd {generation}, Python {sys.version.split()[0]}, {calls} calls a way")
         compare("Version", lambda through: through.version(), ways, calls)
         throughput(lambda through: through.version(), paths, calls)
         parent = runtime.groups.make_pod("bench", "besteffort", cpu_shares=2)
@@ -178,12 +187,12 @@ def run(generation: Generation, calls: int, *, with_naive: bool) -> None:
         )
         clear(runtime)
         create = creation(sandbox_id, sandbox)
-        compare("CreateContainer, no hooks", create, ways, calls // 20)
+        compare("CreateContainer, no hooks", create, ways, calls // 10)
         clear(runtime)
         service = stack.enter_context(hook_process(running.folder / "hook.sock"))
         running.register(service.socket, STAGES)
         wait_until(lambda: "registered" in running.log_text(), "the hook server")
-        compare("CreateContainer, with hooks", create, ways, calls // 20)
+        compare("CreateContainer, with hooks", create, ways, calls // 10)
         clear(runtime)
         print(f"resident memory of the proxy: {running.resident_kib() / 1024:.1f} MiB")
         runtime.remove_pods()
