@@ -7,12 +7,16 @@ hook service, the reconciler, `koordctl plan`. Deciding twice gives the same dec
 A policy that fails costs its own claims for that subject and nothing else, and an error that it
 yields among its claims costs not even these: the fault travels in the decision, and whoever runs
 the engine reports it.
+
+Decisions about containers are remembered by shape (`hooks.shape`): a deployment's replicas are
+decided once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -22,10 +26,14 @@ from hooks.claim import Claim, Claimed
 from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
-from hooks.policy import ClaimFunction, Off, OffBecause, Policy
-from hooks.subject import ContainerSubject, Level, PodSubject, Requested, Subject
+from hooks.policy import ClaimFunction, Off, OffBecause, Policy, never
+from hooks.shape import shape_of
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Requested, Subject
 from linux.cgroup_files import DEFAULT_PERIOD_US
 from linux.resources import Resource, Value
+
+_MOST_SHAPES: Final = 2048
+"""Shapes whose outcomes are remembered; then all are forgotten."""
 
 Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
@@ -63,6 +71,14 @@ class Engine:
             )
             for level in Level
         }
+        self._individual = tuple(
+            state.policy.individual
+            for state in self.states
+            if state.active
+            and Level.CONTAINER in state.policy.claims
+            and state.policy.individual is not never
+        )
+        self._by_shape: dict[Hashable, Mapping[ResourceKey, Outcome]] = {}
 
     @classmethod
     def build(
@@ -92,6 +108,16 @@ class Engine:
         before: the subject's decision until now. What a policy claimed there and cannot claim now
         because its input went bad stays in force, marked as kept.
         """
+        shape: Hashable = None
+        if isinstance(subject, ContainerSubject):
+            pod = subject.pod
+            if not any(individual(pod) for individual in self._individual):
+                shape = shape_of(subject)
+                known = self._by_shape.get(shape)
+                if known is not None:
+                    return Decision(
+                        subject_key=subject.key, outcomes=known, generation=self.generation
+                    )
         by_resource: dict[ResourceKey, list[Claim]] = {}
         faults: list[Fault] = []
         for name, function, rule in self._plan[subject.level]:
@@ -102,27 +128,39 @@ class Engine:
                     claims = guard(name, function, rule, subject)
                 for claim in claims:
                     if isinstance(claim, InputError):
-                        faults.append(Fault(policy=name, message=str(claim), input_error=True))
+                        faults.append(fault_of(name, claim))
                     else:
                         by_resource.setdefault((claim.resource, claim.key), []).append(claim)
-            except (InputError, InputErrors) as error:
-                faults.append(Fault(policy=name, message=str(error), input_error=True))
             except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
-                message = f"{type(error).__name__}: {error}"
-                faults.append(Fault(policy=name, message=message, input_error=False))
+                faults.append(fault_of(name, error))
         if faults and before is not None:
             _keep(before, {fault.policy for fault in faults if fault.input_error}, by_resource)
         outcomes: dict[ResourceKey, Outcome] = {}
-        for (resource, key), claims_of in by_resource.items():
-            outcome = compose(claims_of, _requested(subject, resource))
+        requested = getattr(subject, "requested", NOTHING_REQUESTED)
+        for key, claims_of in by_resource.items():
+            asked = _ASKED.get(key[0])
+            outcome = compose(claims_of, None if asked is None else asked(requested))
             if outcome is not None:
-                outcomes[resource, key] = outcome
+                outcomes[key] = outcome
+        settled = settle(outcomes)
+        # A fault names its pod, and may be kept over by what stood before.
+        if shape is not None and not faults:
+            if len(self._by_shape) >= _MOST_SHAPES:
+                self._by_shape.clear()
+            self._by_shape[shape] = settled
         return Decision(
             subject_key=subject.key,
-            outcomes=settle(outcomes),
+            outcomes=settled,
             faults=tuple(faults),
             generation=self.generation,
         )
+
+
+def fault_of(policy: str, error: Exception) -> Fault:
+    """Return the fault that an error of a policy is: bad input, or the policy's own defect."""
+    if isinstance(error, InputError | InputErrors):
+        return Fault(policy=policy, message=str(error), input_error=True)
+    return Fault(policy=policy, message=f"{type(error).__name__}: {error}", input_error=False)
 
 
 KEPT: Final = "kept from before: the input is bad now"
@@ -169,19 +207,12 @@ def _quota_per_100ms(requested: Requested) -> int | None:
     return -(-quota_us * DEFAULT_PERIOD_US // period_us)
 
 
-_REQUESTED_FIELD: Mapping[Resource, Callable[[Requested], Value | None]] = {
-    Resource.CPU_SHARES: lambda requested: requested.cpu_shares,
+_ASKED: Final[Mapping[Resource, Callable[[Requested], Value | None]]] = {
+    Resource.CPU_SHARES: attrgetter("cpu_shares"),
     Resource.CPU_CFS_QUOTA: _quota_per_100ms,
-    Resource.CPU_CFS_PERIOD: lambda requested: requested.cfs_period_us,
-    Resource.MEMORY_LIMIT: lambda requested: requested.memory_limit_bytes,
-    Resource.CPUSET_CPUS: lambda requested: requested.cpus,
-    Resource.CPUSET_MEMS: lambda requested: requested.mems,
-    Resource.OOM_SCORE_ADJ: lambda requested: requested.oom_score_adj,
+    Resource.CPU_CFS_PERIOD: attrgetter("cfs_period_us"),
+    Resource.MEMORY_LIMIT: attrgetter("memory_limit_bytes"),
+    Resource.CPUSET_CPUS: attrgetter("cpus"),
+    Resource.CPUSET_MEMS: attrgetter("mems"),
+    Resource.OOM_SCORE_ADJ: attrgetter("oom_score_adj"),
 }
-
-
-def _requested(subject: Subject, resource: Resource) -> Value | None:
-    if isinstance(subject, ContainerSubject | PodSubject):
-        field = _REQUESTED_FIELD.get(resource)
-        return None if field is None else field(subject.requested)
-    return None

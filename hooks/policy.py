@@ -21,7 +21,7 @@ from typing import Any
 
 from hooks.claim import Claimed
 from hooks.facts import NodeInputs
-from hooks.subject import Level
+from hooks.subject import Level, Pod
 
 
 class OffBecause(StrEnum):
@@ -46,11 +46,23 @@ ClaimFunction = Callable[[Any, Any], Iterable[Claimed]]
 """(rule, subject of the level) -> claims, and errors that cost nothing but themselves."""
 
 
+def always(pod: Pod) -> bool:
+    """For `Policy.individual`: each pod is asked about, the safe answer."""
+    return True
+
+
+def never(pod: Pod) -> bool:
+    """For `Policy.individual`: the shape says all (`hooks.shape`)."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A policy. `gate` is the upstream feature gate's name, `gate_default` its default.
 
     degraded(rule): how an active policy falls short on this kernel, "" when it does not.
+    individual(pod): whether the claims for the pod's containers depend on which pod it is (uid,
+        name, cgroup) or on words outside Koordinator's domain, so that they are made for each.
     """
 
     name: str
@@ -60,3 +72,4 @@ class Policy:
     parse: Callable[[NodeInputs], Any]
     claims: Mapping[Level, ClaimFunction]
     degraded: Callable[[Any], str] = field(default=lambda rule: "")
+    individual: Callable[[Pod], bool] = always

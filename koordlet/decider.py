@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from apis.errors import InputError, InputErrors
+from apis.errors import InputError
 from hooks.claim import Claimed
-from hooks.decision import Decision
-from hooks.engine import Engine, Guard
+from hooks.decision import Decision, Fault
+from hooks.engine import Engine, Guard, fault_of
 from hooks.policy import ClaimFunction
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.events import Events, Severity
@@ -41,6 +41,11 @@ RepairKey = tuple[str, str, bool]
 """level, resource, succeeded."""
 
 
+class _Call(NamedTuple):
+    policy: str
+    took_ms: float
+
+
 class Decider:
     """Decides with the given engine and notes what happened. One for each thread."""
 
@@ -51,68 +56,82 @@ class Decider:
         site_guard: Guard | None = None,
         later: Callable[[Callable[[], None]], Any] | None = None,
     ) -> None:
-        """later: runs the report of a fault at a better time; None: at once."""
+        """later: counts and reports a hook's decision at a better time; None: at once."""
         self._events = events
         self._site_guard = site_guard
         self._later = later
-        self._stage = Stage.RECONCILE
+        self._calls: list[_Call] = []
         self.site_names: frozenset[str] = frozenset()
         self.timings: dict[TimingKey, Histogram] = {}
         self.repairs: dict[RepairKey, Histogram] = {}
         self.faults = 0
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
-        """Return the engine's decision."""
-        self._stage = stage
-        return engine.decide(subject, self.guard)
+        """Return the engine's decision, for a runtime that waits."""
+        calls: list[_Call] = []
+        self._calls = calls
+        decision = engine.decide(subject, self._call)
+
+        def count() -> None:
+            faulty = {fault.policy for fault in decision.faults}
+            for policy, took_ms in calls:
+                _observe(self.timings, (policy, stage, policy not in faulty), took_ms)
+            for fault in decision.faults:
+                self._tell(fault, subject)
+
+        if calls or decision.faults:
+            if self._later is None:
+                count()
+            else:
+                self._later(count)
+        return decision
 
     def guard(
         self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
     ) -> Iterable[Claimed]:
-        """Call a policy: timed, and bounded when it is a site's."""
-        started = time.perf_counter()
-        succeeded = False
+        """Call a policy for the reconciler, whose decisions the engine makes by itself."""
+        calls: list[_Call] = []
+        self._calls = calls
+        faults: list[Fault] = []
         claims: Iterable[Claimed] = ()
         try:
-            if policy in self.site_names and self._site_guard is not None:
-                claims = self._site_guard(policy, function, rule, subject)
-            else:
-                # A generator does its work here, not in the engine's loop.
-                claims = tuple(function(rule, subject))
-            succeeded = True
-            for claim in claims:
-                if isinstance(claim, InputError):
-                    succeeded = False
-                    self._tell(policy, subject, claim)
+            claims = self._call(policy, function, rule, subject)
+            faults += (fault_of(policy, claim) for claim in claims if isinstance(claim, InputError))
             return claims
         except Exception as error:
-            self._tell(policy, subject, error)
+            faults.append(fault_of(policy, error))
             raise
         finally:
-            took_ms = (time.perf_counter() - started) * 1000
-            _observe(self.timings, (policy, self._stage.value, succeeded), took_ms)
-            if self._stage is Stage.RECONCILE:
-                resources = {c.resource.value for c in claims if not isinstance(c, InputError)}
-                for resource in resources or ({""} if not succeeded else ()):
-                    _observe(self.repairs, (subject.level.value, resource, succeeded), took_ms)
+            took_ms = calls[0].took_ms
+            _observe(self.timings, (policy, Stage.RECONCILE, not faults), took_ms)
+            resources = {c.resource.value for c in claims if not isinstance(c, InputError)}
+            for resource in resources or ({""} if faults else ()):
+                _observe(self.repairs, (subject.level.value, resource, not faults), took_ms)
+            for fault in faults:
+                self._tell(fault, subject)
 
-    def _tell(self, policy: str, subject: Subject, error: Exception) -> None:
-        """Leave an event for a fault, now or later."""
+    def _call(
+        self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
+    ) -> Iterable[Claimed]:
+        """Call a policy: timed, and bounded when it is a site's."""
+        started = time.perf_counter()
+        try:
+            if policy in self.site_names and self._site_guard is not None:
+                return self._site_guard(policy, function, rule, subject)
+            # A generator does its work here, not in the engine's loop.
+            return tuple(function(rule, subject))
+        finally:
+            self._calls.append(_Call(policy, (time.perf_counter() - started) * 1000))
+
+    def _tell(self, fault: Fault, subject: Subject) -> None:
+        """Leave an event for a fault."""
         self.faults += 1
-        if isinstance(error, InputError | InputErrors):
-            message, severity = f"{policy}: {error}", Severity.WARNING
-            kind = "bad-input"
-        else:
-            message = f"{policy} failed and claims nothing here: {type(error).__name__}: {error}"
+        kind, severity = "bad-input", Severity.WARNING
+        message = f"{fault.policy}: {fault.message}"
+        if not fault.input_error:
             kind, severity = "policy-fault", Severity.ERROR
-
-        def tell() -> None:
-            self._events.add(kind, name_of(subject), message, severity=severity)
-
-        if self._later is None:
-            tell()
-        else:
-            self._later(tell)
+            message = f"{fault.policy} failed and claims nothing here: {fault.message}"
+        self._events.add(kind, name_of(subject), message, severity=severity)
 
 
 def _observe(table: dict[tuple[str, str, bool], Histogram], key: TimingKey, took_ms: float) -> None:

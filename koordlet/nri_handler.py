@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
-from hooks.subject import ContainerSubject
+from hooks.subject import ContainerSubject, Pod
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
 from koordlet.reconciler import requested_value
@@ -91,6 +91,9 @@ class NriHandler:
     def resctrl_groups(self) -> Collection[str]:
         return self._daemon.resctrl_groups()
 
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        return self._state.told_pod(sandbox_id)
+
     def configured(self, runtime: RuntimeProfile) -> None:
         self.runtime = runtime
         self._events.add(
@@ -134,9 +137,15 @@ class NriHandler:
         )
 
     def run_sandbox(self, sandbox: Sandbox) -> None:
+        uid = sandbox.subject.pod.uid
         self._state.run_sandbox(sandbox)
-        self._daemon.pod_appeared(sandbox.subject.pod.uid)
+        # Its containers come next, and find the pod merged.
+        self._daemon.after_reply(partial(self._merge, uid))
+        self._daemon.pod_appeared(uid)
         self._daemon.state_changed("run-sandbox")
+
+    def _merge(self, uid: str) -> None:
+        self._state.pod(uid)
 
     def update_sandbox(self, sandbox: Sandbox) -> None:
         self._state.run_sandbox(sandbox)

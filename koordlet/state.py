@@ -68,8 +68,7 @@ class Source(StrEnum):
     OBJECTS = "objects"
 
 
-@dataclass(slots=True)
-class _Sandbox:
+class _Sandbox(msgspec.Struct):
     id: str
     pod: Pod
     cgroup: str
@@ -78,8 +77,7 @@ class _Sandbox:
     stopped: bool = False
 
 
-@dataclass(slots=True)
-class _Container:
+class _Container(msgspec.Struct):
     id: str
     sandbox_id: str
     uid: str
@@ -367,6 +365,11 @@ class NodeState:
         """Return (pods, containers) that the runtime knows."""
         return len(self._entries), len(self._containers)
 
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        """Return the pod of a sandbox as the runtime told of it."""
+        found = self._sandboxes.get(sandbox_id)
+        return None if found is None else found.pod
+
     def pod(self, uid: str) -> Pod | None:
         """Return what is known of a pod, from all sources."""
         view = self._view(uid)
@@ -457,7 +460,10 @@ class NodeState:
     # --- the tables ----------------------------------------------------------------------------
 
     def _entry(self, uid: str) -> _Entry:
-        return self._entries.setdefault(uid, _Entry())
+        entry = self._entries.get(uid)
+        if entry is None:
+            entry = self._entries[uid] = _Entry()
+        return entry
 
     def _put_sandbox(self, sandbox: Sandbox) -> None:
         subject = sandbox.subject
@@ -536,6 +542,11 @@ class NodeState:
         return known
 
     def _asked(self, container: Container, *, hooked: bool) -> ContainerSubject | None:
+        uid = container.subject.pod.uid
+        # A new container of a known sandbox changes nothing about its pod.
+        view = self._views.get(uid) if container.sandbox_id in self._sandboxes else None
+        if uid in self._dirty:
+            view = None
         entry = self._put_container(container)
         if entry is None:
             return None
@@ -544,6 +555,15 @@ class NodeState:
         asked = container.subject.requested
         if asked != NOTHING_REQUESTED:
             entry.asked = asked if entry.asked is None else _over(asked, entry.asked)
+        if view is not None and entry.uid == uid:
+            # The runtime waits: merging all of the pod is for the next snapshot.
+            return ContainerSubject(
+                pod=view.pod,
+                name=entry.name,
+                id=entry.id,
+                cgroup=entry.cgroup,
+                requested=self._requested(entry, self._known_pod(entry.uid, view.pod)),
+            )
         return self.container(entry.id)
 
     def _drop_sandbox(self, sandbox_id: str) -> None:
@@ -645,10 +665,11 @@ class NodeState:
         )
 
     def _known_pod(self, uid: str, pod: Pod | None) -> KnownPod | None:
-        for source in Source:
-            if found := self._known[source].get(uid):
+        for source, known in self._known.items():
+            if found := known.get(uid):
                 return found
-            if pod is not None and (found := self._by_name[source].get((pod.namespace, pod.name))):
+            unnamed = self._by_name[source]
+            if unnamed and pod is not None and (found := unnamed.get((pod.namespace, pod.name))):
                 return found
         return None
 

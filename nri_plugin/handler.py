@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from hooks.decision import Decision, ResourceKey
-from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Pod, Requested, SandboxSubject
 from nri_plugin.capabilities import RuntimeProfile
 
 
@@ -86,6 +86,10 @@ class Handler(Protocol):
     def resctrl_groups(self) -> Collection[str]:
         """Resctrl groups that exist now. A creation names no other group to the runtime, because
         the OCI runtime refuses to create a container in a group whose directory is missing."""
+        ...
+
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        """Return the pod of a sandbox as the runtime told of it, None for one not told of."""
         ...
 
     def configured(self, runtime: RuntimeProfile) -> None:

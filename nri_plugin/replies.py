@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from hooks.decision import Decision, ResourceKey
+from hooks.decision import Decision, Outcome, ResourceKey
 from hooks.subject import Requested
 from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from linux.cpuset import CpuSet
@@ -23,6 +23,7 @@ from nri_plugin.subjects import values
 from protos.nri.v1alpha1 import nri_pb2 as nri
 
 _MAX_INT64: Final = (1 << 63) - 1
+_MOST_MADE: Final = 2048
 _AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})
 
 
@@ -85,6 +86,53 @@ def adjustment(
         except (TypeError, ValueError) as error:
             problems.append(_problem(resource, key, error))
     return Adjustment(adjust if changed else None, tuple(problems))
+
+
+class Creations:
+    """Encoded replies to creations, those of equal decisions for equal requests made once.
+
+    The engine gives one mapping of outcomes to all containers of a shape, so a mapping that was
+    answered before is told by its identity. What depends on more of the message than its values
+    (environment, mounts, devices, files, groups) is made each time.
+    """
+
+    def __init__(self, profile: RuntimeProfile) -> None:
+        self._profile = profile
+        self._made: dict[int, _Made] = {}
+
+    def reply(
+        self,
+        message: nri.Container,
+        requested: Requested,
+        decision: Decision,
+        resctrl_groups: Collection[str],
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """Return the encoded response, b"" when nothing changes, and the problems of `Adjustment`.
+
+        Arguments as `adjustment`'s.
+        """
+        outcomes = decision.outcomes
+        known = self._made.get(id(outcomes))
+        if known is not None and known.outcomes is outcomes and known.requested == requested:
+            return known.encoded, ()
+        made = adjustment(message, requested, decision, self._profile, resctrl_groups)
+        encoded = b""
+        if made.message is not None:
+            encoded = nri.CreateContainerResponse(adjust=made.message).SerializeToString()
+        carried = (resource for resource, _ in outcomes if resource in self._profile.creation)
+        if not made.problems and all(resource in _OF_VALUES for resource in carried):
+            if len(self._made) >= _MOST_MADE:
+                self._made.clear()
+            self._made[id(outcomes)] = _Made(outcomes, requested, encoded)
+        return encoded, made.problems
+
+
+class _Made(NamedTuple):
+    """outcomes: kept, so that no other mapping can have its identity."""
+
+    outcomes: Mapping[ResourceKey, Outcome]
+    requested: Requested
+    encoded: bytes
 
 
 def update(
@@ -244,6 +292,10 @@ _FIELDS: Final[Mapping[Resource, _Field]] = {
     Resource.CPUSET_CPUS: _Field(attrgetter("cpus"), _write_cpus),
     Resource.CPUSET_MEMS: _Field(attrgetter("mems"), _write_mems),
 }
+
+
+_OF_VALUES: Final = frozenset({*_FIELDS, Resource.OOM_SCORE_ADJ})
+"""What is decided and compared by values alone, whatever else a container's message holds."""
 
 
 def _write_unified(

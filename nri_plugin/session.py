@@ -124,6 +124,8 @@ class Session:
         self._slices = _Slices([], [])
         self._retired = False
         self.runtime: RuntimeProfile | None = None
+        # Events before Configure do not occur; should they, the most careful profile serves.
+        self._creations = replies.Creations(self._profile)
         self.synchronized = False
         self._methods: dict[str, Callable[[bytes, float], bytes]] = {
             "Configure": self._configure,
@@ -206,7 +208,6 @@ class Session:
 
     @property
     def _profile(self) -> RuntimeProfile:
-        # Events before Configure do not occur; should they, the most careful profile serves.
         return self.runtime or runtime_profile("", "")
 
     def _note_fault(self, method: str) -> None:
@@ -241,6 +242,7 @@ class Session:
             cgroup_version=self._options.cgroup_version,
         )
         self.runtime = profile
+        self._creations = replies.Creations(profile)
         for warning in profile.warnings:
             log.warning(warning)
         mask = subscription(self._events(request.config), profile.valid_mask)
@@ -375,23 +377,22 @@ class Session:
 
     def _create_container(self, payload: bytes, deadline: float) -> bytes:
         request = nri.CreateContainerRequest.FromString(payload)
-        container = subjects.created_container(request, self._kind)
+        told = self._handler.told_pod(request.container.pod_sandbox_id)
+        container = subjects.created_container(request, self._kind, told)
         self._inventory.created(container.subject.id)
         decision = self._handler.create_container(container)
         if decision is None:
             return b""
-        made = replies.adjustment(
+        reply, problems = self._creations.reply(
             request.container,
             container.subject.requested,
             decision,
-            self._profile,
             self._handler.resctrl_groups,
         )
-        self._report(container, made.problems)
-        if made.message is None:
-            return b""
-        self._statistics.adjustments += 1
-        return nri.CreateContainerResponse(adjust=made.message).SerializeToString()
+        self._report(container, problems)
+        if reply:
+            self._statistics.adjustments += 1
+        return reply
 
     def _update_container(self, payload: bytes, deadline: float) -> bytes:
         request = nri.UpdateContainerRequest.FromString(payload)

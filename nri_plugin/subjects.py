@@ -70,9 +70,16 @@ def pod_of(message: nri.PodSandbox) -> Pod:
     )
 
 
-def created_container(message: nri.CreateContainerRequest, runtime: RuntimeKind) -> Container:
-    """Return the container that is about to be created, with what kubelet asks for it."""
-    return _container(pod_of(message.pod), message.container, runtime, created=True)
+def created_container(
+    message: nri.CreateContainerRequest, runtime: RuntimeKind, told: Pod | None = None
+) -> Container:
+    """Return the container that is about to be created, with what kubelet asks for it.
+
+    told: the pod as its sandbox was told of. The runtime never refreshes what it tells of a pod, so
+    it is not read a second time.
+    """
+    pod = told if told is not None and told.uid == message.pod.uid else pod_of(message.pod)
+    return _container(pod, message.container, runtime, created=True)
 
 
 def updated_container(message: nri.UpdateContainerRequest, runtime: RuntimeKind) -> Container:

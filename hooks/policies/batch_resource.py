@@ -45,7 +45,7 @@ from hooks.amounts import (
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs
 from hooks.policies.cpu_normalization import RATIO_SOURCE, node_ratio
-from hooks.policy import Policy
+from hooks.policy import Policy, never
 from hooks.subject import Amounts, ContainerSpec, ContainerSubject, Level, Pod, PodSubject
 from linux.resources import UNLIMITED, Resource, Value
 
@@ -160,16 +160,23 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
         spec = next((spec for spec in _from_annotation(pod) if spec.name == subject.name), None)
         if spec is None:
             return
-    amounts = spec.amounts
+    yield from _container_claims(rule, spec.amounts, source)
+
+
+@lru_cache(maxsize=1024)
+def _container_claims(rule: Rule, amounts: Amounts, source: str) -> tuple[Claim, ...]:
+    """Equal amounts give equal claims, and the containers of a deployment have equal ones."""
     memory = amounts.batch_memory_limit_bytes or 0
-    yield from _claims(
-        rule,
-        shares=milli_to_shares(amounts.batch_cpu_request_milli or 0),
-        limit_milli=amounts.batch_cpu_limit_milli or 0,
-        memory_bytes=memory if memory > 0 else UNLIMITED,
-        whose="the container's",
-        source=source,
-        degraded="",
+    return tuple(
+        _claims(
+            rule,
+            shares=milli_to_shares(amounts.batch_cpu_request_milli or 0),
+            limit_milli=amounts.batch_cpu_limit_milli or 0,
+            memory_bytes=memory if memory > 0 else UNLIMITED,
+            whose="the container's",
+            source=source,
+            degraded="",
+        )
     )
 
 
@@ -236,4 +243,5 @@ POLICY: Final = Policy(
     summary="CPU weight, quota and memory limit of best-effort pods, from their batch resources",
     parse=parse,
     claims={Level.POD: claim_pod, Level.CONTAINER: claim_container},
+    individual=never,
 )

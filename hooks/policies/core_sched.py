@@ -211,4 +211,5 @@ POLICY: Final = Policy(
         Level.CONTAINER: claim_container,
     },
     degraded=lambda rule: rule.degraded,
+    individual=lambda pod: LABEL_CORE_SCHED_POLICY in pod.labels,
 )

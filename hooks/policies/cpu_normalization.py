@@ -21,7 +21,7 @@ from apis.qos import QoSClass
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.policies.cpuset_allocator import allocated_cpus
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Policy, never
 from hooks.subject import ContainerSubject, Level, Pod, PodSubject
 from linux.resources import Resource
 
@@ -89,4 +89,5 @@ POLICY: Final = Policy(
     summary="CFS quotas of LS pods divided by the node's CPU normalisation ratio",
     parse=parse,
     claims={Level.POD: claim, Level.CONTAINER: claim},
+    individual=never,
 )

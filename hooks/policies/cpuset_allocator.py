@@ -31,7 +31,7 @@ from apis.qos import KubeQoS, QoSClass
 from apis.topology import CPUSharedPool
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Policy
+from hooks.policy import Policy, never
 from hooks.subject import ContainerSubject, HostAppSubject, Level, Pod, PodSubject, SandboxSubject
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
@@ -213,4 +213,5 @@ POLICY: Final = Policy(
     degraded=lambda rule: (
         "" if rule.topology else "no NodeResourceTopology yet: only CPUs of their own are given"
     ),
+    individual=never,
 )

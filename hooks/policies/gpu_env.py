@@ -213,4 +213,5 @@ POLICY: Final = Policy(
     summary="which GPUs a container was given, and HAMi-core's limits on its share",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
+    individual=lambda pod: LABEL_GPU_ISOLATION_PROVIDER in pod.labels,
 )

@@ -28,7 +28,7 @@ from apis.qos import KubeQoS, QoSClass
 from hooks import compat
 from hooks.claim import Claim, Rank
 from hooks.facts import KernelFacts, NodeInputs
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Policy, never
 from hooks.subject import (
     ContainerSubject,
     HostAppSubject,
@@ -271,4 +271,5 @@ POLICY: Final = Policy(
         Level.HOST_APP: claim_host_app,
     },
     degraded=lambda rule: _DEGRADED[rule.means],
+    individual=never,
 )

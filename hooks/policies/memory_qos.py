@@ -32,7 +32,7 @@ from hooks import compat
 from hooks.amounts import Pick, regular_only, sum_of_limits, sum_of_requests
 from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Policy, never
 from hooks.subject import Amounts, ContainerSubject, Level, Pod, PodSubject, QosSubject
 from linux.resources import UNLIMITED, Resource
 
@@ -473,4 +473,5 @@ POLICY: Final = Policy(
     parse=parse,
     claims={Level.QOS: claim_qos, Level.POD: claim_pod, Level.CONTAINER: claim_container},
     degraded=lambda rule: rule.degraded,
+    individual=never,
 )

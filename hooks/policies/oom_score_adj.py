@@ -14,7 +14,7 @@ from apis.annotations import parse_oom_score_adj, parse_oom_score_adj_spec
 from apis.keys import ANNOTATION_OOM_SCORE_ADJ, ANNOTATION_OOM_SCORE_ADJ_SPEC
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Policy
+from hooks.policy import Policy, never
 from hooks.subject import ContainerSubject, Level
 from linux.resources import Resource
 
@@ -60,4 +60,5 @@ POLICY: Final = Policy(
     summary="whom the OOM killer prefers, by a pod's annotations",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
+    individual=never,
 )

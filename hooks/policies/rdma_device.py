@@ -19,7 +19,7 @@ from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Policy, never
 from hooks.subject import ContainerSubject, Level
 from linux.resources import DeviceNode, Resource
 
@@ -105,4 +105,5 @@ POLICY: Final = Policy(
     summary="device nodes of the RDMA functions that a pod was given",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
+    individual=never,
 )

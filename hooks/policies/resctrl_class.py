@@ -20,7 +20,7 @@ from apis.nodeslo import ResctrlQOS
 from apis.qos import KubeQoS, QoSClass
 from hooks.claim import Claim
 from hooks.facts import NodeInputs, ResctrlFacts
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Policy, never
 from hooks.schemata import Made, make_schemata
 from hooks.subject import ContainerSubject, Level, NodeSubject, SandboxSubject
 from linux.resources import Resource
@@ -140,4 +140,5 @@ POLICY: Final = Policy(
         Level.CONTAINER: claim_container,
     },
     degraded=lambda rule: rule.degraded,
+    individual=never,
 )

@@ -147,4 +147,5 @@ POLICY: Final = Policy(
     summary="a pod's own share of the last-level cache and of memory bandwidth",
     parse=parse,
     claims={Level.POD: claim_pod, Level.CONTAINER: claim_container},
+    individual=lambda pod: ANNOTATION_RESCTRL in pod.annotations,
 )

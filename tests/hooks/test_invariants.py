@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from apis import keys
 from apis.errors import InputErrors
@@ -21,7 +22,7 @@ from hooks.engine import Engine
 from hooks.facts import KernelFacts, NodeInputs, ResctrlFacts, Settings
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
-from hooks.subject import HostAppSubject, Level, NodeSubject, QosSubject, Subject
+from hooks.subject import ContainerSubject, HostAppSubject, Level, NodeSubject, QosSubject, Subject
 from linux.resources import DeviceNode, Resource
 from tests.hooks.making import (
     EVERYTHING,
@@ -116,6 +117,13 @@ GOOD = {
     keys.ANNOTATION_OOM_SCORE_ADJ_SPEC: '{"main":200}',
 }
 
+LABELS: tuple[dict[str, str], ...] = (
+    {},
+    {keys.LABEL_GPU_ISOLATION_PROVIDER: "HAMi-core"},
+    {keys.LABEL_CORE_SCHED_POLICY: "exclusive"},
+    {keys.LABEL_CORE_SCHED_GROUP_ID: "a group"},
+)
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
@@ -150,7 +158,7 @@ def _subjects(draw: st.DrawFn) -> Subject:
         draw(st.sampled_from(["LSE", "LSR", "LS", "BE", "SYSTEM", "", "x"])),
         kube_qos,
         annotations=annotations,
-        labels={keys.LABEL_GPU_ISOLATION_PROVIDER: "HAMi-core"},
+        labels=draw(st.sampled_from(LABELS)),
         specs=[make("main", cpu=draw(pair), memory=draw(pair))] if draw(st.booleans()) else (),
     )
     subjects: list[Subject] = [
@@ -177,6 +185,27 @@ def test_any_input_gives_a_decision_whose_claims_can_be_carried_out(
         assert claim_problem(claim, subject.level) == ""
     for fault in decision.faults:
         assert len(fault.message) < 1000 and fault.message.isprintable()
+
+
+@given(_subjects(), st.sampled_from(ENGINES))
+@settings(max_examples=150, deadline=None)
+def test_what_was_decided_for_a_container_of_the_same_shape_changes_no_decision(
+    subject: Subject, engine: Engine
+) -> None:
+    asked_first = Engine.build(BUILTIN, engine.inputs)
+    if isinstance(subject, ContainerSubject):
+        pod = subject.pod
+        other = replace(
+            pod,
+            uid="another",
+            name="another",
+            namespace="elsewhere",
+            cgroup="kubepods/podanother",
+            labels={**pod.labels, "app": "another"},
+            created_at=1.0,
+        )
+        asked_first.decide(replace(subject, pod=other, id="another", cgroup="another"))
+    assert asked_first.decide(subject) == Engine.build(BUILTIN, engine.inputs).decide(subject)
 
 
 @given(_subjects(), st.permutations(BUILTIN))

@@ -85,6 +85,28 @@ def test_a_created_container_is_known_with_what_kubelet_asked_for() -> None:
     assert made.cgroup == "kubepods/burstable/podu1/c1"
 
 
+def test_what_a_creation_returns_is_what_the_merged_pod_says() -> None:
+    """The answer to a runtime does not wait for merging; it must not differ for that."""
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    assert made == state.container("c2")
+    resized = Requested(cpu_shares=7)
+    made = state.update_container(container(runtime_pod("u1"), "c2", "s1", requested=resized))
+    assert made == state.container("c2")
+
+
+def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_message() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=ASKED))
+    assert made == state.container("c2")
+    assert state.told_pod("s2") == runtime_pod("u1")
+    assert state.told_pod("s3") is None
+
+
 def test_an_update_changes_only_what_it_names() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)

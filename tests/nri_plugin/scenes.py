@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hooks.claim import Claim
 from hooks.decision import Decision, Outcome, ResourceKey
+from hooks.subject import Pod
 from linux.resources import Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.handler import Container, Sandbox
@@ -64,6 +65,10 @@ class RecordingHandler:
     def _note(self, method: str, subject: str) -> None:
         self.told.append((method, subject))
         self.disturb(method)
+
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        told = (each.subject for each in self.sandboxes)
+        return next((subject.pod for subject in told if subject.id == sandbox_id), None)
 
     def configured(self, runtime: RuntimeProfile) -> None:
         self.runtime = runtime

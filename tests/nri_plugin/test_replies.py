@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.decision import Decision
+from hooks.subject import NOTHING_REQUESTED
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin import replies
@@ -268,3 +269,46 @@ def test_a_second_instance_never_claims_a_field_again(wanted: Values) -> None:
         message = applied(message, first.message)
     assert adjustment(message, decision(wanted), V2, ()).message is None
     assert update(message, decision(wanted), V2).message is None
+
+
+class TestRemembered:
+    """What `Creations` gives a second time is what making it anew would give."""
+
+    WANTED = decision({SHARES: 512, QUOTA: 20_000, (Resource.OOM_SCORE_ADJ, ""): 950})
+
+    def replies_of(self, wanted: Decision, *messages: nri.Container) -> list[bytes]:
+        creations = replies.Creations(V1)
+        found = []
+        for message in messages:
+            linux = message.linux
+            requested = values(linux.resources, linux.oom_score_adj.value)
+            encoded, problems = creations.reply(message, requested, wanted, {"BE"})
+            assert problems == ()
+            anew = adjustment(message, wanted, V1, {"BE"}).message
+            expected = nri.CreateContainerResponse(adjust=anew).SerializeToString() if anew else b""
+            assert encoded == expected
+            found.append(encoded)
+        return found
+
+    def test_the_same_decision_for_an_equal_request_is_encoded_once(self) -> None:
+        first, second = self.replies_of(self.WANTED, container(), container())
+        assert first is second
+
+    def test_another_request_is_answered_for_itself(self) -> None:
+        message = container(shares=7)
+        first, second = self.replies_of(self.WANTED, container(), message)
+        assert first != second
+
+    def test_an_environment_that_is_there_already_is_not_injected_again(self) -> None:
+        wanted = decision({SHARES: 512, (Resource.ENV, "GPU"): "0"})
+        has_it = container()
+        has_it.env.append("GPU=0")
+        first, second, third = self.replies_of(wanted, container(), has_it, container())
+        assert first == third != second
+
+    def test_a_value_that_cannot_be_sent_is_told_of_every_time(self) -> None:
+        wanted = decision({SHARES: 0, QUOTA: 20_000})
+        creations = replies.Creations(V1)
+        for _ in range(2):
+            _, problems = creations.reply(container(), NOTHING_REQUESTED, wanted, ())
+            assert len(problems) == 1

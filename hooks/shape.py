@@ -1,0 +1,40 @@
+"""A container's shape: all that policies may look at, less what says which pod it is.
+
+Replicas have one shape, and a node creates many of them; what was claimed for one holds for the
+next, so the engine remembers decisions by shape. A pod for which some policy's claims depend on
+which pod it is (`Policy.individual`) is decided by itself.
+
+Of labels and annotations only those of Koordinator's domain count: no policy reads others, and
+others (a pod's own name, its address) would make every pod a shape of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Final
+
+from hooks.subject import ContainerSubject
+
+_DOMAIN: Final = "koordinator.sh/"
+
+
+def shape_of(subject: ContainerSubject) -> Hashable:
+    """Return the shape: equal shapes get equal claims from every policy that is not individual."""
+    pod = subject.pod
+    return (
+        subject.name,
+        subject.requested,
+        _ours(pod.labels),
+        _ours(pod.annotations),
+        pod.kube_qos,
+        pod.qos,
+        pod.priority,
+        pod.runtime_handler,
+        pod.host_network,
+        pod.specs,
+        pod.overhead,
+    )
+
+
+def _ours(words: Mapping[str, str]) -> Hashable:
+    return frozenset((key, value) for key, value in words.items() if _DOMAIN in key)
