@@ -38,7 +38,7 @@ from hooks.subject import (
     Subject,
     make_pod,
 )
-from koordlet.executor import Executor, Limits
+from koordlet.executor.executor import Executor, Limits
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.objects import Directory
