@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime_proxy.docker.client import POD_LABELS, Docker
 from tests.runtime_proxy.docker.fake_dockerd import FakeDockerd, fake_dockerd
 from tests.runtime_proxy.processes import (
     STAGES,
@@ -23,47 +23,6 @@ from tests.runtime_proxy.processes import (
     proxy,
     wait_until,
 )
-
-POD_LABELS = {
-    "io.kubernetes.docker.type": "podsandbox",
-    "app": "web",
-    "annotation.note": "n",
-}
-
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("docker", timeout=10)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
-        self.sock.connect(self._path)
-
-
-class Docker:
-    def __init__(self, path: Path) -> None:
-        self.connection = UnixConnection(path)
-
-    def ask(self, method: str, target: str, document: Any = None) -> tuple[int, bytes]:
-        body = json.dumps(document) if document is not None else None
-        self.connection.request(method, target, body, {"Content-Type": "application/json"})
-        answer = self.connection.getresponse()
-        return answer.status, answer.read()
-
-    def create(self, name: str, labels: dict[str, str], **fields: Any) -> str:
-        document = {"Image": "i", "Labels": labels, "HostConfig": {}, **fields}
-        status, body = self.ask("POST", f"/v1.41/containers/create?name={name}", document)
-        assert status == 201, body
-        return str(json.loads(body)["Id"])
-
-    def run_sandbox(self, **fields: Any) -> str:
-        return self.create("k8s_POD_web-0_default_u-1_0", POD_LABELS, **fields)
-
-    def create_container(self, sandbox: str, **fields: Any) -> str:
-        labels = {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": sandbox}
-        return self.create("k8s_main_web-0_default_u-1_2", labels, **fields)
 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
