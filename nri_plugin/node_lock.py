@@ -1,12 +1,15 @@
-"""One live NRI connection per node: a lock file that the connected daemon holds.
+"""One live NRI connection per node: locks that the connected daemon holds.
 
 Two connections with the same identity are two plugins to the runtime, and the second claim of a
-field fails the creation of every container (upstream's issue 2334). The kernel drops the lock when
-its holder ends, however it ends. The file stays: removing it would let two holders in.
+field fails the creation of every container (upstream's issue 2334). One lock is a file in the run
+directory; the other is on the directory of the runtime's socket, which daemons with different run
+directories have in common. The kernel drops a lock when its holder ends, however it ends. The file
+stays: removing it would let two holders in.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -43,3 +46,44 @@ def node_lock(path: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def runtime_lock(socket: str) -> Iterator[None]:
+    """Hold the directory of a runtime's socket for the block; raises LockHeld when it is taken.
+
+    A directory that is not there has nobody to keep out: dialling will tell of it. The same goes
+    for a file system without locks.
+    """
+    directory = os.path.dirname(os.path.realpath(socket))
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld(directory, _holder(descriptor)) from None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    """Return the pid that holds the open directory, "" when the kernel does not tell."""
+    status = os.fstat(descriptor)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        with open("/proc/locks", encoding="ascii") as locks:
+            for line in locks:
+                words = line.split()
+                if "FLOCK" in words and device in words:
+                    return words[words.index(device) - 1]
+    except (OSError, UnicodeDecodeError):
+        pass
+    return ""

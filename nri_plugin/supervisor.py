@@ -29,7 +29,7 @@ from nri_plugin import replies
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.connection import Connection, ConnectionClosed
 from nri_plugin.handler import Handler
-from nri_plugin.node_lock import LockHeld, node_lock
+from nri_plugin.node_lock import LockHeld, node_lock, runtime_lock
 from nri_plugin.options import Launch, Options
 from nri_plugin.session import NRI_VERSION, RUNTIME, Inventory, Session
 from nri_plugin.statistics import State, Statistics
@@ -170,7 +170,10 @@ class Supervisor:
     async def _one_connection(self) -> None:
         """Dial, register and serve until the trunk ends, whatever ends it. Raises LockHeld."""
         try:
-            with node_lock(os.path.join(self._options.run_dir, LOCK_FILE)):
+            with contextlib.ExitStack() as locks:
+                locks.enter_context(node_lock(os.path.join(self._options.run_dir, LOCK_FILE)))
+                if self._launch is None:
+                    locks.enter_context(runtime_lock(self._options.socket))
                 await self._hold_connection()
         except (OSError, RpcError, ConnectionClosed, TimeoutError) as error:
             self._give_up(_words(error, self._options.socket))

@@ -174,6 +174,27 @@ def test_two_daemons_never_both_register(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
+def test_daemons_with_run_directories_of_their_own_never_both_register(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.B)
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        first = Supervisor(options(tmp_path, run_dir=str(tmp_path / "one")), RecordingHandler())
+        second = Supervisor(options(tmp_path, run_dir=str(tmp_path / "two")), RecordingHandler())
+        async with runtime.running():
+            async with running(first):
+                await runtime.synchronized()
+                async with running(second):
+                    await until(lambda: f"holds {tmp_path}" in second.status.problem)
+                    assert f"process {os.getpid()} " in second.status.problem
+                    assert runtime.accepted == 1
+                    first.stop()
+                    await until(lambda: second.status.protects)
+            assert runtime.accepted == 2
+
+    uvloop.run(scenario())
+
+
 def test_the_lock_file_is_private_and_follows_no_link(tmp_path: Path) -> None:
     path = str(tmp_path / LOCK_FILE)
     with node_lock(path):
