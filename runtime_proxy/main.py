@@ -217,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.set_up(level="info", form="text")
     chosen = options.parse(arguments)
     logs.set_up(level=chosen.log_level, form=chosen.log_format)
-    command = [sys.executable, "-m", "runtime_proxy.main", *arguments]
+    # A successor is started as we were, by the script or module that is there by then.
+    command = [sys.executable, *sys.orig_argv[1:]]
     try:
         uvloop.run(serve(chosen, command))
     except StartError as error:

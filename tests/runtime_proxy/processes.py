@@ -25,6 +25,7 @@ from protos.runtimehook.v1alpha1 import api_pb2 as hook
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 15.0
+AS_MODULE = (sys.executable, "-m", "runtime_proxy.main")
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Proxy:
     flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
+    program: Sequence[str] = AS_MODULE
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,9 +59,7 @@ class Proxy:
 
     def command(self) -> list[str]:
         return [
-            sys.executable,
-            "-m",
-            "runtime_proxy.main",
+            *self.program,
             f"--koord-runtimeproxy-endpoint={self.socket}",
             f"--remote-runtime-service-endpoint={self.backend}",
             f"--hook-server-dir={self.hook_dir}",
@@ -79,7 +79,7 @@ class Proxy:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
+                cwd=ROOT if self.program == AS_MODULE else self.folder,
                 env={**os.environ, **self.environment},
                 pass_fds=self.pass_fds,
             )
@@ -147,9 +147,10 @@ def proxy(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
+    program: Sequence[str] = AS_MODULE,
 ) -> Iterator[Proxy]:
     with tempfile.TemporaryDirectory(prefix="koord-proxy-") as folder:
-        running = Proxy(Path(folder), backend, flags, environment or {}, pass_fds)
+        running = Proxy(Path(folder), backend, flags, environment or {}, pass_fds, program)
         (running.folder / "hookserver.d").mkdir()
         running.start()
         try:

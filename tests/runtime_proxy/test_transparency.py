@@ -6,9 +6,10 @@ import hashlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from runtime_proxy.http2 import frames, hpack
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
-from tests.runtime_proxy.processes import Proxy, fetch, proxy, wait_until
+from tests.runtime_proxy.processes import AS_MODULE, ROOT, Proxy, fetch, proxy, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +238,22 @@ def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
         assert "ended calls_cut_off=0" in running.log_text()
 
 
-def test_a_handover_under_load_drops_no_call(tmp_path: Path) -> None:
-    with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
+def as_script(folder: Path) -> tuple[str, ...]:
+    """A command as pip installs one, which finds the package by itself and nowhere else."""
+    script = folder / "koord-runtime-proxy"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from runtime_proxy.main import main\nsys.exit(main())\n"
+    )
+    return sys.executable, str(script)
+
+
+@pytest.mark.parametrize("start", [lambda _: AS_MODULE, as_script], ids=["module", "script"])
+def test_a_handover_under_load_drops_no_call(
+    tmp_path: Path, start: Callable[[Path], tuple[str, ...]]
+) -> None:
+    program = start(tmp_path)
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket, program=program) as running:
         stop = threading.Event()
         failures: list[str] = []
         done = [0]
