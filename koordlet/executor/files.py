@@ -37,6 +37,7 @@ from linux.host import Host
 from linux.resources import UNLIMITED, Resource, Value
 from linux.weights import Formula, detect
 
+_QUOTA: Final = Resource.CPU_CFS_QUOTA
 _RATIO_SHIFT: Final = 20
 """The kernel compares bandwidths as (quota << 20) / period."""
 _IDLE_WEIGHTS: Final[Mapping[int, tuple[str, str]]] = {1: ("3", "1024"), 2: ("0", "100")}
@@ -275,7 +276,7 @@ class FilePlanner:
         plain_ones: list[Slot] = []
         for slot in dirty:
             assert slot.file is not None
-            if slot.resource in (Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST):
+            if slot.resource in (_QUOTA, Resource.CPU_CFS_BURST):
                 bursts[slot.place] = None
             if slot.file.levels(version) is not Levels.FREE:
                 trees.setdefault(slot.resource, []).append(slot)
@@ -283,6 +284,8 @@ class FilePlanner:
                 plain_ones.append(slot)
         for resource, of in trees.items():
             self._tree(resource, of, slots, plan, writes.middle, now)
+        # A parent's quota may move those of groups that are not dirty themselves.
+        bursts |= {place: None for place, resource, _ in plan.planned if resource is _QUOTA}
         for place in bursts:
             self._burst(place, slots, plan, writes, now)
         # Idle before weights: whether a weight can be written depends on it.

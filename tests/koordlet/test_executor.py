@@ -158,6 +158,24 @@ def test_a_burst_stays_at_the_quota_and_moves_with_it(profile: Profile) -> None:
         assert bed.view("pod/a", BURST).state is expected
 
 
+def test_a_burst_follows_a_quota_that_only_the_parent_moves() -> None:
+    bed = Bed(DEBIAN_12_V1)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, QUOTA, UNLIMITED))
+    bed.want("container/1", (container.cgroup, QUOTA, 50_000), (container.cgroup, BURST, 20_001))
+    for of_pod, quota, burst in (
+        (UNLIMITED, "50000", "20001"),
+        (20_000, "20000", "20000"),
+        (UNLIMITED, "50000", "20001"),
+    ):
+        bed.want("pod/a", (pod.cgroup, QUOTA, of_pod))
+        for _ in range(2):
+            assert bed.run().failed == 0
+        assert bed.text(container.cgroup, "cpu.cfs_quota_us") == quota
+        assert bed.text(container.cgroup, "cpu.cfs_burst_us") == burst
+
+
 def test_alibaba_kernels_take_a_burst_above_the_quota() -> None:
     bed = Bed(ANOLIS_8)
     pod = bed.kubelet.add_pod(TWO_CORES)
