@@ -127,13 +127,16 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         # What is loaded by now stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        if passed.predecessor is None:
+            systemd.notify(READY="1", STATUS="serving")
         passed.tell_predecessor()
-        systemd.notify(READY="1", MAINPID=str(os.getpid()), STATUS="serving")
         log.info("serving", extra={"socket": chosen.listen, "backend": chosen.backend})
         watchdog = loop.create_task(_watchdog())
         stack.callback(watchdog.cancel)
         await ended.event.wait()
-        if not ended.handed_over:
+        if ended.handed_over:
+            watchdog.cancel()
+        else:
             systemd.notify(STOPPING="1", STATUS="letting running calls end")
         server.close()
         limit_s = _HANDED_OVER_DRAIN_S if ended.handed_over else chosen.drain_timeout_s
@@ -192,7 +195,8 @@ async def _hand_over(
         os.close(successor.ready)
     if serves:
         log.info("handed over", extra={"successor": successor.pid})
-        systemd.notify(MAINPID=str(successor.pid))
+        # systemd listens to the main process alone: the successor's readiness is ours to tell.
+        systemd.notify(MAINPID=str(successor.pid), READY="1", STATUS="serving")
         ended.handed_over = True
         ended.event.set()
     else:
@@ -208,8 +212,8 @@ async def _watchdog() -> None:
     if not text.isdigit():
         return
     while True:
-        systemd.notify(WATCHDOG="1")
         await asyncio.sleep(int(text) / 1e6 * _WATCHDOG_SHARE)
+        systemd.notify(WATCHDOG="1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

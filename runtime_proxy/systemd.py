@@ -5,13 +5,15 @@ is asked to reload starts its successor with its own sockets, by names in an env
 of ours, because LISTEN_PID cannot be known before the successor runs.
 """
 
+import errno
 import logging
 import os
+import signal
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +98,13 @@ def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]
     """Start `command` with our listening sockets. Raises OSError.
 
     `ready` becomes readable with octets once the successor serves, and with none if it ended.
+
+    The successor is nobody's child but init's. systemd asks once, when it is told of a new main
+    process, whether that is a child of its own; of one that is not it never learns the end, and it
+    kills it at a stop without waiting for what SIGTERM begins.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    hearing, telling = os.pipe2(os.O_CLOEXEC)
     try:
         passed = {name: sock.fileno() for name, sock in sockets.items()}
         passed[_READY_PIPE] = writing
@@ -105,15 +112,44 @@ def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]
             **os.environ,
             _HANDED_OVER: ":".join(f"{name}={number}" for name, number in passed.items()),
         }
-        child = subprocess.Popen(
-            list(command),
-            env=environment,
-            pass_fds=list(passed.values()),
-            stdin=subprocess.DEVNULL,
-        )
+        parent = os.fork()
+        if parent == 0:
+            _leave_an_orphan(command, environment, list(passed.values()), telling)
+        os.close(telling)
+        telling = -1
+        os.waitpid(parent, 0)
+        said = int(os.read(hearing, 32) or -errno.EIO)
     except OSError:
         os.close(reading)
         raise
     finally:
-        os.close(writing)
-    return Successor(child.pid, reading)
+        for descriptor in (writing, hearing, telling):
+            if descriptor >= 0:
+                os.close(descriptor)
+    if said < 0:
+        os.close(reading)
+        raise OSError(-said, os.strerror(-said), command[0])
+    return Successor(said, reading)
+
+
+def _leave_an_orphan(
+    command: Sequence[str], environment: Mapping[str, str], passed: Sequence[int], telling: int
+) -> NoReturn:
+    """In a fork: start the command, tell its process id or the negative errno, and end at once."""
+    said = -errno.EIO
+    try:
+        for descriptor in passed:
+            os.set_inheritable(descriptor, True)
+        said = os.posix_spawn(
+            command[0],
+            list(command),
+            environment,
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+            # Python ignores these, and what is ignored stays so across an exec.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except OSError as error:
+        said = -(error.errno or errno.EIO)
+    finally:
+        os.write(telling, str(said).encode())
+        os._exit(0)

@@ -66,18 +66,31 @@ def test_a_successor_that_does_not_serve_leaves_us_serving(command: list[str]) -
 def test_a_successor_finds_the_sockets_and_says_when_it_serves(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     program = (
+        "import os, time\n"
         "from runtime_proxy import systemd\n"
         "passed = systemd.take_passed()\n"
         "assert passed.sockets['cri'].getsockname().endswith('s.sock')\n"
+        f"with open({str(tmp_path / 'parent')!r}, 'w') as file:\n"
+        "    file.write(str(os.getppid()))\n"
         "passed.tell_predecessor()\n"
     )
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
         successor = systemd.start_successor([sys.executable, "-c", program], {"cri": listener})
-    os.waitpid(successor.pid, 0)
+    os.set_blocking(successor.ready, True)
     assert os.read(successor.ready, 16) == b"ready"
+    assert os.read(successor.ready, 16) == b"", "its end can be seen"
     os.close(successor.ready)
+    # systemd manages a new main process rightly only if that is a child of its own.
+    assert (tmp_path / "parent").read_text() != str(os.getpid())
+
+
+def test_a_successor_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        systemd.start_successor([str(tmp_path / "nothing")], {})
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_file_that_is_no_socket_is_never_removed(tmp_path: Path) -> None:
