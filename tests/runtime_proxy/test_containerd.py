@@ -395,7 +395,7 @@ def test_a_restart_of_the_proxy_changes_nothing_for_running_pods(here: Node) -> 
 
 
 def test_eight_callers_make_two_hundred_pods(here: Node) -> None:
-    count = 200 if here.runtime.generation == GENERATIONS[-1] else 24
+    count = 200
     with hook_service(here.proxy.folder / "h.sock") as service:
         here.proxy.register(service.socket, STAGES)
         made: list[RunningPod] = []
