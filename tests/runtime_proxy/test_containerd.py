@@ -134,7 +134,7 @@ def test_updates_do_not_pile_hugepage_limits_up(here: Node) -> None:
 
 
 def test_exec_attach_port_forward_and_logs_work_through_the_returned_urls(here: Node) -> None:
-    command = ["/bin/sh", "-c", "echo started; cat; sleep 600"]
+    command = ["/bin/sh", "-c", "echo started; while sleep 0.2; do echo alive; done"]
     with running_pod(here.kubelet, pod(command=command)) as running:
         identifier = running.containers["main"]
         request = cri.ExecRequest(
@@ -147,21 +147,18 @@ def test_exec_attach_port_forward_and_logs_work_through_the_returned_urls(here: 
         assert "stdout F started" in log.read_text()
         attach = cri.AttachRequest(container_id=identifier, stdout=True)
         url = here.cri.call("RuntimeService/Attach", attach, cri.AttachResponse).url
-        opened = websocket.create_connection(
-            url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=10
-        )
-        opened.close()
+        assert b"alive\n" in read_stream(url, until=b"alive\n")
         forward(here, running)
 
 
-def read_stream(url: str) -> bytes:
-    """Everything on the standard output channel of a streaming URL."""
+def read_stream(url: str, *, until: bytes = b"") -> bytes:
+    """The standard output channel of a streaming URL, to its end or until it said something."""
     opened = websocket.create_connection(
         url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=10
     )
     got = b""
     with suppress(websocket.WebSocketConnectionClosedException):
-        while True:
+        while not until or until not in got:
             _, part = opened.recv_data()
             if part[:1] == b"\x01":
                 got += part[1:]
@@ -225,7 +222,7 @@ def test_a_container_that_ends_by_itself_is_told_of(here: Node) -> None:
 
 
 def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -> None:
-    big = {f"note-{n}": "x" * 200_000 for n in range(16)}
+    big = {f"note-{n}": "x" * 200_000 for n in range(20)}
     config = sandbox_config(pod(), here.runtime.groups.path + "/burstable", here.runtime.logs)
     config.metadata.uid = "big"
     sandboxes = []
@@ -237,7 +234,7 @@ def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -
         direct = {s.id: s for s in here.runtime.cri.sandboxes()}
         through = {s.id: s for s in here.cri.sandboxes()}
         assert through == direct
-        assert sum(s.ByteSize() for s in through.values()) > 12 << 20
+        assert sum(s.ByteSize() for s in through.values()) > 15 << 20
     finally:
         for sandbox in sandboxes:
             here.cri.remove_sandbox(sandbox)
