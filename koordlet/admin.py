@@ -111,12 +111,12 @@ class _Answers:
             "unprotected": [msgspec.structs.asdict(each) for each in daemon.state.unprotected()],
             "sources": [
                 {
-                    "name": poller.name,
-                    "problem": poller.problem,
-                    "failures": poller.failures,
-                    "fetches": poller.fetches,
+                    "name": source.name,
+                    "problem": source.problem,
+                    "failures": source.failures,
+                    "fetches": source.fetches,
                 }
-                for poller in daemon.pollers.values()
+                for source in daemon.feeds.statuses
             ],
             "objects": self._objects(),
             "cgroup": self._cgroup(),
@@ -177,7 +177,7 @@ class _Answers:
         }
 
     def _objects(self) -> Plain:
-        objects = self._daemon.objects
+        objects = self._daemon.feeds.objects
         return {
             "directory": self._daemon.config.objects_dir,
             "nodeSLO": objects.slo is not None,

@@ -81,6 +81,21 @@ class Kubelet(Section, frozen=True):
     timeout: Seconds = Seconds(3)
 
 
+class Kubernetes(Section, frozen=True):
+    """The API server as a source of this node's NodeSLO, Node, topology and Device.
+
+    enabled: unset, it is where a kubeconfig is named. kubeconfig: "" is the pod's service account,
+    then $KUBECONFIG and ~/.kube/config.
+    """
+
+    enabled: bool | None = None
+    kubeconfig: str = ""
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.kubeconfig) if self.enabled is None else self.enabled
+
+
 class HookService(Section, frozen=True):
     """The gRPC service that koord-runtime-proxy calls."""
 
@@ -146,6 +161,7 @@ class Config(Section, frozen=True):
     intervals: Intervals = Intervals()
     writes: Writes = Writes()
     http: Http = Http()
+    kubernetes: Kubernetes = Kubernetes()
     kubelet: Kubelet = Kubelet()
     cri: Cri = Cri()
     hook_service: HookService = HookService()
@@ -172,6 +188,7 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
     "varRunRoot": "/host-var-run",
     "runDir": "/host-var-run-koordlet",
     "http": {"address": ":9316"},
+    "kubernetes": {"enabled": True},
     "kubelet": {"enabled": True},
     "hookService": {
         "enabled": True,

@@ -13,14 +13,13 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from apis.errors import InputError, InputErrors
-from apis.nodeslo import default_nodeslo
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from koordlet import kernel
@@ -29,23 +28,21 @@ from koordlet.decider import Decider
 from koordlet.events import Events, Severity
 from koordlet.executor.executor import Executor, Limits
 from koordlet.executor.slots import State as ValueState
+from koordlet.feeds import KUBELET, Feeds, awaited
 from koordlet.hostapps import host_app_subjects
 from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal, JournalError
 from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.notify import Notifier
-from koordlet.nri_handler import RUNTIME, NriHandler
-from koordlet.objects import Directory, NodeObjects, Problem
-from koordlet.podspec import KnownPod, known_pod
+from koordlet.nri_handler import NriHandler
 from koordlet.readings import DaemonReadings
 from koordlet.reconciler import PassReport, Reconciler
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import Rules
 from koordlet.site_policies import Site
 from koordlet.snapshot import Snapshot
-from koordlet.sources.polling import Poller
-from koordlet.state import NodeState, Source
+from koordlet.state import NodeState
 from koordlet.watch import DirectoryWatch
 from linux import resctrl_groups
 from linux.cgroup_paths import Layout
@@ -109,14 +106,9 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._requests = RequestsLog(f"{config.run_dir}/requests.log")
-        self._directory = Directory(config.objects_dir, config.node_name)
-        self._objects = NodeObjects()
         self._passed_at = time.monotonic()
         self._looking = False
         self._loading = asyncio.Lock()
-        self._scanning = False
-        self._scan_again = False
-        self._told_problems: frozenset[Problem] = frozenset()
         self._publish_scheduled = False
         self._published_at = 0.0
         self._reasons: set[str] = set()
@@ -124,8 +116,7 @@ class Daemon:
         self._servers: list[Server] = []
         self._http_missing = bool(config.http.address)
         self._hook_server: HookServer | None = None
-        self._watches: list[DirectoryWatch] = []
-        self.pollers: dict[str, Poller] = {}
+        self._site_watch: DirectoryWatch | None = None
         self.layout: Layout | None = None
         self.executor: Executor | None = None
         self.reconciler: Reconciler | None = None
@@ -139,10 +130,7 @@ class Daemon:
         self.supervisor: Supervisor | None = None
         self.loop_lag_s = 0.0
         self.worst_loop_lag_s = 0.0
-        awaited = ["objects"]
-        awaited += [RUNTIME] if config.nri.enabled or config.cri.enabled else []
-        awaited += ["kubelet"] if config.kubelet.enabled else []
-        self.state = NodeState(remembered=self._requests.load(), awaited=awaited)
+        self.state = NodeState(remembered=self._requests.load(), awaited=awaited(config))
         self.site = Site(config, self.events_log) if config.site_policies.enabled else None
         self.hook_decider = Decider(
             self.events_log,
@@ -157,6 +145,14 @@ class Daemon:
             self.events_log,
             self._engine_swapped,
             delay=config.intervals.rebuild_delay,
+        )
+        self.feeds = Feeds(
+            config,
+            state=self.state,
+            rules=self.rules,
+            events=self.events_log,
+            workers=self._workers,
+            surroundings=self,
         )
         self.handler = NriHandler(
             state=self.state,
@@ -201,24 +197,24 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self.set_layout(await loop.run_in_executor(self._workers, self._discover, ()))
         await self._probe()
-        await self._scan()
+        await self.feeds.first_objects()
         await self._load_site_policies()
         self.rules.build_now()
         self._start_reconciler()
         await self._listen_admin()
         if self._http_missing:
             await self._listen_http()
-        self._watch_directory(config.objects_dir, self.scan_soon)
         if self.site is not None:
-            self._watch_directory(
+            self._site_watch = DirectoryWatch(
                 config.site_policies.directory,
-                lambda: self._spawn("site-policies", self._load_site_policies()),
+                lambda: self.spawn("site-policies", self._load_site_policies()),
+                poll=config.intervals.objects,
             )
-        self._start_sources()
+        self.feeds.start()
         if config.hook_service.enabled:
             await self._start_hook_service()
-        self._spawn("housekeeping", self._housekeeping())
-        self._spawn("watchdog", self._watchdog())
+        self.spawn("housekeeping", self._housekeeping())
+        self.spawn("watchdog", self._watchdog())
         if config.nri.enabled:
             self._start_nri()
             await self._wait_for_runtime()
@@ -292,10 +288,6 @@ class Daemon:
             _LOG.warning("deliveries stay in the journal: %s", error)
         self._ended_before_pass = []
 
-    def _watch_directory(self, path: str, changed: Callable[[], None]) -> None:
-        watch = DirectoryWatch(path, changed, poll=self.config.intervals.objects)
-        self._watches.append(watch)
-
     def _start_nri(self) -> None:
         config = self.config
         assert self.layout is not None
@@ -311,7 +303,7 @@ class Daemon:
         self.supervisor = Supervisor(
             options, self.handler, statistics=self.nri, launch=self._launch
         )
-        self._spawn("nri", self._run_nri(self.supervisor))
+        self.spawn("nri", self._run_nri(self.supervisor))
 
     async def _run_nri(self, supervisor: Supervisor) -> None:
         await supervisor.run()
@@ -329,23 +321,6 @@ class Daemon:
                 extra={"problem": self.supervisor.status.problem},
             )
 
-    def _start_sources(self) -> None:
-        config = self.config
-        if config.kubelet.enabled:
-            from koordlet.sources.kubelet import KubeletClient
-
-            client = KubeletClient(config.kubelet, self._bad_kubelet_pod)
-            self.kubelet = client
-            poller = self._poller("kubelet", config.kubelet.interval)
-            self._spawn("kubelet", poller.run(client.fetch, self._kubelet_pods, self.state.now))
-        if config.cri.enabled:
-            # Imports gRPC, some 10 MB that a daemon without CRI does not pay for.
-            from koordlet.sources.cri import CriClient
-
-            cri = CriClient(config.cri)
-            poller = self._poller("cri", config.cri.interval)
-            self._spawn("cri", poller.run(cri.fetch, self._cri_list, self.state.now))
-
     async def _start_hook_service(self) -> None:
         # Imports gRPC, which a daemon without a runtime proxy does not pay for.
         from koordlet.hookservice import HookAnswers, HookServer
@@ -358,10 +333,6 @@ class Daemon:
             self.events_log.add("hook-service", "hookService", str(error), severity=Severity.ERROR)
             return
         self._hook_server = server
-
-    def _poller(self, name: str, interval: float) -> Poller:
-        made = self.pollers[name] = Poller(name, interval, self.events_log, self._workers)
-        return made
 
     async def _listen_admin(self) -> None:
         from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
@@ -411,8 +382,9 @@ class Daemon:
         self._notifier.send(STOPPING="1")
         if self.supervisor is not None:
             self.supervisor.stop()
-        for watch in self._watches:
-            watch.close()
+        self.feeds.close()
+        if self._site_watch is not None:
+            self._site_watch.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -431,7 +403,7 @@ class Daemon:
         self._workers.shutdown(wait=False, cancel_futures=True)
         _LOG.info("stopped")
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a task for the daemon's life. One that ends with an error ends the daemon."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -447,8 +419,6 @@ class Daemon:
 
     failed = False
     """True when the daemon stops because of a defect: then it exits with an error."""
-
-    kubelet: Any = None
 
     # --- the kernel ----------------------------------------------------------------------------
 
@@ -484,7 +454,7 @@ class Daemon:
     def _find_kubepods_soon(self) -> None:
         if not self._looking:
             self._looking = True
-            self._spawn("kubepods", self._find_kubepods())
+            self.spawn("kubepods", self._find_kubepods())
 
     async def _find_kubepods(self) -> None:
         """A node's first pod makes the pods' root: look where it is, and what it can do."""
@@ -501,6 +471,10 @@ class Daemon:
             self.set_layout(layout)
             await self._probe()
 
+    def objects_changed(self) -> None:
+        self._place_host_apps()
+        self.state_changed("objects")
+
     def _place_host_apps(self) -> None:
         if self.layout is None:
             return
@@ -508,63 +482,6 @@ class Daemon:
         for error in errors:
             self.events_log.add("bad-object", error.obj, str(error), severity=Severity.ERROR)
         self.state.set_host_apps(subjects)
-
-    # --- the objects directory -----------------------------------------------------------------
-
-    def scan_soon(self) -> None:
-        """Read the objects directory again, once more if it changes meanwhile."""
-        if self._scanning:
-            self._scan_again = True
-            return
-        self._scanning = True
-        self._spawn("objects", self._scan_until_quiet())
-
-    async def _scan_until_quiet(self) -> None:
-        try:
-            while True:
-                self._scan_again = False
-                await self._scan()
-                if not self._scan_again:
-                    return
-        finally:
-            self._scanning = False
-
-    async def _scan(self) -> None:
-        loop = asyncio.get_running_loop()
-        objects, pods = await loop.run_in_executor(self._workers, self._read_objects)
-        self._apply_objects(objects, pods)
-
-    def _read_objects(self) -> tuple[NodeObjects, tuple[KnownPod, ...] | None]:
-        """In a worker thread: what the directory says; pods are None when nothing changed."""
-        before = self._objects
-        objects = self._directory.scan()
-        if objects is before:
-            return objects, None
-        return objects, tuple(known_pod(pod) for pod in objects.pods)
-
-    def _apply_objects(self, objects: NodeObjects, pods: Sequence[KnownPod] | None) -> None:
-        self.state.spoken("objects")
-        if pods is None:
-            return
-        self._objects = objects
-        problems = frozenset(objects.problems)
-        for problem in objects.problems:
-            if problem not in self._told_problems:
-                where = f"{problem.file}: {problem.obj}" if problem.obj else problem.file
-                self.events_log.add("bad-object", where, problem.message, severity=Severity.ERROR)
-        self._told_problems = problems
-        self.state.pods_list(Source.OBJECTS, pods)
-        self.rules.change(
-            slo=objects.slo if objects.slo is not None else default_nodeslo(),
-            topology=objects.topology,
-            node=objects.node if objects.node is not None else NodeMeta(name=self.node_name),
-        )
-        self._place_host_apps()
-        self.state_changed("objects")
-
-    @property
-    def objects(self) -> NodeObjects:
-        return self._objects
 
     # --- policies of the site ------------------------------------------------------------------
 
@@ -584,28 +501,6 @@ class Daemon:
         self.hook_decider.site_names = self.repair_decider.site_names = names
         self.rules.change_site_policies(policies)
 
-    # --- other sources -------------------------------------------------------------------------
-
-    def _kubelet_pods(self, pods: Sequence[KnownPod], taken_at: int) -> None:
-        # A kubelet that restarts lists nothing for a while; a node without pods loses nothing.
-        if pods and self.state.pods_list(Source.KUBELET, pods):
-            self.state_changed("kubelet")
-        self._first_words("kubelet")
-
-    def _cri_list(self, lists: Any, taken_at: int) -> None:
-        sandboxes, containers = lists
-        self.state.runtime_list(sandboxes, containers, taken_at=taken_at)
-        self._first_words(RUNTIME)
-        self.state_changed("cri")
-
-    def _first_words(self, source: str) -> None:
-        if source in self.state.awaited:
-            self.state.spoken(source)
-            self.state_changed(source)
-
-    def _bad_kubelet_pod(self, obj: str, problem: str) -> None:
-        self.events_log.add("bad-object", obj, problem)
-
     # --- what the hook service needs -----------------------------------------------------------
 
     @property
@@ -614,9 +509,7 @@ class Daemon:
 
     def told_by_proxy(self, uid: str) -> None:
         self.pod_appeared(uid)
-        lists = self.pollers.get("cri")
-        if lists is not None:
-            lists.trigger()
+        self.feeds.ask_soon("cri")
 
     # --- what the NRI handler needs ------------------------------------------------------------
 
@@ -639,9 +532,8 @@ class Daemon:
                 loop.call_soon(self._publish)
 
     def pod_appeared(self, uid: str) -> None:
-        poller = self.pollers.get("kubelet")
-        if poller is not None and not self.state.known_to_kubelet(uid):
-            poller.trigger()
+        if not self.state.known_to_kubelet(uid):
+            self.feeds.ask_soon(KUBELET)
 
     def delivered(
         self,
@@ -749,7 +641,7 @@ class Daemon:
         )
         logging.getLogger().setLevel(self.config.log.level.upper())
         self.rules.change(settings=self.config.settings())
-        self.scan_soon()
+        self.feeds.scan_soon()
         self.events_log.add(
             "reloaded", "configuration", "configuration read again", severity=Severity.INFO
         )
@@ -767,7 +659,7 @@ class Daemon:
 
     def not_ready(self) -> list[str]:
         """Return why new containers are not protected, or the node is not kept in its state."""
-        reasons = [f"{source} has not told its pods yet" for source in self.state.awaited]
+        reasons = [f"{source} has not spoken yet" for source in self.state.awaited]
         if self.supervisor is not None and not self.supervisor.status.protects:
             problem = self.supervisor.status.problem or self.supervisor.status.state.value
             reasons.append(f"NRI is not connected: {problem}")

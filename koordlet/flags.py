@@ -110,7 +110,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "pprof-addr": Flag(_T),
     "kube-api-qps": Flag(_T),
     "kube-api-burst": Flag(_I),
-    "kubeconfig": Flag(_T),
+    "kubeconfig": Flag(_T, "kubernetes.kubeconfig", "watch this node's objects on that server"),
     "configmap-name": Flag(_T),
     "configmap-namespace": Flag(_T),
     "kubelet-preferred-address-type": Flag(_T),

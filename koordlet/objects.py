@@ -126,15 +126,15 @@ class Directory:
             with open(fd, "rb") as file:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
-                    return self._broken(before, path, None, "not a regular file")
+                    return _broken(before, path, None, "not a regular file")
                 stamp = _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
                 if before is not None and before.stamp == stamp:
                     return before
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            return self._broken(before, path, None, f"cannot be read: {error.strerror}")
+            return _broken(before, path, None, f"cannot be read: {error.strerror}")
         if len(data) > MAX_FILE_BYTES:
-            return self._broken(before, path, stamp, f"larger than {MAX_FILE_BYTES >> 20} MiB")
+            return _broken(before, path, stamp, f"larger than {MAX_FILE_BYTES >> 20} MiB")
         return self._parse(before, path, stamp, data)
 
     def take(self, files: Mapping[str, bytes]) -> NodeObjects:
@@ -148,80 +148,134 @@ class Directory:
 
     def _parse(self, before: _File | None, path: str, stamp: _Stamp, data: bytes) -> _File:
         try:
-            return self._documents(before, path, stamp, load_documents(data))
+            return _documents(before, path, stamp, load_documents(data), self._node_name)
         except InputError as error:
-            return self._broken(before, path, stamp, str(error))
+            return _broken(before, path, stamp, str(error))
         except Exception as error:  # noqa: BLE001 - a defect must cost the file, not the daemon
-            return self._broken(before, path, stamp, f"{type(error).__name__}: {error}")
-
-    def _broken(self, before: _File | None, path: str, stamp: _Stamp | None, problem: str) -> _File:
-        kept = before.objects if before else {}
-        consequence = "its last good objects stay in force" if kept else "nothing of it is used"
-        made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
-        # The same trouble again is no change.
-        return before if before is not None and before == made else made
-
-    def _documents(
-        self, before: _File | None, path: str, stamp: _Stamp, documents: Iterable[Any]
-    ) -> _File:
-        last_good = before.objects if before else {}
-        objects: dict[Identity, _Good] = {}
-        problems: list[Problem] = []
-        for index, tree in enumerate(documents):
-            try:
-                identity = _identity(tree, self._node_name, f"document {index + 1}")
-            except InputError as error:
-                problems.append(Problem(path, error.obj, str(error)))
-                continue
-            if identity is None:
-                continue
-            obj = _obj(identity)
-            if identity in objects:
-                problems.append(Problem(path, obj, "stands twice in the file; the first is used"))
-                continue
-            kept = last_good.get(identity)
-            try:
-                good, errors = _decode(identity, tree, kept)
-            except (InputError, InputErrors) as error:
-                consequence = "its last good version stays in force" if kept else "not used"
-                problems += [Problem(path, obj, f"{each}; {consequence}") for each in _each(error)]
-                if kept is not None:
-                    objects[identity] = kept
-                continue
-            objects[identity] = good
-            problems += [Problem(path, obj, message) for message in errors]
-        return _File(stamp, objects, tuple(problems))
+            return _broken(before, path, stamp, f"{type(error).__name__}: {error}")
 
     def _merge(self, count: int) -> NodeObjects:
-        found: dict[Identity, tuple[str, _Good]] = {}
-        problems: list[Problem] = []
-        if count > MAX_FILES:
-            problems.append(
-                Problem(self._path, "", f"{count} files; only the first {MAX_FILES} are read")
-            )
-        for name, file in self._files.items():
-            problems += file.problems
-            for identity, good in file.objects.items():
-                first = found.setdefault(identity, (name, good))
-                if first[0] != name:
-                    problems.append(
-                        Problem(
-                            f"{self._path}/{name}",
-                            _obj(identity),
-                            f"stands in {first[0]} too; that one is used",
-                        )
+        made = _merge(self._files, f"{self._path}/")
+        if count <= MAX_FILES:
+            return made
+        problem = Problem(self._path, "", f"{count} files; only the first {MAX_FILES} are read")
+        return msgspec.structs.replace(made, problems=(problem, *made.problems))
+
+
+class Received:
+    """Objects that arrive one by one, by name, from an API server: the last good one of each."""
+
+    def __init__(self, node_name: str) -> None:
+        self._node_name = node_name
+        self._files: dict[str, _File] = {}
+        self._trees: dict[str, Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    @property
+    def trees(self) -> Mapping[str, Any]:
+        """The objects as they were received last, bad ones too."""
+        return self._trees
+
+    def put(self, name: str, tree: Any) -> None:
+        """Take an object's newest version; a bad one leaves the last good one in force."""
+        before = self._files.get(name)
+        self._trees[name] = tree
+        self._files[name] = _documents(before, name, _Stamp(0, 0, 0), [tree], self._node_name)
+
+    def drop(self, name: str) -> None:
+        """Forget an object that was deleted."""
+        self._files.pop(name, None)
+        self._trees.pop(name, None)
+
+    def objects(self) -> NodeObjects:
+        return _merge(self._files, "")
+
+
+def over(upper: NodeObjects, lower: NodeObjects) -> NodeObjects:
+    """Lay the objects of one source over those of another, kind by kind; pods are joined."""
+    return NodeObjects(
+        slo=lower.slo if upper.slo is None else upper.slo,
+        topology=lower.topology if upper.topology is None else upper.topology,
+        node=lower.node if upper.node is None else upper.node,
+        device=lower.device if upper.device is None else upper.device,
+        pods=(*upper.pods, *lower.pods),
+        problems=(*upper.problems, *lower.problems),
+    )
+
+
+def _broken(before: _File | None, path: str, stamp: _Stamp | None, problem: str) -> _File:
+    kept = before.objects if before else {}
+    consequence = "its last good objects stay in force" if kept else "nothing of it is used"
+    made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
+    # The same trouble again is no change.
+    return before if before is not None and before == made else made
+
+
+def _documents(
+    before: _File | None,
+    path: str,
+    stamp: _Stamp,
+    documents: Iterable[Any],
+    node_name: str,
+) -> _File:
+    last_good = before.objects if before else {}
+    objects: dict[Identity, _Good] = {}
+    problems: list[Problem] = []
+    for index, tree in enumerate(documents):
+        try:
+            identity = _identity(tree, node_name, f"document {index + 1}")
+        except InputError as error:
+            problems.append(Problem(path, error.obj, str(error)))
+            continue
+        if identity is None:
+            continue
+        obj = _obj(identity)
+        if identity in objects:
+            problems.append(Problem(path, obj, "stands twice in the file; the first is used"))
+            continue
+        kept = last_good.get(identity)
+        try:
+            good, errors = _decode(identity, tree, kept)
+        except (InputError, InputErrors) as error:
+            consequence = "its last good version stays in force" if kept else "not used"
+            problems += [Problem(path, obj, f"{each}; {consequence}") for each in _each(error)]
+            if kept is not None:
+                objects[identity] = kept
+            continue
+        objects[identity] = good
+        problems += [Problem(path, obj, message) for message in errors]
+    return _File(stamp, objects, tuple(problems))
+
+
+def _merge(files: Mapping[str, _File], prefix: str) -> NodeObjects:
+    found: dict[Identity, tuple[str, _Good]] = {}
+    problems: list[Problem] = []
+    for name, file in files.items():
+        problems += file.problems
+        for identity, good in file.objects.items():
+            first = found.setdefault(identity, (name, good))
+            if first[0] != name:
+                problems.append(
+                    Problem(
+                        f"{prefix}{name}",
+                        _obj(identity),
+                        f"stands in {first[0]} too; that one is used",
                     )
-        by_kind: dict[str, list[Any]] = {}
-        for (kind, _, _), (_, good) in found.items():
-            by_kind.setdefault(kind, []).append(good.value)
-        return NodeObjects(
-            slo=_first(by_kind, "NodeSLO"),
-            topology=_first(by_kind, "NodeResourceTopology"),
-            node=_first(by_kind, "Node"),
-            device=_first(by_kind, "Device"),
-            pods=tuple(by_kind.get("Pod", ())),
-            problems=tuple(problems),
-        )
+                )
+    by_kind: dict[str, list[Any]] = {}
+    for (kind, _, _), (_, good) in found.items():
+        by_kind.setdefault(kind, []).append(good.value)
+    return NodeObjects(
+        slo=_first(by_kind, "NodeSLO"),
+        topology=_first(by_kind, "NodeResourceTopology"),
+        node=_first(by_kind, "Node"),
+        device=_first(by_kind, "Device"),
+        pods=tuple(by_kind.get("Pod", ())),
+        problems=tuple(problems),
+    )
 
 
 # --- one file ----------------------------------------------------------------------------------

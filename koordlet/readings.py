@@ -63,7 +63,7 @@ class DaemonReadings:
 
     @property
     def problems(self) -> int:
-        return len(self._daemon.objects.problems)
+        return len(self._daemon.feeds.objects.problems)
 
     @property
     def repairs(self) -> Mapping[RepairKey, Histogram]:
@@ -75,7 +75,8 @@ class DaemonReadings:
 
     @property
     def kubelet_durations(self) -> Mapping[str, Histogram]:
-        return self._daemon.kubelet.durations if self._daemon.kubelet is not None else {}
+        kubelet = self._daemon.feeds.kubelet
+        return kubelet.durations if kubelet is not None else {}
 
     @property
     def reconcile_stats(self) -> ReconcileStats | None:

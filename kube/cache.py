@@ -134,8 +134,10 @@ class Cache(Generic[T]):
         label_selector: str = "",
         field_selector: str = "",
         shrink: Callable[[T], T] | None = None,
+        decode: Callable[[bytes], T] | None = None,
     ) -> None:
-        """shrink: drops what is not needed from each object before it is kept."""
+        """shrink: drops what is not needed from each object before it is kept. decode: reads an
+        object in place of the strict decoder of `type_`; raises msgspec.ValidationError."""
         self._client = client
         self._resource = resource
         self._path = resource.path(namespace=namespace)
@@ -147,7 +149,7 @@ class Cache(Generic[T]):
             )
             if value
         }
-        self._decode = json_decoder(type_)
+        self._decode = decode or json_decoder(type_)
         self._shrink = shrink
         self._items: dict[str, T] = {}
         self._indexes: list[Index[Any, T]] = []
@@ -158,6 +160,8 @@ class Cache(Generic[T]):
         """How often the whole list was read."""
         self.restarts = 0
         """How often a watch ended before its time."""
+        self.problem = ""
+        """Why the server's word is not to be had now; "" while it is."""
         self.undecodable: dict[str, str] = {}
         """Key -> why the object is left out."""
 
@@ -207,10 +211,12 @@ class Cache(Generic[T]):
                 if not self._version:
                     await self._list()
                     pause = _FIRST_PAUSE
+                self.problem = ""
                 await self._watch()
                 pause = _FIRST_PAUSE
                 continue
             except ApiError as error:
+                self.problem = str(error)
                 if error.gone:
                     self._version = ""
                 if error.not_found:
@@ -223,6 +229,7 @@ class Cache(Generic[T]):
                 _log.log(level, "%s: %s", self._resource.plural, error)
             except (Unreachable, msgspec.DecodeError) as error:
                 self.restarts += 1
+                self.problem = str(error)
                 _log.info("%s: %s", self._resource.plural, error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)

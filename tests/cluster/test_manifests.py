@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.manager.manifests import files
+from cluster.manager import manifests as of_manager
+from koordlet import manifests as of_koordlet
 from tools.generate_manifests import manifests
 
 
-@pytest.mark.parametrize("name", sorted(files()))
-def test_the_written_manifests_are_what_the_code_says(name: str) -> None:
-    texts = {path.name: text for path, text in manifests().items()}
-    path = Path(__file__).parent.parent.parent / "deploy" / "manager" / name
-    assert path.read_text() == texts[name], "run tools/generate_manifests.py"
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(f"manager/{name}" for name in of_manager.files()),
+        *(f"koordlet/{name}" for name in of_koordlet.files()),
+    ],
+)
+def test_the_written_manifests_are_what_the_code_says(written: str) -> None:
+    path = Path(__file__).parent.parent.parent / "deploy" / written
+    assert path.read_text() == manifests()[path], "run tools/generate_manifests.py"

@@ -111,7 +111,7 @@ def test_a_bad_field_of_the_nodeslo_costs_that_field_only() -> None:
                 bad["spec"]["cpuBurstStrategy"]["cpuBurstPercent"] = "many"
                 bad["spec"]["systemStrategy"] = {"minFreeKbytesFactor": 42}
                 n.put(bad)
-                await until("the problem", lambda: n.daemon.objects.problems)
+                await until("the problem", lambda: n.daemon.feeds.objects.problems)
                 slo = n.daemon.rules.inputs.slo
                 assert slo.cpu_burst_strategy.cpu_burst_percent == 500
                 assert slo.system_strategy.min_free_kbytes_factor == 42
@@ -128,7 +128,7 @@ def test_a_broken_file_keeps_its_last_good_objects() -> None:
             n.put(SLO, node_object("1.5"))
             async with n.running():
                 n.put_text(f"Node-{NODE}.yaml", "a: [unclosed")
-                await until("the problem", lambda: n.daemon.objects.problems)
+                await until("the problem", lambda: n.daemon.feeds.objects.problems)
                 annotations = n.daemon.rules.inputs.node.annotations
                 assert annotations["node.koordinator.sh/cpu-normalization-ratio"] == "1.5"
 

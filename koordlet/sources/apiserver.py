@@ -1,0 +1,239 @@
+"""The API server as a source of this node's own objects: NodeSLO, Node, topology, Device.
+
+Each is watched by its name, so a node costs the server four small watches. What arrives goes the
+way of the objects directory: a bad field costs itself, the last good version stays, and the problem
+names object, field and value. Pods are told by kubelet and the runtime, which know them first.
+
+A server that is away costs nothing but news. The newest objects are kept in the run directory, so
+a restart meanwhile starts from them and not from defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import msgspec
+
+from apis.core import ObjectMeta
+from apis.errors import printable
+from koordlet.config import Kubernetes
+from koordlet.events import Events, Severity
+from koordlet.objects import NodeObjects, Received
+from kube.cache import Cache, Change, Event, wait_all_synced
+from kube.client import Client
+from kube.connection import Connection, ConnectionConfigError, load_connection
+from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, Resource
+
+_LOG = logging.getLogger("koordlet.sources")
+
+KEPT_FILE: Final = "api-objects.json"
+
+_WATCHED: Final = (NODE_SLOS, NODES, NODE_RESOURCE_TOPOLOGIES, DEVICES)
+_LARGEST_KEPT: Final = 16 << 20
+_LONGEST_BACKOFF_S: Final = 60.0
+_LOOK_EVERY_S: Final = 5.0
+
+
+class _Meta(msgspec.Struct):
+    metadata: ObjectMeta
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """An object as a tree, with what a cache has to know of it."""
+
+    metadata: ObjectMeta
+    tree: Mapping[str, Any]
+
+
+class ApiServer:
+    """Follows this node's objects. `name`, `problem`, `failures`, `fetches`: as pollers have them.
+
+    changed(objects): told on the event loop when what is in force differs from before.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        config: Kubernetes,
+        node_name: str,
+        run_dir: str,
+        events: Events,
+        workers: Executor,
+        changed: Callable[[NodeObjects], None],
+        *,
+        connect: Callable[[], Connection] | None = None,
+    ) -> None:
+        self._node_name = node_name
+        self._path = f"{run_dir}/{KEPT_FILE}"
+        self._events = events
+        self._workers = workers
+        self._changed = changed
+        self._connect = connect or (lambda: load_connection(config.kubeconfig or None))
+        self._received = Received(node_name)
+        self._caches: tuple[Cache[Manifest], ...] = ()
+        self._problem = "not asked yet"
+        self._tell_scheduled = False
+        self._told = False
+        self._first = asyncio.Event()
+        self.failures = 0
+        self.objects = NodeObjects()
+
+    @property
+    def problem(self) -> str:
+        return self._problem
+
+    @property
+    def fetches(self) -> int:
+        """How often a list was read."""
+        return sum(cache.lists for cache in self._caches)
+
+    async def wait_first(self) -> None:
+        """Return when the objects are known, from the server or as they were kept."""
+        await self._first.wait()
+
+    def read_kept(self) -> Mapping[str, Any]:
+        """Read what the server said last, if the run directory still has it. Does I/O."""
+        try:
+            with open(self._path, "rb") as file:
+                trees = json.loads(file.read(_LARGEST_KEPT))
+            return {str(name): tree for name, tree in trees.items() if isinstance(tree, dict)}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, AttributeError) as error:
+            self._events.add(self.name, self._path, f"not used: {printable(str(error))}")
+        return {}
+
+    def take_kept(self, trees: Mapping[str, Any]) -> None:
+        """Start from what the server said last."""
+        for name, tree in trees.items():
+            self._received.put(name, tree)
+        if trees:
+            self._tell()
+
+    async def run(self) -> None:
+        """Follow the server until cancelled."""
+        pause = 1.0
+        while True:
+            try:
+                connection = await asyncio.to_thread(self._connect)
+            except ConnectionConfigError as error:
+                self._failed(str(error))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_BACKOFF_S)
+                continue
+            async with Client(connection, user_agent="koordlet") as client:
+                await self._follow(client)
+
+    async def _follow(self, client: Client) -> None:
+        self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
+        async with asyncio.TaskGroup() as group:
+            for cache in self._caches:
+                group.create_task(cache.run())
+            group.create_task(self._look_after())
+            await wait_all_synced(*self._caches)
+            there = {_name(cache.resource) for cache in self._caches if cache.items}
+            for name in self._received.names:
+                if name not in there:
+                    self._received.drop(name)
+            if not self.failures:
+                self._problem = ""
+            self._tell()
+
+    def _cache(self, client: Client, resource: Resource) -> Cache[Manifest]:
+        cache: Cache[Manifest] = Cache(
+            client,
+            resource,
+            Manifest,
+            field_selector=f"metadata.name={self._node_name}",
+            decode=lambda data: _manifest(resource, data),
+        )
+        cache.subscribe(lambda event: self._take(resource, event))
+        return cache
+
+    def _take(self, resource: Resource, event: Event[Manifest]) -> None:
+        if event.change is Change.DELETED:
+            self._received.drop(_name(resource))
+        else:
+            self._received.put(_name(resource), event.new.tree)
+        # A first list is told as a whole: half of it would be another node.
+        if not self._tell_scheduled and all(cache.synced for cache in self._caches):
+            self._tell_scheduled = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._tell_scheduled = False
+        objects = self._received.objects()
+        first, self._told = not self._told, True
+        if objects == self.objects and not first:
+            return
+        self.objects = objects
+        self._first.set()
+        self._changed(objects)
+        if self._caches:
+            self._workers.submit(self._keep, json.dumps(self._received.trees).encode())
+
+    def _keep(self, data: bytes) -> None:
+        """In a worker thread: a half-written file never takes the old one's place."""
+        scratch = f"{self._path}.new"
+        try:
+            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(scratch, self._path)
+        except OSError as error:
+            _LOG.warning("a restart will not remember the API server's objects: %s", error)
+
+    async def _look_after(self) -> None:
+        """Tell people when the server goes and when it is back."""
+        while True:
+            problems = [cache.problem for cache in self._caches if cache.problem]
+            if problems:
+                self._failed(problems[0])
+            elif self._problem and all(cache.synced for cache in self._caches):
+                if self.failures:
+                    self._events.add(
+                        "source-back", self.name, "answers again", severity=Severity.INFO
+                    )
+                self._problem = ""
+            await asyncio.sleep(_LOOK_EVERY_S if self._first.is_set() else 0.2)
+
+    def _failed(self, problem: str) -> None:
+        if problem == self._problem:
+            return
+        self.failures += 1
+        self._problem = problem
+        self._events.add(
+            "source-failed",
+            self.name,
+            f"{printable(problem)}; the last objects stay in force, and it is asked again",
+        )
+
+
+def _name(resource: Resource) -> str:
+    return f"{resource.kind} of the API server"
+
+
+def _manifest(resource: Resource, data: bytes) -> Manifest:
+    """Read an object as a tree, less what nobody here reads and what changes by itself."""
+    tree = msgspec.json.decode(data, type=dict[str, Any])
+    metadata = msgspec.convert(tree, _Meta, strict=False).metadata
+    tree["kind"], tree["apiVersion"] = resource.kind, resource.api_version
+    for unread in ("managedFields", "resourceVersion", "generation"):
+        tree["metadata"].pop(unread, None)
+    if resource is NODES:
+        status = tree.get("status")
+        allocatable = status.get("allocatable") if isinstance(status, dict) else None
+        tree = {key: value for key, value in tree.items() if key not in ("spec", "status")}
+        if allocatable is not None:
+            tree["status"] = {"allocatable": allocatable}
+    elif resource is not DEVICES:
+        tree.pop("status", None)
+    return Manifest(metadata, tree)

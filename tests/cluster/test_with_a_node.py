@@ -1,0 +1,189 @@
+"""Manager and node daemon together: what a cluster's operator configures, down to the kernel.
+
+A real API server with the manager and its webhooks, a real containerd, and `koordlet run` as it is
+installed on a node, with the rights of deploy/koordlet and nothing in its objects directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from apis.meta import format_time
+from koordlet.manifests import CLUSTER_RULES
+from kube.client import Client, encode_object
+from kube.resources import NODE_METRICS, NODES, PODS, PROFILES, Resource
+from tests.beds.apiserver import ApiServer, eventually
+from tests.beds.containerd import Containerd, containerd
+from tests.beds.daemon import NODE_NAME, Daemon, daemon, wait_until
+from tests.beds.kubelet import RunningPod, running_pod
+from tests.cluster.conftest import manager, read, register_webhooks, set_config
+from tests.e2e.observe import container_value, pod_value
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.containerd]
+
+_RBAC = "rbac.authorization.k8s.io"
+COLOCATION = {"colocation-config": json.dumps({"enable": True})}
+PROFILE = {
+    "metadata": {"name": "batch"},
+    "spec": {
+        "selector": {"matchLabels": {"team": "ml"}},
+        "qosClass": "BE",
+        "priorityClassName": "koord-batch",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Containerd]:
+    with containerd("2.1") as running:
+        yield running
+
+
+def kubeconfig(server: ApiServer, folder: Path) -> str:
+    path = folder / "kubeconfig"
+    cluster = {"server": server.url, "insecure-skip-tls-verify": True}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "bed",
+                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": "koordlet"}}],
+                "clusters": [{"name": "bed", "cluster": cluster}],
+                "users": [{"name": "koordlet", "user": {"token": server.tokens["koordlet"]}}],
+            }
+        )
+    )
+    return str(path)
+
+
+async def prepare(server: ApiServer) -> None:
+    """A node, co-location switched on, and the daemon's own rights for the user koordlet."""
+    async with server.client() as client:
+        role = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
+        binding = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
+        metadata = {"name": "koordlet-role"}
+        rules = {"metadata": metadata, "rules": list(CLUSTER_RULES)}
+        await client.create(role, encode_object(role, rules))
+        bound = {
+            "metadata": metadata,
+            "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": "koordlet"}],
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "koordlet-role"},
+        }
+        await client.create(binding, encode_object(binding, bound))
+        await client.create(NODES, encode_object(NODES, {"metadata": {"name": NODE_NAME}}))
+        amounts = {"cpu": "16", "memory": "64Gi", "pods": "110"}
+        patch = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+        await client.patch(NODES, NODE_NAME, patch, subresource="status")
+        await set_config(client, COLOCATION)
+        await register_webhooks(client)
+        await client.create(PROFILES, encode_object(PROFILES, PROFILE))
+
+
+async def report(client: Client) -> None:
+    """Write the node's usage, as the daemon will when it measures."""
+    await eventually(lambda: read(client, NODE_METRICS, NODE_NAME))
+    usage = {"cpu": "2", "memory": "4Gi"}
+    metric = {
+        "nodeUsage": {"resources": usage},
+        "systemUsage": {"resources": {"cpu": "1", "memory": "1Gi"}},
+    }
+    status = {"updateTime": format_time(datetime.now(UTC)), "nodeMetric": metric}
+    body = msgspec.json.encode({"status": status})
+    await client.patch(NODE_METRICS, NODE_NAME, body, subresource="status")
+
+
+async def admitted(client: Client) -> dict[str, Any]:
+    """Create a plain pod that a profile selects; return it as the API server stored it."""
+    amounts = {"cpu": "1", "memory": "128Mi"}
+    container = {"name": "main", "image": "x", "resources": {"requests": amounts}}
+    container["resources"] = {"requests": {**amounts, "cpu": "500m"}, "limits": amounts}
+    plain = {
+        "metadata": {"name": "train", "namespace": "default", "labels": {"team": "ml"}},
+        "spec": {"nodeName": NODE_NAME, "containers": [container]},
+    }
+    stored = await client.create(PODS, encode_object(PODS, plain), namespace="default")
+    made: dict[str, Any] = msgspec.json.decode(stored)
+    return made
+
+
+def strategy(identity: int) -> dict[str, str]:
+    qos = {"clusterStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": identity}}}}
+    return {**COLOCATION, "resource-qos-config": json.dumps(qos)}
+
+
+def test_from_the_config_map_to_the_kernel(
+    server: ApiServer, bed: Containerd, tmp_path: Path
+) -> None:
+    config = {"kubernetes": {"kubeconfig": kubeconfig(server, tmp_path)}}
+
+    async def scenario(stack: ExitStack) -> None:
+        await prepare(server)
+        async with server.client() as client, manager(server, webhooks=True):
+            # NodeMetric -> batch-cpu on the node -> a pod that asks for it at admission.
+            await report(client)
+            await eventually(lambda: _offers_batch(client), seconds=30)
+            pod = await admitted(client)
+            container = pod["spec"]["containers"][0]
+            batch = {"kubernetes.io/batch-cpu": "1k", "kubernetes.io/batch-memory": "128Mi"}
+            assert container["resources"]["limits"] == batch
+            assert pod["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE"
+            del container["image"]  # the bed has one of its own
+
+            koordlet = stack.enter_context(daemon(bed, [], config=config))
+            assert source(koordlet)["problem"] == ""
+            running = stack.enter_context(running_pod(bed, pod))
+            assert container_value(bed, running, "cpu.shares") == "512"
+            assert container_value(bed, running, "cpu.cfs_quota_us") == "100000"
+            assert container_value(bed, running, "memory.limit_in_bytes") == str(128 << 20)
+            assert pod_value(bed, running, "cpu.cfs_quota_us") == "100000"
+
+            # Config map -> NodeSLO -> policy -> kernel, and back.
+            for data, idle in ((strategy(-1), "1"), (COLOCATION, "0"), (strategy(-1), "1")):
+                await set_config(client, data)
+                await asyncio.to_thread(idles, running, idle)
+        await asyncio.to_thread(outage, koordlet, running)
+
+    def idles(running: RunningPod, value: str) -> None:
+        def there() -> bool:
+            return pod_value(bed, running, "cpu.idle") == value
+
+        wait_until(f"cpu.idle is {value}", there, timeout_s=30)
+
+    def outage(koordlet: Daemon, running: RunningPod) -> None:
+        """What the server said stays in force, also for a daemon that starts meanwhile."""
+        server.stop("kube-apiserver")
+        try:
+            koordlet.stop()
+            koordlet.start()
+            assert pod_value(bed, running, "cpu.idle") == "1"
+            wait_until("the problem is told", lambda: source(koordlet)["problem"])
+            explained = json.dumps(koordlet.query("explain", "pod", "default/train"))
+            assert "NodeSLO spec.resourceQOSStrategy.beClass" in explained
+        finally:
+            server.start_apiserver()
+        wait_until("it is back", lambda: not source(koordlet)["problem"], timeout_s=60)
+
+    with ExitStack() as stack:
+        asyncio.run(scenario(stack))
+
+
+def source(koordlet: Daemon) -> dict[str, Any]:
+    """How the daemon says its API server is doing."""
+    sources: list[dict[str, Any]] = koordlet.query("status")["sources"]
+    return next(each for each in sources if each["name"] == "kubernetes")
+
+
+async def _offers_batch(client: Client) -> bool:
+    node = await read(client, NODES, NODE_NAME)
+    return int(node["status"]["allocatable"].get("kubernetes.io/batch-cpu", "0")) > 1000
