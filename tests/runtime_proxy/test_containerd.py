@@ -361,13 +361,70 @@ def test_a_proxy_killed_inside_a_call_leaves_pods_that_a_retry_makes_whole(
             go_on.set()
             with pytest.raises(grpc.RpcError):
                 attempt.result()
-        here.proxy.start()
-        here.proxy.wait_for_log("recovered")
-        wait_until(lambda: succeeds(here.cri.version), "the proxy")
+        come_back(here)
         for left in here.cri.sandboxes():
             here.cri.remove_sandbox(left.id)
         with running_pod(here.kubelet, manifest) as running:
             assert here.cri.execute(running.containers["main"], ["/bin/true"]).exit_code == 0
+
+
+def come_back(here: Node) -> None:
+    before = here.proxy.log_text().count("recovered pods")
+    here.proxy.start()
+    wait_until(lambda: here.proxy.log_text().count("recovered pods") > before, "recovery")
+    wait_until(lambda: succeeds(here.cri.version), "the proxy")
+
+
+def test_a_proxy_killed_inside_an_update_leaves_what_was_and_a_retry_is_whole(here: Node) -> None:
+    reached = threading.Event()
+
+    def hold(request: Any) -> Any:
+        if not reached.is_set():
+            reached.set()
+            time.sleep(1)
+        return echo(request)
+
+    hooks = {"PreUpdateContainerResources": hold, "PreCreateContainer": shrink}
+    with hook_service(here.proxy.folder / "h.sock", hooks) as service:
+        here.proxy.register(service.socket, STAGES)
+        with running_pod(here.kubelet, pod()) as running, futures.ThreadPoolExecutor(1) as pool:
+            identifier = running.containers["main"]
+            group = running.container_cgroup("main")
+            wanted = cri.LinuxContainerResources(cpu_shares=700)
+            attempt = pool.submit(here.cri.update_resources, identifier, wanted)
+            assert reached.wait(10)
+            here.proxy.stop(signal.SIGKILL)
+            with pytest.raises(grpc.RpcError):
+                attempt.result()
+            groups = here.runtime.groups
+            assert groups.read(group, "cpu.shares") == str(groups.weight(333))
+            come_back(here)
+            here.cri.update_resources(identifier, wanted)
+            assert groups.read(group, "cpu.shares") == str(groups.weight(700))
+            assert groups.read(group, "cpu.cfs_quota_us") == "40000"
+
+
+def test_a_proxy_killed_while_a_container_stops_tells_of_the_stop_once(here: Node) -> None:
+    command = ["/bin/sh", "-c", "trap : TERM; while :; do sleep 0.2; done"]
+    with hook_service(here.proxy.folder / "h.sock") as service:
+        here.proxy.register(service.socket, STAGES)
+        with (
+            running_pod(here.kubelet, pod(command=command)) as running,
+            futures.ThreadPoolExecutor(1) as pool,
+        ):
+            identifier = running.containers["main"]
+            attempt = pool.submit(here.cri.stop_container, identifier, grace_s=2)
+            time.sleep(0.5)
+            assert not attempt.done()
+            here.proxy.stop(signal.SIGKILL)
+            with pytest.raises(grpc.RpcError):
+                attempt.result()
+            come_back(here)
+            here.cri.stop_container(identifier, grace_s=2)
+            status = here.cri.container_status(identifier).status
+            assert status.state == cri.CONTAINER_EXITED
+            service.wait_for("PostStopContainer")
+        assert len(service.asked("PostStopContainer")) == 1
 
 
 def test_a_restart_of_the_proxy_changes_nothing_for_running_pods(here: Node) -> None:
@@ -378,9 +435,7 @@ def test_a_restart_of_the_proxy_changes_nothing_for_running_pods(here: Node) -> 
             here.cri.update_resources(identifier, cri.LinuxContainerResources(cpu_quota=70_000))
             before = here.cri.container_status(identifier).status
             here.proxy.stop(signal.SIGKILL)
-            here.proxy.start()
-            here.proxy.wait_for_log("recovered")
-            wait_until(lambda: succeeds(here.cri.version), "the proxy")
+            come_back(here)
             assert here.cri.container_status(identifier).status == before
             here.cri.update_resources(identifier, cri.LinuxContainerResources(cpuset_cpus="0"))
             told = service.asked("PreUpdateContainerResources")[-1]
