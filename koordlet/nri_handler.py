@@ -110,7 +110,7 @@ class NriHandler:
     ) -> Iterable[tuple[str, Decision]]:
         self._state.runtime_list(sandboxes, containers)
         self._state.spoken(RUNTIME)
-        self._daemon.after_reply(lambda: self._requests.rewrite(self._state.asked()))
+        self._daemon.after_reply(lambda: self._requests.rewrite(self._state.all_remembered()))
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
 
@@ -122,7 +122,7 @@ class NriHandler:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
                 if decision.outcomes:
                     # The runtime writes these: without a note their originals would not be known.
-                    self._daemon.after_reply(partial(self._note, subject, decision))
+                    self._daemon.after_reply(partial(self._note_delivered, subject, decision))
                     yield subject.id, decision
 
     def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
@@ -167,7 +167,10 @@ class NriHandler:
         return decision if decision.outcomes else None
 
     def start_container(self, container: Container) -> None:
+        new = self._state.container(container.subject.id) is None
         self._state.start_container(container)
+        if new:
+            self._daemon.after_reply(partial(self._remember, container.subject.id))
         self._daemon.state_changed("start-container")
 
     def update_container(self, container: Container) -> Decision | None:
@@ -202,11 +205,17 @@ class NriHandler:
         self._state.remove_container(container.subject.id)
         self._daemon.ended(container.subject.id)
 
+    def _remember(self, container_id: str) -> None:
+        remembered = self._state.remembered(container_id)
+        if remembered is not None:
+            self._requests.append(container_id, remembered)
+
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime was handed in place of it."""
-        asked = self._state.asked_of(subject.id)
-        if asked is not None:
-            self._requests.append(subject.id, asked)
+        self._remember(subject.id)
+        self._note_delivered(subject, decision)
+
+    def _note_delivered(self, subject: ContainerSubject, decision: Decision) -> None:
         if self.runtime is None:
             return
         for (resource, key), outcome in decision.outcomes.items():

@@ -4,6 +4,9 @@ A runtime that is asked later shows the values in force, which may be ours; the 
 or of a restore is what kubelet asked for. So every request seen in a hook is appended to a small
 file on the run directory's tmpfs right after the reply: a line is there once written, also after a
 SIGKILL; a half-written last line is left out. Each full list of containers rewrites the file.
+
+Of a container that no hook saw at its creation, the values at first sight are kept in that place:
+later ones may be ours.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +25,13 @@ _LOG = logging.getLogger("koordlet.requests")
 
 MAX_LINES: Final = 65536
 _MAX_BYTES: Final = 32 << 20
+
+
+class Remembered(NamedTuple):
+    """A container's request. hooked: it was asked of us; else it was in force when first seen."""
+
+    requested: Requested
+    hooked: bool
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,6 +45,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     cpus: str | None = None
     mems: str | None = None
     oom: int | None = None
+    hooked: bool = True
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -50,7 +61,7 @@ class RequestsLog:
         self._lines = 0
         self.failures = 0
 
-    def load(self) -> dict[str, Requested]:
+    def load(self) -> dict[str, Remembered]:
         """Return the last request of each container; an unreadable line is left out."""
         try:
             with open(self._path, "rb") as file:
@@ -60,11 +71,11 @@ class RequestsLog:
         except OSError as error:
             _LOG.warning("cannot read %s: %s", self._path, error.strerror)
             return {}
-        found: dict[str, Requested] = {}
+        found: dict[str, Remembered] = {}
         for line in data.splitlines()[-MAX_LINES:]:
             try:
                 one = _decode(line)
-                found[one.id] = Requested(
+                requested = Requested(
                     cpu_shares=one.shares,
                     cfs_quota_us=one.quota_us,
                     cfs_period_us=one.period_us,
@@ -73,11 +84,12 @@ class RequestsLog:
                     mems=None if one.mems is None else CpuSet.parse(one.mems),
                     oom_score_adj=one.oom,
                 )
+                found[one.id] = Remembered(requested, one.hooked)
             except ValueError:
                 continue
         return found
 
-    def append(self, container_id: str, requested: Requested) -> None:
+    def append(self, container_id: str, remembered: Remembered) -> None:
         """Remember one request."""
         if self._lines >= MAX_LINES:
             return
@@ -85,19 +97,19 @@ class RequestsLog:
             if self._fd is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._path, flags, 0o600)
-            os.write(self._fd, _line(container_id, requested))
+            os.write(self._fd, _line(container_id, remembered))
             self._lines += 1
         except OSError as error:
             self._failed(error)
 
-    def rewrite(self, requests: Mapping[str, Requested]) -> None:
+    def rewrite(self, requests: Mapping[str, Remembered]) -> None:
         """Keep only these: the containers that exist."""
         scratch = f"{self._path}.new"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(scratch, flags, 0o600), "wb") as file:
-                for container_id, requested in requests.items():
-                    file.write(_line(container_id, requested))
+                for container_id, remembered in requests.items():
+                    file.write(_line(container_id, remembered))
             os.replace(scratch, self._path)
         except OSError as error:
             self._failed(error)
@@ -116,7 +128,8 @@ class RequestsLog:
             _LOG.warning("cannot write %s: %s", self._path, error.strerror)
 
 
-def _line(container_id: str, requested: Requested) -> bytes:
+def _line(container_id: str, remembered: Remembered) -> bytes:
+    requested = remembered.requested
     fields: dict[str, Any] = {
         "shares": requested.cpu_shares,
         "quota_us": requested.cfs_quota_us,
@@ -125,5 +138,6 @@ def _line(container_id: str, requested: Requested) -> bytes:
         "cpus": None if requested.cpus is None else str(requested.cpus),
         "mems": None if requested.mems is None else str(requested.mems),
         "oom": requested.oom_score_adj,
+        "hooked": remembered.hooked,
     }
     return _encode(_Line(container_id, **fields)) + b"\n"

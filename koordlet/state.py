@@ -10,8 +10,9 @@ precedence:
   RunPodSandbox, which it never refreshes.
 - QoS class: the directory that the pod lives in, then the object.
 - cgroup: the runtime, then the node's layout.
-- requested values of a container: what kubelet asked the runtime for in an event (kept over a
-  restart by `koordlet.requests_log`), then the specification, then the runtime's current values.
+- requested values of a container: what kubelet asked the runtime for in an event, then the
+  specification, then what the runtime had when the container was first seen (both kept over a
+  restart by `koordlet.requests_log`: what it has later may be ours).
 
 Events may repeat, come late or not at all: an id that was removed never comes back except in a full
 list, a container's state only moves forward, and every full list repairs the rest. One thread (the
@@ -44,6 +45,7 @@ from hooks.subject import (
     Subject,
 )
 from koordlet.podspec import KnownPod
+from koordlet.requests_log import Remembered
 from koordlet.snapshot import Snapshot
 from linux import cgroup_paths
 from linux.cgroup_paths import Layout, PathError, Runtime
@@ -86,6 +88,7 @@ class _Container(msgspec.Struct):
     current: Requested
     seen: int
     created_at: float
+    first: Requested
     asked: Requested | None = None
     hooked: bool = False
     started: bool = False
@@ -126,7 +129,7 @@ class NodeState:
     def __init__(
         self,
         *,
-        remembered: Mapping[str, Requested] | None = None,
+        remembered: Mapping[str, Remembered] | None = None,
         layout: Layout | None = None,
         awaited: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
@@ -401,22 +404,19 @@ class NodeState:
             if not container.started and (subject := self.container(id_)) is not None
         ]
 
-    def asked_of(self, container_id: str) -> Requested | None:
-        """Return what kubelet asked for a container in hooks, if any hook saw it."""
+    def remembered(self, container_id: str) -> Remembered | None:
+        """Return what is to be remembered of a container over a restart."""
         found = self._containers.get(container_id)
-        return None if found is None else found.asked
+        return None if found is None else _remembered(found)
 
     def known_to_kubelet(self, uid: str) -> bool:
         """Tell whether kubelet's latest list has the pod."""
         return uid in self._known[Source.KUBELET]
 
-    def asked(self) -> dict[str, Requested]:
-        """Return what kubelet asked for each container, to be remembered."""
-        return {
-            id_: container.asked
-            for id_, container in self._containers.items()
-            if container.asked is not None
-        }
+    def all_remembered(self) -> dict[str, Remembered]:
+        """Return what is to be remembered of each container over a restart."""
+        found = ((id_, _remembered(container)) for id_, container in self._containers.items())
+        return {id_: remembered for id_, remembered in found if remembered is not None}
 
     def unprotected(self) -> list[Unprotected]:
         """Return containers that no hook saw at creation, or that lack what creation gives."""
@@ -508,7 +508,8 @@ class NodeState:
             if len(self._containers) >= MAX_CONTAINERS:
                 self.overflowed += 1
                 return None
-            asked = self._remembered.get(subject.id)
+            before = self._remembered.get(subject.id)
+            asked = before.requested if before is not None and before.hooked else None
             known = self._containers[subject.id] = _Container(
                 id=subject.id,
                 sandbox_id=container.sandbox_id,
@@ -518,6 +519,7 @@ class NodeState:
                 current=container.current,
                 seen=self.now(),
                 created_at=self._monotonic(),
+                first=container.current if before is None else before.requested,
                 asked=asked,
                 hooked=asked is not None,
             )
@@ -533,6 +535,8 @@ class NodeState:
             known.name = subject.name or known.name
             if container.current != NOTHING_REQUESTED:
                 known.current = container.current
+                if known.first == NOTHING_REQUESTED:
+                    known.first = container.current
         if container.state in _RUNS or (
             container.state is ContainerState.UNKNOWN and container.pid > 0
         ):
@@ -717,10 +721,10 @@ class NodeState:
     def _requested(self, container: _Container, known: KnownPod | None) -> Requested:
         if container.asked is not None:
             return container.asked
-        # CPU sets that are in force may be ours: they say nothing about what was asked for.
-        current = msgspec.structs.replace(container.current, cpus=None, mems=None)
+        # A CPU set may have been in force for another reason than being asked for.
+        first = msgspec.structs.replace(container.first, cpus=None, mems=None)
         specified = known.by_container.get(container.name) if known is not None else None
-        return current if specified is None else _over(specified, current)
+        return first if specified is None else _over(specified, first)
 
     def _told_by_status(
         self, pod: Pod, known: KnownPod, listed: set[str]
@@ -776,6 +780,14 @@ class NodeState:
     def _pod_name(self, container: _Container) -> str:
         pod = self.pod(container.uid)
         return f"{pod.namespace}/{pod.name}" if pod is not None else container.uid
+
+
+def _remembered(container: _Container) -> Remembered | None:
+    if container.asked is not None:
+        return Remembered(container.asked, hooked=True)
+    if container.first == NOTHING_REQUESTED:
+        return None
+    return Remembered(container.first, hooked=False)
 
 
 def _same(before: _T | None, now: _T) -> _T:

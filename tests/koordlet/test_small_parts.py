@@ -20,7 +20,7 @@ from koordlet.events import CAPACITY, Events, Severity
 from koordlet.hostapps import host_app_subjects
 from koordlet.logs import JsonFormatter, TextFormatter
 from koordlet.notify import Notifier
-from koordlet.requests_log import RequestsLog
+from koordlet.requests_log import Remembered, RequestsLog
 from linux.cpuset import CpuSet
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
 
@@ -121,16 +121,19 @@ requests = st.builds(
 )
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=10), requests, max_size=8))
+memories = st.builds(Remembered, requests, st.booleans())
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=10), memories, max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_requests_are_remembered(
-    tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Requested]
+    tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Remembered]
 ) -> None:
     path = str(tmp_path_factory.mktemp("log") / "requests.log")
     log = RequestsLog(path)
-    for container_id, requested in asked.items():
-        log.append(container_id, Requested(cpu_shares=1))
-        log.append(container_id, requested)
+    for container_id, remembered in asked.items():
+        log.append(container_id, _asked(cpu_shares=1))
+        log.append(container_id, remembered)
     log.close()
     assert RequestsLog(path).load() == asked
     log = RequestsLog(path)
@@ -140,19 +143,23 @@ def test_requests_are_remembered(
     assert RequestsLog(path).load() == keep
 
 
+def _asked(cpu_shares: int | None = None) -> Remembered:
+    return Remembered(Requested(cpu_shares=cpu_shares), hooked=True)
+
+
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     log = RequestsLog(str(path))
-    log.append("a", Requested(cpu_shares=2))
-    log.append("b", Requested(cpu_shares=3))
+    log.append("a", _asked(cpu_shares=2))
+    log.append("b", _asked(cpu_shares=3))
     log.close()
     path.write_bytes(path.read_bytes()[:-5])
-    assert RequestsLog(str(path)).load() == {"a": Requested(cpu_shares=2)}
+    assert RequestsLog(str(path)).load() == {"a": _asked(cpu_shares=2)}
 
 
 def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     log = RequestsLog(str(tmp_path / "no" / "such" / "folder"))
-    log.append("a", Requested())
+    log.append("a", _asked())
     log.rewrite({})
     assert log.failures == 2
     assert log.load() == {}

@@ -12,6 +12,7 @@ from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, Subject
+from koordlet.requests_log import Remembered
 from koordlet.state import NodeState, Source
 from linux.cpuset import CpuSet
 from nri_plugin.handler import Container, ContainerState, Sandbox
@@ -201,13 +202,29 @@ def test_containers_that_no_hook_saw_are_unprotected() -> None:
 
 
 def test_what_kubelet_asked_for_survives_a_restart() -> None:
-    state = NodeState(layout=LAYOUT, remembered={"c1": ASKED, "gone": ASKED})
+    asked = Remembered(ASKED, hooked=True)
+    state = NodeState(layout=LAYOUT, remembered={"c1": asked, "gone": asked})
     pod = runtime_pod("u1")
     ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
     assert the_container(state, "c1").requested == ASKED
     assert state.unprotected() == []
-    assert state.asked() == {"c1": ASKED}
+    assert state.all_remembered() == {"c1": asked}
+
+
+def test_of_a_container_that_no_hook_saw_the_first_values_are_what_was_asked() -> None:
+    """What the runtime tells later may be what we handed it."""
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ASKED)])
+    ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
+    again = [container(pod, "c1", "s1", current=ours)]
+    state.runtime_list([sandbox(pod, "s1")], again)
+    assert the_container(state, "c1").requested == ASKED
+    restarted = NodeState(layout=LAYOUT, remembered=state.all_remembered())
+    restarted.runtime_list([sandbox(pod, "s1")], again)
+    assert the_container(restarted, "c1").requested == ASKED
+    assert [each.id for each in restarted.unprotected()] == ["c1"]
 
 
 def test_values_in_force_are_the_last_resort_and_never_tell_a_cpu_set() -> None:

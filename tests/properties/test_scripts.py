@@ -129,3 +129,27 @@ def test_a_weight_by_the_runtimes_formula_is_left_as_it_is() -> None:
         assert node.text(container.here.cgroup, "cpu.weight") == by_runtime
     finally:
         node.close()
+
+
+def test_a_value_that_was_handed_over_twice_is_not_what_kubelet_asked_for(
+    node: OperatedNode,
+) -> None:
+    """No hook saw the creation, so what kubelet asked is what was there at first, not since."""
+    node.connected = False
+    container = _one(node, "batch")
+    node.settle()
+    node.set_gates(ALL_GATES | {"BatchResource": False})
+    node.settle()
+    node.set_gates(ALL_GATES)
+    node.settle()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_what_was_there_at_first_sight_is_remembered_over_a_restart(node: OperatedNode) -> None:
+    node.set_ratio("1.50")
+    container = _one(node, "latency", hooked=False)
+    node.synchronize()
+    node.restart()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
