@@ -177,6 +177,52 @@ def test_half_a_message_and_gone_leaves_nothing_behind(
     assert len(runtime.asked("CreateContainer")) == before
 
 
+@pytest.mark.parametrize("window", [65_535, frames.LARGEST_WINDOW], ids=["no window", "no reading"])
+def test_a_client_that_does_not_read_holds_up_nobody_and_fills_nothing(
+    running: Proxy, channel: Any, window: int
+) -> None:
+    block = hpack.encode(
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", b"/test.Bytes/Repeat"),
+            (b":authority", b"localhost"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        ]
+    )
+    asked = b"100 1000000"
+    before = running.resident_kib()
+    with raw(running.socket) as client:
+        client.sendall(
+            frames.PREFACE
+            + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: window})
+            + (frames.window_update(0, window - 65_535) if window > 65_535 else b"")
+            + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, block)
+            + frames.frame(frames.DATA, frames.END_STREAM, 1, b"\0\0\0\0\x0b" + asked)
+        )
+        time.sleep(1)
+        assert channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5) == b"x"
+        assert running.resident_kib() - before < 8 * 1024
+        got = data_octets(client, 3 * 1024 * 1024)
+    assert got == 65_535 if window == 65_535 else got > 2 * 1024 * 1024
+
+
+def data_octets(client: socket.socket, limit: int) -> int:
+    """Octets of DATA that arrive until there have been `limit` of anything, or silence."""
+    client.settimeout(0.5)
+    octets = b""
+    with suppress(TimeoutError):
+        while len(octets) < limit and (part := client.recv(1 << 20)):
+            octets += part
+    at = total = 0
+    while at + frames.HEADER_SIZE <= len(octets):
+        length = int.from_bytes(octets[at : at + 3], "big")
+        total += length if octets[at + 3] == frames.DATA else 0
+        at += frames.HEADER_SIZE + length
+    return total
+
+
 def _open_sockets(pid: int) -> int:
     folder = Path(f"/proc/{pid}/fd")
     return sum(1 for fd in folder.iterdir() if os.readlink(fd).startswith("socket:"))
