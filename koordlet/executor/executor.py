@@ -719,8 +719,19 @@ def _place(slot: Slot) -> str:
     return f"{where} ({slot.resource}{'/' + slot.key if slot.key else ''})"
 
 
+_BESIDE: Final[Mapping[Resource, Resource]] = {
+    Resource.CPU_SHARES: Resource.CPU_IDLE,  # an idle group takes no weight
+    Resource.CPU_CFS_QUOTA: Resource.CPU_CFS_BURST,  # a quota below the burst is refused
+    Resource.CPU_CFS_BURST: Resource.CPU_CFS_QUOTA,
+}
+"""What is planned to follow which other resource of the same group."""
+
+
 class _Refused:
-    """The refusals of one pass: what was planned to follow one along the tree is not tried."""
+    """The refusals of one pass: what was planned to follow one is not tried.
+
+    Along the tree the same resource follows, within a group another one.
+    """
 
     def __init__(self) -> None:
         self._places: dict[Resource, set[str]] = {}
@@ -734,8 +745,11 @@ class _Refused:
                 self._above[resource, above] = place
 
     def before(self, slot: SlotKey) -> str:
-        """Return the group whose refusal stands before a write to `slot`; "" if none does."""
+        """Return what was refused and stands before a write to `slot`; "" if nothing does."""
         place, resource, _ = slot
+        beside = _BESIDE.get(resource)
+        if beside is not None and place in self._places.get(beside, ()):
+            return f"{beside} of {place}"
         places = self._places.get(resource)
         if not places or place in places:
             return ""

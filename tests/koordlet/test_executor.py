@@ -299,6 +299,25 @@ def test_idle_fixes_the_weight_and_gives_it_back(profile: Profile) -> None:
     assert not len(bed.journal)
 
 
+def test_a_weight_is_not_tried_while_the_group_could_not_be_made_busy_again() -> None:
+    bed = Bed(DEBIAN_12_V1)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    bed.want("pod/a", (pod.cgroup, IDLE, 1))
+    bed.run()
+    path = bed.kubelet.path(pod.cgroup, "cpu.idle")
+    bed.kernel.faults.fail("write", errno.EBUSY, path=path)
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes  # the fault strikes before the kernel sees it
+    assert bed.view("pod/a", SHARES).state is State.BLOCKED
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(10)
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, "cpu.shares") == "700"
+
+
 def test_a_group_that_vanishes_is_nobodys_fault() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
