@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from apis.crd import KINDS, custom_resource_definition
 from cluster.manager.flags import parse
@@ -76,6 +78,31 @@ async def install(running: ApiServer) -> None:
                 return True
 
             await eventually(lambda: _true(served()), seconds=30)
+
+
+def kubeconfig(server: ApiServer, folder: Path, user: str = "admin") -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "bed",
+                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
+                "clusters": [
+                    {
+                        "name": "bed",
+                        "cluster": {
+                            "server": server.url,
+                            "insecure-skip-tls-verify": True,
+                        },
+                    }
+                ],
+                "users": [{"name": user, "user": {"token": server.tokens[user]}}],
+            }
+        )
+    )
+    return path
 
 
 async def _true(work: Any) -> bool:

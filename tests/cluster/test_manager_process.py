@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from kube.client import ApiError, Client, Unreachable, encode_object
 from kube.connection import Connection, ConnectionConfigError, load_connection
@@ -25,6 +24,7 @@ from kube.resources import ELASTIC_QUOTAS, LEASES, NODE_SLOS, NODES, PODS, PROFI
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import (
     NAMESPACE,
+    kubeconfig,
     manager,
     read,
     register_webhooks,
@@ -33,31 +33,6 @@ from tests.cluster.conftest import (
 )
 
 pytestmark = pytest.mark.apiserver
-
-
-def kubeconfig(server: ApiServer, folder: Path, user: str = "admin") -> Path:
-    path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "bed",
-                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
-                "clusters": [
-                    {
-                        "name": "bed",
-                        "cluster": {
-                            "server": server.url,
-                            "insecure-skip-tls-verify": True,
-                        },
-                    }
-                ],
-                "users": [{"name": user, "user": {"token": server.tokens[user]}}],
-            }
-        )
-    )
-    return path
 
 
 def free_port() -> int:
@@ -74,6 +49,30 @@ def get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
     except OSError:
         return 0, ""
+
+
+def start(server: ApiServer, folder: Path, metrics: int, health: int) -> subprocess.Popen[str]:
+    """The manager as a process of its own; its log goes to a pipe."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cluster.manager.main",
+            f"--kubeconfig={kubeconfig(server, folder)}",
+            f"--metrics-addr=127.0.0.1:{metrics}",
+            f"--health-probe-addr=127.0.0.1:{health}",
+            "--rest-config-qps=100",
+        ],
+        env={
+            **os.environ,
+            "WEBHOOK_PORT": str(free_port()),
+            "WEBHOOK_HOST": "127.0.0.1",
+            "WEBHOOK_CERT_WRITER": "fs",
+            "WEBHOOK_CERT_DIR": str(folder / "certs"),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_the_command_runs_serves_its_pages_and_ends_cleanly(
@@ -100,26 +99,7 @@ def test_the_command_runs_serves_its_pages_and_ends_cleanly(
 
     asyncio.run(prepare())
     metrics, health = free_port(), free_port()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "cluster.manager.main",
-            f"--kubeconfig={kubeconfig(server, tmp_path)}",
-            f"--metrics-addr=127.0.0.1:{metrics}",
-            f"--health-probe-addr=127.0.0.1:{health}",
-            "--rest-config-qps=100",
-        ],
-        env={
-            **os.environ,
-            "WEBHOOK_PORT": str(free_port()),
-            "WEBHOOK_HOST": "127.0.0.1",
-            "WEBHOOK_CERT_WRITER": "fs",
-            "WEBHOOK_CERT_DIR": str(tmp_path / "certs"),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(server, tmp_path, metrics, health)
     try:
 
         async def ready() -> bool:
@@ -143,6 +123,53 @@ def test_the_command_runs_serves_its_pages_and_ends_cleanly(
     finally:
         process.kill()
         process.wait()
+        asyncio.run(clean())
+
+
+def test_a_leader_that_dies_without_a_word_is_followed_within_its_lease(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    async def prepare() -> None:
+        async with server.client() as client:
+            await set_config(client, {"colocation-config": '{"enable":true}'})
+            await register_webhooks(client)
+
+    async def clean() -> None:
+        async with server.client() as client:
+            await unregister_webhooks(client)
+
+    async def cared_for(name: str) -> None:
+        async with server.client() as client:
+            await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
+            await eventually(lambda: read(client, NODE_SLOS, name), seconds=40, every=0.2)
+
+    def leads(port: int) -> bool:
+        _, text = get(f"http://127.0.0.1:{port}/metrics")
+        return "koordinator_manager_is_leader 1.0" in text
+
+    asyncio.run(prepare())
+    running: dict[int, subprocess.Popen[str]] = {}
+    try:
+        for name in ("one", "two"):
+            folder = tmp_path / name
+            folder.mkdir()
+            port = free_port()
+            running[port] = start(server, folder, port, free_port())
+
+        async def leader() -> int:
+            return next((port for port in running if leads(port)), 0)
+
+        first = asyncio.run(eventually(leader, seconds=40, every=0.2))
+        asyncio.run(cared_for("before-the-crash"))
+        dead = running.pop(first)
+        dead.kill()
+        dead.communicate()
+        asyncio.run(cared_for("after-the-crash"))
+        assert [port for port in running if leads(port)] == list(running)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
         asyncio.run(clean())
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import shutil
 import signal
 import ssl
+import subprocess
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from apis.core import Node
 from apis.decode import Wire
@@ -31,6 +37,7 @@ from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import (
     NAMESPACE,
     install,
+    kubeconfig,
     manager,
     read,
     register_webhooks,
@@ -138,6 +145,51 @@ def test_the_installed_manifests_are_accepted_in_their_order() -> None:
 
     with api_server() as fresh:
         asyncio.run(run(fresh))
+
+
+def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    deploy = Path(__file__).parents[2] / "deploy"
+
+    def kubectl(config: Path, verb: str, *folders: str) -> list[str]:
+        command = ["kubectl", f"--kubeconfig={config}", *verb.split()]
+        for folder in folders:
+            command += ["-f", str(deploy / folder)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    with api_server() as fresh:
+        config = kubeconfig(fresh, tmp_path)
+        first = kubectl(config, "apply", "crds")
+        first += kubectl(config, "apply", "manager", "koordlet")
+        assert len(first) == len(list(manifests_of(deploy)))
+        assert all(line.endswith(" created") for line in first), first
+        stored = kubectl(config, _VERSIONS, "manager", "koordlet")
+        kubectl(config, "apply", "manager", "koordlet")
+        assert kubectl(config, _VERSIONS, "manager", "koordlet") == stored
+        second = kubectl(config, "apply", "crds")
+        assert all(line.endswith(" unchanged") for line in second), second
+
+
+# kubectl calls webhook configurations "configured" also where nothing of them changed.
+_VERSIONS = "get -o jsonpath={.items[*].metadata.resourceVersion}"
+
+
+def manifests_of(deploy: Path) -> Iterator[Any]:
+    """The documents of all files."""
+    for path in deploy.rglob("*.yaml"):
+        yield from yaml.safe_load_all(path.read_text())
 
 
 def _collection(document: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from apis.meta import format_time
 from koordlet.manifests import CLUSTER_RULES
@@ -26,7 +25,7 @@ from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.daemon import NODE_NAME, Daemon, daemon, wait_until
 from tests.beds.kubelet import RunningPod, running_pod
-from tests.cluster.conftest import manager, read, register_webhooks, set_config
+from tests.cluster.conftest import kubeconfig, manager, read, register_webhooks, set_config
 from tests.e2e.observe import container_value, pod_value
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.containerd]
@@ -47,24 +46,6 @@ PROFILE = {
 def bed() -> Iterator[Containerd]:
     with containerd("2.1") as running:
         yield running
-
-
-def kubeconfig(server: ApiServer, folder: Path) -> str:
-    path = folder / "kubeconfig"
-    cluster = {"server": server.url, "insecure-skip-tls-verify": True}
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "bed",
-                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": "koordlet"}}],
-                "clusters": [{"name": "bed", "cluster": cluster}],
-                "users": [{"name": "koordlet", "user": {"token": server.tokens["koordlet"]}}],
-            }
-        )
-    )
-    return str(path)
 
 
 async def prepare(server: ApiServer) -> None:
@@ -125,7 +106,7 @@ def strategy(identity: int) -> dict[str, str]:
 def test_from_the_config_map_to_the_kernel(
     server: ApiServer, bed: Containerd, tmp_path: Path
 ) -> None:
-    config = {"kubernetes": {"kubeconfig": kubeconfig(server, tmp_path)}}
+    config = {"kubernetes": {"kubeconfig": str(kubeconfig(server, tmp_path, "koordlet"))}}
 
     async def scenario(stack: ExitStack) -> None:
         await prepare(server)
