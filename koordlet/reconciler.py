@@ -11,6 +11,7 @@ between slices, so that hook replies in the same process are not held up.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -343,8 +344,9 @@ class Reconciler:
         if snapshot.complete:
             for one, at in self._handed_at.items():
                 if now - at > _DELIVERY_PATIENCE_S:
-                    self._journal.done_with(one)
                     awaited.discard(one)
+                    with contextlib.suppress(JournalError):  # the next append tells the file
+                        self._journal.done_with(one)
         return awaited
 
     def _decide(

@@ -242,13 +242,13 @@ class Executor:
                     known = msgspec.structs.replace(known, original=None, asked=asked)
                 record = known.with_ours(*record.ours)
             records.append(record)
+        self._orphans_stale = True
         try:
             self.journal.update(records)
+            self.journal.done_with(container_id)
         except JournalError as error:
+            # What it could not take is in memory, and goes to the file with the next append.
             log.warning("the journal cannot be written: %s", error)
-            return  # the deliveries stay on record, for the next pass to journal
-        self.journal.done_with(container_id)
-        self._orphans_stale = True
 
     def _add(self, key: SlotKey) -> Slot:
         place, resource, _ = key

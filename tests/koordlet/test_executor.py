@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import pytest
 
@@ -486,6 +488,27 @@ def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
     bed.run()
     name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
     assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    bed = Bed(journal_path=path)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(full, bed.journal._file)
+    os.close(full)
+    os.mkdir(f"{path}.new")  # and no new file can take the old one's place
+    for _ in range(3):
+        bed.executor.adopt_deliveries("c1", container.cgroup)
+    assert bed.run().written == 0
+    os.rmdir(f"{path}.new")
+    bed.journal.update()
+    bed.restart()
+    bed.run()
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "200000"
 
 
 def test_without_a_note_the_request_is_the_original() -> None:
