@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey, Want
 from koordlet.journal import Journal, Record, plain
@@ -149,6 +151,12 @@ class FilePlanner:
             record = Record(
                 place=place, inode=inode, resource=resource, original=found, support_of=of.value
             )
+        elif not any(
+            text is not None and self.same(file, text, found)
+            for text in (record.original, *record.ours)
+        ):
+            # Written by somebody else since, while the cause did not stand.
+            record = msgspec.structs.replace(record, original=found, asked=None)
         plan.keep(record.with_ours(*texts))
 
     # -- wishes as text --------------------------------------------------------------------------

@@ -16,7 +16,15 @@ from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Resource
 from tests.koordlet.executor_bed import Bed, claim_of
-from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, RHEL_9, UBUNTU_24_04, Profile
+from tests.simulated import (
+    ANOLIS_8,
+    DEBIAN_12_V1,
+    DEBIAN_12_V2,
+    RHEL_9,
+    UBUNTU_24_04,
+    Crash,
+    Profile,
+)
 from tests.simulated.kubelet import Limits as Asked
 
 SHARES, QUOTA, BURST = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST
@@ -299,6 +307,30 @@ def test_idle_fixes_the_weight_and_gives_it_back(profile: Profile) -> None:
     assert bed.text(pod.cgroup, "cpu.idle") == "0"
     assert bed.text(pod.cgroup, weight) == before
     assert not len(bed.journal)
+
+
+@BOTH
+def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_back(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """The weight is on record for idle's sake, and the kill came before the write."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
+    bed.kernel.faults.crash("write", nth=1)
+    with pytest.raises(Crash):
+        bed.want("pod/a", (pod.cgroup, IDLE, 1))
+        bed.run()
+    bed.kernel.faults.clear()
+    bed.restart()
+    bed.set(pod.cgroup, weight, "77", writer="operator")
+    bed.want("pod/a", (pod.cgroup, IDLE, 1))
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.idle") == "1"
+    bed.want("pod/a")
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, weight) == "77"
 
 
 def test_a_weight_is_not_tried_while_the_group_could_not_be_made_busy_again() -> None:
