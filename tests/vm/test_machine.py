@@ -13,20 +13,30 @@ import pytest
 
 from tests.vm.image import CACHE, KERNELS
 from tests.vm.machine import BootError, Session, booted, private_disk, pytest_session
-from tests.vm.topology import TOPOLOGIES
+from tests.vm.topology import TOPOLOGIES, Topology
 
 pytestmark = pytest.mark.vm
 
 TOPOLOGY = TOPOLOGIES[os.environ.get("KOORD_VM_TOPOLOGY", "2s2c2t")]
 KERNEL = next(k for k in KERNELS if k == os.environ.get("KOORD_VM_KERNEL", "bookworm"))
 _TESTS_TIMEOUT_S = 900.0
-_SELECTION = ("tests/vm/inside", "tests/behaviours/test_behaviours.py")
+_PROXY = "tests/vm/inside/test_runtime_proxy.py"
 
 
 def test_everything_inside_passes(tmp_path: Path) -> None:
-    """All of tests/vm/inside, and the table of behaviours on the machine's own kernel."""
-    session = pytest_session(*_SELECTION, "-q", "-k", "not simulated", "--tb=short")
-    with booted(session, topology=TOPOLOGY, kernel=KERNEL) as machine:
+    """What the daemon does there, and the table of behaviours on the machine's own kernel."""
+    selection = ("tests/vm/inside", f"--ignore={_PROXY}", "tests/behaviours/test_behaviours.py")
+    _passes(TOPOLOGY, tmp_path, *selection, "-k", "not simulated")
+
+
+def test_the_proxys_units_keep_their_word(tmp_path: Path) -> None:
+    """The runtime proxy under systemd, which no topology matters to."""
+    _passes(TOPOLOGIES["1s2c"], tmp_path, _PROXY)
+
+
+def _passes(topology: Topology, tmp_path: Path, *selection: str) -> None:
+    session = pytest_session(*selection, "-q", "--tb=short")
+    with booted(session, topology=topology, kernel=KERNEL) as machine:
         status = machine.finish(_TESTS_TIMEOUT_S)
         machine.fetch_results(tmp_path)
     output = (tmp_path / "results/output.txt").read_text(errors="replace")
@@ -39,7 +49,7 @@ def test_everything_inside_passes(tmp_path: Path) -> None:
 def test_a_power_cut_while_it_writes_heals_after_the_boot(tmp_path: Path) -> None:
     """The disk keeps what was flushed; the next boot starts, connects and decides anew."""
     churn = Session(("/usr/bin/python3", "-m", "tests.vm.inside.churn"))
-    after = pytest_session("tests/vm/inside/test_policies.py", "-q", "-k", "batch or idle")
+    after = pytest_session("tests/vm/inside/test_policies.py", "-q", "-k", "not reload")
     with private_disk(KERNEL) as disk:
         with booted(churn, topology=TOPOLOGIES["1s2c"], kernel=KERNEL, disk=disk) as machine:
             machine.wait_for(r"KOORD-VM: round 3", 150)
