@@ -5,7 +5,10 @@ pods is divided by it. The divisor applies to what was requested, at every decis
 never applied twice (hooks.md 8.2), and a ratio that goes away leaves nothing behind (8.10).
 
 A pod's own directory is divided only when kubelet limits it, that is when every container has a
-limit (8.9). BE pods have their own quota and divide it in `batch_resource`. Source: hooks.md 4.4.
+limit (8.9), and not on cgroup v1: there the kernel refuses a container whose quota is above its
+pod's, so while nobody answers the runtime a divided pod could start none (8.11, upstream's issue
+2047). Nothing is lost: all of its containers are divided. BE pods have their own quota and divide
+it in `batch_resource`. Source: hooks.md 4.4.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from apis.annotations import parse_cpu_normalization_ratio
 from apis.errors import InputError
 from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
 from apis.qos import QoSClass
+from hooks import compat
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.policies.cpuset_allocator import allocated_cpus
@@ -30,10 +34,11 @@ RATIO_SOURCE: Final = f"Node annotation {ANNOTATION_CPU_NORMALIZATION_RATIO}"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """ratio: above 1.0."""
+    """ratio: above 1.0. pods: a pod's own quota is divided too."""
 
     ratio: float
     divide: Claim
+    pods: bool
 
 
 def node_ratio(node: NodeMeta) -> float | None:
@@ -59,7 +64,10 @@ def parse(inputs: NodeInputs) -> Rule | Off:
         op=Op.DIVIDE,
         factor=ratio,
     )
-    return Rule(ratio, divide)
+    pods = inputs.kernel.cgroup_version == 2 or (
+        compat.NORMALIZED_PODS_ON_V1 in inputs.settings.compat
+    )
+    return Rule(ratio, divide, pods)
 
 
 def _in_scope(pod: Pod) -> bool:
@@ -72,6 +80,10 @@ def _in_scope(pod: Pod) -> bool:
     except InputError:
         # CPUSetAllocator reports the bad annotation; without CPUs of its own the quota counts.
         return True
+
+
+def claim_pod(rule: Rule, subject: PodSubject) -> tuple[Claim, ...]:
+    return claim(rule, subject) if rule.pods else ()
 
 
 def claim(rule: Rule, subject: ContainerSubject | PodSubject) -> tuple[Claim, ...]:
@@ -88,6 +100,6 @@ POLICY: Final = Policy(
     gate_default=False,
     summary="CFS quotas of LS pods divided by the node's CPU normalisation ratio",
     parse=parse,
-    claims={Level.POD: claim, Level.CONTAINER: claim},
+    claims={Level.POD: claim_pod, Level.CONTAINER: claim},
     individual=never,
 )

@@ -56,6 +56,19 @@ def test_a_pod_created_while_the_daemon_is_away_is_repaired_on_its_return(bed: C
             eventually(bed, pod, "cpuset.cpus", SHARED, level="container")
 
 
+def test_a_container_starts_again_while_nobody_answers(bed: Containerd) -> None:
+    """On cgroup v1 runc cannot make a container whose quota is above its pod's."""
+    manifest = ls_pod("again")
+    with daemon(bed, _objects(), gates=GATES) as koordlet, running_pod(bed, manifest) as pod:
+        assert container_value(bed, pod, "cpu.cfs_quota_us") == "80000"
+        koordlet.stop(signal.SIGKILL)
+        config = container_config(manifest, manifest["spec"]["containers"][0], pod.qos)
+        config.metadata.attempt = 1
+        again = bed.cri.create_container(pod.sandbox_id, config, pod.sandbox_config)
+        bed.cri.start_container(again)
+        assert bed.cri.execute(again, ["true"]).exit_code == 0
+
+
 def test_pods_created_while_the_daemon_is_killed_again_and_again_end_up_right(
     bed: Containerd,
 ) -> None:

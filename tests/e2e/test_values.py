@@ -63,7 +63,7 @@ CASES = [
     pytest.param(
         ls_pod("shared"),
         {"cpuset.cpus": SHARED, "cpu.cfs_quota_us": "80000", "cpu.shares": "512"},
-        {"cpu.cfs_quota_us": "80000"},
+        {"cpu.cfs_quota_us": "100000"},
         id="an LS pod shares the pool and its quota is divided by the node's ratio",
     ),
     pytest.param(

@@ -8,11 +8,14 @@ import pytest
 
 from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO, ANNOTATION_RESOURCE_STATUS
 from apis.qos import KubeQoS
+from hooks import compat
+from hooks.facts import KernelFacts
 from hooks.policies import batch_resource, cpuset_allocator
 from hooks.policies.cpu_normalization import POLICY
 from hooks.policy import OffBecause
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import (
+    EVERYTHING,
     a_container,
     a_pod,
     a_pod_subject,
@@ -25,8 +28,10 @@ from tests.hooks.making import (
 )
 
 
-def _ratio(text: str) -> Any:
-    return node(annotations={ANNOTATION_CPU_NORMALIZATION_RATIO: text})
+def _ratio(text: str, version: int = 2, **settings: Any) -> Any:
+    kernel = KernelFacts(supported=EVERYTHING, cgroup_version=version)
+    annotations = {ANNOTATION_CPU_NORMALIZATION_RATIO: text}
+    return node(annotations=annotations, kernel=kernel, **settings)
 
 
 @pytest.mark.parametrize("make", [a_container, a_pod_subject])
@@ -82,6 +87,20 @@ def test_only_ls_and_unlabelled_pods_without_cpus_of_their_own(
 def test_a_pod_that_kubelet_leaves_unlimited_stays_unlimited() -> None:
     subject = a_pod_subject(a_pod("LS"), cfs_quota_us=UNLIMITED)
     assert values(decide(subject, _ratio("2.00"), POLICY)) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "switches", "quota"),
+    [(1, (), None), (2, (), 100000), (1, (compat.NORMALIZED_PODS_ON_V1,), 100000)],
+)
+def test_on_v1_a_pod_keeps_its_quota_so_that_its_containers_can_start(
+    version: int, switches: tuple[str, ...], quota: int | None
+) -> None:
+    inputs = _ratio("2.00", version, compat=switches)
+    of_pod = decide(a_pod_subject(a_pod("LS"), cfs_quota_us=200000), inputs, POLICY)
+    assert of_pod.value(Resource.CPU_CFS_QUOTA) == quota
+    of_container = decide(a_container(a_pod("LS"), cfs_quota_us=200000), inputs, POLICY)
+    assert of_container.value(Resource.CPU_CFS_QUOTA) == 100000
 
 
 def test_cpus_of_its_own_leave_nothing_to_divide() -> None:
