@@ -168,27 +168,33 @@ class Received:
     def __init__(self, node_name: str) -> None:
         self._node_name = node_name
         self._files: dict[str, _File] = {}
-        self._trees: dict[str, Any] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._files)
 
     @property
-    def trees(self) -> Mapping[str, Any]:
-        """The objects as they were received last, bad ones too."""
-        return self._trees
+    def trees(self) -> dict[str, Any]:
+        """The objects in force: where the newest version is bad, what is used in its place."""
+        return {
+            name: good.tree for name, file in self._files.items() for good in file.objects.values()
+        }
 
     def put(self, name: str, tree: Any) -> None:
         """Take an object's newest version; a bad one leaves the last good one in force."""
-        before = self._files.get(name)
-        self._trees[name] = tree
-        self._files[name] = _documents(before, name, _Stamp(0, 0, 0), [tree], self._node_name)
+        before, stamp = self._files.get(name), _Stamp(0, 0, 0)
+        try:
+            _count(tree, MAX_NODES, 0)
+            taken = _documents(before, name, stamp, [tree], self._node_name)
+        except InputError as error:
+            taken = _broken(before, name, stamp, error.problem)
+        except Exception as error:  # noqa: BLE001 - a defect must cost the object, not the source
+            taken = _broken(before, name, stamp, f"{type(error).__name__}: {error}")
+        self._files[name] = taken
 
     def drop(self, name: str) -> None:
         """Forget an object that was deleted."""
         self._files.pop(name, None)
-        self._trees.pop(name, None)
 
     def objects(self) -> NodeObjects:
         return _merge(self._files, "")

@@ -220,9 +220,10 @@ class Cache(Generic[T]):
                 if error.gone:
                     self._version = ""
                 if error.not_found:
-                    # The type is not installed (yet): there are no objects of it.
+                    # The type is not installed (yet): it has no objects. Those that we know stay:
+                    # a server that starts says the same of types that it has not looked up yet, and
+                    # one that drops a type ends its objects one by one first.
                     self._version = ""
-                    self._take_list({}, {})
                     self._synced.set()
                     pause = _LONGEST_PAUSE
                 level = logging.INFO if error.gone else logging.WARNING
@@ -231,6 +232,10 @@ class Cache(Generic[T]):
                 self.restarts += 1
                 self.problem = str(error)
                 _log.info("%s: %s", self._resource.plural, error)
+            except RecursionError:
+                self.restarts += 1
+                self.problem = "an object is nested too deep to be read"
+                _log.warning("%s: %s", self._resource.plural, self.problem)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)
 

@@ -236,7 +236,11 @@ class Client:
         return self._session
 
     async def _headers(self) -> dict[str, str]:
-        header = await self._connection.header()
+        try:
+            header = await self._connection.header()
+        except Exception as error:
+            # Exec plugins and token files fail in their own ways; the next try asks them again.
+            raise Unreachable(f"no credentials: {type(error).__name__}: {error}") from error
         return {"Authorization": header} if header else {}
 
     # --- verbs ---------------------------------------------------------------------------------

@@ -58,7 +58,6 @@ def load_connection(
     Raises ConnectionConfigError with what to do next.
     """
     from kubernetes import client, config
-    from kubernetes.config.config_exception import ConfigException
 
     settings = client.Configuration()
     try:
@@ -68,17 +67,27 @@ def load_connection(
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=kubeconfig, context=context, client_configuration=settings
             )
-    except (ConfigException, OSError) as error:
+        server = (master or settings.host).rstrip("/")
+        return Connection(server, _tls(settings, server), _authorization(settings))
+    except Exception as error:
+        # The package lets YAML, base64, TLS and its own slips through as they come; a file that is
+        # being rewritten must end no daemon.
         raise ConnectionConfigError(
-            f"no usable configuration for the API server: {error} "
+            f"no usable configuration for the API server: {_in_words(error)} "
             "(pass --kubeconfig, or run in a pod with a service account)"
         ) from error
-    server = (master or settings.host).rstrip("/")
-    return Connection(server, _tls(settings, server), _authorization(settings))
 
 
 class ConnectionConfigError(RuntimeError):
     """There is no usable configuration for an API server."""
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"its certificates cannot be read: {error}"
+    if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
+        return str(error)
+    return f"not a kubeconfig: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _in_cluster() -> bool:

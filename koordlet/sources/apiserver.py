@@ -4,8 +4,8 @@ Each is watched by its name, so a node costs the server four small watches. What
 way of the objects directory: a bad field costs itself, the last good version stays, and the problem
 names object, field and value. Pods are told by kubelet and the runtime, which know them first.
 
-A server that is away costs nothing but news. The newest objects are kept in the run directory, so
-a restart meanwhile starts from them and not from defaults.
+A server that is away costs nothing but news. The objects in force are kept in the run directory,
+so a restart meanwhile starts from them and not from defaults.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import random
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
@@ -39,10 +40,16 @@ _WATCHED: Final = (NODE_SLOS, NODES, NODE_RESOURCE_TOPOLOGIES, DEVICES)
 _LARGEST_KEPT: Final = 16 << 20
 _LONGEST_BACKOFF_S: Final = 60.0
 _LOOK_EVERY_S: Final = 5.0
+_CONNECT_ANEW_S: Final = 300.0
+"""After so long without an answer the kubeconfig is read again: certificates and servers change."""
 
 
 class _Meta(msgspec.Struct):
     metadata: ObjectMeta
+
+
+class _AwayForLong(Exception):
+    """No list was answered for `_CONNECT_ANEW_S`."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -83,6 +90,7 @@ class ApiServer:
         self._tell_scheduled = False
         self._told = False
         self._first = asyncio.Event()
+        self._unkept = asyncio.Event()
         self.failures = 0
         self.objects = NodeObjects()
 
@@ -107,7 +115,7 @@ class ApiServer:
             return {str(name): tree for name, tree in trees.items() if isinstance(tree, dict)}
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             self._events.add(self.name, self._path, f"not used: {printable(str(error))}")
         return {}
 
@@ -124,28 +132,39 @@ class ApiServer:
         while True:
             try:
                 connection = await asyncio.to_thread(self._connect)
+                async with Client(connection, user_agent="koordlet") as client:
+                    await self._follow(client)
             except ConnectionConfigError as error:
                 self._failed(str(error))
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_BACKOFF_S)
-                continue
-            async with Client(connection, user_agent="koordlet") as client:
-                await self._follow(client)
+            except Exception as error:  # noqa: BLE001 - a defect must not end the source for good
+                _LOG.exception("source failed", extra={"source": self.name})
+                self._failed(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_BACKOFF_S)
 
     async def _follow(self, client: Client) -> None:
+        """Follow the server over one connection, until it has not answered for long."""
         self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
-        async with asyncio.TaskGroup() as group:
-            for cache in self._caches:
-                group.create_task(cache.run())
-            group.create_task(self._look_after())
-            await wait_all_synced(*self._caches)
-            there = {_name(cache.resource) for cache in self._caches if cache.items}
-            for name in self._received.names:
-                if name not in there:
-                    self._received.drop(name)
-            if not self.failures:
-                self._problem = ""
-            self._tell()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for cache in self._caches:
+                    group.create_task(cache.run())
+                group.create_task(self._keep_newest())
+                group.create_task(self._look_after())
+                await wait_all_synced(*self._caches)
+                self._take_lists()
+        except* _AwayForLong:
+            _LOG.info("the API server does not answer; reading how to reach it again")
+
+    def _take_lists(self) -> None:
+        """All first lists were read: what is not in them is gone, unless its list was refused."""
+        there = {_name(cache.resource) for cache in self._caches if cache.items or cache.problem}
+        for name in self._received.names:
+            if name not in there:
+                self._received.drop(name)
+        if not self.failures:
+            self._problem = ""
+        self._tell()
 
     def _cache(self, client: Client, resource: Resource) -> Cache[Manifest]:
         cache: Cache[Manifest] = Cache(
@@ -178,7 +197,16 @@ class ApiServer:
         self._first.set()
         self._changed(objects)
         if self._caches:
-            self._workers.submit(self._keep, json.dumps(self._received.trees).encode())
+            self._unkept.set()
+
+    async def _keep_newest(self) -> None:
+        """Write what is in force, one after the other: an older one never comes last."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._unkept.wait()
+            self._unkept.clear()
+            data = json.dumps(self._received.trees).encode()
+            await loop.run_in_executor(self._workers, self._keep, data)
 
     def _keep(self, data: bytes) -> None:
         """In a worker thread: a half-written file never takes the old one's place."""
@@ -192,7 +220,8 @@ class ApiServer:
             _LOG.warning("a restart will not remember the API server's objects: %s", error)
 
     async def _look_after(self) -> None:
-        """Tell people when the server goes and when it is back."""
+        """Tell people when the server goes and is back; raise _AwayForLong in the end."""
+        answered_at = time.monotonic()
         while True:
             problems = [cache.problem for cache in self._caches if cache.problem]
             if problems:
@@ -203,6 +232,10 @@ class ApiServer:
                         "source-back", self.name, "answers again", severity=Severity.INFO
                     )
                 self._problem = ""
+            if len(problems) < len(self._caches):
+                answered_at = time.monotonic()
+            elif time.monotonic() - answered_at > _CONNECT_ANEW_S:
+                raise _AwayForLong
             await asyncio.sleep(_LOOK_EVERY_S if self._first.is_set() else 0.2)
 
     def _failed(self, problem: str) -> None:

@@ -18,10 +18,18 @@ from koordlet.config import Kubernetes
 from koordlet.events import Events
 from koordlet.objects import NodeObjects
 from koordlet.sources.apiserver import KEPT_FILE, ApiServer
-from kube.connection import Connection, ConnectionConfigError
+from kube.connection import Connection, ConnectionConfigError, load_connection
 
 PLURALS = ("nodeslos", "nodes", "noderesourcetopologies", "devices")
 BE_ON = {"resourceQOSStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}}}
+
+
+KUBECONFIG = """
+current-context: a
+contexts: [{{name: a, context: {{cluster: a, user: a}}}}]
+clusters: [{{name: a, cluster: {{server: "https://x", certificate-authority-data: "{}"}}}}]
+users: [{{name: a, user: {{token: x}}}}]
+"""
 
 
 def slo(version: int, spec: dict[str, Any], name: str = "n1") -> dict[str, Any]:
@@ -40,7 +48,7 @@ class Server:
         self.stored: dict[str, dict[str, Any]] = {plural: {} for plural in PLURALS}
         self.watchers: dict[str, set[asyncio.Queue[bytes | None]]] = {p: set() for p in PLURALS}
         self.asked: list[str] = []
-        self.broken = False
+        self.refusal = 0
         self.url = ""
 
     def put(self, plural: str, tree: dict[str, Any]) -> None:
@@ -64,8 +72,8 @@ class Server:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         plural = request.path.rpartition("/")[2]
         self.asked.append(f"{plural} {request.query.get('fieldSelector')}")
-        if self.broken:
-            return web.Response(status=503, body=b'{"kind":"Status","message":"not now"}')
+        if self.refusal:
+            return web.Response(status=self.refusal, body=b'{"kind":"Status","message":"not now"}')
         if "watch" not in request.query:
             items = list(self.stored[plural].values())
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
@@ -200,11 +208,11 @@ def test_a_server_that_goes_away_costs_nothing_and_its_return_is_noticed(tmp_pat
             n = Node(tmp_path, lambda: Connection(server.url))
             async with n.following():
                 await until(lambda: n.identity == -1)
-                server.broken = True
+                server.refusal = 503
                 server.hang_up()
                 await until(lambda: "not now" in n.source.problem, 20)
                 assert n.identity == -1 and n.source.failures == 1
-                server.broken = False
+                server.refusal = 0
                 server.stored["nodeslos"]["n1"] = slo(9, {})
                 await until(lambda: n.source.problem == "", 30)
                 assert "answers again" in n.messages
@@ -220,7 +228,7 @@ def test_a_restart_without_the_server_starts_from_its_last_word(tmp_path: Path) 
             async with first.following():
                 await until((tmp_path / KEPT_FILE).exists)
             assert (tmp_path / KEPT_FILE).stat().st_mode & 0o777 == 0o600
-            server.broken = True
+            server.refusal = 503
             second = Node(tmp_path, lambda: Connection(server.url))
             async with second.following():
                 assert second.identity == -1 and len(second.told) == 1
@@ -228,13 +236,104 @@ def test_a_restart_without_the_server_starts_from_its_last_word(tmp_path: Path) 
                 server.stored["nodeslos"].clear()
                 await until(lambda: second.source.failures == 1)
                 assert second.identity == -1
-                server.broken = False
+                server.refusal = 0
                 await until(lambda: second.source.objects.slo is None, 30)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"NodeSLO of the API server": 7}', "\x00"])
+def bad_slo(version: int) -> dict[str, Any]:
+    qos = {"enable": True, "groupIdentity": "low"}
+    return slo(version, {"resourceQOSStrategy": {"beClass": {"cpuQOS": qos}}})
+
+
+def test_a_restart_while_the_newest_version_is_bad_keeps_the_last_good_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+            first = Node(tmp_path, lambda: Connection(server.url))
+            async with first.following():
+                await until(lambda: first.identity == -1 and all(server.watchers.values()))
+                server.put("nodeslos", bad_slo(2))
+                await until(lambda: first.source.objects.problems)
+            second = Node(tmp_path, lambda: Connection(server.url))
+            async with second.following():
+                assert second.identity == -1
+                await until(lambda: second.source.objects.problems)
+                assert second.identity == -1
+
+    asyncio.run(scenario())
+
+
+def test_an_object_without_a_bottom_leaves_the_last_good_one_in_force(tmp_path: Path) -> None:
+    deep: Any = {}
+    for _ in range(200):
+        deep = {"a": deep}
+
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+            n = Node(tmp_path, lambda: Connection(server.url))
+            async with n.following():
+                await until(lambda: n.identity == -1 and all(server.watchers.values()))
+                server.put("nodeslos", slo(2, {**BE_ON, "extensions": deep}))
+                await until(lambda: n.source.objects.problems)
+                assert "too deep" in n.source.objects.problems[0].message
+                # Beyond what any reader takes: the watch fails, and nothing else.
+                line = b'{"type":"MODIFIED","object":' + b"[" * 5000 + b"]" * 5000 + b"}\n"
+                broken = set(server.watchers["nodeslos"])
+                for watcher in broken:
+                    watcher.put_nowait(line)
+                await until(lambda: any(cache.restarts for cache in n.source._caches))
+                assert n.identity == -1
+                await until(lambda: server.watchers["nodeslos"] - broken, 20)
+                server.put("nodeslos", slo(3, {}))
+                await until(lambda: n.identity == 0, 20)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_know_the_types_yet_takes_nothing_away(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+            first = Node(tmp_path, lambda: Connection(server.url))
+            async with first.following():
+                await until((tmp_path / KEPT_FILE).exists)
+            server.refusal = 404
+            second = Node(tmp_path, lambda: Connection(server.url))
+            async with second.following():
+                await until(lambda: all(cache.synced for cache in second.source._caches))
+                await until(lambda: "not now" in second.source.problem)
+                assert second.identity == -1
+
+    asyncio.run(scenario())
+
+
+def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koordlet.sources.apiserver._CONNECT_ANEW_S", 0.5)
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+
+            def connect() -> Connection:
+                asked.append("")
+                return Connection("http://127.0.0.1:1" if len(asked) == 1 else server.url)
+
+            n = Node(tmp_path, connect)
+            async with n.following():
+                await until(lambda: n.identity == -1, 20)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"x":' * 20000, '{"NodeSLO of the API server": 7}', "\x00"]
+)
 def test_a_torn_file_of_kept_objects_is_not_used(tmp_path: Path, text: str) -> None:
     async def scenario() -> None:
         (tmp_path / KEPT_FILE).write_text(text)
@@ -242,6 +341,46 @@ def test_a_torn_file_of_kept_objects_is_not_used(tmp_path: Path, text: str) -> N
         async with n.following():
             assert n.told == []
             await until(lambda: n.source.problem not in ("", "not asked yet"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: [", "[]", "\x00", "kind: Config", KUBECONFIG.format("!!!"), None]
+)
+def test_a_kubeconfig_that_is_being_written_ends_nothing(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+            n = Node(tmp_path, lambda: load_connection(str(path)))
+            async with n.following():
+                await until(lambda: "no usable configuration" in n.source.problem)
+                path.write_text(KUBECONFIG.format("").replace("https://x", server.url))
+                await until(lambda: n.identity == -1, 20)
+
+    asyncio.run(scenario())
+
+
+def test_credentials_that_cannot_be_had_are_asked_for_again(tmp_path: Path) -> None:
+    answers: list[object] = []
+
+    def authorization() -> str:
+        answers.append(None)
+        if len(answers) == 1:
+            raise RuntimeError("the plug-in failed")
+        return "Bearer x"
+
+    async def scenario() -> None:
+        async with serving() as server:
+            server.put("nodeslos", slo(1, BE_ON))
+            n = Node(tmp_path, lambda: Connection(server.url, None, authorization))
+            async with n.following():
+                await until(lambda: n.identity == -1, 20)
+                assert len(answers) > 1
 
     asyncio.run(scenario())
 
