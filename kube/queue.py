@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF: Final = 0.005
 _LONGEST_BACKOFF: Final = 60.0
+_CLOCK_S: Final = 0.001
 
 
 class WorkQueue:
@@ -34,7 +35,8 @@ class WorkQueue:
         self._later: list[tuple[float, int, str]] = []
         self._later_at: dict[str, float] = {}
         self._order = itertools.count()
-        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._idlers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
         return len(self._due)
@@ -62,7 +64,7 @@ class WorkQueue:
         elif key not in self._waiting:
             self._waiting.add(key)
             self._due.append(key)
-            self._wake.set()
+            self._wake_one()
 
     def add_after(self, key: str, seconds: float) -> None:
         """Make `key` due in `seconds`, or earlier if it already is due earlier."""
@@ -72,7 +74,8 @@ class WorkQueue:
             return
         self._later_at[key] = at
         heapq.heappush(self._later, (at, next(self._order), key))
-        self._wake.set()
+        if self._timer is None or at < self._timer.when():
+            self._set_timer(at)
 
     def forget(self, key: str) -> None:
         """Drop a key's failures and its timer; for keys whose object is gone."""
@@ -107,25 +110,42 @@ class WorkQueue:
                     self.add(key)
 
     async def _next(self) -> str:
-        loop = asyncio.get_running_loop()
-        while True:
-            now = loop.time()
-            while self._later and self._later[0][0] <= now:
-                at, _, key = heapq.heappop(self._later)
-                if self._later_at.get(key) == at:
-                    del self._later_at[key]
-                    self.add(key)
-            if self._due:
-                key = self._due.popleft()
-                self._waiting.discard(key)
-                self._active.add(key)
-                # Several workers share the wake-up: leave it set while keys remain.
-                if not self._due:
-                    self._wake.clear()
-                return key
-            self._wake.clear()
-            timeout = self._later[0][0] - now if self._later else None
+        while not self._due:
+            idler = asyncio.get_running_loop().create_future()
+            self._idlers.append(idler)
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout)
-            except TimeoutError:
-                continue
+                await idler
+            except asyncio.CancelledError:
+                # A worker that ends after it was woken leaves the key to another.
+                if self._due:
+                    self._wake_one()
+                raise
+        key = self._due.popleft()
+        self._waiting.discard(key)
+        self._active.add(key)
+        return key
+
+    def _wake_one(self) -> None:
+        """One key wakes one worker, however many wait."""
+        while self._idlers:
+            idler = self._idlers.popleft()
+            if not idler.done():
+                idler.set_result(None)
+                return
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        # The loop may call a little early, by its clock's resolution.
+        while self._later and self._later[0][0] <= now + _CLOCK_S:
+            at, _, key = heapq.heappop(self._later)
+            if self._later_at.get(key) == at:
+                del self._later_at[key]
+                self.add(key)
+        if self._later:
+            self._set_timer(self._later[0][0])

@@ -438,6 +438,9 @@ class NodeResourceController:
         self._metrics = metrics
         self._plugins = plugins
         self._gpu_shares = gpu_shares
+        self._calculated = tuple(
+            metrics.plugin.labels(plugin, "succeeded", "ResourceCalculate") for plugin in plugins
+        )
         self.queue = WorkQueue(self.name)
         self.writes = 0
         self._started = time.monotonic()
@@ -626,5 +629,5 @@ class NodeResourceController:
             about = ObjectReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
             for problem in problems:
                 self._events.warning(about, "InvalidNodeConfig", problem)
-        for plugin in self._plugins:
-            self._metrics.plugin.labels(plugin, "succeeded", "ResourceCalculate").inc()
+        for counter in self._calculated:
+            counter.inc()

@@ -91,3 +91,29 @@ def test_a_timer_makes_a_key_due_and_the_earlier_one_counts() -> None:
         worker.cancel()
 
     asyncio.run(run())
+
+
+def test_a_key_wakes_one_worker_and_is_not_lost_with_it() -> None:
+    async def run() -> None:
+        queue = WorkQueue("test")
+        seen: list[str] = []
+
+        async def handle(key: str) -> float | None:
+            seen.append(key)
+            return None
+
+        workers = [asyncio.create_task(queue.work(handle)) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert len(queue._idlers) == 8
+        queue.add("a")
+        assert len(queue._idlers) == 7
+        workers[0].cancel()
+        await eventually(lambda: seen == ["a"])
+        queue.add_after("b", 0.01)
+        queue.add_after("c", 0.02)
+        await eventually(lambda: seen == ["a", "b", "c"])
+        assert len(queue._idlers) == 7
+        for worker in workers:
+            worker.cancel()
+
+    asyncio.run(run())
