@@ -291,7 +291,7 @@ class Reconciler:
             self._journal.update()
         except JournalError as error:
             journal_error = str(error)
-        decided, faults = self._decide(snapshot, pause, journal_works=not journal_error)
+        decided, faults = self._decide(snapshot, pause)
         self._restore_leftovers(snapshot)
         self._passes_since_look += 1
         if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
@@ -353,15 +353,13 @@ class Reconciler:
         self,
         snapshot: Snapshot,
         pause: Callable[[], None] | None,
-        *,
-        journal_works: bool,
     ) -> tuple[int, int]:
         """Tell the executor what is wanted now; return (decisions made, faults in them)."""
         engine = snapshot.engine
         known_before, known = self._known, {}
         decided = faults = 0
         held = _without_input(engine)
-        fresh = self._awaited_deliveries(snapshot) if journal_works else set()
+        fresh = self._awaited_deliveries(snapshot)
         for index, subject in enumerate(snapshot.subjects):
             if pause is not None and index % 64 == 63:
                 pause()

@@ -12,6 +12,7 @@ Facts: linux-interfaces.md sections 5, 6, 18, 20.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -243,12 +244,11 @@ class Executor:
                 record = known.with_ours(*record.ours)
             records.append(record)
         self._orphans_stale = True
-        try:
+        # What a full disk cannot take is in memory, goes to the file with the next append, and is
+        # told of by the pass.
+        with contextlib.suppress(JournalError):
             self.journal.update(records)
             self.journal.done_with(container_id)
-        except JournalError as error:
-            # What it could not take is in memory, and goes to the file with the next append.
-            log.warning("the journal cannot be written: %s", error)
 
     def _add(self, key: SlotKey) -> Slot:
         place, resource, _ = key

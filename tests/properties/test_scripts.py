@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -151,5 +152,21 @@ def test_what_was_there_at_first_sight_is_remembered_over_a_restart(node: Operat
     container = _one(node, "latency", hooked=False)
     node.synchronize()
     node.restart()
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+def test_a_full_run_directory_does_not_turn_a_handed_over_value_into_an_original(
+    node: OperatedNode,
+) -> None:
+    """The append fails once, the pool changes in the same pass, and there is room again."""
+    reserved = _one(node, "reserved")
+    node.publish_topology()
+    container = _one(node, "latency")
+    node.remove_pod(reserved.pod, times=1, late=False)
+    node.publish_topology()
+    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(full, node.journal._file)
+    os.close(full)
     _switch_off(node)
     _as_twin(node, container, *_limits(node))
