@@ -168,5 +168,6 @@ def test_a_full_run_directory_does_not_turn_a_handed_over_value_into_an_original
     full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(full, node.journal._file)
     os.close(full)
+    node.reconcile()
     _switch_off(node)
     _as_twin(node, container, *_limits(node))
