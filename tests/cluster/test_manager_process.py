@@ -168,8 +168,12 @@ def test_a_leader_that_dies_without_a_word_is_followed_within_its_lease(
         assert [port for port in running if leads(port)] == list(running)
     finally:
         for process in running.values():
-            process.kill()
-            process.communicate()
+            process.terminate()  # hands the lease back, which the next test's manager needs
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
         asyncio.run(clean())
 
 

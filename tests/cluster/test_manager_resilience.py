@@ -43,6 +43,7 @@ from tests.cluster.conftest import (
     register_webhooks,
     set_config,
 )
+from tests.conftest import require
 
 pytestmark = pytest.mark.apiserver
 
@@ -150,8 +151,9 @@ def test_the_installed_manifests_are_accepted_in_their_order() -> None:
 def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl")
+    require(
+        shutil.which("kubectl"), "needs kubectl: apt-get install kubernetes-client", tier="kubectl"
+    )
     deploy = Path(__file__).parents[2] / "deploy"
 
     def kubectl(config: Path, verb: str, *folders: str) -> list[str]:
