@@ -13,7 +13,7 @@ from typing import Final
 
 from apis.meta import parse_duration
 from cluster.gates import Gates, parse_gates
-from cluster.manager.node_resource import PLUGINS
+from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import name_list
 
 CONTROLLERS: Final = ("colocationprofile", "nodemetric", "noderesource", "nodeslo", "quotaprofile")

@@ -1,13 +1,7 @@
-"""What a Node offers beyond its own CPU and memory: decided here, written as the smallest patch.
+"""Keeps what Nodes offer: which change concerns which node, and when it is looked at again.
 
-One reconcile turns everything known about a node into the resources, annotations and labels that
-it should carry, compares them with what it carries, and writes only what differs enough. A node
-whose report grows stale is visited again at the moment it does, so it cannot keep offering what
+A node whose report grows stale is visited at the moment it does, so it cannot keep offering what
 nobody measures. Source: manager.md sections 7, 8.6 and 14.
-
-Left on purpose: own keys are patched instead of the whole status being replaced; a refresh writes
-only if something differs; GPU and RDMA follow their devices also while co-location is off; zone
-resources are withdrawn together with the node's.
 """
 
 from __future__ import annotations
@@ -15,397 +9,42 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from apis.core import Node, Pod
-from apis.decode import canonical_json, decode_field, decode_object, json_decoder, to_plain
+from apis.decode import decode_object
 from apis.device import Device
-from apis.errors import InputError
-from apis.explanation import (
-    ANNOTATION_RESOURCE_EXPLANATION,
-    Explanation,
-    NodeExplanation,
-    explanation_text,
-)
 from apis.keys import (
     ANNOTATION_CPU_BASIC_INFO,
-    ANNOTATION_CPU_NORMALIZATION_RATIO,
-    ANNOTATION_ORIGIN_EXTENDED_ALLOCATABLE,
-    ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
-    ANNOTATION_THIRD_PARTY_ALLOCATIONS,
     BATCH_CPU,
     BATCH_MEMORY,
     MID_CPU,
     MID_MEMORY,
-    RDMA,
 )
-from apis.meta import ObjectReference, parse_time
+from apis.meta import ObjectReference
 from apis.nodemetric import NodeMetric
-from apis.qos import PriorityClass
-from apis.quantity import ZERO, Quantity, ResourceList, add_resources
 from apis.slo_config import (
     ColocationStrategy,
     CPUNormalizationStrategy,
-    NodeColocation,
     ResourceAmplificationStrategy,
     node_colocation,
 )
-from apis.topology import NodeResourceTopology, Zone, ZoneResource, numa_id
-from cluster.manager.batch import amplified, batch_resources, batch_zone_resources
+from apis.topology import NodeResourceTopology
 from cluster.manager.config_source import NODE_RESOURCE, SLOConfigSource
-from cluster.manager.devices import GPU_RESOURCES, gpu_labels, gpu_resources, rdma_resources
 from cluster.manager.metrics import ManagerMetrics
-from cluster.manager.mid import mid_resources
-from cluster.manager.node_inputs import Amount, NodeInputs, PodFacts, pod_facts
-from cluster.manager.normalization import (
-    amplification_percents,
-    amplification_text,
-    annotated_normalization,
-    normalization_percent,
-    ratio_text,
-)
+from cluster.manager.node_inputs import NodeInputs, PodFacts, pod_facts
+from cluster.manager.node_offer import PLUGINS, NodeView, Wanted, decide
+from cluster.manager.node_patches import metadata_patch, status_patch, zones_patch
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client
 from kube.events import EventRecorder
 from kube.queue import WorkQueue
 from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES
 
-PLUGINS: Final = (
-    "MidResource",
-    "BatchResource",
-    "CPUNormalization",
-    "ResourceAmplification",
-    "GPUDeviceResource",
-    "RDMADeviceResource",
-)
-
-_BATCH: Final = (BATCH_CPU, BATCH_MEMORY)
-_MID: Final = (MID_CPU, MID_MEMORY)
 _LATENESS_SECONDS: Final = 1.0
-
-
-class _ThirdParty(msgspec.Struct):
-    priority: str = ""
-    resources: ResourceList = msgspec.field(default_factory=dict)
-
-
-class _ThirdPartyAllocations(msgspec.Struct):
-    allocations: list[_ThirdParty] = msgspec.field(default_factory=list)
-
-
-_decode_third_party = json_decoder(_ThirdPartyAllocations)
-
-
-@dataclass(slots=True)
-class Wanted:
-    """What a node should carry. A resource, annotation or label that is None is to be removed."""
-
-    resources: dict[str, Quantity | None] = field(default_factory=dict)
-    exact: set[str] = field(default_factory=set)
-    """Resources that are counts: any difference is written."""
-    annotations: dict[str, str | None] = field(default_factory=dict)
-    """Annotations that cause a write when they differ."""
-    along: dict[str, str | None] = field(default_factory=dict)
-    """Annotations that ride along when resources are written."""
-    labels: dict[str, str] = field(default_factory=dict)
-    zones: dict[int, Amount] | None = None
-    """Batch resources by NUMA node; empty withdraws them, None leaves them alone."""
-    normalization: int = 100
-    problems: list[str] = field(default_factory=list)
-    stale_in: float | None = None
-    """Seconds until the report is stale, None without a fresh one."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """Everything that is known about one node."""
-
-    inputs: NodeInputs
-    metric: NodeMetric | None
-    topology: NodeResourceTopology | None
-    device: Device | None
-    colocation: NodeColocation
-    normalization: CPUNormalizationStrategy
-    amplification: ResourceAmplificationStrategy
-
-
-def decide(view: NodeView, *, plugins: frozenset[str], gpu_shares: bool, now: datetime) -> Wanted:
-    """Return what the node should carry."""
-    wanted = Wanted()
-    wanted.problems += view.colocation.problems
-    if view.colocation.enabled:
-        _decide_ratios(view, wanted, plugins)
-        _decide_extended(view, wanted, plugins, now)
-    else:
-        _withdraw(wanted, plugins, "co-location is off for this node")
-        if "ResourceAmplification" in plugins:
-            wanted.annotations[ANNOTATION_RESOURCE_AMPLIFICATION_RATIO] = None
-    if "GPUDeviceResource" in plugins:
-        offered = gpu_resources(view.device, share_counts=gpu_shares)
-        wanted.resources.update({name: offered.get(name) for name in GPU_RESOURCES})
-        wanted.exact.update(GPU_RESOURCES)
-        wanted.labels.update(gpu_labels(view.device))
-    if "RDMADeviceResource" in plugins:
-        wanted.resources[RDMA] = rdma_resources(view.device).get(RDMA)
-        wanted.exact.add(RDMA)
-    return wanted
-
-
-def _decide_ratios(view: NodeView, wanted: Wanted, plugins: frozenset[str]) -> None:
-    node = view.inputs.node
-    current = annotated_normalization(node)
-    ratio = current
-    if "CPUNormalization" in plugins:
-        try:
-            ratio = normalization_percent(node, view.topology, view.normalization)
-        except InputError as error:
-            wanted.problems.append(str(error))
-        else:
-            if current is None or abs(current - ratio) > 1:
-                wanted.annotations[ANNOTATION_CPU_NORMALIZATION_RATIO] = ratio_text(ratio)
-            else:
-                ratio = current
-    wanted.normalization = ratio or 100
-    if "ResourceAmplification" in plugins:
-        try:
-            percents = amplification_percents(ratio, view.amplification)
-        except InputError as error:
-            wanted.problems.append(str(error))
-        else:
-            wanted.annotations[ANNOTATION_RESOURCE_AMPLIFICATION_RATIO] = (
-                amplification_text(percents) if percents else None
-            )
-
-
-def _decide_extended(
-    view: NodeView, wanted: Wanted, plugins: frozenset[str], now: datetime
-) -> None:
-    strategy = view.colocation.strategy
-    problem, stale_in = freshness(view.metric, strategy, now)
-    if problem is not None:
-        _withdraw(wanted, plugins, problem)
-        return
-    wanted.stale_in = stale_in
-    explanations: dict[str, Explanation] = {}
-    if "BatchResource" in plugins:
-        batch = batch_resources(view.inputs, strategy)
-        explanations |= batch.explanations
-        _offer_batch(view, wanted, batch.amount, explanations)
-        zones = zone_allocatable(view.topology)
-        wanted.zones = batch_zone_resources(view.inputs, zones, strategy) if zones else None
-    if "MidResource" in plugins:
-        mid = mid_resources(view.inputs, strategy)
-        explanations |= mid.explanations
-        wanted.resources[MID_CPU] = Quantity.of(mid.amount.cpu)
-        wanted.resources[MID_MEMORY] = Quantity.of_bytes(mid.amount.memory)
-    if explanations:
-        wanted.along[ANNOTATION_RESOURCE_EXPLANATION] = explanation_text(
-            NodeExplanation(explanations)
-        )
-
-
-def _offer_batch(
-    view: NodeView, wanted: Wanted, amount: Amount, explanations: dict[str, Explanation]
-) -> None:
-    offered: ResourceList = {
-        BATCH_CPU: Quantity.of(amplified(amount.cpu, wanted.normalization)),
-        BATCH_MEMORY: Quantity.of_bytes(amount.memory),
-    }
-    wanted.along[ANNOTATION_ORIGIN_EXTENDED_ALLOCATABLE] = canonical_json({"resources": offered})
-    taken, problem = third_party(view.inputs.node)
-    if problem:
-        wanted.problems.append(problem)
-    for name, quantity in offered.items():
-        left = max(quantity - taken.get(name, ZERO), ZERO)
-        wanted.resources[name] = left
-        notes = []
-        if name == BATCH_CPU and wanted.normalization > 100:
-            notes.append(f"x {ratio_text(wanted.normalization)} CPU normalization")
-        if taken.get(name):
-            notes.append(f"- {taken[name]} third-party allocations")
-        if notes:
-            explanations[name] = msgspec.structs.replace(
-                explanations[name], note=f"offered {left}: result {', '.join(notes)}"
-            )
-
-
-def _withdraw(wanted: Wanted, plugins: frozenset[str], reason: str) -> None:
-    names: list[str] = []
-    if "MidResource" in plugins:
-        names += _MID
-    if "BatchResource" in plugins:
-        names += _BATCH
-        wanted.zones = {}
-        wanted.along[ANNOTATION_ORIGIN_EXTENDED_ALLOCATABLE] = canonical_json(
-            {"resources": dict.fromkeys(_BATCH, "0")}
-        )
-    wanted.resources.update(dict.fromkeys(names))
-    wanted.along[ANNOTATION_RESOURCE_EXPLANATION] = explanation_text(
-        NodeExplanation({name: Explanation("withdrawn", 0, note=reason) for name in names})
-    )
-
-
-def freshness(
-    metric: NodeMetric | None, strategy: ColocationStrategy, now: datetime
-) -> tuple[str | None, float | None]:
-    """Return (why the report cannot be used, None) or (None, seconds until it is stale)."""
-    if metric is None:
-        return "the node has no NodeMetric", None
-    text = metric.status.update_time
-    if text is None:
-        return f"NodeMetric {metric.metadata.name} was never reported", None
-    try:
-        updated = parse_time(text)
-    except ValueError:
-        return f"NodeMetric {metric.metadata.name} has no readable updateTime", None
-    left = strategy.degrade_time_minutes * 60 - (now - updated).total_seconds()
-    if left < 0:
-        return (
-            f"NodeMetric {metric.metadata.name} is stale: reported at {text}, "
-            f"degradeTimeMinutes {strategy.degrade_time_minutes}",
-            None,
-        )
-    return None, left
-
-
-def third_party(node: Node) -> tuple[ResourceList, str | None]:
-    """Return what others hand out of the node's batch resources, and a problem with reading it."""
-    text = node.metadata.annotations.get(ANNOTATION_THIRD_PARTY_ALLOCATIONS)
-    if not text:
-        return {}, None
-    try:
-        found = decode_field(
-            _decode_third_party,
-            text,
-            obj=f"Node {node.metadata.name}",
-            field=f'metadata.annotations["{ANNOTATION_THIRD_PARTY_ALLOCATIONS}"]',
-        )
-    except InputError as error:
-        return {}, str(error)
-    batch = [
-        entry.resources
-        for entry in found.allocations
-        if entry.priority == PriorityClass.BATCH.value
-    ]
-    return add_resources(*batch), None
-
-
-def zone_allocatable(topology: NodeResourceTopology | None) -> dict[int, Amount]:
-    """Return NUMA node -> allocatable cpu and memory; empty if no zone has either."""
-    zones: dict[int, Amount] = {}
-    for position, zone in enumerate(topology.zones if topology is not None else ()):
-        if zone.type != "Node":
-            continue
-        number = numa_id(zone)
-        amounts = {resource.name: resource.allocatable for resource in zone.resources}
-        zones[position if number is None else number] = Amount.of(amounts)
-    return zones if any(amount.cpu or amount.memory for amount in zones.values()) else {}
-
-
-# --- what to write -----------------------------------------------------------------------------
-
-
-def differs(old: Quantity | None, new: Quantity | None, threshold: float) -> bool:
-    """Return whether an offered amount changed enough to be written."""
-    if old is None or new is None:
-        return (old is None) != (new is None)
-    change = abs(new.milli_value() - old.milli_value())
-    return change > abs(old.milli_value()) * threshold
-
-
-def status_patch(node: Node, wanted: Wanted, *, threshold: float, refresh: str) -> dict[str, Any]:
-    """Return the merge patch of nodes/status, {} if nothing needs to be written.
-
-    threshold: relative change that is worth a write. refresh: "due" writes any difference, ""
-    only those above the threshold.
-    """
-    allocatable, capacity = node.status.allocatable, node.status.capacity
-    urgent = any(
-        differs(
-            allocatable.get(name),
-            new,
-            0.0 if refresh == "due" or name in wanted.exact else threshold,
-        )
-        or (name in capacity) != (new is not None)
-        for name, new in wanted.resources.items()
-    )
-    if not urgent:
-        return {}
-    parts: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
-    for name, new in wanted.resources.items():
-        for part, stored in (("capacity", capacity), ("allocatable", allocatable)):
-            if stored.get(name) != new:
-                parts[part][name] = None if new is None else str(new)
-    patch: dict[str, Any] = {"status": {part: what for part, what in parts.items() if what}}
-    annotations = {
-        key: text
-        for key, text in wanted.along.items()
-        if node.metadata.annotations.get(key) != text
-    }
-    if annotations:
-        patch["metadata"] = {"annotations": annotations}
-    return patch
-
-
-def metadata_patch(node: Node, wanted: Wanted) -> dict[str, Any]:
-    """Return the merge patch of the Node's annotations and labels, {} if they are right."""
-    metadata: dict[str, Any] = {}
-    annotations = {
-        key: text
-        for key, text in wanted.annotations.items()
-        if node.metadata.annotations.get(key) != text
-    }
-    labels = {
-        key: text for key, text in wanted.labels.items() if node.metadata.labels.get(key) != text
-    }
-    if annotations:
-        metadata["annotations"] = annotations
-    if labels:
-        metadata["labels"] = labels
-    return {"metadata": metadata} if metadata else {}
-
-
-def zones_patch(
-    topology: NodeResourceTopology, wanted: Wanted, *, threshold: float
-) -> dict[str, Any]:
-    """Return the merge patch that puts batch resources into the zones, {} if they are right."""
-    if wanted.zones is None:
-        return {}
-    changed = False
-    zones: list[Zone] = []
-    for position, zone in enumerate(topology.zones):
-        number = numa_id(zone)
-        amount = wanted.zones.get(position if number is None else number)
-        new: dict[str, Quantity] = {}
-        if amount is not None and zone.type == "Node":
-            cpu = amplified(amount.cpu, wanted.normalization)
-            new = {BATCH_CPU: Quantity.of(cpu), BATCH_MEMORY: Quantity.of_bytes(amount.memory)}
-        kept = {resource.name: resource for resource in zone.resources}
-        for name in _BATCH:
-            old = kept.get(name)
-            quantity = new.get(name)
-            if not differs(old.allocatable if old else None, quantity, threshold):
-                continue
-            changed = True
-            if quantity is None:
-                del kept[name]
-            else:
-                kept[name] = ZoneResource(name, quantity, quantity, quantity)
-        ordered = tuple(kept[name] for name in sorted(kept))
-        zones.append(msgspec.structs.replace(zone, resources=ordered))
-    if not changed:
-        return {}
-    return {
-        "metadata": {"resourceVersion": topology.metadata.resource_version},
-        "zones": to_plain(zones),
-    }
-
-
-# --- the controller ----------------------------------------------------------------------------
 
 
 class NodeResourceController:

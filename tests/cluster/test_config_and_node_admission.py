@@ -12,7 +12,7 @@ from apis.meta import LabelSelector
 from apis.slo_config import SLOConfig, load_slo_config
 from cluster.gates import parse_gates
 from cluster.manager.flags import FlagError, chosen, parse
-from cluster.manager.node_resource import PLUGINS
+from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import BindingAdmission, BindingRules
 from cluster.webhook.configmap import ConfigMapAdmission, virtual_nodes
 from cluster.webhook.node import NodeValidation, mutate_node_status

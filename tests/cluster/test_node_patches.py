@@ -20,18 +20,15 @@ from apis.slo_config import (
 )
 from apis.topology import NodeResourceTopology
 from cluster.manager.node_inputs import Amount
-from cluster.manager.node_resource import (
+from cluster.manager.node_offer import (
     PLUGINS,
     NodeView,
     Wanted,
     decide,
-    differs,
     freshness,
-    metadata_patch,
-    status_patch,
     third_party,
-    zones_patch,
 )
+from cluster.manager.node_patches import differs, metadata_patch, status_patch, zones_patch
 from tests.cluster import nodes
 
 NOW = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -34,7 +35,7 @@ async def send(client: Client, turn: int) -> None:
         body = report(number, NODES, PODS, turn)
         await client.patch(NODE_METRICS, f"node-{number:05d}", body, subresource="status")
 
-    await in_parallel((lambda number=number: of(number) for number in range(NODES)), 16)
+    await in_parallel((partial(of, number) for number in range(NODES)), 16)
 
 
 async def settled(one: Manager) -> None:
