@@ -625,8 +625,9 @@ class FilePlanner:
         out = writes.middle
         if slot.resource is Resource.CPU_IDLE:
             out = writes.after if slot.text == "1" else writes.before
-            if slot.text == "1":
-                self._keep_weight(slot, slots, plan)
+            if slot.text == "1" and not self._keep_weight(slot, slots, plan):
+                slot.blocked_by = "the weight, which idle takes away, cannot be read"
+                return
         elif slot.resource is Resource.CPU_SHARES and self._idle_fixes_weight(slot, slots, plan):
             slot.blocked_by = "cpu.idle is 1, which fixes the weight"
             return
@@ -664,16 +665,21 @@ class FilePlanner:
             ours=_IDLE_WEIGHTS[self.layout.version],
         )
 
-    def _keep_weight(self, idle: Slot, slots: Mapping[SlotKey, Slot], plan: Plan) -> None:
-        """Journal the weight before idle begins: the kernel forgets it when idle ends."""
+    def _keep_weight(self, idle: Slot, slots: Mapping[SlotKey, Slot], plan: Plan) -> bool:
+        """Journal the weight before idle begins: the kernel forgets it when idle ends.
+
+        Returns whether it is on record now.
+        """
         marks = _IDLE_WEIGHTS[self.layout.version]
         weight = slots.get((idle.place, Resource.CPU_SHARES, ""))
         if weight is not None and weight.found is not None:
             self.journal_slot(weight, plan, *marks)
-            return
+            return True
         text = self._read_text(FILES[Resource.CPU_SHARES], idle.place)
-        if text is not None:
-            self._support(idle.place, Resource.CPU_SHARES, Resource.CPU_IDLE, text, plan, *marks)
+        if text is None:
+            return False
+        self._support(idle.place, Resource.CPU_SHARES, Resource.CPU_IDLE, text, plan, *marks)
+        return True
 
     # -- values handed over at creation ----------------------------------------------------------
 

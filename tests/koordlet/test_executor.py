@@ -333,6 +333,27 @@ def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_ba
     assert bed.text(pod.cgroup, weight) == "77"
 
 
+@BOTH
+def test_a_group_whose_weight_cannot_be_read_is_not_made_idle(profile: Profile) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
+    before = bed.text(pod.cgroup, weight)
+    bed.want("pod/a", (pod.cgroup, IDLE, 1))
+    path = bed.kubelet.path(pod.cgroup, weight)
+    bed.kernel.faults.fail("read", errno.EIO, path=path)
+    assert bed.run().written == 0
+    assert bed.view("pod/a", IDLE).state is State.BLOCKED
+    bed.kernel.faults.clear()
+    bed.executor.look_again()
+    bed.run()
+    assert bed.text(pod.cgroup, "cpu.idle") == "1"
+    bed.want("pod/a")
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, weight) == before
+
+
 def test_a_weight_is_not_tried_while_the_group_could_not_be_made_busy_again() -> None:
     bed = Bed(DEBIAN_12_V1)
     pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
