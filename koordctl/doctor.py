@@ -17,7 +17,7 @@ import yaml
 
 from apis.errors import InputError, InputErrors
 from koordctl.client import Client, Refused, Unreachable
-from koordctl.offline import load_config
+from koordctl.offline import config_in_force, load_config
 from koordlet.config import Config
 from koordlet.kernel import probe
 from koordlet.machine import CGROUP_ROOT, layout_of, local_host
@@ -61,10 +61,12 @@ class _Patient:
 
 
 def examine(*, config_path: str | None, client: Client) -> list[dict[str, Any]]:
-    """Return all findings, as plain data."""
+    """Return all findings, as plain data.
+
+    config_path: None for what the running daemon uses, and the default file's where none runs.
+    """
     try:
-        run_dir = os.path.dirname(client.socket_path)
-        config = load_config(config_path, run_dir=run_dir)
+        config = _config(config_path, client)
     except (InputError, InputErrors) as error:
         return [asdict(Finding("configuration", "fail", str(error), "koordlet check-config"))]
     patient = _Patient(config, local_host(config), client)
@@ -75,6 +77,15 @@ def examine(*, config_path: str | None, client: Client) -> list[dict[str, Any]]:
         except OSError as error:
             findings.append(Finding(check.__name__.strip("_"), "warn", f"cannot look: {error}"))
     return [asdict(finding) for finding in findings]
+
+
+def _config(path: str | None, client: Client) -> Config:
+    if path is None:
+        try:
+            return config_in_force(client.get("/config"))
+        except (Unreachable, Refused):
+            pass  # none runs, or an older one: the check of the daemon says so
+    return load_config(path, run_dir=os.path.dirname(client.socket_path))
 
 
 def _user(patient: _Patient) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from typing import Any
 from apis.errors import InputError
 from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
+from koordctl.errors import CommandError
 
 _EPILOG = """\
 examples:
@@ -40,10 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe went away; that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-class CommandError(Exception):
-    """A question that cannot be asked so; the message says how."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     command("status", _status, "connection, policies, values, and what is unprotected")
     command("events", _events, "what happened that an operator should know")
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
-    doctor.add_argument("--config", metavar="FILE", help="koordlet's configuration")
+    doctor.add_argument(
+        "--config",
+        metavar="FILE",
+        help="koordlet's configuration (default: what the running daemon uses)",
+    )
     restore = command(
         "restore", _restore, "give back every value that koordlet changed; stop the daemon first"
     )

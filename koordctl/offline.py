@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from koordlet.config import Config, Mode, load, mode_of
+from apis.errors import InputError, InputErrors
+from koordctl.errors import CommandError
+from koordlet.config import Config, Mode, build, load, mode_of
 from koordlet.flags import parse_flags
 from koordlet.machine import layout_of, local_host
 from koordlet.objects import Directory
@@ -22,11 +24,19 @@ def load_config(path: str | None, *, run_dir: str) -> Config:
     return load(path=path, flags=flags, environment=os.environ, mode=mode)
 
 
+def config_in_force(tree: Mapping[str, Any]) -> Config:
+    """Return the configuration that a running daemon told of."""
+    return build(
+        tree,
+        obj="the running daemon",
+        flags=parse_flags([]),
+        environment={},
+        mode=Mode.HOST,
+    )
+
+
 def plan(files: Mapping[str, str], *, config_path: str | None, run_dir: str) -> Any:
     """Return what a daemon on this machine would write under these objects."""
-    from apis.errors import InputError, InputErrors
-    from koordctl.main import CommandError
-
     try:
         config = load_config(config_path, run_dir=run_dir)
         host = local_host(config)

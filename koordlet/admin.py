@@ -16,6 +16,7 @@ import msgspec
 
 from hooks.subject import ContainerSubject, Pod, Subject
 from koordlet import VERSION, explain, planning
+from koordlet.config import as_tree
 from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain
@@ -51,6 +52,7 @@ def admin_routes(daemon: Daemon) -> Routes:
         ("GET", "/status"): answers.served(answers.status),
         ("GET", "/explain"): answers.served(answers.explain),
         ("GET", "/events"): answers.served(answers.events),
+        ("GET", "/config"): answers.served(answers.config),
         ("POST", "/plan"): answers.served(answers.plan),
     }
 
@@ -76,6 +78,9 @@ class _Answers:
 
     async def events(self, request: Request) -> list[Plain]:
         return self._daemon.events_log.as_json()
+
+    async def config(self, request: Request) -> Plain:
+        return as_tree(self._daemon.config)
 
     async def status(self, request: Request) -> Plain:
         daemon = self._daemon

@@ -467,7 +467,13 @@ def _log(log: Log) -> Log:
     return msgspec.structs.replace(log, level="debug") if log.verbosity >= 5 else log
 
 
+def as_tree(config: Config) -> dict[str, Any]:
+    """Return the configuration in force as the tree of a file that says all of it."""
+    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=float)
+    return tree
+
+
 def describe(config: Config) -> Sequence[str]:
     """Return the configuration in force as YAML lines, for `check-config` and the log."""
-    text: str = yaml.safe_dump(msgspec.to_builtins(config, enc_hook=float), sort_keys=False)
+    text: str = yaml.safe_dump(as_tree(config), sort_keys=False)
     return text.splitlines()
