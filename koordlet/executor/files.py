@@ -191,7 +191,7 @@ class FilePlanner:
         try:
             return b"populated 1" in self._host.read(f"{slot.directory}/cgroup.events")
         except OSError:
-            return False
+            return True  # not known: the careful answer
 
     def _everything(self, slot: Slot) -> str:
         """Return the CPUs (or NUMA nodes) of the machine: what the root group has."""

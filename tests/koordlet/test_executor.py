@@ -333,6 +333,20 @@ def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_ba
     assert bed.text(pod.cgroup, weight) == "77"
 
 
+def test_a_cpuset_is_not_emptied_where_nobody_knows_whether_the_group_is() -> None:
+    """The kernel would refuse it from a group with processes."""
+    bed = Bed(DEBIAN_12_V2)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    bed.want("container/1", (container.cgroup, CPUS, CpuSet.parse("1")))
+    bed.run()
+    events = bed.kubelet.path(container.cgroup, "cgroup.events")
+    bed.kernel.faults.fail("read", errno.EIO, path=events, nth=0)
+    bed.want("container/1")
+    assert bed.run().failed == 0
+    assert bed.text(container.cgroup, "cpuset.cpus.effective") == "0-3"
+
+
 @BOTH
 def test_a_group_whose_weight_cannot_be_read_is_not_made_idle(profile: Profile) -> None:
     bed = Bed(profile)
