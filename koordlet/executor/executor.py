@@ -447,6 +447,9 @@ class Executor:
             slot.text = None
             self.set_state(slot, State.FAILED, str(error))
             return False
+        except OSError as error:
+            self._unreadable(slot, error)
+            return False
         return True
 
     def _conclude(self, slot: Slot, plan: Plan) -> None:

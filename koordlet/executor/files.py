@@ -162,7 +162,10 @@ class FilePlanner:
     # -- wishes as text --------------------------------------------------------------------------
 
     def wish(self, slot: Slot) -> None:
-        """Work out the wish as the file's text; ValueError when it cannot be one."""
+        """Work out the wish as the file's text.
+
+        Raises ValueError when it cannot be one, OSError when what it depends on cannot be read.
+        """
         assert slot.file is not None
         slot.clamp = slot.note = slot.blocked_by = ""
         slot.text = None
@@ -197,10 +200,7 @@ class FilePlanner:
         """Return the CPUs (or NUMA nodes) of the machine: what the root group has."""
         assert slot.file is not None
         root = self.layout.hierarchy(slot.file.controller)
-        try:
-            raw = self._host.read(f"{root}/{slot.file.v2}.effective")
-        except OSError:
-            return ""
+        raw = self._host.read(f"{root}/{slot.file.v2}.effective")
         return raw.decode("ascii", "replace").strip()
 
     def requested_text(self, slot: Slot, value: Value) -> str | None:

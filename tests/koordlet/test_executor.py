@@ -347,6 +347,26 @@ def test_a_cpuset_is_not_emptied_where_nobody_knows_whether_the_group_is() -> No
     assert bed.text(container.cgroup, "cpuset.cpus.effective") == "0-3"
 
 
+def test_a_cpuset_waits_while_the_cpus_of_the_machine_cannot_be_read() -> None:
+    """Without them the restore of an empty set would be refused, and a wish would have no bound."""
+    bed = Bed(DEBIAN_12_V2)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.want("container/1", (container.cgroup, CPUS, CpuSet.parse("1")))
+    bed.run()
+    bed.want("container/1")
+    root = f"{bed.layout.hierarchy('cpuset')}/cpuset.cpus.effective"
+    bed.kernel.faults.fail("read", errno.EIO, path=root, nth=0)
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(700)
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not [write for write in writes if write.error]
+    assert bed.text(container.cgroup, "cpuset.cpus.effective") == "0-3"
+
+
 @BOTH
 def test_a_group_whose_weight_cannot_be_read_is_not_made_idle(profile: Profile) -> None:
     bed = Bed(profile)
