@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from koordlet import kernel
 from koordlet.config import Config, split_address
+from koordlet.container_metrics import OF_PROCESSES, Standing
 from koordlet.decider import Decider
 from koordlet.events import Events, Severity
 from koordlet.executor.executor import Executor, Limits
@@ -126,6 +127,7 @@ class Daemon:
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
         self._ended_before_pass: list[str] = []
         self.values: Mapping[tuple[Resource, ValueState], int] = {}
+        self.of_processes: Sequence[Standing] = ()
         self.nri: Statistics | None = None
         self.supervisor: Supervisor | None = None
         self.loop_lag_s = 0.0
@@ -263,6 +265,8 @@ class Daemon:
         if self.reconciler is not None:
             # Taken here, because a scrape must not wait for a pass.
             self.values = self.reconciler.states()
+            told = {resource for resource, _ in self.values} & OF_PROCESSES
+            self.of_processes = self.reconciler.standing(told) if told else ()
         if self.rules.inputs.kernel.resctrl is not None:
             self._groups = tuple(resctrl_groups.groups(self.host))
         if report.written or report.failed or report.restored:

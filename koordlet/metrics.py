@@ -19,6 +19,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from hooks.subject import Subject
+from koordlet import container_metrics
+from koordlet.container_metrics import CookieKey, Standing
 from koordlet.decider import RepairKey, Stage, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.machine import WriteKey
@@ -96,6 +99,17 @@ class Readings(Protocol):
         ...
 
     @property
+    def of_processes(self) -> Iterable[Standing]:
+        """How the values of `container_metrics.OF_PROCESSES` stand."""
+        ...
+
+    @property
+    def cookie_changes(self) -> Mapping[CookieKey, int]: ...
+
+    @property
+    def subjects(self) -> Iterable[Subject]: ...
+
+    @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
         """CPUs of the share pool and of the best-effort pool; None without a topology."""
         ...
@@ -118,6 +132,8 @@ class Registries:
             ProcessCollector(registry=registry)
             PlatformCollector(registry=registry)
             registry.register(_Internal(readings))
+        for registry in (self.external, self.merged):
+            registry.register(_External(readings))
 
     @staticmethod
     def text(registry: CollectorRegistry) -> bytes:
@@ -143,6 +159,17 @@ class _Internal(Collector):
             yield from _nri(readings.nri)
         yield from _repair(readings)
         yield from _pools(readings)
+        yield from container_metrics.of_processes(node, readings.of_processes)
+        yield from container_metrics.of_cookies(node, readings.cookie_changes)
+
+
+class _External(Collector):
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterator[Metric]:
+        readings = self._readings
+        yield from container_metrics.of_amounts(readings.node_name, readings.subjects)
 
 
 def _hook_durations(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from hooks.subject import Subject
+from koordlet.container_metrics import CookieKey, Standing
 from koordlet.decider import RepairKey, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.machine import TimedHost, WriteKey
@@ -85,6 +87,18 @@ class DaemonReadings:
     @property
     def values(self) -> Mapping[tuple[Resource, ValueState], int]:
         return self._daemon.values
+
+    @property
+    def of_processes(self) -> Iterable[Standing]:
+        return self._daemon.of_processes
+
+    @property
+    def cookie_changes(self) -> Mapping[CookieKey, int]:
+        return self._daemon.executor.cookie_changes if self._daemon.executor is not None else {}
+
+    @property
+    def subjects(self) -> Iterable[Subject]:
+        return self._daemon.snapshot.subjects
 
     @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:

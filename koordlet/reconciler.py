@@ -18,7 +18,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -238,6 +238,15 @@ class Reconciler:
         """Count values by resource and state."""
         with self._lock:
             return self._executor.states()
+
+    def standing(self, resources: Collection[Resource]) -> list[tuple[Subject, ResourceView]]:
+        """Return how everything stands that is wanted of some resources."""
+        with self._lock:
+            return [
+                (known.subject, view)
+                for key, view in self._executor.standing(resources)
+                if (known := self._known.get(key)) is not None
+            ]
 
     # -- passes ----------------------------------------------------------------------------------
 

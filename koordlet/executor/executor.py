@@ -17,7 +17,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _FIGHT: Final = 4
 _FIGHT_WINDOW_S: Final = 60.0
 _SLICE: Final = 128
+_COOKIE_GROUPS: Final = 256  # of which changes are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class Executor:
         self._lacking: list[Slot] = []  # slots whose group is there and whose file is not
         self._tokens = float(limits.burst)
         self._refilled = clock()
+        self.cookie_changes: dict[tuple[str, str], int] = {}
+        """(core scheduling group, "succeeded" or "failed") -> changes, of the last groups."""
 
     @property
     def layout(self) -> Layout:
@@ -522,6 +525,7 @@ class Executor:
                 self._perform(write)
             except OSError as error:
                 self._note(slot, write, describe(error))
+                self._count_cookie(slot, "failed")
                 if slot is not None:
                     slot.settled = None
                     self._not_written(slot, error, write)
@@ -531,6 +535,7 @@ class Executor:
                 continue
             written += 1
             self._note(slot, write, "")
+            self._count_cookie(slot, "succeeded")
             if slot is None:
                 continue
             if slot.file is not None:
@@ -591,6 +596,17 @@ class Executor:
         slot.writes.append(
             WriteNote(self._wall_clock(), write.path, write.old, write.new, write.why, error)
         )
+
+    def _count_cookie(self, slot: Slot | None, status: str) -> None:
+        if slot is None or slot.resource is not Resource.CORE_SCHED_COOKIE:
+            return
+        record = self.journal.get(*slot.slot_key)
+        left = "" if record is None or not record.ours else record.ours[-1]
+        key = left if slot.want is None else str(slot.want.value), status
+        # Counted last, kept longest: a group may be one pod, and pods come and go for ever.
+        self.cookie_changes[key] = self.cookie_changes.pop(key, 0) + 1
+        if len(self.cookie_changes) > _COOKIE_GROUPS:
+            del self.cookie_changes[next(iter(self.cookie_changes))]
 
     def _not_written(self, slot: Slot, error: OSError, write: PlannedWrite) -> None:
         if error.errno in _GONE:
@@ -683,6 +699,14 @@ class Executor:
             counts[slot.resource, slot.state] = counts.get((slot.resource, slot.state), 0) + 1
         return counts
 
+    def standing(self, resources: Collection[Resource]) -> list[tuple[str, ResourceView]]:
+        """Return (subject, view) of everything that is wanted of some resources."""
+        return [
+            (slot.want.subject, self._view(key, slot.want))
+            for key, slot in self._slots.items()
+            if slot.resource in resources and slot.want is not None
+        ]
+
     def _view(self, key: SlotKey, want: Want | None) -> ResourceView:
         slot = self._slots[key]
         record = self.journal.get(*key)
@@ -702,6 +726,7 @@ class Executor:
             retry_in_s=max(slot.retry_at - self.clock(), 0.0),
             writes=tuple(slot.writes),
             claim=None if want is None else want.claim,
+            cookie=slot.cookie,
         )
 
 

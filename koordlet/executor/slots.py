@@ -103,6 +103,7 @@ class Slot:
     __slots__ = (
         "blocked_by",
         "clamp",
+        "cookie",
         "detail",
         "directory",
         "errno",
@@ -144,6 +145,7 @@ class Slot:
         self.note = ""  # what the range did to the wish
         self.clamp = ""  # what the kernel's rules did to it
         self.blocked_by = ""
+        self.cookie = 0  # that all processes share, of a core scheduling group
         self.period_us = DEFAULT_PERIOD_US
         self.state = State.PENDING
         self.detail = ""
@@ -225,3 +227,4 @@ class ResourceView(msgspec.Struct, frozen=True):
     retry_in_s: float
     writes: tuple[WriteNote, ...]
     claim: Claim | None
+    cookie: int = 0

@@ -283,11 +283,13 @@ def _share(
         )
     for slot, cookies in members:
         slot.text = group
+        slot.cookie = 0
         if not cookies:
             _applied(executor, slot, "")
             continue
         lacking = [pid for pid, cookie in cookies.items() if not target or cookie != target]
         if not lacking:
+            slot.cookie = target
             _applied(executor, slot, group)
             continue
         plan.keep(_record(executor, slot, "0").with_ours(group))

@@ -330,8 +330,11 @@ def test_metrics_and_health_are_served() -> None:
                     assert name in text, name
                 assert (await request(address, "GET", "/healthz"))[0] == 200
                 assert (await request(address, "GET", "/readyz"))[0] == 200
-                assert (await request(address, "GET", "/internal-metrics"))[0] == 200
-                assert (await request(address, "GET", "/external-metrics"))[0] == 200
+                status, internal = await request(address, "GET", "/internal-metrics")
+                assert status == 200 and b"koordlet_container_oom_score_adj" in internal
+                status, external = await request(address, "GET", "/external-metrics")
+                assert status == 200 and b"koordlet_container_resource_requests" in external
+                assert b"koordlet_nri" not in external
                 await n.runtime.stop()
                 await until("the connection is lost", lambda: n.daemon.not_ready())
                 status, body = await request(address, "GET", "/readyz")
