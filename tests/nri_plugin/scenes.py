@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -157,6 +158,19 @@ def options(folder: Path, **changes: object) -> Options:
         **changes,
     }
     return Options(**given)  # type: ignore[arg-type]
+
+
+def beside(socket: str, name: str) -> str:
+    """Return another way to a runtime's socket, in a folder of its own.
+
+    Daemons that dial one socket keep each other out. A plugin that is not ours would not, and this
+    way one of ours can play it.
+    """
+    folder = Path(socket).parent / name
+    folder.mkdir()
+    other = folder / "nri.sock"
+    os.link(socket, other)
+    return str(other)
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,7 @@ from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import GENERATIONS, Containerd, containerd
 from tests.beds.kubelet import running_pod
 from tests.beds.packages import CHECKOUT
-from tests.nri_plugin.scenes import QUOTA, SHARES, RecordingHandler, Values, decision
+from tests.nri_plugin.scenes import QUOTA, SHARES, RecordingHandler, Values, beside, decision
 
 pytestmark = pytest.mark.containerd
 
@@ -63,11 +63,12 @@ class Main(RecordingHandler):
 
 @contextmanager
 def plugin(
-    bed: Containerd, folder: Path, wanted: Values | None
+    bed: Containerd, folder: Path, wanted: Values | None, *, socket: str = ""
 ) -> Iterator[tuple[Supervisor, Main]]:
-    """A plugin on a loop of its own, synchronized."""
+    """A plugin on a loop of its own, synchronized. socket: the bed's when empty."""
     handler = Main(wanted)
-    options = Options(run_dir=str(folder), socket=str(bed.nri_socket), first_backoff_s=0.1)
+    socket = socket or str(bed.nri_socket)
+    options = Options(run_dir=str(folder), socket=socket, first_backoff_s=0.1)
     supervisor = Supervisor(options, handler)
     loop = uvloop.new_event_loop()
 
@@ -180,7 +181,7 @@ def test_two_plugins_with_one_identity_do_not_conflict(bed: Containerd, tmp_path
     twin.mkdir()
     with (
         plugin(bed, tmp_path, wanted),
-        plugin(bed, twin, wanted) as (_, second),
+        plugin(bed, twin, wanted, socket=beside(str(bed.nri_socket), "twin")) as (_, second),
         running_pod(bed, manifest(6)) as pod,
     ):
         assert bed.groups.read(pod.container_cgroup("main"), "cpu.shares") == "333"

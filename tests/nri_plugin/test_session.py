@@ -28,6 +28,7 @@ from tests.nri_plugin.scenes import (
     SHARES,
     RecordingHandler,
     Values,
+    beside,
     container,
     decision,
     options,
@@ -269,11 +270,10 @@ def test_an_adjustment_that_is_there_already_is_not_claimed_again(
             QUOTA: UNLIMITED,
             (Resource.ENV, "E"): "1",
         }
-        twin_dir = tmp_path / "twin"
-        twin_dir.mkdir()
         async with Scene(tmp_path, profile, wanted=wanted) as scene:
             await scene.synchronized()
-            twin_options = options(twin_dir, socket=scene.options.socket)
+            socket = beside(scene.options.socket, "twin")
+            twin_options = options(tmp_path / "twin", socket=socket)
             async with running(Supervisor(twin_options, RecordingHandler(wanted))):
                 await scene.runtime.synchronized(2)
                 created = await scene.runtime.create_container(container())
@@ -301,11 +301,10 @@ def test_two_plugins_that_disagree_conflict_in_the_runtimes_words(
     tmp_path: Path, profile: Profile, text: str
 ) -> None:
     async def scenario() -> None:
-        other_dir = tmp_path / "other"
-        other_dir.mkdir()
         async with Scene(tmp_path, profile, wanted={CPUS: CpuSet.parse("0")}) as scene:
             await scene.synchronized()
-            other = options(other_dir, socket=scene.options.socket, name="other", index="50")
+            socket = beside(scene.options.socket, "other")
+            other = options(tmp_path / "other", socket=socket, name="other", index="50")
             handler = RecordingHandler({CPUS: CpuSet.parse("1")})
             async with running(Supervisor(other, handler)):
                 await scene.runtime.synchronized(2)
