@@ -39,7 +39,7 @@ from koordlet.executor.slots import (
     WriteNote,
     WriteReport,
 )
-from koordlet.journal import Journal, JournalError, Record, RecordKey, plain
+from koordlet.journal import Delivery, Journal, JournalError, Record, RecordKey, plain
 from linux.cgroup_files import FILES, field_text, number
 from linux.cgroup_paths import Layout, is_below
 from linux.cpuset import CpuSet
@@ -222,36 +222,45 @@ class Executor:
             self.layout.directory(file.controller, place)
         ):
             return
-        records: list[Record] = []
-        for resource, delivery in deliveries.items():
-            if resource not in FILES:
-                continue
-            try:
-                requested = _canonical(delivery.requested)
-                delivered = _canonical(delivery.delivered)
-            except ValueError as error:
-                log.warning("container %s, %s: %s", container_id, resource, error)
-                continue
-            record = self._planner.adopt_delivery(
-                place, resource, requested, 0 if delivered is None else delivered, delivery.policy
-            )
-            if record is None:
-                continue
-            known = self.journal.get(place, resource)
-            if known is not None and known.inode == record.inode:
-                # Written by the runtime, but ours: what stood there before us stays the original,
-                # unless kubelet asked for something new and not just for what we had written.
-                asked = record.asked
-                if asked is not None and not self._planner.echoes(known, asked):
-                    known = msgspec.structs.replace(known, original=None, asked=asked)
-                record = known.with_ours(*record.ours)
-            records.append(record)
+        try:
+            adopted = [self._adopted(delivery, place) for delivery in deliveries.values()]
+        except OSError as error:
+            log.warning("container %s: tried again at the next pass: %s", container_id, error)
+            return
         self._orphans_stale = True
         # What a full disk cannot take is in memory, goes to the file with the next append, and is
         # told of by the pass.
         with contextlib.suppress(JournalError):
-            self.journal.update(records)
+            self.journal.update([record for record in adopted if record is not None])
             self.journal.done_with(container_id)
+
+    def _adopted(self, delivery: Delivery, place: str) -> Record | None:
+        """Return the record that a delivery becomes; None if what was handed does not stand."""
+        resource = delivery.resource
+        if resource not in FILES:
+            return None
+        try:
+            requested = _canonical(delivery.requested)
+            delivered = _canonical(delivery.delivered)
+            record = self._planner.adopt_delivery(
+                place, resource, requested, 0 if delivered is None else delivered, delivery.policy
+            )
+        except ValueError as error:
+            log.warning("container %s, %s: %s", delivery.container_id, resource, error)
+            return None
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+        known = self.journal.get(place, resource)
+        if record is None or known is None or known.inode != record.inode:
+            return record
+        # Written by the runtime, but ours: what stood there before us stays the original, unless
+        # kubelet asked for something new and not just for what we had written.
+        asked = record.asked
+        if asked is not None and not self._planner.echoes(known, asked):
+            known = msgspec.structs.replace(known, original=None, asked=asked)
+        return known.with_ours(*record.ours)
 
     def _add(self, key: SlotKey) -> Slot:
         place, resource, _ = key

@@ -217,7 +217,20 @@ class FilePlanner:
         asked = record.asked_value()
         if isinstance(asked, int | CpuSet):
             return self._encode(slot, asked)
-        return DEFAULTS[slot.resource][self.layout.version - 1]
+        return self._untouched(slot.resource, slot.place)
+
+    def _untouched(self, resource: Resource, place: str) -> str:
+        """Return what a group has whose runtime was asked for nothing.
+
+        Raises OSError when that cannot be read, ValueError when nobody knows.
+        """
+        if resource in (Resource.CPUSET_CPUS, Resource.CPUSET_MEMS):
+            # A runtime leaves v2's empty set as it is, and copies the parent's on v1.
+            above = parent_of(place)
+            return "" if self.layout.version == 2 else self._standing(FILES[resource], above)
+        if resource not in DEFAULTS:
+            raise ValueError(f"what {resource} was before is not known")
+        return DEFAULTS[resource][self.layout.version - 1]
 
     def _encode(self, slot: Slot, value: Number) -> str:
         assert slot.file is not None
@@ -516,11 +529,15 @@ class FilePlanner:
             and self._host.is_dir(f"{directory}/{name}")
         ]
 
-    def _read_text(self, file: CgroupFile, place: str) -> str | None:
+    def _standing(self, file: CgroupFile, place: str) -> str:
+        """Return the resource's field as it stands; raises OSError and ValueError."""
         directory = self.layout.directory(file.controller, place)
+        raw = self._host.read(f"{directory}/{file.name(self.layout.version)}")
+        return field_text(file, self.layout.version, raw)
+
+    def _read_text(self, file: CgroupFile, place: str) -> str | None:
         try:
-            raw = self._host.read(f"{directory}/{file.name(self.layout.version)}")
-            return field_text(file, self.layout.version, raw)
+            return self._standing(file, place)
         except (OSError, ValueError):
             return None
 
@@ -686,33 +703,28 @@ class FilePlanner:
     def adopt_delivery(
         self, place: str, resource: Resource, requested: Value | None, delivered: Value, policy: str
     ) -> Record | None:
-        """Return the record of a value that the runtime was handed, if it still stands."""
+        """Return the record of a value that the runtime was handed, if it still stands.
+
+        Raises OSError when that cannot be told now.
+        """
         file = FILES[resource]
         slot = Slot(place, resource, "", file)
         slot.directory = self.layout.directory(file.controller, place)
         if resource is Resource.CPU_CFS_QUOTA:
             slot.period_us = self._period(slot)
-        text = self._read_text(file, place)
         wanted = self.requested_text(slot, delivered)
-        if text is None or wanted is None:
+        if wanted is None:
             return None
+        text = self._standing(file, place)
         if not self.same(file, wanted, text):
             other = self._other_weight(file, delivered)
             if other is None or not self.same(file, other, text):
                 return None
-        original = None
-        if requested is None:
-            if resource in (Resource.CPUSET_CPUS, Resource.CPUSET_MEMS):
-                # Asked for nothing, a runtime leaves v2's empty set, and copies the parent's on v1.
-                above = self._read_text(file, parent_of(place))
-                original = "" if self.layout.version == 2 else above
-            else:
-                original = DEFAULTS[resource][self.layout.version - 1]
         return Record(
             place=place,
             inode=self._inode(slot.directory),
             resource=resource,
-            original=original,
+            original=self._untouched(resource, place) if requested is None else None,
             asked=plain(requested),
             ours=(text,),
             policy=policy,

@@ -577,6 +577,42 @@ def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
     assert bed.text(container.cgroup, name).split()[0] == "200000"
 
 
+@BOTH
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
+    profile: Profile, nth: int
+) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    # kubelet asked for no CPUs; our reply named one.
+    container = pod.start(Asked(cpu_request_milli=1000, cpus="1"))
+    bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
+    bed.journal.update()
+    bed.kernel.faults.fail("read", errno.EIO, nth=nth)
+    for _ in range(2):
+        bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.kernel.faults.clear()
+    bed.want("container/c1", (container.cgroup, CPUS, CpuSet([1])))
+    bed.run()
+    bed.want("container/c1")
+    bed.run()
+    # The parent's on v1; all there are come closest to v2's empty set, while tasks run there.
+    assert bed.text(container.cgroup, "cpuset.cpus") == "0-3"
+
+
+def test_an_original_that_nobody_knows_stops_no_pass() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")
+    record = Record(place=pod.cgroup, inode=inode, resource=Resource.CPU_BVT, ours=("0",))
+    bed.journal.update([record])
+    other = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/b", (other.cgroup, SHARES, 700))
+    bed.executor.restore(record)
+    bed.run()
+    assert bed.text(other.cgroup, "cpu.shares") == "700"
+
+
 def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     bed = Bed(journal_path=path)
