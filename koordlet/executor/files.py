@@ -673,11 +673,13 @@ class FilePlanner:
         record = self._journal.get(*slot.slot_key)
         if idle is None or record is None or (idle.want is None and idle.found != "1"):
             return None
+        # What stands is the original, or what somebody else wrote since. Under idle it tells nothing.
+        stands = slot.found if idle.found != "1" else None
         return Record(
             place=slot.place,
             inode=record.inode,
             resource=slot.resource,
-            original=self._original_text(slot, record),
+            original=stands or self._original_text(slot, record),
             support_of=Resource.CPU_IDLE.value,
             ours=_IDLE_WEIGHTS[self.layout.version],
         )

@@ -333,6 +333,26 @@ def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_ba
     assert bed.text(pod.cgroup, weight) == "77"
 
 
+@BOTH
+def test_a_weight_that_somebody_wrote_over_ours_comes_back_when_idle_takes_its_place(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    bed.run()
+    bed.set(pod.cgroup, weight, "77", writer="operator")
+    bed.want("pod/a", (pod.cgroup, IDLE, 1))
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, "cpu.idle") == "1"
+    bed.want("pod/a")
+    for _ in range(3):
+        bed.run()
+    assert bed.text(pod.cgroup, weight) == "77"
+
+
 def test_a_cpuset_is_not_emptied_where_nobody_knows_whether_the_group_is() -> None:
     """The kernel would refuse it from a group with processes."""
     bed = Bed(DEBIAN_12_V2)
