@@ -673,7 +673,7 @@ class FilePlanner:
         record = self._journal.get(*slot.slot_key)
         if idle is None or record is None or (idle.want is None and idle.found != "1"):
             return None
-        # What stands is the original, or what somebody else wrote since. Under idle it tells nothing.
+        # What stands is the original, or somebody else's since; under idle it tells nothing.
         stands = slot.found if idle.found != "1" else None
         return Record(
             place=slot.place,
