@@ -35,7 +35,6 @@ from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal, JournalError
 from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
-from koordlet.notify import Notifier
 from koordlet.nri_handler import NriHandler
 from koordlet.readings import DaemonReadings
 from koordlet.reconciler import PassReport, Reconciler
@@ -55,6 +54,7 @@ from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
 from nri_plugin.statistics import Statistics
 from nri_plugin.supervisor import Supervisor
+from service.systemd import Notifier
 
 if TYPE_CHECKING:
     from koordlet.hookservice import HookServer

@@ -87,7 +87,7 @@ def _load(flags: Parsed, mode: Mode, environment: Mapping[str, str] = os.environ
 
 
 def _run(flags: Parsed, mode: Mode) -> int:
-    from koordlet import logs
+    from service import logs
 
     config = _load(flags, mode)
     logs.set_up(level=config.log.level, form=config.log.format)

@@ -20,10 +20,12 @@ from typing import Any
 
 import uvloop
 
-from runtime_proxy import logs, options, systemd
+from runtime_proxy import handover, options
 from runtime_proxy.backend import Backend
 from runtime_proxy.options import Options
 from runtime_proxy.status import Figures, StatusPages
+from service import logs
+from service.systemd import Notifier
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +99,10 @@ def _agent(chosen: Options, figures: Figures) -> Backend:
 async def serve(chosen: Options, command: Sequence[str]) -> None:
     """Run until a signal ends it. Raises StartError."""
     loop = asyncio.get_running_loop()
-    passed = systemd.take_passed()
-    listener = passed.sockets.get(systemd.CRI_SOCKET) or open_listener(chosen.listen)
-    sockets = {systemd.CRI_SOCKET: listener}
+    passed = handover.take_passed()
+    notifier = Notifier()
+    listener = passed.sockets.get(handover.CRI_SOCKET) or open_listener(chosen.listen)
+    sockets = {handover.CRI_SOCKET: listener}
     figures = Figures(loop.time)
     ended = _Ended(asyncio.Event())
     async with AsyncExitStack() as stack:
@@ -109,17 +112,17 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         server = await loop.create_unix_server(agent.new_connection, sock=listener, **_KEEP_SOCKET)
         stack.callback(server.close)
         pages = StatusPages(figures, agent.gauges, health=agent.health, readiness=agent.readiness)
-        http = await _serve_pages(pages, chosen, passed.sockets.get(systemd.HTTP_SOCKET))
+        http = await _serve_pages(pages, chosen, passed.sockets.get(handover.HTTP_SOCKET))
         if http is not None:
             stack.callback(http.close)
-            sockets[systemd.HTTP_SOCKET] = http.sockets[0]
+            sockets[handover.HTTP_SOCKET] = http.sockets[0]
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.event.set)
         handovers: set[asyncio.Task[None]] = set()
 
         def hand_over() -> None:
             if not handovers:
-                task = loop.create_task(_hand_over(command, sockets, ended))
+                task = loop.create_task(_hand_over(command, sockets, ended, notifier))
                 handovers.add(task)
                 task.add_done_callback(handovers.discard)
 
@@ -128,19 +131,19 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         gc.collect()
         gc.freeze()
         if passed.predecessor is None:
-            systemd.notify(READY="1", STATUS="serving")
+            notifier.send(READY="1", STATUS="serving")
         passed.tell_predecessor()
         log.info("serving", extra={"socket": chosen.listen, "backend": chosen.backend})
-        watchdog = loop.create_task(_watchdog())
+        watchdog = loop.create_task(_watchdog(notifier))
         stack.callback(watchdog.cancel)
         await ended.event.wait()
         if ended.handed_over:
             watchdog.cancel()
         else:
-            systemd.notify(STOPPING="1", STATUS="letting running calls end")
+            notifier.send(STOPPING="1", STATUS="letting running calls end")
         server.close()
         limit_s = _HANDED_OVER_DRAIN_S if ended.handed_over else chosen.drain_timeout_s
-        if not ended.handed_over and systemd.CRI_SOCKET not in passed.sockets:
+        if not ended.handed_over and handover.CRI_SOCKET not in passed.sockets:
             # Whoever connects now learns at once that nobody serves here.
             with suppress(OSError):
                 os.unlink(chosen.listen)
@@ -168,12 +171,15 @@ async def _serve_pages(
 
 
 async def _hand_over(
-    command: Sequence[str], sockets: dict[str, socket.socket], ended: _Ended
+    command: Sequence[str],
+    sockets: dict[str, socket.socket],
+    ended: _Ended,
+    notifier: Notifier,
 ) -> None:
     """Start a successor with our sockets; once it serves, leave."""
-    systemd.notify(STATUS="handing over to a successor")
+    notifier.send(STATUS="handing over to a successor")
     try:
-        successor = systemd.start_successor(command, sockets)
+        successor = handover.start_successor(command, sockets)
     except OSError as error:
         log.error("no successor", extra={"reason": error.strerror or str(error)})
         return
@@ -196,24 +202,23 @@ async def _hand_over(
     if serves:
         log.info("handed over", extra={"successor": successor.pid})
         # systemd listens to the main process alone: the successor's readiness is ours to tell.
-        systemd.notify(MAINPID=str(successor.pid), READY="1", STATUS="serving")
+        notifier.send(MAINPID=str(successor.pid), READY="1", STATUS="serving")
         ended.handed_over = True
         ended.event.set()
     else:
         log.error("the successor does not serve: this process goes on")
         with suppress(ProcessLookupError):
             os.kill(successor.pid, signal.SIGKILL)
-        systemd.notify(READY="1", STATUS="serving; a handover failed")
+        notifier.send(READY="1", STATUS="serving; a handover failed")
 
 
-async def _watchdog() -> None:
+async def _watchdog(notifier: Notifier) -> None:
     """Tell systemd's watchdog that the loop turns."""
-    text = os.environ.get("WATCHDOG_USEC", "")
-    if not text.isdigit():
+    if notifier.watchdog_seconds is None:
         return
     while True:
-        await asyncio.sleep(int(text) / 1e6 * _WATCHDOG_SHARE)
-        systemd.notify(WATCHDOG="1")
+        await asyncio.sleep(notifier.watchdog_seconds * _WATCHDOG_SHARE)
+        notifier.send(WATCHDOG="1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

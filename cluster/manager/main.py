@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import sys
-import time
 from collections.abc import Sequence
 
 from cluster.manager.flags import FlagError, Settings, help_text, parse
 from kube.client import ApiError, Client, Unreachable
 from kube.connection import ConnectionConfigError, load_connection
 from kube.leader import LeadershipLost
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+from service import logs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FlagError as error:
         print(f"koord-manager: {error}", file=sys.stderr)
         return 2
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    logs.set_up(level="debug" if verbose else "info", form="json")
     try:
         connection = load_connection(
             settings.text("kubeconfig") or None, master=settings.text("master") or None

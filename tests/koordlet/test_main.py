@@ -80,7 +80,7 @@ def test_check_config_tells_all_mistakes(
 def test_a_second_daemon_refuses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koordlet.logs.set_up", lambda **_: None)
+    monkeypatch.setattr("service.logs.set_up", lambda **_: None)
     path = config(tmp_path)
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)

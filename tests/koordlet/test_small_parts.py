@@ -1,11 +1,8 @@
-"""Events, logs, notifications, remembered requests, host applications, Pod objects."""
+"""Events, remembered requests, host applications, Pod objects."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from apis.qos import KubeQoS, QoSClass
 from hooks.subject import ContainerKind, Requested
 from koordlet.events import CAPACITY, Events, Severity
 from koordlet.hostapps import host_app_subjects
-from koordlet.logs import JsonFormatter, TextFormatter
-from koordlet.notify import Notifier
 from koordlet.requests_log import Remembered, RequestsLog
 from linux.cpuset import CpuSet
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
@@ -49,60 +44,6 @@ def test_events_are_bounded_and_the_oldest_go() -> None:
     kept = events.latest()
     assert len(kept) == CAPACITY
     assert kept[0].message == "m10"
-
-
-# --- logs --------------------------------------------------------------------------------------
-
-
-def record(message: str, **extra: Any) -> logging.LogRecord:
-    made = logging.LogRecord("koordlet", logging.WARNING, "", 0, message, (), None)
-    vars(made).update(extra)
-    return made
-
-
-def test_a_hostile_value_stays_on_its_line() -> None:
-    hostile = 'x" y=1\n2026-01-01 ERROR forged'
-    line = TextFormatter(journald=False).format(record("told", pod=hostile))
-    assert "\n" not in line
-    assert line.endswith('told pod="x\\" y=1\\n2026-01-01 ERROR forged"')
-    assert json.loads(JsonFormatter().format(record("told", pod=hostile)))["pod"] == hostile
-
-
-def test_under_systemd_lines_carry_a_priority_and_no_time() -> None:
-    assert TextFormatter(journald=True).format(record("told", a=1)) == "<4>koordlet: told a=1"
-
-
-# --- notifications -----------------------------------------------------------------------------
-
-
-def test_systemd_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "n.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(path))
-        Notifier({"NOTIFY_SOCKET": str(path)}).send(READY="1", STATUS="fine")
-        assert listener.recv(100) == b"READY=1\nSTATUS=fine"
-
-
-@pytest.mark.parametrize("address", ["", "relative", "/does/not/exist"])
-def test_without_systemd_nothing_happens(address: str) -> None:
-    Notifier({"NOTIFY_SOCKET": address}).send(READY="1")
-
-
-@pytest.mark.parametrize(
-    ("environment", "seconds"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "60000000"}, 60.0),
-        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60.0),
-        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-    ],
-)
-def test_the_watchdog_is_for_this_process_only(
-    environment: dict[str, str], seconds: float | None
-) -> None:
-    assert Notifier(environment).watchdog_seconds == seconds
 
 
 # --- remembered requests -----------------------------------------------------------------------

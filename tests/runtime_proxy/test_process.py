@@ -1,10 +1,8 @@
-"""The process' manners: sockets from outside, a supervisor, a successor that does not come up."""
+"""The process' manners: sockets from outside, a successor that does not come up."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
 import socket
 import sys
@@ -12,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_proxy import logs, main, systemd
+from runtime_proxy import handover, main
+from service.systemd import Notifier
 
 
 @pytest.mark.parametrize(
@@ -33,22 +32,7 @@ from runtime_proxy import logs, main, systemd
 def test_sockets_are_taken_from_whoever_passes_them(
     environment: dict[str, str], found: dict[str, int]
 ) -> None:
-    assert systemd.passed_sockets(environment, 42) == found
-
-
-def test_a_supervisor_is_told_and_nobody_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    systemd.notify(READY="1")
-    path = tmp_path / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(path))
-        listener.settimeout(5)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
-        systemd.notify(READY="1", STATUS="serving")
-        assert listener.recv(100) == b"READY=1\nSTATUS=serving"
-    systemd.notify(READY="1")
+    assert handover.passed_sockets(environment, 42) == found
 
 
 @pytest.mark.parametrize("command", [["/bin/false"], ["/no/such/program"]])
@@ -56,19 +40,26 @@ def test_a_successor_that_does_not_serve_leaves_us_serving(command: list[str]) -
     async def test() -> bool:
         ended = main._Ended(asyncio.Event())
         with socket.socket(socket.AF_UNIX) as listener:
-            await main._hand_over(command, {"cri": listener}, ended)
+            await main._hand_over(command, {"cri": listener}, ended, Notifier({}))
             assert listener.fileno() >= 0
         return ended.event.is_set()
 
     assert not asyncio.run(test())
 
 
-def test_a_successor_finds_the_sockets_and_says_when_it_serves(tmp_path: Path) -> None:
+def test_a_successor_finds_the_sockets_and_says_when_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As systemd starts the first process; what is meant for the main process is for its successor.
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     path = tmp_path / "s.sock"
     program = (
         "import os, time\n"
-        "from runtime_proxy import systemd\n"
-        "passed = systemd.take_passed()\n"
+        "from runtime_proxy import handover\n"
+        "from service.systemd import Notifier\n"
+        "assert Notifier().watchdog_seconds == 60\n"
+        "passed = handover.take_passed()\n"
         "assert passed.sockets['cri'].getsockname().endswith('s.sock')\n"
         f"with open({str(tmp_path / 'parent')!r}, 'w') as file:\n"
         "    file.write(str(os.getppid()))\n"
@@ -77,7 +68,7 @@ def test_a_successor_finds_the_sockets_and_says_when_it_serves(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
-        successor = systemd.start_successor([sys.executable, "-c", program], {"cri": listener})
+        successor = handover.start_successor([sys.executable, "-c", program], {"cri": listener})
     os.set_blocking(successor.ready, True)
     assert os.read(successor.ready, 16) == b"ready"
     assert os.read(successor.ready, 16) == b"", "its end can be seen"
@@ -89,7 +80,7 @@ def test_a_successor_finds_the_sockets_and_says_when_it_serves(tmp_path: Path) -
 def test_a_successor_that_cannot_be_started_is_said(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError, match="nothing"):
-        systemd.start_successor([str(tmp_path / "nothing")], {})
+        handover.start_successor([str(tmp_path / "nothing")], {})
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -107,21 +98,3 @@ def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
         dead.bind(str(path))
     with main.open_listener(str(path)):
         assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_no_value_breaks_out_of_its_log_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    try:
-        logs.set_up(level="info", form=form)
-        evil = 'x" level=ERROR\nFAKE line'
-        logging.getLogger("t").info("said", extra={"reason": evil, "count": 3})
-        (line,) = capsys.readouterr().err.splitlines()
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-    if form == "json":
-        assert json.loads(line)["reason"] == evil
-    else:
-        assert 'reason="x\\" level=ERROR\\nFAKE line" count=3' in line

@@ -1,8 +1,9 @@
 """Structured logs on standard error: `key=value` lines for people and journald, or JSON lines.
 
-A record's fields are those of `extra={...}`. Under systemd a line begins with the
-priority that journald reads (sd-daemon(3)), and leaves the time to journald. Values from pods are
-made printable where they enter; here nothing can break out of its line.
+A record's fields are those of `extra={...}`. Under systemd a line begins with the priority that
+journald reads (sd-daemon(3)), and leaves the time to journald. Whatever a message or a value holds,
+it cannot break out of its line. What must not be logged (a request's body, a container's
+environment) is for the caller not to pass.
 """
 
 from __future__ import annotations

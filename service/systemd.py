@@ -5,9 +5,12 @@ One datagram to the socket that NOTIFY_SOCKET names; without it (no systemd) not
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
+
+_LOG = logging.getLogger(__name__)
 
 
 class Notifier:
@@ -35,14 +38,17 @@ class Notifier:
             channel.setblocking(False)
             try:
                 channel.sendto(message.encode(), self._address)
-            except OSError:
+            except OSError as error:
                 # systemd that does not listen is no reason to stop serving the node; if it
                 # misses the watchdog message it restarts us, which is what it is for.
-                return
+                _LOG.debug("supervisor not told", extra={"reason": error.strerror})
 
 
 def _watchdog(environment: Mapping[str, str]) -> float | None:
-    """Return systemd's watchdog time-out in seconds, when it is meant for this process."""
+    """Return systemd's watchdog time-out in seconds, when it is meant for this process.
+
+    Without WATCHDOG_PID it is meant for whoever has the variable (sd_watchdog_enabled(3)).
+    """
     text = environment.get("WATCHDOG_USEC", "")
     pid = environment.get("WATCHDOG_PID", "")
     if not (text.isascii() and text.isdigit()) or (pid and pid != str(os.getpid())):

@@ -1,8 +1,8 @@
-"""Talking to systemd: readiness, and sockets that outlive the process.
+"""Sockets that outlive the process: taken from systemd, or handed over to a successor.
 
-sd_notify(3) and sd_listen_fds(3). The same way of passing sockets serves a handover: a process that
-is asked to reload starts its successor with its own sockets, by names in an environment variable
-of ours, because LISTEN_PID cannot be known before the successor runs.
+systemd passes them as sd_listen_fds(3) describes. A process that is asked to reload starts its
+successor with its own sockets in the same way, by names in an environment variable of ours, because
+LISTEN_PID cannot be known before the successor runs.
 """
 
 import errno
@@ -22,20 +22,6 @@ _HANDED_OVER = "KOORD_RUNTIME_PROXY_SOCKETS"
 CRI_SOCKET = "cri"
 HTTP_SOCKET = "http"
 _READY_PIPE = "ready"
-
-
-def notify(**fields: str) -> None:
-    """One message to whoever supervises us; nobody listening is no error."""
-    name = os.environ.get("NOTIFY_SOCKET", "")
-    if not name.startswith(("/", "@")):
-        return
-    text = "\n".join(f"{key}={value}" for key, value in fields.items())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.setblocking(False)
-        try:
-            channel.sendto(text.encode(), name.replace("@", "\0", 1) if name[0] == "@" else name)
-        except OSError as error:
-            log.debug("supervisor not told", extra={"reason": error.strerror})
 
 
 def passed_sockets(environment: Mapping[str, str], pid: int) -> dict[str, int]:
@@ -112,6 +98,8 @@ def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]
             **os.environ,
             _HANDED_OVER: ":".join(f"{name}={number}" for name, number in passed.items()),
         }
+        # It names this process; the successor becomes the main one, and the watchdog is for it.
+        environment.pop("WATCHDOG_PID", None)
         parent = os.fork()
         if parent == 0:
             _leave_an_orphan(command, environment, list(passed.values()), telling)
