@@ -1,7 +1,8 @@
 """From amounts in a pod's specification to what cgroup files hold, as kubelet counts and converts.
 
-One place for the sums over a pod's containers, because three policies need the same one: what runs
-at the same time adds up, an init container counts only while it runs, overhead comes on top.
+One place for the sums over a pod's containers: what runs at the same time adds up, an init
+container counts only while it runs, overhead comes on top. Policies sum what they claim by it, and
+what kubelet itself asks the runtime for follows from the same rule.
 Sources: linux-interfaces.md section 5, api.md section 19; upstream's plain sums: hooks.md 4.3.
 """
 
@@ -9,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hooks.subject import Amounts, ContainerKind, ContainerSpec
+from hooks.subject import (
+    NOTHING_REQUESTED,
+    Amounts,
+    ContainerKind,
+    ContainerSpec,
+    Pod,
+    Requested,
+)
 from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from linux.resources import UNLIMITED
 from linux.weights import MAX_SHARES, MIN_SHARES
@@ -67,3 +75,38 @@ def _peak(specs: Iterable[ContainerSpec], amount: Callable[[Amounts], int]) -> i
 def regular_only(specs: Iterable[ContainerSpec]) -> tuple[ContainerSpec, ...]:
     """Return the containers that upstream sums: those of `spec.containers`."""
     return tuple(spec for spec in specs if spec.kind is ContainerKind.REGULAR)
+
+
+def requested_of_container(amounts: Amounts) -> Requested:
+    """Return what kubelet asks the runtime for a container."""
+    return Requested(
+        cpu_shares=milli_to_shares(_cpu_request(amounts) or 0),
+        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
+        memory_limit_bytes=amounts.memory_limit_bytes or UNLIMITED,
+    )
+
+
+def requested_of_pod(pod: Pod) -> Requested:
+    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
+    if not pod.specs:
+        return NOTHING_REQUESTED
+    specs, overhead = pod.specs, pod.overhead
+    limit_milli = sum_of_limits(
+        specs, lambda each: each.cpu_limit_milli, overhead.cpu_request_milli
+    )
+    return Requested(
+        cpu_shares=milli_to_shares(
+            sum_of_requests(specs, _cpu_request, overhead.cpu_request_milli)
+        ),
+        cfs_quota_us=milli_to_quota_us(limit_milli),
+        memory_limit_bytes=sum_of_limits(
+            specs, lambda each: each.memory_limit_bytes, overhead.memory_request_bytes
+        ),
+    )
+
+
+def _cpu_request(amounts: Amounts) -> int | None:
+    """An absent request takes the limit's place, as the API server's defaulting does."""
+    if amounts.cpu_request_milli is None:
+        return amounts.cpu_limit_milli
+    return amounts.cpu_request_milli

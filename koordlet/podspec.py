@@ -1,7 +1,7 @@
 """From a Pod object to what the node knows of a pod: specification, requests, runtime ids.
 
 Kubelet and the objects directory both give Pod objects; this is the one place that reads them.
-What kubelet asks the runtime for follows from the specification (`hooks.amounts`).
+What kubelet asks the runtime for follows from the specification, and is counted in `hooks.amounts`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,8 @@ import msgspec
 from apis import core
 from apis.keys import BATCH_CPU, BATCH_MEMORY, CPU, MEMORY
 from apis.quantity import Quantity
-from hooks.amounts import milli_to_quota_us, milli_to_shares, sum_of_limits, sum_of_requests
-from hooks.subject import (
-    NOTHING_REQUESTED,
-    Amounts,
-    ContainerKind,
-    ContainerSpec,
-    Pod,
-    Requested,
-    make_pod,
-)
-from linux.resources import UNLIMITED
+from hooks.amounts import requested_of_container, requested_of_pod
+from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod, Requested, make_pod
 
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
@@ -92,8 +83,8 @@ def known_pod(pod: core.Pod) -> KnownPod:
     )
     return KnownPod(
         pod=view,
-        requested=_requested_of_pod(view),
-        by_container={spec.name: _requested(spec.amounts) for spec in specs},
+        requested=requested_of_pod(view),
+        by_container={spec.name: requested_of_container(spec.amounts) for spec in specs},
         containers=tuple(
             known
             for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
@@ -129,41 +120,6 @@ def _milli(quantity: Quantity | None) -> int | None:
 
 def _units(quantity: Quantity | None) -> int | None:
     return None if quantity is None else quantity.value()
-
-
-def _requested(amounts: Amounts) -> Requested:
-    """Return what kubelet asks the runtime for a container."""
-    return Requested(
-        cpu_shares=milli_to_shares(_cpu_request(amounts) or 0),
-        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
-        memory_limit_bytes=amounts.memory_limit_bytes or UNLIMITED,
-    )
-
-
-def _requested_of_pod(pod: Pod) -> Requested:
-    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
-    if not pod.specs:
-        return NOTHING_REQUESTED
-    overhead = pod.overhead
-    limit_milli = sum_of_limits(
-        pod.specs, lambda amounts: amounts.cpu_limit_milli, overhead.cpu_request_milli
-    )
-    return Requested(
-        cpu_shares=milli_to_shares(
-            sum_of_requests(pod.specs, _cpu_request, overhead.cpu_request_milli)
-        ),
-        cfs_quota_us=milli_to_quota_us(limit_milli),
-        memory_limit_bytes=sum_of_limits(
-            pod.specs, lambda amounts: amounts.memory_limit_bytes, overhead.memory_request_bytes
-        ),
-    )
-
-
-def _cpu_request(amounts: Amounts) -> int | None:
-    """An absent request takes the limit's place, as the API server's defaulting does."""
-    if amounts.cpu_request_milli is None:
-        return amounts.cpu_limit_milli
-    return amounts.cpu_request_milli
 
 
 def _known_container(status: core.ContainerStatus) -> KnownContainer | None:
