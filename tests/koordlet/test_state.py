@@ -75,6 +75,25 @@ def test_a_container_whose_start_nobody_told_counts_as_started_after_a_while() -
     assert "container/c1" in subjects(state)
 
 
+def test_a_copy_hears_nothing_of_what_the_state_is_told_later() -> None:
+    """A plan merges pods of a copy in another thread while the runtime goes on."""
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    before = subjects(state)
+    copy = state.copy()
+    state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    state.update_container(
+        container(runtime_pod("u1"), "c1", "s1", requested=Requested(cpu_shares=7))
+    )
+    object_of_pod = pod_manifest(uid="u1")
+    copy.pods_list(Source.OBJECTS, [known(object_of_pod)])
+    copy.pods_list(Source.OBJECTS, [])
+    assert subjects(copy) == before
+    state.remove_container("c1")
+    copy.pods_list(Source.OBJECTS, [known(object_of_pod)])
+    assert "container/c1" in subjects(copy)
+
+
 # --- events ------------------------------------------------------------------------------------
 
 

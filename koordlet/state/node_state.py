@@ -1,0 +1,328 @@
+"""`NodeState`: the store that sources feed and everybody else reads.
+
+One thread (the event loop) owns it. What was told is only noted; a pod is merged when somebody asks
+for it, or for the next snapshot, and only if something of it changed since. A `Snapshot` is
+immutable and goes anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from apis.qos import KubeQoS
+from hooks.engine import Engine
+from hooks.subject import (
+    ContainerSubject,
+    HostAppSubject,
+    NodeSubject,
+    Pod,
+    PodSubject,
+    QosSubject,
+    Subject,
+)
+from koordlet.podspec import KnownPod
+from koordlet.requests_log import Remembered
+from koordlet.snapshot import Snapshot
+from koordlet.state.merging import PodView, container_of, merge_pod, qos_subjects
+from koordlet.state.pod_objects import PodObjects, Source
+from koordlet.state.runtime_records import ContainerRecord, PodRecords, RuntimeRecords
+from linux.cgroup_paths import Layout
+from nri_plugin.handler import Container, Sandbox
+
+_NODE: Final = NodeSubject()
+
+
+class Unprotected(msgspec.Struct, frozen=True):
+    """A container that was created without us, or without something that only creation can give."""
+
+    pod: str
+    container: str
+    id: str
+    lacks: tuple[str, ...]
+
+
+class NodeState:
+    """The store. All methods belong to the event loop's thread and do no I/O."""
+
+    def __init__(
+        self,
+        *,
+        remembered: Mapping[str, Remembered] | None = None,
+        layout: Layout | None = None,
+        awaited: Iterable[str] = (),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """remembered: requested values of containers from before a restart. awaited: names of the
+        sources that must speak once before the state counts as complete."""
+        self._touched: set[str] = set()
+        """Pods to merge anew. The records hold the same set."""
+        self._runtime = RuntimeRecords(
+            touched=self._touched, remembered=remembered or {}, monotonic=monotonic
+        )
+        self._objects = PodObjects()
+        self._layout = layout
+        self._awaited = set(awaited)
+        self._views: dict[str, PodView] = {}
+        self._qos: dict[KubeQoS, QosSubject] = {}
+        self._pods_changed = True
+        self._host_apps: tuple[HostAppSubject, ...] = ()
+
+    def copy(self) -> NodeState:
+        """Return a state of its own with the same content, for plans in another thread."""
+        made = NodeState(layout=self._layout, awaited=self._awaited)
+        made._touched |= self._touched
+        made._runtime = self._runtime.copy(made._touched)
+        made._objects = self._objects.copy()
+        made._views = dict(self._views)
+        made._qos = dict(self._qos)
+        made._host_apps = self._host_apps
+        return made
+
+    # --- what the runtime tells: `RuntimeRecords` has the rules ----------------------------------
+
+    def now(self) -> int:
+        """Return a mark to take before a source's list is fetched; see `runtime_list`."""
+        return self._runtime.now()
+
+    def run_sandbox(self, sandbox: Sandbox) -> None:
+        """A sandbox runs. One that was removed does not come back."""
+        self._runtime.run_sandbox(sandbox)
+
+    def stop_sandbox(self, sandbox_id: str) -> None:
+        """A sandbox and all its containers have ended."""
+        self._runtime.stop_sandbox(sandbox_id)
+
+    def remove_sandbox(self, sandbox_id: str) -> None:
+        """A sandbox is gone for good."""
+        self._runtime.remove_sandbox(sandbox_id)
+
+    def create_container(self, container: Container) -> ContainerSubject | None:
+        """A container is about to be created; returns its subject, None if it was removed."""
+        return self._asked(container, at_creation=True)
+
+    def update_container(self, container: Container) -> ContainerSubject | None:
+        """Kubelet asks for new values; what it does not name stays as it was asked for before."""
+        return self._asked(container, at_creation=False)
+
+    def _asked(self, container: Container, *, at_creation: bool) -> ContainerSubject | None:
+        uid = container.subject.pod.uid
+        # A new container of a known sandbox changes nothing about its pod.
+        view = None if uid in self._touched else self._views.get(uid)
+        if view is not None and self._runtime.sandbox(container.sandbox_id) is None:
+            view = None
+        record = self._runtime.ask(container, at_creation=at_creation)
+        if record is None:
+            return None
+        if view is not None and record.uid == uid:
+            # The runtime waits: merging all of the pod is for the next snapshot.
+            return container_of(view.pod, record, self._objects.find(uid, view.pod))
+        return self.container(record.id)
+
+    def start_container(self, container: Container) -> None:
+        """A container's process runs, so its group exists and has the runtime's values."""
+        self._runtime.start_container(container)
+
+    def observe_container(self, container: Container) -> None:
+        """An event told of a container, started or not."""
+        self._runtime.observe_container(container)
+
+    def start_overdue(self, older_than_s: float) -> bool:
+        """Count containers as started whose start nobody told; returns whether there were any."""
+        return self._runtime.start_overdue(older_than_s)
+
+    def remove_container(self, container_id: str) -> None:
+        """A container has ended or was never made. It does not come back."""
+        self._runtime.remove_container(container_id)
+
+    def runtime_list(
+        self,
+        sandboxes: Sequence[Sandbox],
+        containers: Sequence[Container],
+        *,
+        taken_at: int | None = None,
+    ) -> tuple[str, ...]:
+        """Take a runtime's full list: what it does not name is gone.
+
+        taken_at: the mark from before the list was fetched; None: the list is of this moment.
+        Returns the ids of containers that are new and were not created through a hook.
+        """
+        return self._runtime.take_list(sandboxes, containers, taken_at=taken_at)
+
+    def lacks(self, container_id: str, what: Sequence[str]) -> None:
+        """A container runs without what only its creation could have given."""
+        if found := self._runtime.container(container_id):
+            found.lacks = tuple(what)
+
+    def forget_sandboxes(self, sandbox_ids: Iterable[str]) -> None:
+        """Drop sandboxes whose directories are gone. A later list may name them again."""
+        for sandbox_id in sandbox_ids:
+            self._runtime.forget_sandbox(sandbox_id)
+
+    # --- what others tell ------------------------------------------------------------------------
+
+    def pods_list(self, source: Source, pods: Iterable[KnownPod]) -> bool:
+        """Take a source's full list of Pod objects; returns whether anything changed."""
+        uids, names = self._objects.take(source, pods)
+        self._touched |= uids
+        if names:
+            known = [
+                *((uid, view.pod) for uid, view in self._views.items()),
+                *((sandbox.pod.uid, sandbox.pod) for sandbox in self._runtime.sandboxes()),
+            ]
+            self._touched |= {uid for uid, pod in known if (pod.namespace, pod.name) in names}
+        return bool(uids or names)
+
+    def set_layout(self, layout: Layout) -> None:
+        """The node's cgroup layout became known, or changed."""
+        if layout != self._layout:
+            self._layout = layout
+            self._qos = {}
+            self._touched |= {*self._runtime.pods, *self._views, *self._objects.uids()}
+
+    def set_host_apps(self, apps: Sequence[HostAppSubject]) -> None:
+        """The NodeSLO declares these host applications."""
+        if tuple(apps) != self._host_apps:
+            self._host_apps = tuple(apps)
+
+    def spoken(self, source: str) -> None:
+        """A source gave its first full list."""
+        self._awaited.discard(source)
+
+    # --- what others read ------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every configured source has spoken."""
+        return not self._awaited
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Return the sources that have not spoken yet."""
+        return tuple(sorted(self._awaited))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return (pods, containers) that the runtime knows."""
+        return self._runtime.counts
+
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        """Return the pod of a sandbox as the runtime told of it."""
+        found = self._runtime.sandbox(sandbox_id)
+        return None if found is None else found.pod
+
+    def pod(self, uid: str) -> Pod | None:
+        """Return what is known of a pod, from all sources."""
+        view = self._view(uid)
+        return None if view is None else view.pod
+
+    def pod_subjects(self) -> list[PodSubject]:
+        """Return all pods, merged."""
+        return [view.subject for view in self._all_views()]
+
+    def container(self, container_id: str) -> ContainerSubject | None:
+        """Return a container that the runtime told of, merged."""
+        found = self._runtime.container(container_id)
+        view = self._view(found.uid) if found is not None else None
+        if view is None:
+            return None
+        return next((each for each in view.containers if each.id == container_id), None)
+
+    def waiting_containers(self) -> list[ContainerSubject]:
+        """Return containers that are created and do not run yet: they are no subjects so far.
+
+        The runtime makes a container's group at its start and fills it step by step; who reads it
+        meanwhile takes the kernel's defaults for what was there before us.
+        """
+        return [
+            subject
+            for record in self._runtime.containers()
+            if not record.started and (subject := self.container(record.id)) is not None
+        ]
+
+    def unprotected(self) -> list[Unprotected]:
+        """Return containers that no hook saw at creation, or that lack what creation gives."""
+        return [
+            Unprotected(self._pod_name(record), record.name, record.id, record.lacks)
+            for record in self._runtime.containers()
+            if record.lacks or not record.hooked
+        ]
+
+    def remembered(self, container_id: str) -> Remembered | None:
+        """Return what is to be remembered of a container over a restart."""
+        found = self._runtime.container(container_id)
+        return None if found is None else found.remembered
+
+    def all_remembered(self) -> dict[str, Remembered]:
+        """Return what is to be remembered of each container over a restart."""
+        found = ((record.id, record.remembered) for record in self._runtime.containers())
+        return {id_: remembered for id_, remembered in found if remembered is not None}
+
+    def known_to_kubelet(self, uid: str) -> bool:
+        """Tell whether kubelet's latest list has the pod."""
+        return self._objects.lists(Source.KUBELET, uid)
+
+    def stale_candidates(self) -> dict[str, str]:
+        """Return sandbox id -> pod cgroup of sandboxes without containers.
+
+        Runtimes forget to tell that a pod ended (containerd after a restart): whoever may do I/O
+        looks whether the directories are still there.
+        """
+        return {
+            sandbox.id: sandbox.pod.cgroup
+            for sandbox in self._runtime.without_containers()
+            if sandbox.pod.cgroup
+        }
+
+    def snapshot(self, engine: Engine) -> Snapshot:
+        """Return everything as one immutable value."""
+        views = self._all_views()
+        subjects: list[Subject] = [_NODE, *self._qos_subjects()]
+        subjects += [view.subject for view in views]
+        for view in views:
+            subjects += view.sandboxes
+            subjects += view.started
+        subjects += self._host_apps
+        return Snapshot(engine=engine, subjects=tuple(subjects), complete=self.complete)
+
+    # --- merging ---------------------------------------------------------------------------------
+
+    def _view(self, uid: str) -> PodView | None:
+        if uid in self._touched:
+            self._touched.discard(uid)
+            before = self._views.get(uid)
+            view = merge_pod(
+                uid,
+                self._runtime.pods.get(uid) or PodRecords(),
+                self._objects,
+                layout=self._layout,
+                gone=self._runtime.gone,
+                before=before,
+            )
+            if view is None:
+                self._views.pop(uid, None)
+            else:
+                self._views[uid] = view
+            if (before and before.pod) is not (view and view.pod):
+                self._pods_changed = True
+        return self._views.get(uid)
+
+    def _all_views(self) -> Collection[PodView]:
+        for uid in tuple(self._touched):
+            self._view(uid)
+        return self._views.values()
+
+    def _qos_subjects(self) -> Iterable[QosSubject]:
+        if self._pods_changed or not self._qos:
+            self._qos = qos_subjects(
+                (view.pod for view in self._views.values()), self._layout, self._qos
+            )
+            self._pods_changed = False
+        return self._qos.values()
+
+    def _pod_name(self, record: ContainerRecord) -> str:
+        pod = self.pod(record.uid)
+        return f"{pod.namespace}/{pod.name}" if pod is not None else record.uid
