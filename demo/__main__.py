@@ -24,8 +24,8 @@ from demo import scene
 from demo.table import render
 from tests.beds.containerd import GENERATIONS, Containerd, containerd
 from tests.beds.daemon import Daemon, daemon, wait_until
+from tests.beds.errors import BedError
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod
-from tests.beds.packages import BedError
 
 HEADER = ("container", "value", "asked for", "got", "why")
 

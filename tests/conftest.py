@@ -18,8 +18,8 @@ from types import MappingProxyType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.beds.errors import BedError
 from tests.beds.groups import layout
-from tests.beds.packages import BedError
 
 # What CI sets up by itself; a test of another tier may be skipped there. It sets up an API server
 # where it finds the binaries, and says so with KUBEBUILDER_ASSETS.

@@ -23,9 +23,10 @@ from typing import Literal
 import grpc
 
 from tests.beds.cri import Cri, connected
+from tests.beds.errors import BedError
 from tests.beds.groups import Kubepods, kubepods, owner_lives
 from tests.beds.image import IMAGE, SANDBOX_IMAGE, write_image
-from tests.beds.packages import DIES_WITH_US, BedError, unpacked
+from tests.beds.packages import DIES_WITH_US, unpacked
 
 Generation = Literal["1.7", "2.1"]
 GENERATIONS: tuple[Generation, ...] = ("1.7", "2.1")

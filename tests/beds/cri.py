@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protos.cri.v1 import api_pb2 as cri
-from tests.beds.packages import BedError
+from tests.beds.errors import BedError
 
 _Response = TypeVar("_Response", bound=Message)
 _CALL_TIMEOUT_S = 60.0

@@ -23,7 +23,8 @@ from typing import Any
 import yaml
 
 from tests.beds.containerd import Containerd
-from tests.beds.packages import CHECKOUT, DIES_WITH_US, BedError
+from tests.beds.errors import BedError
+from tests.beds.packages import CHECKOUT, DIES_WITH_US
 
 NODE_NAME = "example-node"
 _READY_TIMEOUT_S = 60.0  # an emulated machine takes its time to import it all

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.beds.packages import BedError
+from tests.beds.errors import BedError
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 QosClass = Literal["guaranteed", "burstable", "besteffort"]

@@ -21,9 +21,10 @@ from tests.beds.containerd import (
     configuration,
     containerd,
 )
+from tests.beds.errors import BedError
 from tests.beds.groups import layout
 from tests.beds.kubelet import cpu_shares, qos_class, run_pod, running_pod
-from tests.beds.packages import CHECKOUT, BedError, configured_mirror
+from tests.beds.packages import CHECKOUT
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"
 POD: dict[str, Any] = {
@@ -143,30 +144,6 @@ def test_a_containerd_that_ends_at_once_shows_its_log(runtime: Containerd) -> No
     finally:
         (runtime.folder / "config.toml").write_text(good)
         runtime.start()
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "debian.sources",
-            "Types: deb\n# a remark\nURIs: http://one.test/debian\n"
-            "Suites: bookworm bookworm-updates\nComponents: main\nSigned-By: /k.gpg\n",
-        ),
-        ("sources.list", "deb [arch=amd64 signed-by=/k.gpg] http://one.test/debian stable main\n"),
-    ],
-)
-def test_the_mirror_is_the_machines_own(tmp_path: Path, name: str, text: str) -> None:
-    folder = tmp_path if name == "sources.list" else tmp_path / "sources.list.d"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(text)
-    mirror = configured_mirror(tmp_path)
-    assert (mirror.uri, mirror.keyring) == ("http://one.test/debian", "/k.gpg")
-
-
-def test_a_machine_without_a_debian_mirror_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(BedError, match="no Debian mirror among apt's sources"):
-        configured_mirror(tmp_path)
 
 
 @pytest.mark.parametrize(

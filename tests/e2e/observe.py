@@ -6,9 +6,9 @@ import time
 
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import wait_until
+from tests.beds.errors import BedError
 from tests.beds.groups import CGROUP_MOUNT
 from tests.beds.kubelet import RunningPod
-from tests.beds.packages import BedError
 
 # The files that some policy may write on a kernel without vendor patches, or that move with them.
 WRITTEN = {

@@ -28,8 +28,8 @@ from linux.cpuset import CpuSet
 from linux.discovery import discover
 from linux.local import LocalHost
 from linux.resources import Resource, Value
+from tests.beds.errors import BedError
 from tests.beds.groups import V2_CONTROLLERS, Kubepods, kubepods
-from tests.beds.packages import BedError
 from tests.conftest import require
 from tests.koordlet.executor_bed import claim_of
 from tests.koordlet.test_reconciler import POLICY

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.beds.errors import BedError
 from tests.vm.image import CACHE, KERNELS, built
 from tests.vm.machine import BootError, booted, pytest_session
-from tests.vm.packages import ImageError
 from tests.vm.topology import TOPOLOGIES
 
 
@@ -40,7 +40,7 @@ def main() -> int:
                 options.results.mkdir(parents=True, exist_ok=True)
                 shutil.copy(machine.log, options.results / "console.txt")
             machine.fetch_results(options.results.parent)
-    except (ImageError, BootError) as error:
+    except (BedError, BootError) as error:
         print(f"vm: {error}", file=sys.stderr)
         return 2
     print((options.results / "output.txt").read_text(errors="replace"))

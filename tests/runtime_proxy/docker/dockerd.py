@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.beds.containerd import Containerd, containerd
+from tests.beds.errors import BedError
 from tests.beds.image import IMAGE, write_image
-from tests.beds.packages import DIES_WITH_US, BedError, unpacked
+from tests.beds.packages import DIES_WITH_US, unpacked
 from tests.runtime_proxy.docker.client import Docker
 
 _START_TIMEOUT_S = 30.0

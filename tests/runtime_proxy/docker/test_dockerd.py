@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.beds.errors import BedError
 from tests.beds.image import IMAGE
-from tests.beds.packages import BedError
 from tests.conftest import require
 from tests.runtime_proxy.docker.client import POD_LABELS, Docker
 from tests.runtime_proxy.docker.dockerd import Dockerd, dockerd
