@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Final, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta, Struct, field
 
@@ -346,7 +347,8 @@ def parse_resctrl(text: str, *, obj: str) -> PodResctrl:
 
 # --- OOM score, eviction -----------------------------------------------------------------------
 
-OOMScore = Annotated[int, Meta(ge=-1000, le=1000)]
+_LEAST_OOM_SCORE: Final = -1000
+_MOST_OOM_SCORE: Final = 1000
 _INTEGER_DIGITS: Final = 20
 
 
@@ -367,18 +369,38 @@ def parse_oom_score_adj(text: str, *, obj: str) -> int:
     """Return the OOM score adjustment of all containers of a pod, -1000..1000."""
     try:
         where = annotation_field(ANNOTATION_OOM_SCORE_ADJ)
-        return _integer(text, where=where, low=-1000, high=1000)
+        return _integer(text, where=where, low=_LEAST_OOM_SCORE, high=_MOST_OOM_SCORE)
     except InputError as error:
         raise error.about(obj) from None
 
 
-_parse_oom_score_adj_spec = _parser(
-    _json_parser(dict[str, OOMScore], ANNOTATION_OOM_SCORE_ADJ_SPEC)
-)
+_decode_oom_score_adj_spec = _json_parser(dict[str, Any], ANNOTATION_OOM_SCORE_ADJ_SPEC)
 
 
-def parse_oom_score_adj_spec(text: str, *, obj: str) -> Mapping[str, int]:
-    """Return the OOM score adjustment by container name."""
+def _oom_score_adj_spec(text: str) -> Mapping[str, int | InputError]:
+    scores: dict[str, int | InputError] = {}
+    for name, value in _decode_oom_score_adj_spec(text).items():
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and _LEAST_OOM_SCORE <= value <= _MOST_OOM_SCORE:
+            scores[name] = value
+        elif value is not None:
+            scores[name] = InputError(
+                obj="",
+                field=f"{annotation_field(ANNOTATION_OOM_SCORE_ADJ_SPEC)}.{name}",
+                value=value,
+                problem=f"expected an integer, {_LEAST_OOM_SCORE}..{_MOST_OOM_SCORE}",
+            )
+    return MappingProxyType(scores)
+
+
+_parse_oom_score_adj_spec = _parser(_oom_score_adj_spec)
+
+
+def parse_oom_score_adj_spec(text: str, *, obj: str) -> Mapping[str, int | InputError]:
+    """Return the OOM score adjustment by container name.
+
+    A bad value costs its own container: an error stands in its place, about no object yet.
+    """
     return _parse_oom_score_adj_spec(text, obj)
 
 

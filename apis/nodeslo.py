@@ -33,17 +33,25 @@ NodePercent = Annotated[int, Meta(ge=0, le=100, extra_json_schema=_INT64, extra=
 NodeSwitch = Annotated[int, Meta(ge=0, le=1, extra_json_schema=_INT64, extra=_NODE_ONLY)]
 
 
+class _Choice(StrEnum):
+    """The empty text means the first member, which is the default, as upstream reads it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> _Choice | None:
+        return next(iter(cls)) if value == "" else None
+
+
 # --- thresholds --------------------------------------------------------------------------------
 
 
-class CPUSuppressPolicy(StrEnum):
+class CPUSuppressPolicy(_Choice):
     """By what best-effort CPU is held down."""
 
     CPUSET = "cpuset"
     CFS_QUOTA = "cfsQuota"
 
 
-class CPUEvictPolicy(StrEnum):
+class CPUEvictPolicy(_Choice):
     """Against what the CPU satisfaction of best-effort pods is measured."""
 
     BY_REAL_LIMIT = "evictByRealLimit"
@@ -83,14 +91,14 @@ class ResourceThresholdStrategy(Wire, frozen=True):
 # --- QoS of a class ----------------------------------------------------------------------------
 
 
-class CPUPolicy(StrEnum):
+class CPUPolicy(_Choice):
     """Which kernel mechanism carries CPU QoS."""
 
     GROUP_IDENTITY = "groupIdentity"
     CORE_SCHED = "coreSched"
 
 
-class NetQOSPolicy(StrEnum):
+class NetQOSPolicy(_Choice):
     """Which mechanism carries network QoS."""
 
     TC = "tc"
@@ -132,7 +140,9 @@ class MemoryQOS(Wire, frozen=True):
     oom_kill_group: NodeSwitch = 0
     page_cache_enable: bool | None = None
     page_cache_limit_percent: Percent | None = None
-    page_cache_limit_size: Int64 | None = None
+    page_cache_limit_size: (
+        Annotated[int, Meta(ge=0, le=2**63 - 1, extra_json_schema=_INT64, extra=_NODE_ONLY)] | None
+    ) = None
     """Bytes."""
     page_cache_reclaim_sync: bool | None = None
 

@@ -16,6 +16,7 @@ POD_SUMS_OF_REGULAR_CONTAINERS: Final = "PodSumsOfRegularContainers"
 GPU_MINOR_NUMBERS: Final = "GPUMinorNumbers"
 MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
 NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
+OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
 
 SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -26,7 +27,12 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         GPU_MINOR_NUMBERS: "NVIDIA_VISIBLE_DEVICES names GPUs by minor number, never by UUID",
         NORMALIZED_PODS_ON_V1: "CPU normalisation divides pods' own quotas on cgroup v1 as well",
-        MEMORY_QOS_WRITES_ZEROS: "memory QoS writes 0 or max where a percentage is 0",
+        MEMORY_QOS_WRITES_ZEROS: (
+            "memory QoS writes 0 or max where a percentage is 0 or a class is switched off"
+        ),
+        OOM_GROUP_ON_QOS_DIRECTORIES: (
+            "memory QoS writes memory.oom.group to kubepods and the QoS directories as well"
+        ),
     }
 )
 """Name -> what it does when it is on."""

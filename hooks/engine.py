@@ -26,7 +26,7 @@ from hooks.claim import Claim, Claimed
 from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
-from hooks.policy import ClaimFunction, Off, OffBecause, Policy, never
+from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
 from hooks.shape import shape_of
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Requested, Subject
 from linux.cgroup_files import DEFAULT_PERIOD_US
@@ -43,13 +43,15 @@ Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 class PolicyState:
     """One policy in an engine: its rule, or why it is off, and what was wrong with its input.
 
-    problem: the error of the newest input when an older rule stays in force, else "".
+    problem: the error of the newest input when the rule was not made from all of it, else "".
+    partial: the rule lacks what hangs on the bad field; otherwise a rule with a problem is older.
     """
 
     policy: Policy
     rule: Any
     off: Off | None = None
     problem: str = ""
+    partial: bool = False
 
     @property
     def active(self) -> bool:
@@ -86,8 +88,8 @@ class Engine:
     ) -> Engine:
         """Parse every policy's rule from `inputs`.
 
-        Bad input of one policy keeps that policy's rule of `previous` (or leaves the policy off
-        when there is none); the others get their new rules.
+        Bad input of one policy keeps that policy's rule of `previous`; without one the policy does
+        without the bad field, or is off. The others get their new rules.
         """
         before = {state.policy.name: state for state in previous.states} if previous else {}
         states = [
@@ -184,6 +186,7 @@ def _keep(
 def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> PolicyState:
     if not inputs.settings.gate(policy.gate, default=policy.gate_default):
         return PolicyState(policy, None, Off(OffBecause.GATE, f"feature gate {policy.gate}=false"))
+    partial: Partial | None = None
     try:
         rule = policy.parse(inputs)
     except (InputError, InputErrors) as error:
@@ -193,9 +196,13 @@ def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> Po
     else:
         if isinstance(rule, Off):
             return PolicyState(policy, None, rule)
-        return PolicyState(policy, rule)
-    if before is not None and before.active:
-        return PolicyState(policy, before.rule, problem=problem)
+        if not isinstance(rule, Partial):
+            return PolicyState(policy, rule)
+        partial, problem = rule, str(rule.error)
+    if before is not None and before.active and not (partial and before.partial):
+        return PolicyState(policy, before.rule, problem=problem, partial=before.partial)
+    if partial is not None:
+        return PolicyState(policy, partial.rule, problem=problem, partial=True)
     return PolicyState(policy, None, Off(OffBecause.BAD_INPUT, problem), problem)
 
 

@@ -6,6 +6,7 @@ and a module-level `POLICY`; `hooks.policies.BUILTIN` lists them.
 
 - `parse(inputs)` returns the rule when the policy is active, or an `Off` that says why it is not.
   It may raise `apis.errors.InputError` (or InputErrors): the engine then keeps the last good rule.
+  Where a part of the rule can do without the bad field it returns a `Partial` instead.
 - A claiming function gets (rule, subject) and returns claims. Where the subject's own input is bad
   it raises `InputError`, and only this policy's claims for this subject are lost; or it yields the
   error among its claims, and nothing is lost beside what could not be claimed. The message is shown
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from apis.errors import InputError, InputErrors
 from hooks.claim import Claimed
 from hooks.facts import NodeInputs
 from hooks.subject import Level, Pod
@@ -40,6 +42,18 @@ class Off:
 
     because: OffBecause
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A rule made without a bad field, and the error that names the field.
+
+    The last good rule stays in force where there is one. This one holds where there is none, so
+    that the field does not cost the policy.
+    """
+
+    rule: Any
+    error: InputError | InputErrors
 
 
 ClaimFunction = Callable[[Any, Any], Iterable[Claimed]]

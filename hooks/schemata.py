@@ -20,6 +20,9 @@ Range = tuple[int, int]
 """Start and end in percent, 0 <= start < end <= 100."""
 
 WHOLE: Final[Range] = (0, 100)
+NOT_MOUNTED: Final = (
+    "this machine has no resctrl, or it is not mounted (mount -t resctrl resctrl /sys/fs/resctrl)"
+)
 AMD: Final = "AuthenticAMD"
 _AMD_UNLIMITED: Final = 2048
 _AMD_FULL: Final = 160

@@ -26,6 +26,7 @@ from apis.annotations import (
     ExtendedResourceSpec,
     parse_extended_resource_spec,
 )
+from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
     BATCH_CPU,
@@ -45,7 +46,7 @@ from hooks.amounts import (
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs
 from hooks.policies.cpu_normalization import RATIO_SOURCE, node_ratio
-from hooks.policy import Policy, never
+from hooks.policy import Partial, Policy, never
 from hooks.subject import Amounts, ContainerSpec, ContainerSubject, Level, Pod, PodSubject
 from linux.resources import UNLIMITED, Resource, Value
 
@@ -64,12 +65,14 @@ class Rule(msgspec.Struct, frozen=True):
     regular_only: bool = False
 
 
-def parse(inputs: NodeInputs) -> Rule:
-    return Rule(
-        # With the gate off nobody suppresses, and the pods' quotas are all there is.
-        ratio=node_ratio(inputs.node) or 1.0,
-        regular_only=compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat,
-    )
+def parse(inputs: NodeInputs) -> Rule | Partial:
+    regular = compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat
+    try:
+        ratio = node_ratio(inputs.node) or 1.0
+    except InputError as error:
+        # The limits do not hang on the ratio: without them best-effort pods would be unbounded.
+        return Partial(Rule(regular_only=regular), error)
+    return Rule(ratio=ratio, regular_only=regular)
 
 
 def _has_batch(amounts: Amounts) -> bool:

@@ -7,6 +7,7 @@ that is the group of all pods that name none.
 
 `schedIdle: 1` becomes cpu.idle on the pods of the class. Upstream sets it on the QoS directories,
 where kubelet's own writes then fail, up to a kubelet that does not start; a compat switch does so.
+It needs no core scheduling: a kernel or machine without keeps that half of the strategy.
 
 Sources: hooks.md 4.5, 8.20, 8.23; linux-interfaces.md section 13.
 """
@@ -42,6 +43,9 @@ NAME: Final = "CoreSched"
 EXPELLER_SUFFIX: Final = "-expeller"
 
 _STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
+_NO_CORE_SCHED: Final = (
+    "this kernel has no core scheduling (CONFIG_SCHED_CORE), or the machine no SMT"
+)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -58,13 +62,16 @@ class Rule(msgspec.Struct, frozen=True):
 
     labelled: Mapping[QoSClass, Entry]
     unlabelled: Mapping[KubeQoS, Entry]
+    cookies: bool
     idle_supported: bool
     idle_on_directories: bool
     sysctls: tuple[Claim, ...]
 
     @property
     def degraded(self) -> str:
-        wanted = any(entry.idle for entry in self.unlabelled.values())
+        if not self.cookies:
+            return f"{_NO_CORE_SCHED}: only schedIdle takes effect"
+        wanted = any(entry.idle for entry in self.labelled.values())
         return (
             "schedIdle: this kernel has no cpu.idle" if wanted and not self.idle_supported else ""
         )
@@ -85,11 +92,9 @@ def parse(inputs: NodeInputs) -> Rule | Off:
             OffBecause.NODESLO,
             f"{_STRATEGY}: cpuQOS.enable is false for lsrClass, lsClass and beClass",
         )
-    if not kernel.core_sched:
-        return Off(
-            OffBecause.UNSUPPORTED,
-            "this kernel has no core scheduling (CONFIG_SCHED_CORE), or the machine no SMT",
-        )
+    idle_supported = Resource.CPU_IDLE in kernel.supported
+    if not kernel.core_sched and not (idle_supported and (lsr.idle or ls.idle or be.idle)):
+        return Off(OffBecause.UNSUPPORTED, _NO_CORE_SCHED)
     return Rule(
         labelled={QoSClass.LSE: lsr, QoSClass.LSR: lsr, QoSClass.LS: ls, QoSClass.BE: be},
         unlabelled={
@@ -97,9 +102,10 @@ def parse(inputs: NodeInputs) -> Rule | Off:
             KubeQoS.BURSTABLE: ls,
             KubeQoS.BESTEFFORT: be,
         },
-        idle_supported=Resource.CPU_IDLE in kernel.supported,
+        cookies=kernel.core_sched,
+        idle_supported=idle_supported,
         idle_on_directories=compat.CPU_IDLE_ON_QOS_DIRECTORIES in inputs.settings.compat,
-        sysctls=_sysctls(kernel),
+        sysctls=_sysctls(kernel) if kernel.core_sched else (),
     )
 
 
@@ -171,7 +177,7 @@ def _idle(entry: Entry, whose: str) -> Claim:
 def claim_container(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Iterator[Claim]:
     pod = subject.pod
     entry = _entry_of(rule, pod)
-    if entry is None or not entry.enabled:
+    if not rule.cookies or entry is None or not entry.enabled:
         return
     choice = core_sched_policy(pod.labels)
     if choice is CoreSchedPolicy.NONE:

@@ -138,7 +138,12 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
 def _hami(
     rule: Rule, pod: Pod, container: str, gpus: Sequence[DeviceAllocation]
 ) -> Iterator[Claim]:
-    if _amount(pod, gpus, 0, GPU_MEMORY_RATIO) >= _WHOLE:
+    ratios = [
+        _amount(pod, gpus, index, GPU_MEMORY_RATIO)
+        for index, gpu in enumerate(gpus)
+        if index == 0 or GPU_MEMORY_RATIO in gpu.resources
+    ]
+    if min(ratios) >= _WHOLE:
         return
     memory = [_amount(pod, gpus, index, GPU_MEMORY) for index in range(len(gpus))]
     cores = [gpu.resources[GPU_CORE].value() for gpu in gpus if GPU_CORE in gpu.resources]

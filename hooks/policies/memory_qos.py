@@ -11,6 +11,10 @@ memory.oom.group on cgroup v2, and a default must not undo that. A compat switch
 upstream does. Every kind of container is protected, not only `spec.containers` (koordlet.md 27.43),
 and a sum beyond the node's allocatable memory is cut to it.
 
+memory.oom.group stays off QoS directories. The kernel ends everything below the topmost such group
+around its victim, so there a node that runs out of memory would lose all pods at once; upstream
+sets it there, which a compat switch does too.
+
 Sources: koordlet.md sections 11.3, 17, 27 (43, 44); api.md 4.4.
 """
 
@@ -129,6 +133,7 @@ class Rule(msgspec.Struct, frozen=True):
     allocatable_bytes: int | None
     zeros: bool
     regular_only: bool
+    oom_group_on_directories: bool
 
     @property
     def degraded(self) -> str:
@@ -188,22 +193,14 @@ def parse(inputs: NodeInputs) -> Rule | Off:
         allocatable_bytes=inputs.node.allocatable_memory_bytes,
         zeros=compat.MEMORY_QOS_WRITES_ZEROS in inputs.settings.compat,
         regular_only=compat.POD_SUMS_OF_REGULAR_CONTAINERS in inputs.settings.compat,
+        oom_group_on_directories=compat.OOM_GROUP_ON_QOS_DIRECTORIES in inputs.settings.compat,
     )
 
 
 def _block(field: str, strategy: ResourceQOSStrategy, qos: QoSClass) -> Block:
     ours, recommended = strategy.of(qos), _RECOMMENDED.of(qos)
     assert ours is not None and recommended is not None  # only NONE has no block
-    where = f"resourceQOSStrategy.{field}.memoryQOS"
-    size = ours.memory_qos.page_cache_limit_size
-    if size is not None and size < 0:
-        raise InputError(
-            obj="NodeSLO",
-            field=f"spec.{where}.pageCacheLimitSize",
-            value=size,
-            problem="a size in bytes is not negative",
-        )
-    return Block(ours.memory_qos, recommended.memory_qos, f"NodeSLO spec.{where}")
+    return Block(ours.memory_qos, recommended.memory_qos, f"{_STRATEGY}.{field}.memoryQOS")
 
 
 def setting_of(rule: Rule, pod: Pod) -> Setting | None:
@@ -214,7 +211,7 @@ def setting_of(rule: Rule, pod: Pod) -> Setting | None:
     block = rule.blocks[pod.qos or pod.kube_qos]
     text = pod.annotations.get(ANNOTATION_MEMORY_QOS)
     if text is None:
-        return _of_class(block)
+        return _of_class(rule, block)
     own = parse_memory_qos(text, obj=pod.obj)
     if own.policy is PodMemoryQOSPolicy.NONE:
         return Setting(MemoryQOS(), f"{_ANNOTATION}.policy=none", PodMemoryQOS())
@@ -226,8 +223,10 @@ def setting_of(rule: Rule, pod: Pod) -> Setting | None:
     return Setting(replaced(base, **explicit), where, own)
 
 
-def _of_class(block: Block) -> Setting | None:
-    return Setting(block.qos, block.field) if block.qos.enable else None
+def _of_class(rule: Rule, block: Block) -> Setting | None:
+    if block.qos.enable:
+        return Setting(block.qos, block.field)
+    return Setting(MemoryQOS(), block.field) if rule.zeros else None
 
 
 def _setting_or_class(rule: Rule, pod: Pod) -> tuple[Setting | None, InputError | None]:
@@ -235,7 +234,7 @@ def _setting_or_class(rule: Rule, pod: Pod) -> tuple[Setting | None, InputError 
     try:
         return setting_of(rule, pod), None
     except InputError as error:
-        return _of_class(rule.blocks[pod.qos or pod.kube_qos]), error
+        return _of_class(rule, rule.blocks[pod.qos or pod.kube_qos]), error
 
 
 # --- amounts -----------------------------------------------------------------------------------
@@ -346,10 +345,11 @@ def claim_qos(rule: Rule, subject: QosSubject) -> Iterator[Claim]:
             short = f"{total} bytes are promised, which is more than the node's allocatable memory"
             total = top
         yield _claim(resource, total, reason, source, degraded=short)
-    setting = _of_class(rule.blocks[subject.kube_qos])
+    setting = _of_class(rule, rule.blocks[subject.kube_qos])
     if setting is not None:
         yield from _tuned(setting, rule.order)
-        yield from _oom_group(rule, setting)
+        if rule.oom_group_on_directories:
+            yield from _oom_group(rule, setting)
 
 
 def _protect(rule: Rule, setting: Setting, request_bytes: int, whose: str) -> Iterator[Claim]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from apis.annotations import parse_oom_score_adj, parse_oom_score_adj_spec
+from apis.errors import InputError
 from apis.keys import ANNOTATION_OOM_SCORE_ADJ, ANNOTATION_OOM_SCORE_ADJ_SPEC
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs
@@ -30,6 +31,8 @@ def claim_container(rule: None, subject: ContainerSubject) -> Iterator[Claim]:
     by_container = pod.annotations.get(ANNOTATION_OOM_SCORE_ADJ_SPEC)
     if by_container:
         score = parse_oom_score_adj_spec(by_container, obj=pod.obj).get(subject.name)
+        if isinstance(score, InputError):
+            raise score.about(pod.obj)
         if score is not None:
             source = f"annotation {ANNOTATION_OOM_SCORE_ADJ_SPEC}.{subject.name}"
             yield _claim(score, "asked for this container", source)

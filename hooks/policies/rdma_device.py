@@ -3,7 +3,8 @@
 Each allocated function (its virtual functions where there are any, else the device itself) is
 looked up by PCI address among the facts of this kernel; the connection manager's device comes with
 the first. No file is read while a container is created. An address that this node does not have
-costs that device alone and is named. Sources: hooks.md 4.7 and 8.36.
+costs that device alone and is named, also on a node that has no RDMA device at all: a container
+that was promised one must not start without a word. Sources: hooks.md 4.7 and 8.36.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Off, OffBecause, Policy, never
+from hooks.policy import Policy, never
 from hooks.subject import ContainerSubject, Level
 from linux.resources import DeviceNode, Resource
 
@@ -34,10 +35,8 @@ class Rule(msgspec.Struct, frozen=True):
     connection_manager: DeviceNode | None
 
 
-def parse(inputs: NodeInputs) -> Rule | Off:
+def parse(inputs: NodeInputs) -> Rule:
     kernel = inputs.kernel
-    if not kernel.rdma:
-        return Off(OffBecause.UNSUPPORTED, "this node has no RDMA device with verbs")
     return Rule(
         devices={address.lower(): node for address, node in kernel.rdma.items()},
         connection_manager=kernel.rdma_cm,
@@ -105,5 +104,6 @@ POLICY: Final = Policy(
     summary="device nodes of the RDMA functions that a pod was given",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
+    degraded=lambda rule: "" if rule.devices else "this node has no RDMA device with verbs",
     individual=never,
 )

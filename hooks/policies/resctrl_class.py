@@ -16,18 +16,19 @@ import msgspec
 
 from apis.errors import InputError, InputErrors
 from apis.keys import ANNOTATION_RESCTRL
-from apis.nodeslo import ResctrlQOS
 from apis.qos import KubeQoS, QoSClass
 from hooks.claim import Claim
-from hooks.facts import NodeInputs, ResctrlFacts
-from hooks.policy import Off, OffBecause, Policy, never
-from hooks.schemata import Made, make_schemata
+from hooks.facts import NodeInputs
+from hooks.policy import Off, OffBecause, Partial, Policy, never
+from hooks.schemata import NOT_MOUNTED, WHOLE, Range, make_schemata
 from hooks.subject import ContainerSubject, Level, NodeSubject, SandboxSubject
 from linux.resources import Resource
 
 NAME: Final = "RdtResctrl"
 
 _STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
+_DEFAULT_RANGE: Final[Mapping[str, Range]] = {"LSR": WHOLE, "LS": WHOLE, "BE": (0, 30)}
+"""Of the cache, in percent: what a class gets that is switched on and says no more."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True):
     degraded: str
 
 
-def parse(inputs: NodeInputs) -> Rule | Off:
+def parse(inputs: NodeInputs) -> Rule | Off | Partial:
     strategy = inputs.slo.resource_qos_strategy
     classes = (
         (
@@ -57,18 +58,32 @@ def parse(inputs: NodeInputs) -> Rule | Off:
             f"{_STRATEGY}: resctrlQOS.enable is false for lsrClass, lsClass and beClass",
         )
     facts = inputs.kernel.resctrl
-    if facts is None or not (facts.l3_domains or facts.mb_domains):
+    if facts is None:
+        return Off(OffBecause.UNSUPPORTED, NOT_MOUNTED)
+    if not (facts.l3_domains or facts.mb_domains):
         return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
     groups: list[Claim] = []
     tasks: dict[QoSClass | KubeQoS, Claim] = {}
     errors: list[InputError] = []
     for group, field, qos, members in enabled:
         source = f"{_STRATEGY}.{field}.resctrlQOS"
-        try:
-            made = _schemata(facts, qos, field)
-        except InputError as error:
-            errors.append(error)
-            continue
+        start, end = qos.cat_range_start_percent, qos.cat_range_end_percent
+        if start >= end:
+            errors.append(
+                InputError(
+                    obj="NodeSLO",
+                    field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
+                    value=start,
+                    problem=f"not below catRangeEndPercent, which is {end}",
+                )
+            )
+            start, end = _DEFAULT_RANGE[group]
+        # 0 is no limit, as 100 is, and written as well, to undo an earlier one.
+        made = make_schemata(
+            facts,
+            cache=dict.fromkeys(facts.l3_domains, (start, end)),
+            memory=dict.fromkeys(facts.mb_domains, qos.mba_percent or 100),
+        )
         if not made.text:
             continue
         groups.append(
@@ -91,28 +106,9 @@ def parse(inputs: NodeInputs) -> Rule | Off:
             degraded=made.degraded,
         )
         tasks |= dict.fromkeys(members, member)
-    if errors:
-        raise InputErrors(errors)
     degraded = "; ".join(dict.fromkeys(claim.degraded for claim in groups if claim.degraded))
-    return Rule(tuple(groups), tasks, degraded)
-
-
-def _schemata(facts: ResctrlFacts, qos: ResctrlQOS, field: str) -> Made:
-    start, end = qos.cat_range_start_percent, qos.cat_range_end_percent
-    if start >= end:
-        raise InputError(
-            obj="NodeSLO",
-            field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
-            value=start,
-            problem=f"not below catRangeEndPercent, which is {end}",
-        )
-    # 0 means that bandwidth is not touched; 100 is written, to undo an earlier limit.
-    percent = qos.mba_percent
-    return make_schemata(
-        facts,
-        cache=dict.fromkeys(facts.l3_domains, (start, end)),
-        memory=dict.fromkeys(facts.mb_domains, percent) if percent else None,
-    )
+    rule = Rule(tuple(groups), tasks, degraded)
+    return Partial(rule, InputErrors(errors)) if errors else rule
 
 
 def claim_node(rule: Rule, subject: NodeSubject) -> tuple[Claim, ...]:

@@ -4,8 +4,8 @@ A pod that carries the annotation gets a control group of its own, `koordlet-<ui
 made for this machine; its containers join the group, at creation by the runtime's RDT class.
 
 The schemata follows the annotation whenever it is decided, so an edited annotation takes effect
-(hooks.md 8.30); a share given for some caches only leaves the other caches whole instead of
-dropping the line (8.33). Source: hooks.md 4.8.
+(hooks.md 8.30), also where it no longer names what it named before; a share given for some caches
+only leaves the other caches whole instead of dropping the line (8.33). Source: hooks.md 4.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apis.keys import ANNOTATION_RESCTRL
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs, ResctrlFacts
 from hooks.policy import Off, OffBecause, Policy
-from hooks.schemata import WHOLE, Made, Range, make_schemata
+from hooks.schemata import NOT_MOUNTED, WHOLE, Made, Range, make_schemata
 from hooks.subject import ContainerSubject, Level, Pod, PodSubject
 from linux.resctrl import POD_GROUP_PREFIX, check_group
 from linux.resources import Resource
@@ -39,7 +39,9 @@ class Rule(msgspec.Struct, frozen=True):
 
 def parse(inputs: NodeInputs) -> Rule | Off:
     facts = inputs.kernel.resctrl
-    if facts is None or not (facts.l3_domains or facts.mb_domains):
+    if facts is None:
+        return Off(OffBecause.UNSUPPORTED, NOT_MOUNTED)
+    if not (facts.l3_domains or facts.mb_domains):
         return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
     return Rule(facts)
 
@@ -75,6 +77,13 @@ def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
             entry.cache_id: entry.percent for entry in mb.schemata_per_cache if entry.percent
         }
     made = make_schemata(facts, cache=cache, memory=memory)
+    if made.text and (cache is None or memory is None):
+        # What is not asked for is written too: an annotation before this one may have asked for it.
+        whole = make_schemata(
+            facts, cache={} if cache is None else None, memory={} if memory is None else None
+        )
+        text = whole.text + made.text if cache is None else made.text + whole.text
+        made = Made(text, made.degraded)
     foreign = [
         *sorted((cache or {}).keys() - set(facts.l3_domains)),
         *sorted((memory or {}).keys() - set(facts.mb_domains)),

@@ -53,7 +53,7 @@ def test_resource_status_gives_cpus_and_numa_shares() -> None:
         (a.parse_resctrl, '{"mb":{"schemata":{"percent":200}}}', "mb.schemata.percent"),
         (a.parse_oom_score_adj, "1001", 'oom-score-adj"]'),
         (a.parse_oom_score_adj, "1e3", 'oom-score-adj"]'),
-        (a.parse_oom_score_adj_spec, '{"main":-1001}', 'oom-score-adj-spec"].main'),
+        (a.parse_oom_score_adj_spec, "[5]", 'oom-score-adj-spec"]'),
         (a.parse_eviction_policy, '{"a":1}', 'eviction-policy"]'),
         (a.parse_eviction_priority, "2147483648", 'eviction-priority"]'),
         (
@@ -94,8 +94,12 @@ def test_pod_settings_keep_what_they_do_not_say() -> None:
     assert (memory.policy, memory.min_limit_percent) == (a.PodMemoryQOSPolicy.DEFAULT, 100)
     limits = a.parse_network_qos('{"ingressLimit":"10M","egressLimit":"0"}', obj=POD)
     assert (limits.ingress_limit_bits, limits.egress_limit_bits) == (10_000_000, None)
-    scores = a.parse_oom_score_adj_spec('{"main":-500,"sidecar":200}', obj=POD)
-    assert scores == {"main": -500, "sidecar": 200}
+    scores = a.parse_oom_score_adj_spec('{"main":-500,"sidecar":2000,"gone":null}', obj=POD)
+    assert (scores["main"], set(scores)) == (-500, {"main", "sidecar"})
+    refused = scores["sidecar"]
+    assert isinstance(refused, InputError) and refused.field.endswith(
+        'oom-score-adj-spec"].sidecar'
+    )
     assert a.parse_oom_score_adj("-500", obj=POD) == -500
 
 

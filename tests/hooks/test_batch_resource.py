@@ -227,6 +227,16 @@ def test_a_bad_ratio_keeps_the_last_good_rule(ratio: str) -> None:
     assert decision.value(Resource.CPU_CFS_QUOTA) == 166667
 
 
+@pytest.mark.parametrize("ratio", ["0", "fast"])
+def test_a_bad_ratio_on_a_fresh_daemon_costs_the_ratio_and_not_the_limits(ratio: str) -> None:
+    bad = engine(node(annotations={ANNOTATION_CPU_NORMALIZATION_RATIO: ratio}), POLICY)
+    state = bad.state("BatchResource")
+    assert state is not None and state.active
+    assert ANNOTATION_CPU_NORMALIZATION_RATIO in state.problem
+    decision = bad.decide(a_container(be_pod(specs=[A]), "a"))
+    assert values(decision) == _values(1024, 200000, GIB)
+
+
 def test_cpus_of_its_own_win_over_the_batch_limit() -> None:
     pod = be_pod(
         specs=[A], annotations={"scheduling.koordinator.sh/resource-status": {"cpuset": "0-1"}}

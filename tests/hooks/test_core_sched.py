@@ -34,6 +34,7 @@ from tests.hooks.making import (
 G, BU, BE = KubeQoS.GUARANTEED, KubeQoS.BURSTABLE, KubeQoS.BESTEFFORT
 CORE = {"cpuPolicy": "coreSched"}
 ALL_ON = classes("cpuQOS", policies=CORE, lsr={}, ls={}, be={"schedIdle": 1})
+NO_IDLE = classes("cpuQOS", policies=CORE, lsr={}, ls={}, be={})
 LS_OFF = classes("cpuQOS", policies=CORE, lsr={}, be={})
 LSR_OFF = classes("cpuQOS", policies=CORE, ls={}, be={})
 KERNEL = KernelFacts(supported=MAINLINE, core_sched=True)
@@ -125,6 +126,18 @@ def test_without_cpu_idle_the_policy_says_so() -> None:
     assert whole is not None and POLICY.degraded(whole.rule) == ""
 
 
+@pytest.mark.parametrize("switches", [(), (CPU_IDLE_ON_QOS_DIRECTORIES,)])
+def test_sched_idle_needs_no_core_scheduling(switches: tuple[str, ...]) -> None:
+    kernel = KernelFacts(supported=MAINLINE, group_identity_sysctl=True)
+    inputs = _node(kernel=kernel, compat=switches)
+    idle, other = (a_directory(BE), a_pod_subject(be_pod()))[:: 1 if switches else -1]
+    assert values(decide(idle, inputs, POLICY)) == {"cpu.idle": 1}
+    for subject in (other, a_container(be_pod()), a_sandbox(be_pod()), NodeSubject()):
+        assert values(decide(subject, inputs, POLICY)) == {}
+    state = engine(inputs, POLICY).state(POLICY.name)
+    assert state is not None and "only schedIdle" in POLICY.degraded(state.rule)
+
+
 def test_group_identity_goes_off_before_core_scheduling_goes_on() -> None:
     kernel = KernelFacts(core_sched=True, group_identity_sysctl=True, sched_core_sysctl=True)
     assert list(values(decide(NodeSubject(), _node(kernel=kernel), POLICY)).items()) == [
@@ -139,7 +152,13 @@ def test_group_identity_goes_off_before_core_scheduling_goes_on() -> None:
     [
         (classes("cpuQOS", ls={}), KERNEL, OffBecause.NODESLO, "groupIdentity, not coreSched"),
         (classes("cpuQOS", policies=CORE), KERNEL, OffBecause.NODESLO, "cpuQOS.enable"),
-        (ALL_ON, KernelFacts(supported=MAINLINE), OffBecause.UNSUPPORTED, "core scheduling"),
+        (NO_IDLE, KernelFacts(supported=MAINLINE), OffBecause.UNSUPPORTED, "core scheduling"),
+        (
+            ALL_ON,
+            KernelFacts(supported=MAINLINE - {Resource.CPU_IDLE}),
+            OffBecause.UNSUPPORTED,
+            "core scheduling",
+        ),
     ],
 )
 def test_off_says_why(slo: Any, kernel: KernelFacts, because: OffBecause, named: str) -> None:

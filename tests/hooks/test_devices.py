@@ -97,6 +97,16 @@ def test_of_unequal_shares_the_smallest_holds() -> None:
     assert decided["env:CUDA_DEVICE_SM_LIMIT"] == "10"
 
 
+@pytest.mark.parametrize("first_is_whole", [True, False])
+def test_one_shared_device_is_enough_for_isolation(first_is_whole: bool) -> None:
+    """Upstream looks at the first device alone: a shared one behind a whole one is open."""
+    gpus = ({"minor": 0, "resources": WHOLE}, {"minor": 1, "resources": SHARE})
+    container = a_container(_gpus(*(gpus if first_is_whole else gpus[::-1]), labels=HAMI))
+    decided = values(decide(container, node(), gpu_env.POLICY))
+    assert decided["env:CUDA_DEVICE_MEMORY_LIMIT"] == str(8 << 30)
+    assert decided["env:LD_PRELOAD"] == LIBRARY
+
+
 def test_the_vgpu_monitor_gets_a_directory_of_the_container() -> None:
     container = a_container(_gpus({"minor": 0, "resources": SHARE}, labels=HAMI))
     decided = values(decide(container, node(gates={"HamiCoreVGPUMonitor": True}), gpu_env.POLICY))
@@ -223,10 +233,15 @@ def test_without_a_connection_manager_the_verbs_device_is_still_given() -> None:
     assert list(values(decision).values()) == [_verbs(0)]
 
 
-def test_a_node_without_rdma_has_the_policy_off() -> None:
+def test_a_node_without_rdma_says_so_and_so_does_a_pod_that_was_given_some() -> None:
     state = engine(node(), rdma_device.POLICY).state("RDMADeviceInject")
-    assert state is not None and state.off is not None
-    assert state.off.because is OffBecause.UNSUPPORTED
+    assert state is not None and state.active
+    assert "no RDMA device" in rdma_device.POLICY.degraded(state.rule)
+    whole = engine(node(kernel=RDMA_KERNEL), rdma_device.POLICY).state("RDMADeviceInject")
+    assert whole is not None and rdma_device.POLICY.degraded(whole.rule) == ""
+    decision = decide(_rdma({"id": "0000:09:00.0"}), node(), rdma_device.POLICY)
+    assert values(decision) == {} and "0000:09:00.0" in only_fault(decision)
+    assert decide(a_container(a_pod("LS")), node(), rdma_device.POLICY).faults == ()
 
 
 @pytest.mark.parametrize(

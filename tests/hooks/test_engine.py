@@ -11,7 +11,7 @@ from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed, Op
 from hooks.engine import KEPT, Engine
 from hooks.facts import NodeInputs, Settings
-from hooks.policy import Off, OffBecause, Policy
+from hooks.policy import Off, OffBecause, Partial, Policy
 from hooks.subject import Level, NodeSubject, Subject
 from linux.resources import Resource
 from tests.hooks.making import a_container, a_pod, a_pod_subject, node, values
@@ -136,6 +136,36 @@ def test_a_bad_input_keeps_the_last_good_rule_of_that_policy_alone(error: Except
     recovered = Engine.build(policies, NodeInputs(settings=good), previous=third).state("A")
     assert recovered is not None and recovered.active and recovered.problem == ""
     assert [engine.generation for engine in (first, second, third)] == [1, 2, 3]
+
+
+def test_without_a_last_good_rule_a_policy_does_without_the_bad_field() -> None:
+    wanted = iter(["good", "bad 1", "bad 2", "defect", "good"])
+
+    def parse(inputs: NodeInputs) -> str | Partial:
+        text = next(wanted)
+        if text == "defect":
+            raise RuntimeError(text)
+        return Partial(f"without {text}", _bad()) if text.startswith("bad") else text
+
+    def rules(*, fresh: bool, times: int) -> list[tuple[str, bool]]:
+        policy, built, seen = _policy("A", parse=parse), None, []
+        if fresh:
+            next(wanted)
+        for _ in range(times):
+            built = Engine.build([policy], node(), previous=built)
+            state = built.state("A")
+            assert state is not None and state.active
+            seen.append((state.rule, bool(state.problem)))
+        return seen
+
+    assert rules(fresh=False, times=3) == [("good", False), ("good", True), ("good", True)]
+    wanted = iter(["good", "bad 1", "bad 2", "defect", "good"])
+    assert rules(fresh=True, times=4) == [
+        ("without bad 1", True),
+        ("without bad 2", True),
+        ("without bad 2", True),
+        ("good", False),
+    ]
 
 
 def test_a_rule_that_was_off_is_not_kept() -> None:

@@ -36,6 +36,7 @@ G, BU, BE = KubeQoS.GUARANTEED, KubeQoS.BURSTABLE, KubeQoS.BESTEFFORT
 ALL_ON = classes("cpuQOS", lsr={}, ls={}, be={})
 ONLY_BE = classes("cpuQOS", be={})
 ONLY_LS = classes("cpuQOS", ls={"groupIdentity": 1})
+NO_POLICY = classes("cpuQOS", policies={"cpuPolicy": ""}, lsr={}, ls={}, be={})
 OTHER_POLICY = classes("cpuQOS", policies={"cpuPolicy": "coreSched"}, lsr={}, ls={}, be={})
 
 PODS = [
@@ -56,6 +57,7 @@ PODS = [
     ("slo", "bvt_of_pods", "bvt_of_directories"),
     [
         pytest.param(ALL_ON, [2, 2, 2, -1, 2, 2, -1, 2, -1, 2], [0, 2, -1], id="all-on"),
+        pytest.param(NO_POLICY, [2, 2, 2, -1, 2, 2, -1, 2, -1, 2], [0, 2, -1], id="empty-policy"),
         pytest.param(ONLY_BE, [0, 0, 0, -1, 0, 0, -1, 0, -1, 0], [0, 0, -1], id="only-BE"),
         pytest.param(ONLY_LS, [0, 0, 1, 0, 1, 1, 0, 1, 0, 1], [0, 1, 0], id="only-LS"),
         pytest.param(OTHER_POLICY, [0] * 10, [0, 0, 0], id="coreSched"),
@@ -101,6 +103,15 @@ def test_the_annotation_of_an_ls_pod_counts_at_every_level(
     pod = a_pod("LS", annotations={ANNOTATION_CPU_QOS: annotation})
     decision = decide(make(pod), node(slo=ALL_ON), POLICY)
     assert decision.value(Resource.CPU_BVT) == bvt
+
+
+def test_the_annotation_counts_for_a_class_that_is_off_while_another_is_on() -> None:
+    pod = a_pod("LS", annotations={ANNOTATION_CPU_QOS: {"enable": True, "groupIdentity": -1}})
+    assert values(decide(a_pod_subject(pod), node(slo=ONLY_BE), POLICY)) == {"cpu.bvt_warp_ns": -1}
+    for slo in (OTHER_POLICY, None):
+        assert values(decide(a_pod_subject(pod), node(slo=slo), POLICY)) == {"cpu.bvt_warp_ns": 0}
+    mainline = node(kernel=WITH_IDLE)
+    assert values(decide(a_pod_subject(pod), mainline, POLICY)) == {}
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR", "BE", "SYSTEM", ""])

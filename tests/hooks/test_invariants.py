@@ -301,13 +301,7 @@ _MALFORMED: tuple[Any, ...] = ({"a": 1}, "sometimes", 4096000000000000000000, -7
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [
-        (path, value)
-        for path in _fields(_WHOLE)
-        for value in _MALFORMED
-        # The API leaves this one free; the policy refuses it (test_memory_qos).
-        if not (path[-1] == "pageCacheLimitSize" and value == -77)
-    ],
+    [(path, value) for path in _fields(_WHOLE) for value in _MALFORMED],
     ids=str,
 )
 def test_a_malformed_nodeslo_field_is_named_and_nothing_of_it_reaches_a_rule(

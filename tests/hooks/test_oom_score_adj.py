@@ -38,6 +38,16 @@ def test_the_container_counts_before_the_pod(
     assert decide(container, node(), POLICY).value(Resource.OOM_SCORE_ADJ) == score
 
 
+@pytest.mark.parametrize("bad", [5000, -1001, "5", 1.5, True, [1], {}])
+def test_a_bad_score_of_one_container_costs_the_others_nothing(bad: Any) -> None:
+    pod = a_pod(annotations={BY_CONTAINER: {"main": -500, "sidecar": bad}, FOR_POD: "100"})
+    assert values(decide(a_container(pod), node(), POLICY)) == {"oom_score_adj": -500}
+    refused = decide(a_container(pod, "sidecar"), node(), POLICY)
+    assert values(refused) == {}  # the pod's score is not what was asked for it either
+    assert f'{BY_CONTAINER}"].sidecar' in only_fault(refused)
+    assert values(decide(a_container(pod, "other"), node(), POLICY)) == {"oom_score_adj": 100}
+
+
 def test_a_sandbox_keeps_its_score() -> None:
     pod = a_pod(annotations={FOR_POD: "100"})
     assert values(decide(a_sandbox(pod), node(), POLICY)) == {}

@@ -58,6 +58,8 @@ def _node(facts: ResctrlFacts | None = INTEL, slo: Any = None) -> Any:
         (AMD, 30, 48),
         (AMD, 1, 1),
         (AMD, 99, 158),
+        (replace(INTEL, vendor="HygonGenuine"), 25, 30),  # upstream drops the line
+        (replace(INTEL, vendor=""), 25, 30),
     ],
 )
 def test_bandwidth_in_the_machines_own_units(facts: ResctrlFacts, percent: int, value: int) -> None:
@@ -90,8 +92,25 @@ def test_cache_masks(cbm_mask: int, share: tuple[int, int], mask: str) -> None:
             INTEL,
             "L3:0=f;1=f\nMB:0=20;1=20\n",
         ),
-        ({"mb": {"schemata": {"percent": 30}}}, AMD, "MB:0=48;1=48\n"),
-        ({"llc": {"schemata": {"range": [20, 80]}}}, INTEL, "L3:0=3f8;1=3f8\n"),
+        # what is not asked for is whole, and written: it may have been asked for before
+        ({"mb": {"schemata": {"percent": 30}}}, AMD, "L3:0=fff;1=fff\nMB:0=48;1=48\n"),
+        ({"mb": {"schemata": {"percent": 30}}}, MEMORY_ONLY, "MB:0=30;1=30\n"),
+        (
+            {"mb": {"schemata": {"percent": 30}}},
+            replace(INTEL, cbm_mask=0xF0F),
+            "MB:0=30;1=30\n",
+        ),
+        (
+            {"llc": {"schemata": {"range": [20, 80]}}},
+            INTEL,
+            "L3:0=3f8;1=3f8\nMB:0=100;1=100\n",
+        ),
+        ({"llc": {"schemata": {"range": [20, 80]}}}, CACHE_ONLY, "L3:0=3f8;1=3f8\n"),
+        (
+            {"llc": {"schemata": {"range": [20, 80]}}},
+            replace(INTEL, mba_mbps=True),
+            "L3:0=3f8;1=3f8\n",
+        ),
         (
             {
                 "llc": {
@@ -110,17 +129,25 @@ def test_cache_masks(cbm_mask: int, share: tuple[int, int], mask: str) -> None:
         (
             {"llc": {"schemataPerCache": [{"cacheID": 1, "range": [0, 50]}]}},
             INTEL,
-            "L3:0=fff;1=3f\n",
+            "L3:0=fff;1=3f\nMB:0=100;1=100\n",
         ),
-        ({"mb": {"schemataPerCache": [{"cacheID": 0, "percent": 50}]}}, INTEL, "MB:0=50;1=100\n"),
-        ({"llc": {"schemata": {"range": [0, 30]}}}, replace(INTEL, cdp=True), None),
+        (
+            {"mb": {"schemataPerCache": [{"cacheID": 0, "percent": 50}]}},
+            INTEL,
+            "L3:0=fff;1=fff\nMB:0=50;1=100\n",
+        ),
+        (
+            {"llc": {"schemata": {"range": [0, 30]}}},
+            replace(INTEL, cdp=True),
+            "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\nMB:0=100;1=100\n",
+        ),
     ],
 )
-def test_a_pods_schemata(annotation: Any, facts: ResctrlFacts, text: str | None) -> None:
+def test_a_pods_schemata(annotation: Any, facts: ResctrlFacts, text: str) -> None:
     pod = a_pod("LS", annotations={ANNOTATION_RESCTRL: annotation})
     decision = decide(a_pod_subject(pod), _node(facts), resctrl_pod.POLICY)
-    wanted = text or "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"
-    assert values(decision) == {"resctrl.schemata:koordlet-uid-web": wanted}
+    assert values(decision) == {"resctrl.schemata:koordlet-uid-web": text}
+    assert decision.outcomes[Resource.RESCTRL_SCHEMATA, "koordlet-uid-web"].degraded == ""
     member = decide(a_container(pod), _node(facts), resctrl_pod.POLICY)
     assert values(member) == {"resctrl.group": "koordlet-uid-web"}
 
@@ -154,7 +181,7 @@ def test_a_pods_schemata(annotation: Any, facts: ResctrlFacts, text: str | None)
                 }
             },
             INTEL,
-            "L3:0=f;1=f\n",
+            "L3:0=f;1=f\nMB:0=100;1=100\n",
             "no cache 9",
         ),
         (
@@ -312,12 +339,54 @@ def test_an_empty_range_keeps_the_last_good_groups() -> None:
     assert bad.decide(NodeSubject()).outcomes == good.decide(NodeSubject()).outcomes
 
 
+def test_an_empty_range_without_a_good_one_before_costs_this_range_alone() -> None:
+    slo = classes(
+        "resctrlQOS",
+        lsr={"catRangeEndPercent": 50},
+        be={"catRangeStartPercent": 60, "catRangeEndPercent": 40, "mbaPercent": 20},
+    )
+    built = engine(_node(slo=slo), resctrl_class.POLICY)
+    state = built.state("RdtResctrl")
+    assert state is not None and state.active
+    assert "beClass.resctrlQOS.catRangeStartPercent" in state.problem
+    assert values(built.decide(NodeSubject())) == {
+        "resctrl.schemata:LSR": "L3:0=3f;1=3f\nMB:0=100;1=100\n",
+        "resctrl.schemata:BE": "L3:0=f;1=f\nMB:0=20;1=20\n",
+    }
+
+
+def test_the_default_range_of_a_class_is_the_nodeslos() -> None:
+    strategy = DEFAULTS.resource_qos_strategy
+    for group, block in (
+        ("LSR", strategy.lsr_class),
+        ("LS", strategy.ls_class),
+        ("BE", strategy.be_class),
+    ):
+        qos = block.resctrl_qos
+        assert resctrl_class._DEFAULT_RANGE[group] == (
+            qos.cat_range_start_percent,
+            qos.cat_range_end_percent,
+        )
+
+
+@pytest.mark.parametrize("percent", [0, 100])
+def test_no_limit_of_bandwidth_is_written_to_undo_an_earlier_one(percent: int) -> None:
+    inputs = _node(slo=classes("resctrlQOS", ls={"mbaPercent": percent}))
+    assert values(decide(NodeSubject(), inputs, resctrl_class.POLICY)) == {
+        "resctrl.schemata:LS": "L3:0=fff;1=fff\nMB:0=100;1=100\n"
+    }
+
+
 @pytest.mark.parametrize("policy", [resctrl_class.POLICY, resctrl_pod.POLICY])
-@pytest.mark.parametrize("facts", [None, ResctrlFacts()])
-def test_without_resctrl_the_policies_are_off(policy: Any, facts: ResctrlFacts | None) -> None:
+@pytest.mark.parametrize(
+    ("facts", "why"), [(None, "not mounted"), (ResctrlFacts(), "L3 or MB allocation")]
+)
+def test_without_resctrl_the_policies_are_off(
+    policy: Any, facts: ResctrlFacts | None, why: str
+) -> None:
     state = engine(_node(facts, DEFAULTS), policy).state(policy.name)
     assert state is not None and state.off is not None
-    assert state.off.because is OffBecause.UNSUPPORTED
+    assert state.off.because is OffBecause.UNSUPPORTED and why in state.off.detail
 
 
 def test_no_class_no_policy() -> None:
