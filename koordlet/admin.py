@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import psutil
 
 from hooks.subject import ContainerSubject, Pod, Subject
 from koordlet import VERSION, explain, planning
@@ -20,9 +21,9 @@ from koordlet.config import as_tree
 from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain
-from koordlet.http_server import Request, Response, Routes, json
 from koordlet.objects import Directory
 from koordlet.reconciler import SubjectView
+from service.http_server import Request, Response, Routes, json
 
 if TYPE_CHECKING:
     from koordlet.daemon import Daemon
@@ -127,7 +128,7 @@ class _Answers:
             "cgroup": self._cgroup(),
             "kernel": self._kernel(),
             "reconciler": await self._in_thread(self._reconciler),
-            "memoryBytes": _resident_bytes(),
+            "memoryBytes": psutil.Process().memory_info().rss,
             "worstLoopLagMs": round(daemon.worst_loop_lag_s * 1000, 2),
         }
 
@@ -393,11 +394,3 @@ def _known_pods(views: list[SubjectView]) -> str:
         return "no pod is known on this node"
     shown = ", ".join(names[:10])
     return f"known pods: {shown}{', ...' if len(names) > 10 else ''}"
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -31,7 +31,6 @@ from koordlet.executor.executor import Executor, Limits
 from koordlet.executor.slots import State as ValueState
 from koordlet.feeds import KUBELET, Feeds, awaited
 from koordlet.hostapps import host_app_subjects
-from koordlet.http_server import Request, Response, Server, text
 from koordlet.journal import Journal, JournalError
 from koordlet.machine import layout_of, local_host
 from koordlet.metrics import CONTENT_TYPE, Registries
@@ -54,6 +53,7 @@ from linux.resources import Resource, Value
 from nri_plugin.options import Launch, Options
 from nri_plugin.statistics import Statistics
 from nri_plugin.supervisor import Supervisor
+from service.http_server import Request, Response, Server, text
 from service.systemd import Notifier
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ import uvloop
 from runtime_proxy import handover, options
 from runtime_proxy.backend import Backend
 from runtime_proxy.options import Options
-from runtime_proxy.status import Figures, StatusPages
+from runtime_proxy.status import Figures, pages
 from service import logs
+from service.http_server import Server
 from service.systemd import Notifier
 
 log = logging.getLogger(__name__)
@@ -111,10 +112,10 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         stack.push_async_callback(agent.close)
         server = await loop.create_unix_server(agent.new_connection, sock=listener, **_KEEP_SOCKET)
         stack.callback(server.close)
-        pages = StatusPages(figures, agent.gauges, health=agent.health, readiness=agent.readiness)
-        http = await _serve_pages(pages, chosen, passed.sockets.get(handover.HTTP_SOCKET))
-        if http is not None:
-            stack.callback(http.close)
+        http = pages(figures, agent.gauges, health=agent.health, readiness=agent.readiness)
+        stack.push_async_callback(http.close)
+        await _serve_pages(http, chosen, passed.sockets.get(handover.HTTP_SOCKET))
+        if http.sockets:
             sockets[handover.HTTP_SOCKET] = http.sockets[0]
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.event.set)
@@ -139,6 +140,8 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         await ended.event.wait()
         if ended.handed_over:
             watchdog.cancel()
+            # Our successor answers on the same socket; our figures end here.
+            await http.close()
         else:
             notifier.send(STOPPING="1", STATUS="letting running calls end")
         server.close()
@@ -151,23 +154,19 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         log.info("ended", extra={"calls_cut_off": cut})
 
 
-async def _serve_pages(
-    pages: StatusPages, chosen: Options, passed: socket.socket | None
-) -> asyncio.Server | None:
+async def _serve_pages(http: Server, chosen: Options, passed: socket.socket | None) -> None:
     if passed is not None:
-        return await asyncio.start_server(pages.serve, sock=passed)
-    if chosen.http_address is None:
-        return None
-    try:
-        return await pages.listen(chosen.http_address)
-    except OSError as error:
-        # Pods come before metrics.
+        await http.listen_socket(passed)
+    elif chosen.http_address is not None:
         host, port = chosen.http_address
-        log.error(
-            "no /metrics and /healthz",
-            extra={"address": f"{host}:{port}", "reason": error.strerror or str(error)},
-        )
-        return None
+        try:
+            await http.listen_tcp(host, port)
+        except OSError as error:
+            # Pods come before metrics.
+            log.error(
+                "no /metrics and /healthz",
+                extra={"address": f"{host}:{port}", "reason": error.strerror or str(error)},
+            )
 
 
 async def _hand_over(

@@ -5,12 +5,16 @@
 Prometheus text is made when somebody asks.
 """
 
-import asyncio
 import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,10 +24,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from runtime_proxy.stages import Stage
+from service.http_server import Handler, Request, Response, Server, text
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
-_MAX_REQUEST_BYTES = 16 * 1024
-_REQUEST_TIMEOUT_S = 5.0
 # A client chooses the path; what is not CRI is counted together.
 _KNOWN_PREFIXES = (
     b"/runtime.v1.RuntimeService/",
@@ -123,52 +126,35 @@ class _Exposition(Collector):
             yield family(gauge.name, gauge.help, value=gauge.read())
 
 
-class StatusPages:
-    """Three pages over HTTP/1.1, one request a connection."""
+def pages(
+    figures: Figures,
+    gauges: tuple[Gauge, ...],
+    *,
+    health: Callable[[], list[str]],
+    readiness: Callable[[], list[str]],
+) -> Server:
+    """Return the three pages, not listening yet.
 
-    def __init__(
-        self,
-        figures: Figures,
-        gauges: tuple[Gauge, ...],
-        *,
-        health: Callable[[], list[str]],
-        readiness: Callable[[], list[str]],
-    ) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Exposition(figures, gauges))
-        self._health = health
-        self._readiness = readiness
+    health, readiness: what is wrong, nothing when all is well.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(_Exposition(figures, gauges))
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                status, kind, body = self._answer(head)
-                writer.write(
-                    f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-                    + (b"" if head.startswith(b"HEAD ") else body)
-                )
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return
-        finally:
-            writer.close()
+    async def metrics(request: Request) -> Response:
+        return Response(200, generate_latest(registry), CONTENT_TYPE_LATEST)
 
-    def _answer(self, head: bytes) -> tuple[str, str, bytes]:
-        text = "text/plain; charset=utf-8"
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            return "405 Method Not Allowed", text, b"GET only\n"
-        path = words[1].split(b"?", 1)[0]
-        if path == b"/metrics":
-            return "200 OK", "text/plain; version=0.0.4", generate_latest(self._registry)
-        if path in (b"/healthz", b"/readyz"):
-            troubles = self._health() if path == b"/healthz" else self._readiness()
-            if troubles:
-                return "503 Service Unavailable", text, "\n".join([*troubles, ""]).encode()
-            return "200 OK", text, b"ok\n"
-        return "404 Not Found", text, b"/metrics, /healthz, /readyz\n"
+    def page(look: Callable[[], list[str]]) -> Handler:
+        async def answer(request: Request) -> Response:
+            troubles = look()
+            return text(503, "\n".join(troubles)) if troubles else text(200, "ok")
 
-    async def listen(self, address: tuple[str, int]) -> asyncio.Server:
-        return await asyncio.start_server(self.serve, *address, limit=_MAX_REQUEST_BYTES)
+        return answer
+
+    return Server(
+        {
+            ("GET", "/metrics"): metrics,
+            ("GET", "/healthz"): page(health),
+            ("GET", "/readyz"): page(readiness),
+        }
+    )

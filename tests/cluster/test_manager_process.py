@@ -113,6 +113,7 @@ def test_the_command_runs_serves_its_pages_and_ends_cleanly(
         assert status == 200
         assert "slo_controller_nodeslo_reconcile_count_total" in text
         assert "koordinator_manager_is_leader 1.0" in text
+        assert "\nprocess_resident_memory_bytes " in text
         key = tmp_path / "certs" / "key.pem"
         assert key.stat().st_mode & 0o777 == 0o600
         process.send_signal(signal.SIGTERM)

@@ -96,6 +96,11 @@ class Proxy:
     def wait_for_log(self, text: str, *, timeout_s: float = 10.0) -> None:
         wait_until(lambda: text in self.log_text(), f"log line {text!r}", timeout_s=timeout_s)
 
+    def successor(self) -> int:
+        """The process id that a handover named in the log."""
+        line = next(text for text in self.log_text().splitlines() if "handed over" in text)
+        return int(line.rpartition("successor=")[2])
+
     def stop(self, how: signal.Signals = signal.SIGTERM, *, timeout_s: float = 15.0) -> int:
         assert self.process is not None
         if self.process.poll() is None:

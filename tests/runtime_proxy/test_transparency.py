@@ -324,8 +324,7 @@ def test_a_handover_under_load_drops_no_call(
             time.sleep(0.3)
             running.process.send_signal(signal.SIGHUP)
             running.wait_for_log("handed over")
-            line = next(text for text in running.log_text().splitlines() if "handed over" in text)
-            successor = int(line.rpartition("successor=")[2])
+            successor = running.successor()
             assert running.process.wait(10) == 0
             before = done[0]
             wait_until(lambda: done[0] > before + 100, "calls through the successor")
@@ -338,6 +337,38 @@ def test_a_handover_under_load_drops_no_call(
                 wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
         assert successor != pid
         assert failures == []
+
+
+def test_after_a_handover_the_successor_alone_tells_figures(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def started_at() -> str:
+        _, text = fetch(f"http://127.0.0.1:{port}/metrics")
+        return next(x for x in text.splitlines() if x.startswith("process_start_time_seconds"))
+
+    flags = [f"--http-address=127.0.0.1:{port}"]
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket, flags=flags) as running:
+        assert running.process is not None
+        before = started_at()
+        with connected(running.socket) as channel:
+            hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
+            time.sleep(0.2)
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for_log("handed over")
+            successor = running.successor()
+            try:
+                assert running.process.poll() is None, "it waits for its call"
+                told = {started_at() for _ in range(20)}
+                assert len(told) == 1
+                assert before not in told
+                runtime.cancelled.set()
+                assert hang.result() == b""
+                assert running.process.wait(5) == 0
+            finally:
+                os.kill(successor, signal.SIGTERM)
+                wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
 
 
 def test_a_passed_socket_is_served_and_left_in_place(tmp_path: Path) -> None:
@@ -381,6 +412,8 @@ def test_the_pages_tell_counts_and_health(runtime: FakeCri, tmp_path: Path) -> N
         )
         assert 'service="other"} 1.0' in text
         assert "koord_runtime_proxy_runtime_up 1.0" in text
+        for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds"):
+            assert f"\nprocess_{name} " in text
         assert fetch(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
         assert fetch(f"http://127.0.0.1:{port}/readyz") == (200, "ok\n")
         assert fetch(f"http://127.0.0.1:{port}/nothing")[0] == 404

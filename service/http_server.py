@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server on h11: metrics and health on TCP, the admin interface on a Unix socket.
+"""A small HTTP/1.1 server on h11: metrics and health on TCP, an admin interface on a Unix socket.
 
 One request at a time on a connection, bodies and headers bounded, slow and idle peers cut off,
 connections counted. A handler is a coroutine from `Request` to `Response`; a fault in one is
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 import h11
 import msgspec
 
-_LOG = logging.getLogger("koordlet.http")
+_LOG = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 64
 _MAX_HEADER_BYTES: Final = 16 << 10
@@ -76,10 +76,15 @@ class Server:
         )
         self._servers.append(made)
 
+    async def listen_socket(self, listener: socket.socket) -> None:
+        """Serve on a socket that listens already, on TCP."""
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._connection, sock=listener))
+
     async def listen_unix(self, path: str) -> None:
         """Serve on a Unix socket that only its owner may use. A stale socket is replaced."""
         if len(os.fsencode(path)) > 107:
-            raise OSError(f"{path} is too long for a socket's address: choose a shorter runDir")
+            raise OSError(f"{path} is too long for a socket's address: choose a shorter directory")
         try:
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)
@@ -95,6 +100,11 @@ class Server:
             os.umask(before)
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_unix_server(self._connection, sock=channel))
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The sockets that are listened on."""
+        return tuple(each for server in self._servers for each in server.sockets)
 
     async def close(self) -> None:
         """Stop listening and drop all connections."""
@@ -190,7 +200,7 @@ class _Connection(asyncio.Protocol):
                 response = await handler(request)
             except Exception:  # noqa: BLE001 - one request is isolated, and its fault logged
                 _LOG.exception("request failed", extra={"path": request.path})
-                response = text(500, "the request failed; the daemon's log says why")
+                response = text(500, "the request failed; the log says why")
         self._task = None
         if self._transport is None or self._transport.is_closing():
             return

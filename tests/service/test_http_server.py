@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from koordlet.http_server import Request, Response, Server, json, text
+from service.http_server import Request, Response, Server, json, text
 
 
 async def echo(request: Request) -> Response:
@@ -25,7 +26,7 @@ def serve(test: Callable[[int, Server], Awaitable[None]]) -> None:
     async def run() -> None:
         server = Server(ROUTES, max_body_bytes=100)
         await server.listen_tcp("127.0.0.1", 0)
-        port = server._servers[0].sockets[0].getsockname()[1]
+        port = server.sockets[0].getsockname()[1]
         try:
             await asyncio.wait_for(test(port, server), 10)
         finally:
@@ -109,6 +110,19 @@ def test_connections_are_counted() -> None:
             writer.close()
 
     serve(test)
+
+
+def test_a_socket_that_listens_already_is_served() -> None:
+    async def run() -> None:
+        server = Server(ROUTES)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await server.listen_socket(listener)
+            request = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            answer = await talk(listener.getsockname()[1], request)
+            await server.close()
+        assert answer.startswith(b"HTTP/1.1 200")
+
+    asyncio.run(run())
 
 
 def test_a_text_ends_with_a_line_end() -> None:
