@@ -9,23 +9,19 @@ To reach (2-core machine): resident below 80 MB, below 1 % of a core, no write a
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from benchmarks.nri_driver import Driver
-from benchmarks.nri_hook_latency import container, pod
+from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
 from koordctl.client import Client, Unreachable
-from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import Kubepods, kubepods
 
-_KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 _NODE = "bench-node"
 _OBJECTS: tuple[dict[str, Any], ...] = (
     {
@@ -57,31 +53,24 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, kubepods() as groups:
         folder = Path(name)
-        _configure(folder, groups)
-        pods, containers = _node(groups, options.pods)
+        config = _config(folder, groups)
+        pods, containers = node(groups, options.pods)
         driver = Driver(str(folder / "nri.sock"))
-        with open(folder / "log", "wb") as log:
-            daemon = subprocess.Popen(
-                [sys.executable, "-c", _KOORDLET, "run", "--config", str(folder / "config.yaml")],
-                stdout=log,
-                stderr=log,
-            )
+        with koordlet(folder, config, log=folder / "log") as daemon:
             try:
                 driver.accept()
                 driver.synchronize(pods, containers)
-                _measure(daemon.pid, Client(str(folder / "run")), options.seconds)
+                _measure(daemon, Client(str(folder / "run")), options.seconds)
             finally:
                 driver.close()
-                daemon.terminate()
-                daemon.wait(20)
 
 
-def _configure(folder: Path, groups: Kubepods) -> None:
+def _config(folder: Path, groups: Kubepods) -> dict[str, Any]:
     for part in ("objects", "run", "policies"):
         (folder / part).mkdir(mode=0o755)
     for number, manifest in enumerate(_OBJECTS):
         (folder / "objects" / f"{number}.yaml").write_text(yaml.safe_dump(manifest))
-    config = {
+    return {
         "nodeName": _NODE,
         "nri": {"socket": str(folder / "nri.sock")},
         "objectsDir": str(folder / "objects"),
@@ -98,29 +87,13 @@ def _configure(folder: Path, groups: Kubepods) -> None:
         "sitePolicies": {"enabled": True, "directory": str(folder / "policies")},
         "featureGates": {"AllAlpha": True},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def _node(groups: Kubepods, count: int) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
-    """Pods with two containers each, with real groups."""
-    parent = groups.pod_path("{uid}", "besteffort")
-    pods = [pod(number, parent) for number in range(count)]
-    containers: list[nri.Container] = []
-    for number, a_pod in enumerate(pods):
-        groups.make_pod(a_pod.uid, "besteffort", cpu_shares=2)
-        for second in range(2):
-            a_container = container(number * 2 + second, a_pod)
-            a_container.state = nri.CONTAINER_RUNNING
-            groups._make(a_container.linux.cgroups_path)
-            containers.append(a_container)
-    return pods, containers
-
-
-def _measure(pid: int, client: Client, seconds: float) -> None:
+def _measure(daemon: psutil.Process, client: Client, seconds: float) -> None:
     settled = _settled(client)
-    busy, passes = _cpu_seconds(pid), settled["reconciler"]["passes"]
+    busy, passes = cpu_seconds(daemon), settled["reconciler"]["passes"]
     time.sleep(seconds)
-    busy = _cpu_seconds(pid) - busy
+    busy = cpu_seconds(daemon) - busy
     after = client.get("/status")
     writes = after["reconciler"]["written"] - settled["reconciler"]["written"]
     print(
@@ -128,7 +101,7 @@ def _measure(pid: int, client: Client, seconds: float) -> None:
         f" {sum(after['reconciler']['values'].values())} values,"
         f" {after['reconciler']['passes'] - passes} passes in {seconds:.0f} s"
     )
-    print(f"resident {after['memoryBytes'] / 1e6:.1f} MB")
+    print(f"resident {resident_mb(daemon):.1f} MB")
     print(f"processor {busy / seconds:.2%} of a core, {after['reconciler']['lastCpuMs']} ms a pass")
     print(f"kernel writes {writes}, refused {after['reconciler']['failed']}")
 
@@ -146,11 +119,6 @@ def _settled(client: Client) -> Any:
             return status
         written = status["reconciler"]["written"]
     raise SystemExit("the daemon still writes after four minutes")
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import resource
 import time
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from apis.core import Pod
 from cluster.manager.objects import shrink_pod
@@ -64,11 +64,8 @@ async def fill(server: ApiServer, count: int) -> None:
 
 
 def rss_mb() -> float:
-    """Return the resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the resident memory of this process, in MiB."""
+    return psutil.Process().memory_info().rss / 2**20
 
 
 def follow(pipe: Pipe, url: str, token: str, certificate: str, count: int) -> None:

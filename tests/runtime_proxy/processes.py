@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 
@@ -113,10 +114,7 @@ class Proxy:
             raise
 
     def resident_kib(self) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1])
-        raise RuntimeError("no VmRSS")
+        return int(psutil.Process(self.pid).memory_info().rss) // 1024
 
     def register(
         self,

@@ -1,0 +1,61 @@
+"""A whole `koordlet run` to measure, and the pods of its node, with real groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from benchmarks.nri_hook_latency import container, pod
+from protos.nri.v1alpha1 import nri_pb2 as nri
+from tests.beds.groups import Kubepods
+
+_KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
+
+
+def node(groups: Kubepods, count: int) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
+    """Best-effort pods with two running containers each."""
+    parent = groups.pod_path("{uid}", "besteffort")
+    pods = [pod(number, parent) for number in range(count)]
+    containers: list[nri.Container] = []
+    for number, a_pod in enumerate(pods):
+        groups.make_pod(a_pod.uid, "besteffort", cpu_shares=2)
+        for second in range(2):
+            a_container = container(number * 2 + second, a_pod)
+            a_container.state = nri.CONTAINER_RUNNING
+            groups._make(a_container.linux.cgroups_path)
+            containers.append(a_container)
+    return pods, containers
+
+
+@contextmanager
+def koordlet(folder: Path, config: Mapping[str, Any], *, log: Path) -> Iterator[psutil.Process]:
+    """The daemon, configured by a file in `folder`, ended with the block."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config)))
+    with log.open("wb") as file:
+        daemon = psutil.Popen(
+            [sys.executable, "-c", _KOORDLET, "run", "--config", str(folder / "config.yaml")],
+            stdout=file,
+            stderr=file,
+        )
+        try:
+            yield daemon
+        finally:
+            daemon.terminate()
+            daemon.wait(20)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """The processor time that a process has used."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def resident_mb(process: psutil.Process) -> float:
+    """The resident memory of a process, in MB as the aims count it."""
+    return process.memory_info().rss / 1e6
