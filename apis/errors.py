@@ -23,7 +23,8 @@ class InputError(ValueError):
     """An input object has a field whose value cannot be used.
 
     obj: kind and name, "Pod default/web" or "NodeSLO n1" or a file name.
-    field: path inside the object, 'metadata.annotations["koordinator.sh/cpuQOS"].groupIdentity'.
+    field: path inside the object, 'metadata.annotations["koordinator.sh/cpuQOS"].groupIdentity';
+    "" when it is the object as a whole.
     """
 
     def __init__(
@@ -34,7 +35,10 @@ class InputError(ValueError):
         self.value = printable(value)
         self.problem = problem
         self.hint = hint
-        line = f"{printable(obj)}: {printable(field)} = {self.value!r}: {problem}"
+        where = (
+            f"{printable(obj)}: {printable(field)} = {self.value!r}" if field else printable(obj)
+        )
+        line = f"{where}: {problem}"
         super().__init__(f"{line} ({hint})" if hint else line)
 
     def about(self, obj: str) -> InputError:

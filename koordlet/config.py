@@ -11,7 +11,6 @@ import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final
 
@@ -19,9 +18,11 @@ import msgspec
 import yaml
 
 from apis.errors import InputError, InputErrors
-from hooks.compat import SWITCHES
+from apis.manifest import NotYaml, document
 from hooks.facts import Settings
-from koordlet.flags import COMMAND_LINE, Parsed
+from koordlet.config_rules import check
+from koordlet.config_rules import split_address as split_address
+from koordlet.flags import COMMAND_LINE, FLAG_OF, Parsed
 from koordlet.gates import parse_gates, resolve_gates
 from koordlet.strict import decode_collecting, parse_dotted, set_field
 
@@ -199,6 +200,7 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
 """Where upstream's DaemonSet mounts the host's trees (koordlet.md 1.5, 1.8)."""
 
 _MAX_FILE_BYTES: Final = 1 << 20
+_MAX_VALUES: Final = 10_000
 _GO_DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h))")
 _UNIT_SECONDS: Final = {
     "ns": 1e-9,
@@ -255,10 +257,9 @@ def build(
     mode: Mode,
 ) -> Config:
     """Return the configuration of a parsed file, or raise InputErrors with all that is wrong."""
-    errors: list[InputError] = []
+    tree = _without_nulls(tree)
     # The file by itself first, so that its errors carry its own values.
-    from_file, file_errors = decode_collecting(dict(tree), Config, obj=obj, dec_hook=_dec_hook)
-    errors += file_errors
+    from_file, errors = decode_collecting(tree, Config, obj=obj, dec_hook=_dec_hook)
     if from_file is None:
         raise InputErrors(errors)
     merged = _overlay(_DAEMON_SET_DEFAULTS if mode is Mode.DAEMON_SET else {}, tree)
@@ -269,9 +270,8 @@ def build(
         if target == "hookService.disabledStages":
             value = [stage for stage in str(value).split(",") if stage]  # type: ignore[assignment]
         set_field(merged, steps, value)
-    config, _ = decode_collecting(merged, Config, obj=COMMAND_LINE, dec_hook=_dec_hook)
-    if not errors and _:
-        errors += _
+    config, merged_errors = decode_collecting(merged, Config, obj=obj, dec_hook=_dec_hook)
+    errors += [_of_flag(one) for one in merged_errors if one.field in flags.values]
     if config is None or errors:
         raise InputErrors(errors)
     try:
@@ -286,29 +286,27 @@ def build(
     except InputErrors as bad:
         errors += bad.errors
         gates = {}
-    socket_path = config.nri.socket
-    if not socket_path.startswith("/"):
-        socket_path = f"{config.var_run_root.rstrip('/')}/{socket_path}"
+    node_name, named_by = _node_name(config, obj, environment)
     config = msgspec.structs.replace(
         config,
-        node_name=config.node_name or environment.get("NODE_NAME", "") or _host_name(),
+        node_name=node_name,
         feature_gates=gates,
-        nri=msgspec.structs.replace(config.nri, socket=socket_path),
+        nri=msgspec.structs.replace(config.nri, socket=_below(config, config.nri.socket)),
+        # Upstream's default of the flag is empty, and manifests pass it on.
+        cri=msgspec.structs.replace(
+            config.cri, socket=config.cri.socket.removeprefix("unix://") or Cri().socket
+        ),
+        kubepods_root=config.kubepods_root.strip("/"),
         log=_log(config.log),
         **{name: _trimmed(getattr(config, name)) for name in _DIRECTORIES},
     )
-    errors += _check(config, obj)
+    for one in check(config, obj):
+        if one.field == "nodeName":
+            one = one.about(named_by)
+        errors.append(_of_flag(one) if one.field in flags.values else one)
     if errors:
         raise InputErrors(errors)
     return config
-
-
-def mode_of(environment: Mapping[str, str], *, default: Mode) -> Mode:
-    """Return the mode that `agent_mode` selects; unset: `default`."""
-    text = environment.get("agent_mode", "")
-    if not text:
-        return default
-    return Mode.HOST if text == Mode.HOST else Mode.DAEMON_SET
 
 
 _DIRECTORIES: Final = (
@@ -322,76 +320,48 @@ _DIRECTORIES: Final = (
 )
 
 
-def _check(config: Config, obj: str) -> list[InputError]:
-    """What types cannot say."""
-    errors: list[InputError] = []
-
-    def bad(field: str, value: object, problem: str, hint: str | None = None) -> None:
-        errors.append(InputError(obj=obj, field=field, value=value, problem=problem, hint=hint))
-
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", config.node_name):
-        bad("nodeName", config.node_name, "not a node name", "lower-case DNS name, as in kubectl")
-    if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", config.nri.plugin_name):
-        bad("nri.pluginName", config.nri.plugin_name, "only letters, digits and _ . + - are taken")
-    if not re.fullmatch(r"[0-9]{2}", config.nri.plugin_index):
-        bad("nri.pluginIndex", config.nri.plugin_index, "two digits", 'write it quoted: "00"')
-    for name in _DIRECTORIES:
-        value = getattr(config, name)
-        if not value.startswith("/"):
-            field = next(f for f in msgspec.structs.fields(Config) if f.name == name).encode_name
-            bad(field, value, "not an absolute path")
-    for field, port in (
-        ("kubelet.port", config.kubelet.port),
-        ("kubelet.readOnlyPort", config.kubelet.read_only_port),
-    ):
-        if not 0 < port < 65536:
-            bad(field, port, "not a port")
-    if config.http.address:
-        try:
-            split_address(config.http.address)
-        except ValueError as error:
-            bad("http.address", config.http.address, str(error))
-    for field, seconds, least in (
-        ("intervals.reconcile", config.intervals.reconcile, 0.5),
-        ("intervals.objects", config.intervals.objects, 0.5),
-        ("intervals.facts", config.intervals.facts, 10),
-        ("kubelet.interval", config.kubelet.interval, 1),
-        ("cri.interval", config.cri.interval, 1),
-        ("nri.backoff", config.nri.backoff, 0.1),
-    ):
-        if seconds < least:
-            bad(field, float(seconds), f"shorter than {least} s")
-    if config.writes.budget_per_second < 1:
-        bad("writes.budgetPerSecond", config.writes.budget_per_second, "less than 1")
-    for switch in config.compat:
-        if switch not in SWITCHES:
-            close = get_close_matches(switch, SWITCHES, n=2)
-            known = " or ".join(close) if close else ", ".join(SWITCHES)
-            bad("compat", switch, "not a compatible switch", f"did you mean {known}?")
-    if not 0 < config.site_policies.time_limit <= 0.5:
-        bad(
-            "sitePolicies.timeLimit",
-            float(config.site_policies.time_limit),
-            "not between 0 and 500ms",
-            "a reply later than 2 s costs the connection to the runtime",
-        )
-    if config.log.level not in ("debug", "info", "warning", "error"):
-        bad("log.level", config.log.level, "one of debug, info, warning, error")
-    if config.log.format not in ("text", "json"):
-        bad("log.format", config.log.format, "one of text, json")
-    if config.hook_service.failure_policy not in ("Fail", "Ignore"):
-        bad("hookService.failurePolicy", config.hook_service.failure_policy, "Fail or Ignore")
-    return errors
+def _without_nulls(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what has no value: a section of which every line is commented out is null."""
+    return {
+        name: _without_nulls(value) if isinstance(value, Mapping) else value
+        for name, value in tree.items()
+        if value is not None
+    }
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Read `host:port`, `:port` (all interfaces) or `[v6]:port`; raises ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("expected host:port, such as 127.0.0.1:9316")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("write an IPv6 address in brackets: [::1]:9316")
-    return host.strip("[]"), int(port)
+def _of_flag(error: InputError) -> InputError:
+    """Return the same error about the flag that the value came from."""
+    return InputError(
+        obj=COMMAND_LINE,
+        field=f"-{FLAG_OF[error.field]}",
+        value=error.value,
+        problem=error.problem,
+        hint=error.hint,
+    )
+
+
+def _node_name(config: Config, obj: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the node's name, and who says so."""
+    if config.node_name:
+        return config.node_name, obj
+    if name := environment.get("NODE_NAME", ""):
+        return name, "environment variable NODE_NAME"
+    return _host_name(), "this machine's host name"
+
+
+def _below(config: Config, path: str) -> str:
+    """Return a socket's path; a relative one is below the host's /var/run."""
+    if not path or path.startswith("/"):
+        return path
+    return f"{config.var_run_root.rstrip('/')}/{path}"
+
+
+def mode_of(environment: Mapping[str, str], *, default: Mode) -> Mode:
+    """Return the mode that `agent_mode` selects; unset: `default`."""
+    text = environment.get("agent_mode", "")
+    if not text:
+        return default
+    return Mode.HOST if text == Mode.HOST else Mode.DAEMON_SET
 
 
 def _dec_hook(type_: type, value: Any) -> Any:
@@ -425,18 +395,13 @@ def _file_error(path: str, problem: str, hint: str | None) -> InputError:
 
 def _parse_yaml(text: str, obj: str) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise InputError(obj=obj, field=where, value="", problem=str(problem)) from None
-    except RecursionError:
-        raise InputError(obj=obj, field="", value="", problem="nested too deep") from None
+        tree = document(text, most_values=_MAX_VALUES)
+    except NotYaml as error:
+        raise InputError(obj=obj, field="", value="", problem=str(error)) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise InputError(obj=obj, field="", value=tree, problem="expected a mapping")
+        raise InputError(obj=obj, field="", value="", problem="not a mapping of fields")
     return tree
 
 
@@ -456,7 +421,7 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _trimmed(path: str) -> str:
-    return path.rstrip("/") or "/"
+    return path.rstrip("/") or path[:1]
 
 
 def _host_name() -> str:

@@ -188,6 +188,11 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "log_backtrace_at": Flag(_T),
 }
 
+FLAG_OF: Final[Mapping[str, str]] = {
+    flag.target: name for name, flag in FLAGS.items() if flag.target
+}
+"""Which flag sets a place of the configuration."""
+
 # Written by everybody and meaningless here: not worth a line in the log.
 _QUIET: Final = frozenset({"logtostderr", "stderrthreshold", "alsologtostderr"})
 

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from apis.core import Node, Pod
 from apis.decode import decode_object
 from apis.device import Device
 from apis.errors import InputError, InputErrors, printable
+from apis.manifest import NotYaml, documents
 from apis.nodeslo import NodeSLOSpec, decode_nodeslo
 from apis.topology import NodeCPUFacts, NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
@@ -30,7 +30,7 @@ from koordlet.strict import copy_tree, get_field, parse_dotted, remove_field, se
 MAX_FILES: Final = 4096
 MAX_FILE_BYTES: Final = 8 << 20
 MAX_NODES: Final = 400_000
-"""Values in one file, counted after YAML aliases are followed: bounds what an alias can expand."""
+"""Values in one file, counted as often as YAML aliases show them."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _MAX_DEPTH: Final = 64
 
@@ -88,6 +88,7 @@ class Directory:
         self._node_name = node_name
         self._files: dict[str, _File] = {}
         self._objects: NodeObjects | None = None
+        self._unlisted: NodeObjects | None = None
 
     @property
     def path(self) -> str:
@@ -102,13 +103,13 @@ class Directory:
                 if name.endswith(_SUFFIXES) and not name.startswith(".")
             )
         except FileNotFoundError:
+            if self._files:
+                # A share that is not mounted, a tool that replaces the directory: no word of ours.
+                return self._without_list("is gone; an empty one would withdraw its objects")
             names = []
         except OSError as error:
-            problem = Problem(self._path, "", f"cannot be listed: {error.strerror}")
-            kept = self._objects or NodeObjects()
-            if problem not in kept.problems:
-                self._objects = msgspec.structs.replace(kept, problems=(*kept.problems, problem))
-            return self._objects or kept
+            return self._without_list(f"cannot be listed: {error.strerror}")
+        self._unlisted = None
         files = {name: self._read(name) for name in names[:MAX_FILES]}
         changed = self._objects is None or any(
             files.get(name) is not self._files.get(name) for name in {*files, *self._files}
@@ -117,6 +118,14 @@ class Directory:
         if changed or self._objects is None:
             self._objects = self._merge(len(names))
         return self._objects
+
+    def _without_list(self, problem: str) -> NodeObjects:
+        """Return what was last read, with the reason why it is not newer."""
+        kept = self._objects or NodeObjects()
+        told = Problem(self._path, "", f"{problem}; what was read last stays in force")
+        if self._unlisted is None or told not in self._unlisted.problems:
+            self._unlisted = msgspec.structs.replace(kept, problems=(*kept.problems, told))
+        return self._unlisted
 
     def _read(self, name: str) -> _File:
         before = self._files.get(name)
@@ -133,6 +142,9 @@ class Directory:
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             return _broken(before, path, None, f"cannot be read: {error.strerror}")
+        if not data and before is not None and before.objects:
+            # Most likely it is being written.
+            return _broken(before, path, stamp, "is empty; deleting it would withdraw its objects")
         if len(data) > MAX_FILE_BYTES:
             return _broken(before, path, stamp, f"larger than {MAX_FILE_BYTES >> 20} MiB")
         return self._parse(before, path, stamp, data)
@@ -150,12 +162,12 @@ class Directory:
         try:
             return _documents(before, path, stamp, load_documents(data), self._node_name)
         except InputError as error:
-            return _broken(before, path, stamp, str(error))
+            return _broken(before, path, stamp, error.problem)
         except Exception as error:  # noqa: BLE001 - a defect must cost the file, not the daemon
             return _broken(before, path, stamp, f"{type(error).__name__}: {error}")
 
     def _merge(self, count: int) -> NodeObjects:
-        made = _merge(self._files, f"{self._path}/")
+        made = _merge(self._files, f"{self._path}/" if self._path else "")
         if count <= MAX_FILES:
             return made
         problem = Problem(self._path, "", f"{count} files; only the first {MAX_FILES} are read")
@@ -224,13 +236,13 @@ def _documents(
     before: _File | None,
     path: str,
     stamp: _Stamp,
-    documents: Iterable[Any],
+    trees: Iterable[Any],
     node_name: str,
 ) -> _File:
     last_good = before.objects if before else {}
     objects: dict[Identity, _Good] = {}
     problems: list[Problem] = []
-    for index, tree in enumerate(documents):
+    for index, tree in enumerate(trees):
         try:
             identity = _identity(tree, node_name, f"document {index + 1}")
         except InputError as error:
@@ -287,16 +299,6 @@ def _merge(files: Mapping[str, _File], prefix: str) -> NodeObjects:
 # --- one file ----------------------------------------------------------------------------------
 
 
-class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Plain YAML, but times stay text, as they are in Kubernetes objects."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def load_documents(data: bytes) -> list[Any]:
     """Return the documents of a manifest file, with Lists opened; raises InputError."""
     try:
@@ -304,29 +306,21 @@ def load_documents(data: bytes) -> list[Any]:
     except UnicodeDecodeError as error:
         raise _unreadable(f"not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        trees = [tree for tree in yaml.load_all(text, Loader=_Loader) if tree is not None]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "not YAML"
-        raise _unreadable(f"{what}{where}") from None
-    except (RecursionError, ValueError) as error:
-        raise _unreadable(f"not YAML that can be read: {error}") from None
-    budget = MAX_NODES
-    for tree in trees:
-        budget = _count(tree, budget, 0)
-    documents: list[Any] = []
+        trees = documents(text, most_values=MAX_NODES, most_depth=_MAX_DEPTH)
+    except NotYaml as error:
+        raise _unreadable(str(error)) from None
+    found: list[Any] = []
     for tree in trees:
         if isinstance(tree, dict) and tree.get("kind") == "List":
             items = tree.get("items")
-            documents += items if isinstance(items, list) else []
-        else:
-            documents.append(tree)
-    return documents
+            found += items if isinstance(items, list) else []
+        elif tree is not None:
+            found.append(tree)
+    return found
 
 
 def _count(tree: Any, budget: int, depth: int) -> int:
-    """Walk a tree as a decoder will, within a budget: aliases make small files into large ones."""
+    """Walk a received tree as a decoder will, within a budget."""
     if depth > _MAX_DEPTH:
         raise _unreadable("nested too deep")
     budget -= 1
@@ -342,7 +336,7 @@ def _count(tree: Any, budget: int, depth: int) -> int:
 
 
 def _unreadable(problem: str) -> InputError:
-    return InputError(obj="file", field="(whole file)", value="", problem=problem)
+    return InputError(obj="file", field="", value="", problem=problem)
 
 
 _GROUPS: Final[Mapping[str, str]] = {

@@ -22,6 +22,19 @@ MAX_ERRORS: Final = 64
 """After so many bad fields nobody wants the rest; the object as a whole is called bad."""
 
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_QUOTED: Final = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_WORDS: Final = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "null": "nothing",
+}
+"""What msgspec's names of types are called by people who write YAML."""
+
+_MOST_TRIED: Final = 1000
 _AT: Final = re.compile(r" - at `(?P<path>\$.*|key in .*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]|\[(\.\.\.)\]|\[\"([^\"]*)\"\]")
 
@@ -46,6 +59,8 @@ def decode_collecting(
             if path is None:
                 errors.append(InputError(obj=obj, field="", value=left, problem=problem))
                 return None, errors
+            if " - at `" in str(error) and "[...]" in str(error):
+                path = _entry(left, path, type_, dec_hook)
             value = _get(left, path)
             hint = None
             unknown = _UNKNOWN_FIELD.search(str(error))
@@ -120,7 +135,30 @@ def _read(message: str, tree: Any) -> tuple[str, Path | None]:
     # msgspec writes [...] for a key or an item that it does not name.
     if path is not None and "..." in path:
         path = path[: path.index("...")]
-    return problem[:1].lower() + problem[1:], path
+    return _QUOTED.sub(_in_words, problem[:1].lower() + problem[1:]), path
+
+
+def _in_words(quoted: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in quoted.group(1).split(" | "))
+
+
+def _entry(tree: Any, path: Path, type_: Any, dec_hook: Callable[[type, Any], Any] | None) -> Path:
+    """Return the path of the entry of a mapping that is at fault, which msgspec does not name."""
+    entries = _get(tree, path)
+    if not isinstance(entries, Mapping) or len(entries) > _MOST_TRIED:
+        return path
+    for key, value in entries.items():
+        alone = _copy(tree)
+        if not isinstance(key, str) or not set_field(alone, (*path, key), value):
+            return path
+        for other in entries:
+            if other != key:
+                _remove(alone, (*path, other))
+        try:
+            msgspec.convert(alone, type_, dec_hook=dec_hook)
+        except msgspec.ValidationError:
+            return (*path, key)
+    return path
 
 
 def _steps(text: str) -> Path | None:

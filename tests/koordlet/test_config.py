@@ -48,12 +48,12 @@ def errors(text: str = "", *flags: str) -> list[str]:
     [
         ("nri: {enabld: true}", "nri.enabld = 'True': unknown field (did you mean enabled?)"),
         ("nodename: x", "nodename = 'x': unknown field (did you mean nodeName?)"),
-        ("nri: {pluginIndex: 0}", "nri.pluginIndex = '0': expected `str`, got `int`"),
+        ("nri: {pluginIndex: 0}", "nri.pluginIndex = '0': expected text, got a whole number"),
         ('nri: {pluginIndex: "7"}', "nri.pluginIndex = '7': two digits"),
         ("nri: {pluginName: a/b}", "nri.pluginName = 'a/b': only letters"),
         ("intervals: {reconcile: 5x}", "intervals.reconcile = '5x': expected a duration"),
         ("intervals: {reconcile: 1ms}", "intervals.reconcile = '0.001': shorter than 0.5 s"),
-        ("http: {address: 9316}", "http.address = '9316': expected `str`"),
+        ("http: {address: 9316}", "http.address = '9316': expected text"),
         ("http: {address: nine}", "http.address = 'nine': expected host:port"),
         ("cgroupRoot: cgroup", "cgroupRoot = 'cgroup': not an absolute path"),
         ("nodeName: Not_A_Name", "nodeName = 'Not_A_Name': not a node name"),
@@ -65,7 +65,25 @@ def errors(text: str = "", *flags: str) -> list[str]:
         ("hookService: {failurePolicy: Maybe}", "hookService.failurePolicy = 'Maybe'"),
         ("compat: [GPUMinorNumber]", "did you mean GPUMinorNumbers?"),
         ("featureGates: {GroupIdentty: true}", "did you mean GroupIdentity?"),
-        ("featureGates: {GroupIdentity: 1}", "expected `bool`, got `int`"),
+        (
+            "featureGates: {CoreSched: true, GroupIdentity: 1}",
+            "featureGates.GroupIdentity = '1': expected true or false, got a whole number",
+        ),
+        ("nri: [1]", "nri = '[1]': expected a mapping, got a list"),
+        ("objectsDir: ''", "objectsDir = '': not an absolute path"),
+        ("objectsDir: /", "objectsDir = '/': not a directory of its own"),
+        ("runDir: ''", "runDir = '': not an absolute path"),
+        ("runDir: /run/../etc", "runDir = '/run/../etc': has .. in it"),
+        (f"runDir: /{'x' * 100}", "longer than the 96 bytes that its sockets allow"),
+        ("nri: {socket: ''}", "nri.socket = '': not an absolute path"),
+        (f"nri: {{socket: /{'x' * 107}}}", "longer than the 107 bytes"),
+        ("cri: {socket: here}", "cri.socket = 'here': not an absolute path"),
+        ("hookService: {socket: here}", "hookService.socket = 'here': not an absolute path"),
+        ("sitePolicies: {directory: here}", "sitePolicies.directory = 'here': not an absolute"),
+        ("kubelet: {caFile: ca.crt}", "kubelet.caFile = 'ca.crt': not an absolute path"),
+        ("kubelet: {address: a b}", "kubelet.address = 'a b': not a host"),
+        ("kubelet: {timeout: 0}", "kubelet.timeout = '0.0': shorter than 0.1 s"),
+        ("kubepodsRoot: ../../etc", "kubepodsRoot = '../../etc': not a cgroup's path"),
     ],
 )
 def test_a_mistake_is_named_with_field_value_and_what_to_do(text: str, expected: str) -> None:
@@ -89,6 +107,42 @@ def test_an_empty_file_gives_the_defaults() -> None:
     assert made.feature_gates["CoreSched"] is False
 
 
+def test_a_section_with_all_its_lines_commented_out_is_left_out() -> None:
+    text = "nri:\n#  enabled: false\nhttp: {address: null}\nlog:\n"
+    assert config(text) == config()
+
+
+@pytest.mark.parametrize("endpoint", ["", "unix:///run/containerd/containerd.sock"])
+def test_a_runtimes_endpoint_is_taken_as_upstreams_flag_has_it(endpoint: str) -> None:
+    made = config("", f"-containerd-endpoint={endpoint}")
+    assert made.cri.socket == "/run/containerd/containerd.sock"
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("-runtime-hooks-reconcile-interval=abc", "expected a duration"),
+        ("-runtime-hooks-nri-plugin-index=7", "two digits"),
+        ("-runtime-hooks-failure-policy=ignore", "Fail or Ignore"),
+        ("-run-dir=run", "not an absolute path"),
+    ],
+)
+def test_a_mistake_in_a_flag_is_not_blamed_on_the_file(flag: str, expected: str) -> None:
+    name, _, value = flag.partition("=")
+    (found,) = errors("", flag)
+    assert found.startswith(f"command line: {name} = {value!r}: {expected}")
+
+
+def test_a_bad_node_name_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "My_Host")
+    for environment, source in (
+        ({}, "this machine's host name"),
+        ({"NODE_NAME": "My_Host"}, "environment variable NODE_NAME"),
+    ):
+        with pytest.raises(InputErrors, match=source):
+            build({}, obj="c.yaml", flags=parse_flags([]), environment=environment, mode=Mode.HOST)
+
+
 def test_the_file_goes_before_the_environment() -> None:
     assert config("nodeName: from-file").node_name == "from-file"
 
@@ -108,8 +162,10 @@ def test_the_description_is_a_configuration_again() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"a: [", "expected the node content"),
-        (b"- 1", "expected a mapping"),
+        (b"a: [", "expected node content at line"),
+        (b"- 1", "not a mapping"),
+        (b"nodeName: a\nnodeName: b", "the key 'nodeName' stands twice at line 2, column 1"),
+        (b"[" * 10_000, "nested deeper"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"x" * (1 << 20) + b"x", "larger than 1 MiB"),
     ],
