@@ -184,10 +184,10 @@ def _placed(pod: Pod, cgroup: str, layout: Layout | None) -> Pod:
 def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
     if record.asked is not None:
         return record.asked
-    # A CPU set may have been in force for another reason than being asked for.
-    first = msgspec.structs.replace(record.first, cpus=None, mems=None)
+    # What stands there at first sight was asked for, CPUs too: kubelet's static policy names them
+    # when it makes a container, and does not say so again.
     specified = known.by_container.get(record.name) if known is not None else None
-    return first if specified is None else laid_over(specified, first)
+    return record.first if specified is None else laid_over(specified, record.first)
 
 
 def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[ContainerSubject]:

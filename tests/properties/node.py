@@ -8,32 +8,22 @@ everything is switched off again.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from apis.keys import (
-    ANNOTATION_CPU_NORMALIZATION_RATIO,
-    ANNOTATION_EXTENDED_RESOURCE_SPEC,
-    ANNOTATION_OOM_SCORE_ADJ,
-    ANNOTATION_RESOURCE_STATUS,
-    LABEL_QOS_CLASS,
-)
+from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
 from apis.nodeslo import decode_nodeslo
-from apis.qos import KubeQoS
-from apis.topology import CPUSharedPool, NodeCPUFacts
-from hooks import subject as subjects
 from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.policies import BUILTIN
-from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject, make_pod
+from hooks.subject import ContainerSubject, Requested, SandboxSubject
 from koordlet.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
@@ -47,84 +37,50 @@ from koordlet.snapshot import Snapshot
 from koordlet.state import NodeState
 from linux.cpuset import CpuSet
 from linux.discovery import discover
-from linux.resources import UNLIMITED, Resource, Value
+from linux.resources import Resource, Value
 from nri_plugin.capabilities import runtime_profile
 from nri_plugin.handler import Container as ContainerMessage
 from nri_plugin.handler import ContainerState
 from nri_plugin.handler import Sandbox as SandboxMessage
+from tests.properties.cpus import PLANS, CpuManager, CpuPlan, Cpus, Pools
+from tests.properties.pods import (
+    Kind,
+    Running,
+    RunningContainer,
+    laid_over,
+    over,
+    requested,
+    told,
+)
 from tests.simulated import Kubelet, Profile, SimulatedKernel
+from tests.simulated.cpuset import effective
 from tests.simulated.kernel import UNDER_TEST, Write
-from tests.simulated.kubelet import (
-    Container,
-    KubeQos,
-    Limits,
-    Pod,
-    linear_weight,
-    quadratic_weight,
-    shares_of,
-)
-from tests.simulated.profiles import WeightFormula
+from tests.simulated.kubelet import Limits, linear_weight, quadratic_weight
+from tests.simulated.profiles import Runtime, WeightFormula
 
-GIB = 1 << 30
-NO_LIMITS = Limits()
-ALL_GATES = {policy.gate: True for policy in BUILTIN}
+BE_CPU_MANAGER = "BECPUManager"
+SHARED = PLANS["shared"]
+_RUNTIMES = {
+    Runtime.CONTAINERD: ("containerd", "v2.1.0"),
+    Runtime.CRIO: ("cri-o", "1.34.0"),
+    Runtime.DOCKER: ("containerd", "v1.7.0"),
+}
 NO_GATES = {policy.gate: False for policy in BUILTIN}
-_RUNTIME = runtime_profile("containerd", "v2.1.0")
+ALL_GATES = {policy.gate: True for policy in BUILTIN}
+CONTAINERS = ("c0", "c1")
+"""The containers of every pod; each may run or not."""
 Event = Callable[[NriHandler], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A sort of pod: its class, and what its containers ask for."""
-
-    name: str
-    kube_qos: KubeQos
-    qos: str = ""
-    limits: Limits = NO_LIMITS
-    batch_milli: int = 0
-    batch_bytes: int = 0
-    exclusive_cpus: int = 0
-    oom_score_adj: int | None = None
-
-
-KINDS = (
-    Kind("guaranteed", "Guaranteed", limits=Limits(1000, 1000, GIB, memory_request_bytes=GIB)),
-    Kind("latency", "Burstable", "LS", Limits(500, 2000, GIB, memory_request_bytes=GIB // 2)),
-    Kind("unlimited", "Burstable", "LS", Limits(250)),
-    Kind("reserved", "Guaranteed", "LSR", Limits(1000, 1000, GIB), exclusive_cpus=1),
-    Kind("batch", "BestEffort", "BE", batch_milli=500, batch_bytes=GIB // 2),
-    Kind("batch-unlimited", "BestEffort", "BE"),
-    Kind("spare", "BestEffort", oom_score_adj=900),
-)
-
-
-@dataclass
-class Running:
-    """A pod on both kernels, with what the scheduler gave it."""
-
-    kind: Kind
-    name: str
-    here: Pod
-    twin: Pod
-    cpus: frozenset[int] = frozenset()
-    containers: list[RunningContainer] = field(default_factory=list)
-
-
-@dataclass
-class RunningContainer:
-    name: str
-    pod: Running
-    here: Container
-    twin: Container
-    limits: Limits
-    stored: Requested = NOTHING_REQUESTED
 
 
 class OperatedNode:
     """See the module. Use as a context manager: it owns a folder for journal and requests log."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, plan: CpuPlan = SHARED) -> None:
         self.profile = profile
+        self.cpus = CpuManager(profile.topology, plan)
+        self.pools = Pools()
+        name, version = _RUNTIMES[profile.runtime]
+        self.runtime = runtime_profile(name, version, cgroup_version=profile.cgroup)
         self.folder = Path(tempfile.mkdtemp(prefix="koord-properties-"))
         self.kernel, self.twin = SimulatedKernel(profile), SimulatedKernel(profile)
         self.kubelet, self.twin_kubelet = Kubelet(self.kernel), Kubelet(self.twin)
@@ -248,19 +204,31 @@ class OperatedNode:
         self.change(settings=Settings(feature_gates=gates))
 
     def publish_topology(self) -> None:
-        """The share pools as they are now: everything that no pod has for itself."""
-        topology = self.profile.topology
-        free = frozenset(range(topology.cpus)) - self.exclusive_cpus()
-        pools = []
-        for node in range(topology.nodes):
-            cpus = CpuSet(free & topology.cpus_where("node", node))
-            if cpus:
-                socket = node // topology.nodes_per_socket
-                pools.append(CPUSharedPool(socket, node, str(cpus), frozenset(cpus)))
-        self.change(topology=NodeCPUFacts(shared_pools=tuple(pools), be_shared_pools=tuple(pools)))
+        """Tell the share pools as they are now."""
+        self.pools = self.cpus.pools()
+        self.change(topology=self.pools.facts(self.profile.topology))
 
-    def exclusive_cpus(self) -> frozenset[int]:
-        return frozenset().union(*(pod.cpus for pod in self.pods))
+    def expected_cpus(self, pod: Running, pools: Pools) -> Cpus | None:
+        """The CPUs that a pod's containers run on, from the world's own books; None: not ours.
+
+        The rows of docs/policies.md, "CPUSetAllocator", once more and in other words.
+        """
+        gates = self.inputs.settings.feature_gates
+        kind = pod.kind
+        if not gates["CPUSetAllocator"]:
+            return None
+        if pod.cpus:
+            return pod.cpus
+        best_effort = kind.kube_qos == "BestEffort"
+        if kind.numa and (not best_effort or gates.get(BE_CPU_MANAGER)):
+            own = (pools.be if best_effort else pools.ls).get(pod.node)
+            if own:
+                return own
+        if kind.qos == "SYSTEM" and pools.system:
+            return pools.system
+        if best_effort or (pools.static and kind.qos != "LS"):
+            return None
+        return pools.together or None
 
     # Passes
 
@@ -307,7 +275,7 @@ class OperatedNode:
     def synchronize(self) -> None:
         """Register anew: the runtime tells all it has, and applies what the answer says."""
         self.connected = True
-        self.handler.configured(_RUNTIME)
+        self.handler.configured(self.runtime)
         sandboxes = [self._sandbox_message(pod) for pod in self.pods]
         containers = [self._container_message(c) for pod in self.pods for c in pod.containers]
         by_id = {c.here.id: c for pod in self.pods for c in pod.containers}
@@ -318,19 +286,19 @@ class OperatedNode:
     def _sandbox_message(self, pod: Running) -> SandboxMessage:
         assert pod.here.sandbox is not None
         sandbox = pod.here.sandbox
-        subject = SandboxSubject(pod=self._pod(pod), id=sandbox.id, cgroup=sandbox.cgroup)
+        subject = SandboxSubject(pod=told(pod), id=sandbox.id, cgroup=sandbox.cgroup)
         return SandboxMessage(subject, pid=sandbox.pid)
 
     def _container_message(
-        self, container: RunningContainer, requested: Requested | None = None
+        self, container: RunningContainer, asked: Requested | None = None
     ) -> ContainerMessage:
         assert container.pod.here.sandbox is not None
         subject = ContainerSubject(
-            pod=self._pod(container.pod),
+            pod=told(container.pod),
             name=container.name,
             id=container.here.id,
             cgroup=container.here.cgroup,
-            requested=requested or Requested(),
+            requested=asked or Requested(),
         )
         return ContainerMessage(
             subject,
@@ -340,67 +308,59 @@ class OperatedNode:
             pid=container.here.pid,
         )
 
-    def _pod(self, pod: Running) -> subjects.Pod:
-        labels = {LABEL_QOS_CLASS: pod.kind.qos} if pod.kind.qos else {}
-        annotations: dict[str, str] = {}
-        if pod.cpus:
-            annotations[ANNOTATION_RESOURCE_STATUS] = json.dumps({"cpuset": str(CpuSet(pod.cpus))})
-        if pod.kind.batch_milli:
-            amounts = {
-                "kubernetes.io/batch-cpu": str(pod.kind.batch_milli),
-                "kubernetes.io/batch-memory": str(pod.kind.batch_bytes),
-            }
-            both = {"requests": amounts, "limits": amounts}
-            annotations[ANNOTATION_EXTENDED_RESOURCE_SPEC] = json.dumps(
-                {"containers": dict.fromkeys(("c0", "c1", "c2", "c3"), both)}
-            )
-        if pod.kind.oom_score_adj is not None:
-            annotations[ANNOTATION_OOM_SCORE_ADJ] = str(pod.kind.oom_score_adj)
-        return make_pod(
-            namespace="default",
-            name=pod.name,
-            uid=pod.here.uid,
-            labels=labels,
-            annotations=annotations,
-            kube_qos=KubeQoS(pod.kind.kube_qos),
-            cgroup=pod.here.cgroup,
-        )
-
     # What kubelet does
 
     def add_pod(self, kind: Kind, *, times: int = 1, late: bool = False) -> Running | None:
         """A pod is scheduled here; None if there is no CPU left for it alone."""
-        cpus: frozenset[int] = frozenset()
-        if kind.exclusive_cpus:
-            free = frozenset(range(self.profile.topology.cpus)) - self.exclusive_cpus() - {0}
-            if len(free) < kind.exclusive_cpus:
-                return None
-            cpus = frozenset(sorted(free)[: kind.exclusive_cpus])
         self._made += 1
-        pod = Running(
-            kind,
-            f"{kind.name}-{self._made}",
-            self.kubelet.add_pod(kind.limits, kind.limits, qos=kind.kube_qos),
-            self.twin_kubelet.add_pod(kind.limits, kind.limits, qos=kind.kube_qos),
-            cpus,
-        )
+        number = self._made % self.profile.topology.nodes
+        here = self.kubelet.add_pod(kind.limits, kind.limits, qos=kind.kube_qos)
+        twin = self.twin_kubelet.add_pod(kind.limits, kind.limits, qos=kind.kube_qos)
+        pod = Running(kind, f"{kind.name}-{self._made}", here, twin, number)
+        if not self._fits(pod):
+            self.cpus.take_back(here.uid)
+            self.kubelet.remove_pod(here)
+            self.twin_kubelet.remove_pod(twin)
+            return None
         self.pods.append(pod)
         message = self._sandbox_message(pod)
         self.tell(lambda handler: handler.run_sandbox(message), times, late=late)
         return pod
 
+    def _fits(self, pod: Running) -> bool:
+        """The scheduler's and kubelet's CPUs for the pod, if there are enough."""
+        kind, uid = pod.kind, pod.here.uid
+        if kind.exclusive_cpus:
+            pod.cpus = self.cpus.give(
+                uid,
+                kind.exclusive_cpus,
+                node=pod.node,
+                whole_cores=kind.whole_cores,
+                lse=kind.qos == "LSE",
+            )
+            if not pod.cpus:
+                return False
+        pinned = kind.pinned_cpus
+        return not pinned or all(self.cpus.pin(uid, name, pinned) for name in CONTAINERS)
+
+    def _asked_cpus(self, pod: Running, name: str) -> str:
+        cpus = self.cpus.asked_by_kubelet(pod.here.uid, name)
+        return str(CpuSet(cpus)) if cpus else ""
+
     def start_container(self, pod: Running, *, hooked: bool, times: int = 1) -> bool:
         """A container is created, with or without our say; False when the runtime could not."""
-        limits, name = pod.kind.limits, f"c{len(pod.containers)}"
+        taken = {container.name for container in pod.containers}
+        name = next(name for name in CONTAINERS if name not in taken)
+        limits = replace(pod.kind.limits, cpus=self._asked_cpus(pod, name))
         twin = pod.twin.start(limits)
         twin_id = twin.id
-        asked = _requested(limits)
+        asked = requested(limits)
         adjusted: dict[str, str] = {}
         stored = asked
         if hooked and self.connected:
             assert pod.here.sandbox is not None
             subject = ContainerSubject(
-                pod=self._pod(pod),
+                pod=told(pod),
                 name=name,
                 id=twin_id,
                 cgroup=twin.cgroup,
@@ -412,8 +372,8 @@ class OperatedNode:
                 decision = self.handler.create_container(message)
                 self._drain()
             if decision is not None:
-                adjusted = self._files(decision, _RUNTIME.creation)
-                stored = _over(asked, decision)
+                adjusted = self._files(decision, self.runtime.creation)
+                stored = over(asked, decision)
         try:
             here = pod.here.start(limits, adjusted=adjusted)
         except OSError:
@@ -439,12 +399,28 @@ class OperatedNode:
         self.kubelet.remove_pod(pod.here)
         self.twin_kubelet.remove_pod(pod.twin)
         self.pods.remove(pod)
+        self.cpus.take_back(pod.here.uid)
         self.tell(lambda handler: handler.stop_sandbox(message), times, late=late)
         self.tell(lambda handler: handler.remove_sandbox(message), times, late=late)
 
     def resize(self, container: RunningContainer, limits: Limits, *, hooked: bool) -> None:
         """An in-place resize: kubelet asks, we may answer, the runtime writes."""
-        asked = _requested(limits)
+        limits = replace(limits, cpus=container.limits.cpus)
+        asked = msgspec.structs.replace(requested(limits), cpus=None)
+        self._update(container, limits, asked, hooked=hooked)
+
+    def pin_again(self, container: RunningContainer) -> bool:
+        """Kubelet's static CPU manager looks after a container; False if it finds nothing to do."""
+        cpus = self._asked_cpus(container.pod, container.name)
+        if cpus == container.limits.cpus:
+            return False
+        limits = replace(container.limits, cpus=cpus)
+        self._update(container, limits, Requested(cpus=CpuSet.parse(cpus)), hooked=True)
+        return True
+
+    def _update(
+        self, container: RunningContainer, limits: Limits, asked: Requested, *, hooked: bool
+    ) -> None:
         container.limits = limits
         self.twin_kubelet.resize(container.twin, limits)
         decision: Decision | None = None
@@ -452,7 +428,7 @@ class OperatedNode:
             decision = self.handler.update_container(self._container_message(container, asked))
             self._drain()
         if decision is None:
-            container.stored = asked
+            container.stored = laid_over(asked, container.stored)
             self.kubelet.resize(container.here, limits)
         else:
             self._apply_update(container, decision, asked)
@@ -460,9 +436,8 @@ class OperatedNode:
     def _apply_update(
         self, container: RunningContainer, decision: Decision, asked: Requested
     ) -> None:
-        base = asked if asked != Requested() else container.stored
-        container.stored = _over(base, decision)
-        files = self._files(decision, _RUNTIME.update)
+        container.stored = over(laid_over(asked, container.stored), decision)
+        files = self._files(decision, self.runtime.update)
         if asked != Requested():
             self.kubelet.resize(container.here, container.limits, adjusted=files)
             return
@@ -519,28 +494,13 @@ class OperatedNode:
     def text(self, cgroup: str, file: str) -> str:
         return self.kernel.text(self.kubelet.path(cgroup, file))
 
+    def kernel_cpus(self, cgroup: str) -> Cpus:
+        """The CPUs that a group's tasks may run on, here."""
+        return _effective(self.kernel, cgroup)
 
-def _requested(limits: Limits) -> Requested:
-    """What kubelet's CRI request says."""
-    return Requested(
-        cpu_shares=shares_of(limits.cpu_request_milli),
-        cfs_quota_us=limits.quota_us,
-        cfs_period_us=100_000,
-        memory_limit_bytes=limits.memory_limit_bytes or UNLIMITED,
-    )
+    def twin_cpus(self, cgroup: str) -> Cpus:
+        return _effective(self.twin, cgroup)
 
 
-def _over(asked: Requested, decision: Decision) -> Requested:
-    """The specification that the runtime stores: the request with our values over it."""
-    fields = {
-        Resource.CPU_SHARES: "cpu_shares",
-        Resource.CPU_CFS_QUOTA: "cfs_quota_us",
-        Resource.MEMORY_LIMIT: "memory_limit_bytes",
-        Resource.CPUSET_CPUS: "cpus",
-    }
-    changes = {
-        fields[resource]: outcome.value
-        for (resource, _), outcome in decision.outcomes.items()
-        if resource in fields
-    }
-    return msgspec.structs.replace(asked, **changes)
+def _effective(kernel: SimulatedKernel, cgroup: str) -> Cpus:
+    return effective(kernel.group(cgroup, "cpuset"), "cpus")

@@ -23,22 +23,20 @@ from hypothesis.stateful import (
     rule,
 )
 
+from hooks.subject import ContainerSubject, SandboxSubject
 from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
-from tests.properties.node import (
-    ALL_GATES,
-    GIB,
-    KINDS,
-    NO_GATES,
-    OperatedNode,
-    Running,
-    RunningContainer,
-)
+from linux.resources import Resource
+from tests.properties.cpus import NONE, PLANS
+from tests.properties.node import ALL_GATES, BE_CPU_MANAGER, NO_GATES, OperatedNode
+from tests.properties.pods import GIB, KINDS, Running, RunningContainer
 from tests.simulated import (
+    AMD_CCD_SMBA,
     ANOLIS_8,
     DEBIAN_12_V1,
     DEBIAN_12_V2,
     INTEL_RDT,
+    RHEL_9,
     UBUNTU_24_04,
     Crash,
     Profile,
@@ -72,23 +70,30 @@ SLOS: dict[str, dict[str, Any]] = {
         "resourceQOSStrategy": {"lsClass": {"memoryQOS": {"enable": True, "minLimitPercent": 100}}}
     },
 }
-# Small topologies: what is random here does not depend on the number of CPUs.
-_SMALL = Topology(sockets=2, cores_per_node=2, threads=2)
+# Small machines: what is random here does not depend on the number of CPUs, but on how many
+# sockets, NUMA nodes and threads share them out.
+_TWO_SOCKETS = Topology(sockets=2, cores_per_node=2, threads=2)
+_TWO_BY_TWO = Topology(sockets=2, nodes_per_socket=2, cores_per_node=1, threads=2)
+_FOUR_NODES = Topology(nodes_per_socket=4, cores_per_node=1, threads=2, cores_per_l3=1)
 PROFILES = {
     profile.name: profile
     for profile in (
         DEBIAN_12_V1,
         DEBIAN_12_V2,
         UBUNTU_24_04,
-        replace(ANOLIS_8, topology=_SMALL),
-        replace(INTEL_RDT, topology=_SMALL),
+        replace(RHEL_9, topology=_TWO_BY_TWO),
+        replace(ANOLIS_8, topology=_TWO_SOCKETS),
+        replace(INTEL_RDT, topology=_TWO_SOCKETS),
+        replace(AMD_CCD_SMBA, topology=_FOUR_NODES),
     )
 }
-OFF: dict[str, tuple[str, ...]] = {
-    "all on": (),
-    "no batch": ("BatchResource",),
-    "no cpusets": ("CPUSetAllocator",),
-    "no identity, no memory": ("GroupIdentity", "CgroupReconcile"),
+# Differences to all policies being on.
+GATES: dict[str, dict[str, bool]] = {
+    "all on": {},
+    "no batch": {"BatchResource": False},
+    "no cpusets": {"CPUSetAllocator": False},
+    "no identity, no memory": {"GroupIdentity": False, "CgroupReconcile": False},
+    "CPUs for BE": {BE_CPU_MANAGER: True},
 }
 POD_KINDS = {kind.name: kind for kind in KINDS}
 TIMES = st.sampled_from([1, 1, 1, 0, 2])
@@ -99,12 +104,16 @@ class NodeMachine(RuleBasedStateMachine):
 
     node: OperatedNode
 
-    @initialize(profile=st.sampled_from(sorted(PROFILES)), slo=st.sampled_from(sorted(SLOS)))
-    def boot(self, profile: str, slo: str) -> None:
-        self._boot(PROFILES[profile], slo)
+    @initialize(
+        profile=st.sampled_from(sorted(PROFILES)),
+        plan=st.sampled_from(sorted(PLANS)),
+        slo=st.sampled_from(sorted(SLOS)),
+    )
+    def boot(self, profile: str, plan: str, slo: str) -> None:
+        self._boot(PROFILES[profile], plan, slo)
 
-    def _boot(self, profile: Profile, slo: str) -> None:
-        self.node = OperatedNode(profile)
+    def _boot(self, profile: Profile, plan: str, slo: str) -> None:
+        self.node = OperatedNode(profile, PLANS[plan])
         self.node.set_slo(SLOS[slo])
         self.node.publish_topology()
         self.node.synchronize()
@@ -120,12 +129,17 @@ class NodeMachine(RuleBasedStateMachine):
 
     # What kubelet and the runtime do
 
-    @rule(kind=st.sampled_from(sorted(POD_KINDS)), times=TIMES, late=st.booleans())
-    def a_pod_arrives(self, kind: str, times: int, late: bool) -> None:
+    @rule(
+        kind=st.sampled_from(sorted(POD_KINDS)),
+        times=TIMES,
+        late=st.booleans(),
+        published=st.booleans(),
+    )
+    def a_pod_arrives(self, kind: str, times: int, late: bool, published: bool) -> None:
         pod = self.node.add_pod(POD_KINDS[kind], times=times, late=late)
         if pod is not None:
             self.node.start_container(pod, hooked=True)
-            if pod.cpus:
+            if published:
                 self.node.publish_topology()
 
     @precondition(lambda self: self.node.pods)
@@ -151,11 +165,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.node.stop_container(container, times=times, late=late)
 
     @precondition(lambda self: self.node.pods)
-    @rule(number=st.integers(0, 9), times=TIMES, late=st.booleans())
-    def a_pod_goes(self, number: int, times: int, late: bool) -> None:
-        pod = self._pod(number)
-        self.node.remove_pod(pod, times=times, late=late)
-        if pod.cpus:
+    @rule(number=st.integers(0, 9), times=TIMES, late=st.booleans(), published=st.booleans())
+    def a_pod_goes(self, number: int, times: int, late: bool, published: bool) -> None:
+        self.node.remove_pod(self._pod(number), times=times, late=late)
+        if published:
             self.node.publish_topology()
 
     @precondition(lambda self: self.node.connected)
@@ -170,6 +183,14 @@ class NodeMachine(RuleBasedStateMachine):
             return
         smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
         self.node.resize(container, smaller if half else full, hooked=True)
+
+    @precondition(lambda self: self.node.connected)
+    @rule()
+    def the_static_cpu_manager_looks(self) -> None:
+        """It asks anew for every container whose CPUs it now wants otherwise."""
+        for pod in self.node.pods:
+            for container in pod.containers:
+                self.switched |= self.node.pin_again(container)
 
     @precondition(lambda self: not self.switched)
     @rule()
@@ -204,10 +225,14 @@ class NodeMachine(RuleBasedStateMachine):
         self.switched = True
         self.node.set_ratio(ratio)
 
-    @rule(off=st.sampled_from(sorted(OFF)))
-    def gates_change(self, off: str) -> None:
+    @rule(gates=st.sampled_from(sorted(GATES)))
+    def gates_change(self, gates: str) -> None:
         self.switched = True
-        self.node.set_gates(ALL_GATES | dict.fromkeys(OFF[off], False))
+        self.node.set_gates(ALL_GATES | GATES[gates])
+
+    @rule()
+    def the_topology_is_told(self) -> None:
+        self.node.publish_topology()
 
     # What the daemon does, and what happens to it
 
@@ -276,6 +301,20 @@ class NodeMachine(RuleBasedStateMachine):
         node.kernel.writes.clear()
 
     @invariant()
+    def every_decision_gives_the_cpus_of_the_books(self) -> None:
+        """As they were told: an exclusive set to its pod, the rest of its pool to anybody else."""
+        if not hasattr(self, "node"):
+            return
+        node = self.node
+        pods = {pod.here.uid: pod for pod in node.pods}
+        for subject in node.state.snapshot(node.engine).subjects:
+            if isinstance(subject, ContainerSubject | SandboxSubject) and subject.pod.uid in pods:
+                outcome = node.engine.decide(subject).outcomes.get((Resource.CPUSET_CPUS, ""))
+                decided = None if outcome is None else outcome.value
+                expected = node.expected_cpus(pods[subject.pod.uid], node.pools)
+                assert decided == (None if expected is None else CpuSet(expected)), subject.key
+
+    @invariant()
     def the_kernel_refuses_nothing_that_was_planned(self) -> None:
         if not hasattr(self, "node"):
             return
@@ -284,6 +323,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     def _settled(self) -> None:
         node = self.node
+        node.publish_topology()
         report = node.settle()
         assert not (report.written or report.failed or report.restored), report
         bad: list[str] = []
@@ -294,25 +334,37 @@ class NodeMachine(RuleBasedStateMachine):
                     bad.append(f"{view.subject.key} {each.resource}: {each.state} {each.detail}")
         assert not bad, bad
         self._known_pods_are_those_that_run()
-        self._exclusive_cpus_are_exclusive()
+        self._cpus_are_as_decided()
 
     def _known_pods_are_those_that_run(self) -> None:
         keys = {view.subject.key for view in self.node.reconciler.explain_all()}
         running = {f"container/{c.here.id}" for pod in self.node.pods for c in pod.containers}
         assert {key for key in keys if key.startswith("container/")} == running
 
-    def _exclusive_cpus_are_exclusive(self) -> None:
-        node = self.node
+    def _cpus_are_as_decided(self) -> None:
+        """Exclusive sets never overlap, and the share pools are what they and the reserve leave.
+
+        In the kernel's files, for containers and sandboxes; who gets nothing from us runs where
+        kubelet has put it.
+        """
+        node, books = self.node, self.node.cpus
         if not node.inputs.settings.feature_gates["CPUSetAllocator"]:
             return
-        seen: dict[int, str] = {}
+        pools = books.pools()
+        exclusive = [pod.cpus for pod in node.pods if pod.cpus]
+        assert sum(map(len, exclusive)) == len(NONE.union(*exclusive))
+        free = books.all - books.reserved - books.system
+        pinned = NONE.union(*books.pinned.values())
+        assert pools.together == free - pinned - NONE.union(*exclusive)
         for pod in node.pods:
-            for container in pod.containers:
-                found = CpuSet.parse(node.text(container.here.cgroup, "cpuset.cpus"))
-                if pod.cpus:
-                    assert set(found) == pod.cpus, pod.name
-                    for cpu in found:
-                        assert seen.setdefault(cpu, pod.name) == pod.name
+            assert pod.here.sandbox is not None and pod.twin.sandbox is not None
+            expected = node.expected_cpus(pod, pools)
+            groups = [(each.here.cgroup, each.twin.cgroup) for each in pod.containers]
+            groups.append((pod.here.sandbox.cgroup, pod.twin.sandbox.cgroup))
+            for here, twin in groups:
+                found = node.kernel_cpus(here)
+                wanted = expected or node.twin_cpus(twin)
+                assert found == wanted, f"{pod.name} {here}: {found} not {wanted}"
 
     def teardown(self) -> None:
         if not hasattr(self, "node"):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.properties.node import ALL_GATES, KINDS, NO_GATES, OperatedNode, RunningContainer
+from tests.properties.cpus import PLANS
+from tests.properties.node import ALL_GATES, NO_GATES, OperatedNode
+from tests.properties.pods import KINDS, RunningContainer
 from tests.properties.test_node import PROFILES, QOS_ON
 from tests.simulated.kubelet import Limits, quadratic_weight
 
@@ -15,8 +17,8 @@ KIND = {kind.name: kind for kind in KINDS}
 GIB = 1 << 30
 
 
-def boot(profile: str) -> OperatedNode:
-    node = OperatedNode(PROFILES[profile])
+def boot(profile: str, plan: str = "shared") -> OperatedNode:
+    node = OperatedNode(PROFILES[profile], PLANS[plan])
     node.set_slo(QOS_ON)
     node.publish_topology()
     node.synchronize()
@@ -171,3 +173,17 @@ def test_a_full_run_directory_does_not_turn_a_handed_over_value_into_an_original
     node.reconcile()
     _switch_off(node)
     _as_twin(node, container, *_limits(node))
+
+
+@pytest.mark.parametrize("profile", ["debian-12-v1", "rhel-9"])
+def test_cpus_that_kubelet_named_while_nobody_listened_come_back(profile: str) -> None:
+    node = boot(profile, "static")
+    try:
+        node.connected = False
+        container = _one(node, "reserved")
+        node.synchronize()
+        assert node.kernel_cpus(container.here.cgroup) == container.pod.cpus
+        _switch_off(node)
+        assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
+    finally:
+        node.close()

@@ -241,7 +241,7 @@ class Kubelet:
             shares = shares_of(limits.cpu_request_milli)
             memory = limits.memory_limit_bytes
             unit.properties.update(
-                self._properties(shares, limits.quota_us, memory, "runtime", adjusted)
+                self._properties(shares, limits.quota_us, memory, limits.cpus, "runtime", adjusted)
             )
         self._values(
             container.cgroup,
@@ -296,7 +296,7 @@ class Kubelet:
                 self._make_v1(hierarchy.name or next(iter(hierarchy.controllers)), cgroup)
             self._copy_cpusets(cgroup, writer)
         if self.driver is Driver.SYSTEMD:
-            self._hold_unit(cgroup, shares, quota_us, memory_bytes, writer, adjusted)
+            self._hold_unit(cgroup, shares, quota_us, memory_bytes, cpus, writer, adjusted)
         self._values(cgroup, shares, quota_us, memory_bytes, cpus, writer, adjusted)
 
     def _hold_unit(
@@ -305,6 +305,7 @@ class Kubelet:
         shares: int,
         quota_us: int,
         memory_bytes: int,
+        cpus: str,
         writer: str,
         adjusted: Mapping[str, str],
     ) -> None:
@@ -312,7 +313,7 @@ class Kubelet:
 
         So a `daemon-reload` brings these back, not what kubelet had asked for.
         """
-        properties = self._properties(shares, quota_us, memory_bytes, writer, adjusted)
+        properties = self._properties(shares, quota_us, memory_bytes, cpus, writer, adjusted)
         *above, name = cgroup.split("/")
         self.systemd.start(name, parent=above[-1] if above else "", **properties)
 
@@ -321,6 +322,7 @@ class Kubelet:
         shares: int,
         quota_us: int,
         memory_bytes: int,
+        cpus: str,
         writer: str,
         adjusted: Mapping[str, str],
     ) -> Properties:
@@ -341,8 +343,8 @@ class Kubelet:
         for file, prop in (("min", "MemoryMin"), ("low", "MemoryLow"), ("high", "MemoryHigh")):
             if adjusted.get(f"memory.{file}", "max") != "max":
                 properties[prop] = int(adjusted[f"memory.{file}"])
-        if "cpuset.cpus" in adjusted:
-            properties["AllowedCPUs"] = adjusted["cpuset.cpus"]
+        if adjusted.get("cpuset.cpus", cpus):
+            properties["AllowedCPUs"] = adjusted.get("cpuset.cpus", cpus)
         return properties
 
     def _make_v1(self, controller: str, cgroup: str) -> None:

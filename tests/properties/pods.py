@@ -1,0 +1,162 @@
+"""The pods of a random life: what sorts there are, and what their objects and requests say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import msgspec
+
+from apis.keys import (
+    ANNOTATION_EXTENDED_RESOURCE_SPEC,
+    ANNOTATION_OOM_SCORE_ADJ,
+    ANNOTATION_RESOURCE_STATUS,
+    LABEL_QOS_CLASS,
+)
+from apis.qos import KubeQoS
+from hooks import subject as subjects
+from hooks.decision import Decision
+from hooks.subject import NOTHING_REQUESTED, Requested, make_pod
+from linux.cpuset import CpuSet
+from linux.resources import UNLIMITED, Resource
+from tests.simulated.kubelet import Container, KubeQos, Limits, Pod, shares_of
+
+GIB = 1 << 30
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A sort of pod: its class, and what its containers ask for.
+
+    exclusive_cpus: the scheduler's for the pod alone, in whole cores where the kind says so. numa:
+    the scheduler names the NUMA node that the pod is to stay on.
+    """
+
+    name: str
+    kube_qos: KubeQos
+    qos: str = ""
+    limits: Limits = NO_LIMITS
+    batch_milli: int = 0
+    batch_bytes: int = 0
+    exclusive_cpus: int = 0
+    whole_cores: bool = False
+    numa: bool = False
+    oom_score_adj: int | None = None
+
+    @property
+    def pinned_cpus(self) -> int:
+        """What kubelet's static policy gives each container: Guaranteed and whole CPUs only."""
+        whole, rest = divmod(self.limits.cpu_limit_milli, 1000)
+        return whole if self.kube_qos == "Guaranteed" and not rest else 0
+
+
+_ONE_CPU = Limits(1000, 1000, GIB, memory_request_bytes=GIB)
+
+KINDS = (
+    Kind("guaranteed", "Guaranteed", limits=_ONE_CPU),
+    Kind("latency", "Burstable", "LS", Limits(500, 2000, GIB, memory_request_bytes=GIB // 2)),
+    Kind("latency-numa", "Burstable", "LS", Limits(500, 2000, GIB), numa=True),
+    Kind("unlimited", "Burstable", "LS", Limits(250)),
+    Kind("reserved", "Guaranteed", "LSR", _ONE_CPU, exclusive_cpus=1),
+    Kind("reserved-numa", "Guaranteed", "LSR", _ONE_CPU, exclusive_cpus=2, numa=True),
+    Kind("reserved-without", "Guaranteed", "LSR", _ONE_CPU),
+    Kind("alone", "Guaranteed", "LSE", _ONE_CPU, exclusive_cpus=2, whole_cores=True),
+    Kind("system", "Burstable", "SYSTEM", Limits(100)),
+    Kind("batch", "BestEffort", "BE", batch_milli=500, batch_bytes=GIB // 2),
+    Kind("batch-numa", "BestEffort", "BE", batch_milli=500, batch_bytes=GIB // 2, numa=True),
+    Kind("batch-unlimited", "BestEffort", "BE"),
+    Kind("spare", "BestEffort", oom_score_adj=900),
+)  # fmt: skip
+
+
+@dataclass
+class Running:
+    """A pod on both kernels, with what the scheduler gave it."""
+
+    kind: Kind
+    name: str
+    here: Pod
+    twin: Pod
+    node: int = 0
+    cpus: frozenset[int] = frozenset()
+    containers: list[RunningContainer] = field(default_factory=list)
+
+
+@dataclass
+class RunningContainer:
+    name: str
+    pod: Running
+    here: Container
+    twin: Container
+    limits: Limits
+    stored: Requested = NOTHING_REQUESTED
+
+
+def told(pod: Running) -> subjects.Pod:
+    """The pod as the runtime tells of it."""
+    labels = {LABEL_QOS_CLASS: pod.kind.qos} if pod.kind.qos else {}
+    annotations: dict[str, str] = {}
+    status: dict[str, object] = {}
+    if pod.cpus:
+        status["cpuset"] = str(CpuSet(pod.cpus))
+    if pod.kind.numa:
+        amount = "kubernetes.io/batch-cpu" if pod.kind.qos == "BE" else "cpu"
+        status["numaNodeResources"] = [{"node": pod.node, "resources": {amount: "500"}}]
+    if status:
+        annotations[ANNOTATION_RESOURCE_STATUS] = json.dumps(status)
+    if pod.kind.batch_milli:
+        amounts = {
+            "kubernetes.io/batch-cpu": str(pod.kind.batch_milli),
+            "kubernetes.io/batch-memory": str(pod.kind.batch_bytes),
+        }
+        both = {"requests": amounts, "limits": amounts}
+        annotations[ANNOTATION_EXTENDED_RESOURCE_SPEC] = json.dumps(
+            {"containers": dict.fromkeys(("c0", "c1", "c2", "c3"), both)}
+        )
+    if pod.kind.oom_score_adj is not None:
+        annotations[ANNOTATION_OOM_SCORE_ADJ] = str(pod.kind.oom_score_adj)
+    return make_pod(
+        namespace="default",
+        name=pod.name,
+        uid=pod.here.uid,
+        labels=labels,
+        annotations=annotations,
+        kube_qos=KubeQoS(pod.kind.kube_qos),
+        cgroup=pod.here.cgroup,
+    )
+
+
+def requested(limits: Limits) -> Requested:
+    """What kubelet's CRI request says."""
+    return Requested(
+        cpu_shares=shares_of(limits.cpu_request_milli),
+        cfs_quota_us=limits.quota_us,
+        cfs_period_us=100_000,
+        memory_limit_bytes=limits.memory_limit_bytes or UNLIMITED,
+        cpus=CpuSet.parse(limits.cpus) if limits.cpus else None,
+    )
+
+
+def over(asked: Requested, decision: Decision) -> Requested:
+    """The specification that the runtime stores: the request with our values over it."""
+    fields = {
+        Resource.CPU_SHARES: "cpu_shares",
+        Resource.CPU_CFS_QUOTA: "cfs_quota_us",
+        Resource.MEMORY_LIMIT: "memory_limit_bytes",
+        Resource.CPUSET_CPUS: "cpus",
+    }
+    changes = {
+        fields[resource]: outcome.value
+        for (resource, _), outcome in decision.outcomes.items()
+        if resource in fields
+    }
+    return msgspec.structs.replace(asked, **changes)
+
+
+def laid_over(upper: Requested, lower: Requested) -> Requested:
+    """What the runtime stores after an update: it names what changes."""
+    said = {
+        name: value for name, value in msgspec.structs.asdict(upper).items() if value is not None
+    }
+    return msgspec.structs.replace(lower, **said)
