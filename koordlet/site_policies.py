@@ -1,14 +1,17 @@
 """Policies of the site: found, loaded on change, and kept from harming anybody.
 
-A file of `policies.d` runs as root inside the daemon, so it must belong to the daemon's user and be
-writable by nobody else; it is off by default altogether. A file that fails to load keeps its last
-good policy. A call that fails or takes too long costs that policy its claims for that subject until
-the file changes, with an event; after several subjects the policy is off as a whole, because every
-slow call is a pod that waits. What a policy may claim is `hooks.site`'s business.
+A file of `policies.d` runs as root inside the daemon, so it, its directory and the way there must
+belong to root or the daemon's user and be writable by nobody else, and the file must lie there
+itself: a link would be checked here and changed elsewhere. It is off by default altogether. A file
+that fails to load keeps its last good policy. A call that fails or takes too long costs that policy
+its claims for that subject until the file changes, with an event; after several subjects the policy
+is off as a whole, because every slow call is a pod that waits. What a policy may claim is
+`hooks.site`'s business.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
 import logging
@@ -81,15 +84,21 @@ class SiteLoader:
 
     def _names(self, problems: list[tuple[str, str]]) -> list[str]:
         try:
-            status = os.stat(self._directory)
+            status = os.lstat(self._directory)
             names = sorted(os.listdir(self._directory))
         except FileNotFoundError:
             return []
         except OSError as error:
             problems.append((self._directory, error.strerror or str(error)))
             return []
+        if stat.S_ISLNK(status.st_mode):
+            problems.append((self._directory, "is a symbolic link: name the directory itself"))
+            return []
         if problem := _ownership_problem(status):
             problems.append((self._directory, problem))
+            return []
+        if exposed := _exposed_above(self._directory):
+            problems.append(exposed)
             return []
         found = [name for name in names if name.endswith(".py") and name[0] not in "._"]
         if len(found) > MOST_FILES:
@@ -104,21 +113,27 @@ class SiteLoader:
     ) -> tuple[Policy | None, str]:
         before = self._files.get(path)
         try:
-            with open(path, "rb") as file:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+            with open(os.open(path, flags), "rb") as file:
                 status = os.fstat(file.fileno())
-                stamp = _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+                stamp = _stamp(status)
                 if before is not None and before[0] == stamp:
                     files[path] = before
                     return before[1], before[2]
-                if problem := _ownership_problem(status):
-                    raise InputError(obj=path, field="owner", value=status.st_uid, problem=problem)
+                if problem := _file_problem(status):
+                    raise InputError(obj=path, field="", value="", problem=problem)
                 source = file.read(_MAX_FILE_BYTES + 1)
             if len(source) > _MAX_FILE_BYTES:
-                raise InputError(obj=path, field="size", value="", problem="larger than 1 MiB")
+                raise InputError(obj=path, field="", value="", problem="larger than 1 MiB")
             policy, problem = self._execute(path, source, taken), ""
         except OSError as error:
-            return (before[1] if before else None), error.strerror or str(error)
-        except (InputError, InputErrors) as error:
+            link = error.errno == errno.ELOOP
+            problem = "is a symbolic link: copy the file" if link else error.strerror or str(error)
+            return (before[1] if before else None), problem
+        except InputError as error:
+            # Whoever reports it names the file.
+            policy, problem = None, error.problem if not error.field else str(error)
+        except InputErrors as error:
             policy, problem = None, str(error)
         if policy is None and before is not None and before[1] is not None:
             policy, problem = before[1], f"{problem}; its last good version stays in force"
@@ -137,10 +152,10 @@ class SiteLoader:
             self._interrupter.run(lambda: exec(code, module.__dict__), LOAD_LIMIT_S)
         except Overtime:
             problem = f"took longer than {LOAD_LIMIT_S:g} s to load"
-            raise InputError(obj=path, field="(file)", value="", problem=problem) from None
+            raise InputError(obj=path, field="", value="", problem=problem) from None
         except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}"
-            raise InputError(obj=path, field="(file)", value="", problem=problem) from error
+            raise InputError(obj=path, field="", value="", problem=problem) from error
         return admit(getattr(module, "POLICY", None), origin=path, taken=taken)
 
     def _load_entry_points(self) -> tuple[tuple[Policy, ...], tuple[tuple[str, str], ...]]:
@@ -330,6 +345,17 @@ class _Stamp(msgspec.Struct, frozen=True):
     inode: int
     size: int
     modified_ns: int
+    owner: int
+    mode: int
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    """Return what tells that a file is another one, or others may write it now."""
+    return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_uid, status.st_mode)
+
+
+def _file_problem(status: os.stat_result) -> str:
+    return _ownership_problem(status) if stat.S_ISREG(status.st_mode) else "is not a regular file"
 
 
 def _ownership_problem(status: os.stat_result) -> str:
@@ -338,3 +364,16 @@ def _ownership_problem(status: os.stat_result) -> str:
     if stat.S_IMODE(status.st_mode) & 0o022:
         return "is writable by others: chmod go-w it"
     return ""
+
+
+def _exposed_above(directory: str) -> tuple[str, str] | None:
+    """Return (directory, problem) where others could put another directory in this one's place."""
+    for path in (directory, os.path.realpath(directory)):
+        while (path := os.path.dirname(path)) != "/":
+            status = os.stat(path)
+            if status.st_uid not in (0, os.geteuid()):
+                return path, "belongs to another user, who could replace what lies below it"
+            shared = stat.S_IMODE(status.st_mode) & (0o002 if status.st_gid == 0 else 0o022)
+            if shared and not status.st_mode & stat.S_ISVTX:
+                return path, "is writable by others, who could replace what lies below it"
+    return None

@@ -120,6 +120,50 @@ def test_what_others_can_write_is_not_run(folder: Path, loader: SiteLoader, mode
     assert names(loader) == []
 
 
+def test_a_link_is_not_run_wherever_it_leads(folder: Path, loader: SiteLoader) -> None:
+    elsewhere = folder.parent / "elsewhere.py"
+    elsewhere.write_text(GOOD.format(name="one"))
+    (folder / "a.py").symlink_to(elsewhere)
+    policies, found = loader.load()
+    assert policies == ()
+    assert found == ((f"{folder}/a.py", "is a symbolic link: copy the file"),)
+    linked = folder.parent / "linked.d"
+    linked.symlink_to(folder)
+    assert "is a symbolic link" in problems(SiteLoader(str(linked), Interrupter()))[0]
+
+
+def test_what_is_no_file_is_not_waited_for(folder: Path, loader: SiteLoader) -> None:
+    os.mkfifo(folder / "a.py")
+    (folder / "b.py").mkdir()
+    assert problems(loader) == ["is not a regular file", "Is a directory"]
+
+
+def test_a_directory_that_others_can_replace_is_not_run(tmp_path: Path) -> None:
+    above = tmp_path / "shared"
+    directory = above / "policies.d"
+    directory.mkdir(parents=True)
+    (directory / "a.py").write_text(GOOD.format(name="one"))
+    loader = SiteLoader(str(directory), Interrupter())
+    above.chmod(0o777)
+    assert loader.load() == (
+        (),
+        ((str(above), "is writable by others, who could replace what lies below it"),),
+    )
+    above.chmod(0o1777)
+    assert names(loader) == ["site/one"]
+
+
+def test_a_file_that_others_may_write_from_now_on_is_told(folder: Path, loader: SiteLoader) -> None:
+    path = folder / "a.py"
+    path.write_text(GOOD.format(name="one"))
+    assert problems(loader) == []
+    path.chmod(0o666)
+    assert problems(loader) == [
+        "is writable by others: chmod go-w it; its last good version stays in force"
+    ]
+    assert names(loader) == ["site/one"]
+
+
 def test_what_belongs_to_another_user_is_not_run(folder: Path, loader: SiteLoader) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: gives a file away")
