@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, cast
 
+LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 BACKEND_MODES = ("Containerd", "Docker")
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def parse(arguments: Sequence[str]) -> Options:
         "--koord-runtimeproxy-endpoint",
         dest="listen",
         type=socket_path,
-        default="/var/run/koord-runtimeproxy/runtimeproxy.sock",
+        default=LISTEN,
         help="unix socket that kubelet connects to (default %(default)s)",
     )
     parser.add_argument(
