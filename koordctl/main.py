@@ -9,14 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apis.errors import InputError
+from apis.errors import InputError, InputErrors
 from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
 from koordctl.errors import CommandError
+from koordlet import VERSION
+from koordlet.console import guarded
+
+DEFAULT_RUN_DIR = "/run/koordlet"
+_MOST_MANIFEST_BYTES = 24 << 20
+"""What one plan may ask about; the daemon takes 32 MiB with all that JSON adds."""
 
 _EPILOG = """\
 examples:
@@ -31,16 +38,19 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
+    return guarded("koordctl", lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
-    except (Unreachable, Refused, CommandError) as error:
+    except (Unreachable, Refused, CommandError, InputError) as error:
         print(f"koordctl: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader of a pipe went away; that is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except InputErrors as errors:
+        for each in errors.errors:
+            print(f"koordctl: {each}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,10 +60,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--run-dir",
-        default=os.environ.get("KOORDLET_RUN_DIR", "/run/koordlet"),
-        help="the daemon's runDir (default: $KOORDLET_RUN_DIR or /run/koordlet)",
+    parser.add_argument("--version", action="version", version=f"koordctl {VERSION}")
+    _say_where_and_how(
+        parser,
+        run_dir=os.environ.get("KOORDLET_RUN_DIR", "") or DEFAULT_RUN_DIR,
+        output="table",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -61,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         name: str, function: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
-        made.add_argument("-o", "--output", choices=("table", "json"), default="table")
+        # Here they overrule the same options before the command, if they are given.
+        _say_where_and_how(made, run_dir=argparse.SUPPRESS, output=argparse.SUPPRESS)
         made.set_defaults(command=function)
         return made
 
@@ -98,6 +110,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     restore.add_argument("--config", metavar="FILE", help="koordlet's configuration")
     return parser
+
+
+def _say_where_and_how(parser: argparse.ArgumentParser, *, run_dir: str, output: str) -> None:
+    """Add what every question takes, before the command and after it."""
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        type=os.path.abspath,
+        default=run_dir,
+        help=f"the daemon's runDir (default: $KOORDLET_RUN_DIR or {DEFAULT_RUN_DIR})",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json"),
+        default=output,
+        help="for people or for programs (default: table)",
+    )
 
 
 def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) -> None:
@@ -157,7 +187,7 @@ def _plan(options: argparse.Namespace) -> int:
         except Unreachable as error:
             raise CommandError(f"{error}; or plan without it: --offline") from None
     _show(options, answer, render.plan)
-    return 0
+    return 1 if any(problem["file"] for problem in answer["problems"]) else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -186,15 +216,32 @@ def read_manifests(directory: str) -> dict[str, str]:
                 for name in os.listdir(directory)
                 if name.endswith((".yaml", ".yml", ".json")) and not name.startswith(".")
             )
-        files = {}
+        files: dict[str, str] = {}
+        left = _MOST_MANIFEST_BYTES
         for name in names:
-            with open(f"{directory}/{name}", encoding="utf-8") as file:
-                files[name] = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+            data = _read_regular(f"{directory}/{name}", left)
+            left -= len(data)
+            files[name] = data.decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"cannot read {directory}/{name}: not UTF-8: {error}") from None
+    except OSError as error:
         raise CommandError(f"cannot read the objects: {error}") from None
     if not files:
         raise CommandError(f"no manifests (*.yaml, *.yml, *.json) in {directory}")
     return files
+
+
+def _read_regular(path: str, most_bytes: int) -> bytes:
+    """Return a file's bytes. What is no file would be waited for, or never end."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise CommandError(f"{path} is not a regular file: take it out of the directory")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise CommandError(
+            f"{path} is too large: manifests of one plan may have {_MOST_MANIFEST_BYTES >> 20} MiB"
+        )
+    return data
 
 
 if __name__ == "__main__":

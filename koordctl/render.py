@@ -35,7 +35,8 @@ def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
 
 def heading(text: str) -> str:
     """Return a heading: bold on a terminal."""
-    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return f"\033[1m{text}\033[0m" if terminal else text
 
 
 def when(seconds: float) -> str:

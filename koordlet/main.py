@@ -6,7 +6,6 @@ paths of upstream's DaemonSet.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Final
 from apis.errors import InputError, InputErrors
 from koordlet import VERSION
 from koordlet.config import DEFAULT_PATH, Config, Mode, describe, load, mode_of
+from koordlet.console import guarded
 from koordlet.flags import Parsed, help_text, parse_flags
 
 _HELP: Final = f"""\
@@ -44,9 +44,15 @@ The configuration file: docs/configuration.md. Asking a running daemon: koordctl
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded("koordlet", lambda: _command(given))
+
+
+def _command(given: list[str]) -> int:
     if any(each in ("-h", "-help", "--help", "help") for each in given):
         print(_HELP.format(flags=help_text()))
         return 0
+    if given in (["-version"], ["--version"]):
+        given = ["version"]
     command = given.pop(0) if given and not given[0].startswith("-") else ""
     default_mode = Mode.HOST
     if not command:
@@ -111,7 +117,7 @@ def _restore(flags: Parsed, mode: Mode) -> int:
 
 
 def _version(flags: Parsed, mode: Mode) -> int:
-    print(f"koordlet {VERSION}, Python {sys.version.split()[0]}, {asyncio.__name__} on uvloop")
+    print(f"koordlet {VERSION}, Python {sys.version.split()[0]}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_a_plan_tells_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node_object("1.25")))
 
     async def test(n: Node, ask: Ask) -> None:
-        assert await ask("plan", "--objects", str(tmp_path)) == 0
+        assert await ask("plan", "--objects", str(tmp_path)) == 1
         shown = capsys.readouterr().out
         assert "lots" in shown
         assert "Nothing would be written" in shown
@@ -147,6 +148,7 @@ def test_doctor_examines_machine_and_daemon(capsys: pytest.CaptureFixture[str]) 
         (["explain", "pod", "x"], "no daemon"),
         (["plan", "--objects", "/does/not/exist"], "cannot read the objects"),
         (["plan", "--objects", "."], "no manifests"),
+        (["restore", "--config", "/does/not/exist"], "/does/not/exist: no such file"),
     ],
 )
 def test_without_a_daemon_a_command_says_what_to_do(
@@ -167,6 +169,46 @@ def test_a_plan_without_a_daemon_points_to_offline(
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(SLO))
     assert main(["--run-dir", str(tmp_path), "plan", "--objects", str(tmp_path)]) == 2
     assert "--offline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: os.mkfifo(path), "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.write_bytes(b" " * (25 << 20)), "is too large"),
+        (lambda path: path.write_bytes(b"\xff"), "not UTF-8"),
+    ],
+)
+def test_a_plan_waits_for_nothing_that_is_no_manifest(
+    tmp_path: Path,
+    make: Callable[[Path], object],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(tmp_path / "a.yaml")
+    assert main(["--run-dir", str(tmp_path), "plan", "--objects", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "a.yaml" in told
+
+
+def test_every_mistake_of_the_configuration_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("{runDir: here, foo: 1, objectsDir: there}")
+    assert main(["restore", "--config", str(tmp_path / "c.yaml")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and "foo = '1': unknown field" in told[0]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_the_run_directory_and_the_form_are_named_before_or_after_the_command(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--run-dir", str(tmp_path / "that"), "-o", "json"]
+    assert main([*options, "status"] if place == "before" else ["status", *options]) == 2
+    assert f"{tmp_path}/that/admin.sock does not exist" in capsys.readouterr().err
 
 
 def test_a_wrong_command_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
