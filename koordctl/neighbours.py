@@ -11,8 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import yaml
-
+from apis.manifest import NotYaml, document
 from koordctl.finding import Check, Finding, Patient
 from koordctl.processes import NotOurs, Process
 from koordlet.config import Config
@@ -21,6 +20,7 @@ from runtime_proxy.options import LISTEN
 NRI_TABLE: Final = "io.containerd.nri.v1.nri"
 _CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _CRI_PLUGINS: Final = frozenset({"cri", "io.containerd.grpc.v1.cri"})
+_MOST_VALUES: Final = 10_000
 _KUBELETS_RUNTIME: Final = "unix:///run/containerd/containerd.sock"
 
 _DAEMONS: Final = frozenset({"koordlet", "koordlet.main"})
@@ -168,7 +168,7 @@ def _kubelet(patient: Patient) -> Iterator[Finding]:
             config = _kubelet_config(kubelet)
         except NotOurs as reason:
             yield Finding("kubelet", "info", f"not looked at: {reason}")
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        except (OSError, NotYaml, UnicodeDecodeError) as error:
             yield Finding("kubelet", "warn", f"process {kubelet.shown}: {error}")
         else:
             yield from _managers(kubelet, config)
@@ -180,7 +180,7 @@ def _kubelet(patient: Patient) -> Iterator[Finding]:
 
 def _kubelet_config(kubelet: Process) -> Mapping[str, Any]:
     path = kubelet.flag("config")
-    config = yaml.safe_load(kubelet.read(path)) if path else {}
+    config = document(kubelet.read(path).decode(), most_values=_MOST_VALUES) if path else {}
     return config if isinstance(config, dict) else {}
 
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-import yaml
 from google.protobuf.message import DecodeError
 
+from apis import manifest
 from apis.errors import InputError, printable
 from apis.qos import KubeQoS
 from hooks.decision import Decision
@@ -46,6 +46,9 @@ _MAX_PAYLOAD: Final = MAX_SENT_BYTES - 16
 
 _MAX_SYNCHRONIZED: Final = 200_000
 """Sandboxes and containers that one Synchronize may list, over all its slices."""
+
+_MOST_CONFIGURED: Final = 1000
+"""Values of the configuration text, of which one is used."""
 
 _NOBODY: Final = make_pod(
     namespace="", name="", uid="", labels={}, annotations={}, kube_qos=KubeQoS.GUARANTEED
@@ -270,11 +273,11 @@ class Session:
         if not config.strip():
             return self._options.events
         try:
-            document = yaml.safe_load(config[:65536])
-            if isinstance(document, dict) and isinstance(document.get("events"), str):
-                return parse_events(document["events"], obj="NRI plugin configuration")
+            tree = manifest.document(config[:65536], most_values=_MOST_CONFIGURED)
+            if isinstance(tree, dict) and isinstance(tree.get("events"), str):
+                return parse_events(tree["events"], obj="NRI plugin configuration")
             problem = "it has no text under 'events'"
-        except (yaml.YAMLError, InputError) as error:
+        except (manifest.NotYaml, InputError) as error:
             problem = printable(str(error))
         log.warning(
             "the runtime's configuration text is not used: %s; the default events stay", problem
