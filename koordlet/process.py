@@ -38,6 +38,9 @@ SWITCH_INTERVAL_S: Final = 0.0002
 """How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
 would stand in the tail of every hook's latency; below this, switching itself begins to cost."""
 
+_CAP_DAC_OVERRIDE: Final = 1
+"""The bit of capabilities(7)."""
+
 _YOUNGEST: Final = 2000
 """How many new objects are looked at together: about a third of a millisecond."""
 _QUIET_S: Final = 5.0
@@ -56,6 +59,9 @@ def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -
     try:
         prepare_run_dir(config.run_dir)
         with node_lock(f"{config.run_dir}/{LOCK}"):
+            if not writes_for_root():
+                _LOG.error("not root: no kernel file could be written; run it as root")
+                return 2
             return _serve(config, reload)
     except LockHeld as held:
         _LOG.error("another daemon runs on this node: %s", held)
@@ -129,12 +135,26 @@ def prepare_run_dir(path: str) -> None:
         raise OSError(f"{path} is writable by others: chmod 0755 {path}, or set runDir")
 
 
+def writes_for_root(status: str = "/proc/self/status") -> bool:
+    """Tell whether this process may write root's files: as root, or with CAP_DAC_OVERRIDE."""
+    if os.geteuid() == 0:
+        return True
+    with open(status, encoding="ascii", errors="replace") as file:
+        effective = next((line for line in file if line.startswith("CapEff:")), "CapEff: 0")
+    return bool(int(effective.split()[1], 16) >> _CAP_DAC_OVERRIDE & 1)
+
+
 def restore(config: Config) -> int:
     """Give back every value that a daemon changed; refuses while one runs. Returns the status."""
     journal_path = f"{config.run_dir}/journal"
-    if not os.path.exists(journal_path):
+    try:
+        os.stat(journal_path)
+    except FileNotFoundError:
         print(f"nothing to restore: no journal at {journal_path}")
         return 0
+    except OSError as error:
+        print(f"cannot restore: {error}; run it as root", file=sys.stderr)
+        return 1
     try:
         prepare_run_dir(config.run_dir)
         with node_lock(f"{config.run_dir}/{LOCK}"):

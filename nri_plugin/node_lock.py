@@ -41,8 +41,13 @@ def node_lock(path: str) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             raise LockHeld(path, holder if holder.isdigit() else "") from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            # On a full disk the lock holds all the same, without its holder's name.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         yield
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from koordlet.main import main
-from koordlet.process import prepare_run_dir
+from koordlet.process import prepare_run_dir, writes_for_root
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +54,9 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
     assert words in capsys.readouterr().err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert "koordlet 0.1.0" in capsys.readouterr().out
 
 
@@ -99,6 +101,30 @@ def test_restore_without_a_journal_has_nothing_to_do(
 ) -> None:
     assert main(["restore", "--config", config(tmp_path)]) == 0
     assert "nothing to restore" in capsys.readouterr().out
+
+
+def test_restore_does_not_take_a_journal_that_it_may_not_see_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: str) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert main(["restore", "--config", config(tmp_path)]) == 1
+    assert "run it as root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("effective", "may"), [("0000000000000000", False), ("2", True)])
+def test_a_daemon_that_could_write_nothing_does_not_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    effective: str,
+    may: bool,
+) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tkoordlet\nCapEff:\t{effective}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert writes_for_root(str(status)) is may
 
 
 def test_the_run_directory_is_made_for_its_owner(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 from pathlib import Path
@@ -204,6 +205,19 @@ def test_the_lock_file_is_private_and_follows_no_link(tmp_path: Path) -> None:
     os.unlink(path)
     os.symlink(tmp_path / "elsewhere", path)
     with pytest.raises(OSError, match="symbolic links"), node_lock(path):
+        pass
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    path = str(tmp_path / LOCK_FILE)
+    held = pytest.raises(LockHeld, match="another process holds")
+    with node_lock(path), held, node_lock(path):
         pass
 
 
