@@ -14,6 +14,7 @@ GROUP_IDENTITY_BVT_ONLY: Final = "GroupIdentityBvtOnly"
 CPU_IDLE_ON_QOS_DIRECTORIES: Final = "CPUIdleOnQoSDirectories"
 POD_SUMS_OF_REGULAR_CONTAINERS: Final = "PodSumsOfRegularContainers"
 GPU_MINOR_NUMBERS: Final = "GPUMinorNumbers"
+GPU_WITHOUT_DEVICE_NODES: Final = "GPUWithoutDeviceNodes"
 MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
 NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
 OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
@@ -26,6 +27,7 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
             "pod sums leave out init containers, sidecars and overhead"
         ),
         GPU_MINOR_NUMBERS: "NVIDIA_VISIBLE_DEVICES names GPUs by minor number, never by UUID",
+        GPU_WITHOUT_DEVICE_NODES: "GPUEnvInject gives no device nodes, only the environment",
         NORMALIZED_PODS_ON_V1: "CPU normalisation divides pods' own quotas on cgroup v1 as well",
         MEMORY_QOS_WRITES_ZEROS: (
             "memory QoS writes 0 or max where a percentage is 0 or a class is switched off"

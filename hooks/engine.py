@@ -44,14 +44,12 @@ class PolicyState:
     """One policy in an engine: its rule, or why it is off, and what was wrong with its input.
 
     problem: the error of the newest input when the rule was not made from all of it, else "".
-    partial: the rule lacks what hangs on the bad field; otherwise a rule with a problem is older.
     """
 
     policy: Policy
     rule: Any
     off: Off | None = None
     problem: str = ""
-    partial: bool = False
 
     @property
     def active(self) -> bool:
@@ -88,8 +86,9 @@ class Engine:
     ) -> Engine:
         """Parse every policy's rule from `inputs`.
 
-        Bad input of one policy keeps that policy's rule of `previous`; without one the policy does
-        without the bad field, or is off. The others get their new rules.
+        Bad input of one policy keeps that policy's rule of `previous`, or of that rule what the bad
+        field was good for; without a previous rule it takes a default, or the policy is off. The
+        others get their new rules.
         """
         before = {state.policy.name: state for state in previous.states} if previous else {}
         states = [
@@ -186,9 +185,12 @@ def _keep(
 def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> PolicyState:
     if not inputs.settings.gate(policy.gate, default=policy.gate_default):
         return PolicyState(policy, None, Off(OffBecause.GATE, f"feature gate {policy.gate}=false"))
-    partial: Partial | None = None
+    last = before if before is not None and before.active else None
     try:
         rule = policy.parse(inputs)
+        if isinstance(rule, Partial):
+            mended = rule.rule if last is None else rule.mend(last.rule)
+            return PolicyState(policy, mended, problem=str(rule.error))
     except (InputError, InputErrors) as error:
         problem = str(error)
     except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
@@ -196,13 +198,9 @@ def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> Po
     else:
         if isinstance(rule, Off):
             return PolicyState(policy, None, rule)
-        if not isinstance(rule, Partial):
-            return PolicyState(policy, rule)
-        partial, problem = rule, str(rule.error)
-    if before is not None and before.active and not (partial and before.partial):
-        return PolicyState(policy, before.rule, problem=problem, partial=before.partial)
-    if partial is not None:
-        return PolicyState(policy, partial.rule, problem=problem, partial=True)
+        return PolicyState(policy, rule)
+    if last is not None:
+        return PolicyState(policy, last.rule, problem=problem)
     return PolicyState(policy, None, Off(OffBecause.BAD_INPUT, problem), problem)
 
 

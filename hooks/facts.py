@@ -39,6 +39,7 @@ class KernelFacts(msgspec.Struct, frozen=True):
         degraded.
     rdma: PCI address -> verbs device node, for RDMA injection.
     rdma_cm: the connection manager's device node, if there is one.
+    gpus: minor number -> device node of NVIDIA's driver; gpu_control: the nodes of all its users.
     """
 
     cgroup_version: int = 1
@@ -51,6 +52,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
     page_size_bytes: int = 4096
     rdma: Mapping[str, DeviceNode] = {}
     rdma_cm: DeviceNode | None = None
+    gpus: Mapping[int, DeviceNode] = {}
+    gpu_control: tuple[DeviceNode, ...] = ()
 
 
 class NodeMeta(msgspec.Struct, frozen=True):

@@ -46,14 +46,15 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A rule made without a bad field, and the error that names the field.
+    """A rule that does without a bad field, so that the field costs itself and not the policy.
 
-    The last good rule stays in force where there is one. This one holds where there is none, so
-    that the field does not cost the policy.
+    rule: with a default in the field's place. mend(last): with what `last`, the policy's rule until
+        now, has there. error: names the field.
     """
 
     rule: Any
     error: InputError | InputErrors
+    mend: Callable[[Any], Any]
 
 
 ClaimFunction = Callable[[Any, Any], Iterable[Claimed]]

@@ -20,6 +20,7 @@ from hooks.facts import KernelFacts, ResctrlFacts
 from linux.cgroup_files import FILES, INT64_MAX, CgroupFile, Codec, field_text
 from linux.cgroup_paths import Layout
 from linux.cpuset import CpuSet
+from linux.device_nodes import read_gpus
 from linux.host import Host
 from linux.procfs import kernel_release
 from linux.rdma import read_rdma
@@ -90,6 +91,7 @@ def probe(host: Host, layout: Layout) -> Probed:
     else:
         supported |= {Resource.RESCTRL_GROUP, Resource.RESCTRL_SCHEMATA}
     rdma, rdma_cm = read_rdma(host)
+    gpus, gpu_control = read_gpus(host)
     facts = KernelFacts(
         cgroup_version=layout.version,
         kernel_release=_release(host),
@@ -115,6 +117,8 @@ def probe(host: Host, layout: Layout) -> Probed:
         page_size_bytes=os.sysconf("SC_PAGE_SIZE"),
         rdma=rdma,
         rdma_cm=rdma_cm,
+        gpus=gpus,
+        gpu_control=gpu_control,
     )
     return Probed(facts, burst_above_quota, reasons)
 

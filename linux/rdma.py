@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
+from linux.device_nodes import device_node
 from linux.host import Host
 from linux.resources import DeviceNode
 
 _ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-_FILE_MODE = 0o666
 
 
 def read_rdma(
@@ -31,15 +31,7 @@ def read_rdma(
             address = host.readlink(f"{verbs_class}/{name}/device").rpartition("/")[2]
         except OSError:
             continue
-        node = _node(host, f"{dev_root}/infiniband/{name}")
+        node = device_node(host, f"{dev_root}/infiniband/{name}")
         if node is not None and _ADDRESS.fullmatch(address):
             found.setdefault(address, node)
-    return found, _node(host, f"{dev_root}/infiniband/rdma_cm")
-
-
-def _node(host: Host, path: str) -> DeviceNode | None:
-    try:
-        kind, major, minor = host.device_number(path)
-    except OSError:
-        return None
-    return DeviceNode(path=path, type=kind, major=major, minor=minor, file_mode=_FILE_MODE)
+    return found, device_node(host, f"{dev_root}/infiniband/rdma_cm")

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from apis.annotations import (
     ExtendedResources,
@@ -71,7 +72,8 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
         ratio = node_ratio(inputs.node) or 1.0
     except InputError as error:
         # The limits do not hang on the ratio: without them best-effort pods would be unbounded.
-        return Partial(Rule(regular_only=regular), error)
+        without = Rule(regular_only=regular)
+        return Partial(without, error, lambda last: replace(without, ratio=last.ratio))
     return Rule(ratio=ratio, regular_only=regular)
 
 

@@ -17,8 +17,10 @@ from operator import or_
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from apis.annotations import NUMANodeResource, ResourceStatus, parse_resource_status
+from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
     ANNOTATION_CPU_SHARED_POOLS,
@@ -28,10 +30,10 @@ from apis.keys import (
     CPU,
 )
 from apis.qos import KubeQoS, QoSClass
-from apis.topology import CPUSharedPool
+from apis.topology import CPUSharedPool, parse_system_qos_resource
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs
-from hooks.policy import Policy, never
+from hooks.policy import Partial, Policy, never
 from hooks.subject import ContainerSubject, HostAppSubject, Level, Pod, PodSubject, SandboxSubject
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
@@ -42,6 +44,7 @@ _STATUS: Final = f"annotation {ANNOTATION_RESOURCE_STATUS}"
 _LS_POOLS: Final = f"NodeResourceTopology annotation {ANNOTATION_CPU_SHARED_POOLS}"
 _BE_POOLS: Final = f"NodeResourceTopology annotation {ANNOTATION_BE_CPU_SHARED_POOLS}"
 _SYSTEM: Final = f"NodeResourceTopology annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
+_SYSTEM_OF_NODE: Final = f"Node annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
 _NO_STATUS: Final = ResourceStatus()
 _NO_CPUS: Final = CpuSet()
 
@@ -55,11 +58,16 @@ class Pools(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """What the node's NodeResourceTopology says."""
+    """What the node's NodeResourceTopology says.
+
+    system: of the Node itself where it says so. An administrator writes it there, and the
+        NodeResourceTopology only repeats it (koordlet.md 4.2).
+    """
 
     ls: Pools
     be: Pools
     system: CpuSet
+    system_source: str
     kubelet_static: bool
 
 
@@ -71,20 +79,41 @@ class Rule(msgspec.Struct, frozen=True):
     unset_quota: bool
 
 
-def parse(inputs: NodeInputs) -> Rule:
-    facts, topology = inputs.topology, None
+def parse(inputs: NodeInputs) -> Rule | Partial:
+    facts, topology, bad = inputs.topology, None, None
     if facts is not None:
+        system, source = facts.system_qos, _SYSTEM
+        text = inputs.node.annotations.get(ANNOTATION_SYSTEM_QOS_RESOURCE)
+        if text:
+            try:
+                system = parse_system_qos_resource(text, obj=f"Node {inputs.node.name}")
+                source = _SYSTEM_OF_NODE
+            except InputError as error:
+                bad = error
         topology = Topology(
             ls=_pools(facts.shared_pools, _LS_POOLS),
             be=_pools(facts.be_shared_pools, _BE_POOLS),
-            system=CpuSet(facts.system_qos.cpus) if facts.system_qos else _NO_CPUS,
+            system=CpuSet(system.cpus) if system else _NO_CPUS,
+            system_source=source,
             kubelet_static=facts.cpu_manager_policy.policy == "static",
         )
-    return Rule(
+    rule = Rule(
         topology=topology,
         be_cpu_manager=inputs.settings.gate("BECPUManager", default=False),
         unset_quota=not inputs.settings.disable_unset_cpu_quota,
     )
+    if bad is None:
+        return rule
+    return Partial(rule, bad, lambda last: _with_system_of(last, rule))
+
+
+def _with_system_of(last: Rule, rule: Rule) -> Rule:
+    """Keep the CPUs of class SYSTEM only: a pool that stood still would overlap allocations."""
+    if last.topology is None or rule.topology is None:
+        return rule
+    kept = last.topology
+    topology = replace(rule.topology, system=kept.system, system_source=kept.system_source)
+    return replace(rule, topology=topology)
 
 
 def _pools(pools: Iterable[CPUSharedPool], source: str) -> Pools:
@@ -126,7 +155,7 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
                 return _claim(cpus, reason, f"{_STATUS}.numaNodeResources", Rank.POD)
             short = f"the share pools of the allocated NUMA nodes {named} are empty"
     if pod.qos is QoSClass.SYSTEM and topology.system:  # 6
-        return _claim(topology.system, "CPUs set apart for SYSTEM pods", _SYSTEM)
+        return _claim(topology.system, "CPUs set apart for SYSTEM pods", topology.system_source)
     if pod.qos is not QoSClass.LS:  # 7 is the pools, as 10
         if pod.kube_qos is KubeQoS.BESTEFFORT:  # 8
             return None

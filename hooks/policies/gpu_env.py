@@ -4,6 +4,10 @@ The scheduler's allocation becomes `NVIDIA_VISIBLE_DEVICES`. Devices are named b
 allocation carries one: a minor number is not the index by which the driver counts (hooks.md 8.35);
 a compat switch names them by minor number as upstream does.
 
+The environment is for a runtime that opens the devices itself, behind systemd's back: a reload of
+systemd then takes them away from the container. So the device nodes are given as well, and stand in
+what the runtime tells systemd; a compat switch leaves them out.
+
 With the label `koordinator.sh/gpu-isolation-provider: HAMi-core` and a share below 100 %, the
 container also gets HAMi-core's library, its limits and its lock directory, and, with the gate
 HamiCoreVGPUMonitor, a directory that the monitor reads. Source: hooks.md 4.6.
@@ -11,7 +15,7 @@ HamiCoreVGPUMonitor, a directory that the monitor reads. Source: hooks.md 4.6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,7 +35,7 @@ from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Policy
 from hooks.subject import ContainerSubject, Level, Pod
-from linux.resources import Mount, Resource, Value
+from linux.resources import DeviceNode, Mount, Resource, Value
 
 NAME: Final = "GPUEnvInject"
 HAMI_CORE: Final = "HAMi-core"
@@ -51,6 +55,8 @@ class Rule(msgspec.Struct, frozen=True):
     """library: host path of HAMi-core; the same path is used inside the container."""
 
     by_minor: bool
+    devices: Mapping[int, DeviceNode]
+    control: tuple[DeviceNode, ...]
     library: str
     monitor: bool
 
@@ -70,8 +76,12 @@ def parse(inputs: NodeInputs) -> Rule:
             problem="expected an absolute, plain path of a library in a directory",
             hint="the default is /usr/local/vgpu/libvgpu.so",
         )
+    kernel = inputs.kernel
+    nodes = compat.GPU_WITHOUT_DEVICE_NODES not in inputs.settings.compat
     return Rule(
         by_minor=compat.GPU_MINOR_NUMBERS in inputs.settings.compat,
+        devices=kernel.gpus if nodes else {},
+        control=kernel.gpu_control if nodes else (),
         library=library,
         monitor=inputs.settings.gate("HamiCoreVGPUMonitor", default=False),
     )
@@ -125,6 +135,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
         "GPUs allocated to the pod",
         f"{_SOURCE}.gpu",
     )
+    yield from _devices(rule, gpus)
     if pod.labels.get(LABEL_GPU_ISOLATION_PROVIDER) == HAMI_CORE:
         try:
             # All or nothing: the library without its limits would not isolate.
@@ -133,6 +144,17 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             yield error
         else:
             yield from isolation
+
+
+def _devices(rule: Rule, gpus: Sequence[DeviceAllocation]) -> Iterator[Claim]:
+    # Another vendor's device has no node of that name.
+    nodes = {gpu.minor: rule.devices[gpu.minor] for gpu in gpus if gpu.minor in rule.devices}
+    source = f"{_SOURCE}.gpu"
+    for node in nodes.values():
+        yield _claim(Resource.DEVICE, node.path, node, "a GPU allocated to the pod", source)
+    if nodes:
+        for node in rule.control:
+            yield _claim(Resource.DEVICE, node.path, node, "whoever uses a GPU needs it", source)
 
 
 def _hami(
@@ -215,7 +237,7 @@ POLICY: Final = Policy(
     name=NAME,
     gate="GPUEnvInject",
     gate_default=False,
-    summary="which GPUs a container was given, and HAMi-core's limits on its share",
+    summary="which GPUs a container was given, their devices, and HAMi-core's limits on its share",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
     individual=lambda pod: LABEL_GPU_ISOLATION_PROVIDER in pod.labels,

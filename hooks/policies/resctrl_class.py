@@ -9,10 +9,11 @@ Source: koordlet.md section 18; linux-interfaces.md 20 (22 to 24).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from apis.errors import InputError, InputErrors
 from apis.keys import ANNOTATION_RESCTRL
@@ -64,18 +65,16 @@ def parse(inputs: NodeInputs) -> Rule | Off | Partial:
         return Off(OffBecause.UNSUPPORTED, "this machine has no resctrl with L3 or MB allocation")
     groups: list[Claim] = []
     tasks: dict[QoSClass | KubeQoS, Claim] = {}
-    errors: list[InputError] = []
+    errors: dict[str, InputError] = {}
     for group, field, qos, members in enabled:
         source = f"{_STRATEGY}.{field}.resctrlQOS"
         start, end = qos.cat_range_start_percent, qos.cat_range_end_percent
         if start >= end:
-            errors.append(
-                InputError(
-                    obj="NodeSLO",
-                    field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
-                    value=start,
-                    problem=f"not below catRangeEndPercent, which is {end}",
-                )
+            errors[group] = InputError(
+                obj="NodeSLO",
+                field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
+                value=start,
+                problem=f"not below catRangeEndPercent, which is {end}",
             )
             start, end = _DEFAULT_RANGE[group]
         # 0 is no limit, as 100 is, and written as well, to undo an earlier one.
@@ -108,7 +107,16 @@ def parse(inputs: NodeInputs) -> Rule | Off | Partial:
         tasks |= dict.fromkeys(members, member)
     degraded = "; ".join(dict.fromkeys(claim.degraded for claim in groups if claim.degraded))
     rule = Rule(tuple(groups), tasks, degraded)
-    return Partial(rule, InputErrors(errors)) if errors else rule
+    if not errors:
+        return rule
+    return Partial(
+        rule, InputErrors(list(errors.values())), lambda last: _with_groups_of(last, rule, errors)
+    )
+
+
+def _with_groups_of(last: Rule, rule: Rule, bad: Container[str]) -> Rule:
+    before = {claim.key: claim for claim in last.groups if claim.key in bad}
+    return replace(rule, groups=tuple(before.get(claim.key, claim) for claim in rule.groups))
 
 
 def claim_node(rule: Rule, subject: NodeSubject) -> tuple[Claim, ...]:

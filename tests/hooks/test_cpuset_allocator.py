@@ -185,6 +185,7 @@ def test_only_ls_host_applications_get_the_share_pools(qos: QoSClass) -> None:
     wanted = CpuSet.parse(ALL) if qos is QoSClass.LS else None
     decision = decide(subject, node(topology=topology(TWO_NODES)), POLICY)
     assert decision.value(Resource.CPUSET_CPUS) == wanted
+    assert decision.faults == ()
     assert values(decide(subject, node(), POLICY)) == {}
 
 
@@ -201,6 +202,38 @@ def test_sources_name_the_field() -> None:
     assert source("BE", BE, NUMA_1_BATCH) == f"{status}.numaNodeResources"
     assert source("SYSTEM", G, None) == f"{nrt} {ANNOTATION_SYSTEM_QOS_RESOURCE}"
     assert source("LS", BU, None) == f"{nrt} {ANNOTATION_CPU_SHARED_POOLS}"
+
+
+def _system_cpus(built: Any) -> tuple[str, str]:
+    outcome = built.decide(a_container(a_pod("SYSTEM", G))).outcomes[Resource.CPUSET_CPUS, ""]
+    return str(outcome.value), outcome.winner.source
+
+
+def test_the_node_itself_may_set_cpus_apart_for_system_pods() -> None:
+    """An administrator writes the Node; upstream's koordlet repeats it in the other object."""
+    of_node = {ANNOTATION_SYSTEM_QOS_RESOURCE: '{"cpuset":"12-13"}'}
+    for nrt in (TWO_NODES, TWO_NODES | SYSTEM):
+        inputs = node(topology=topology(nrt), annotations=of_node)
+        cpus, source = _system_cpus(engine(inputs, POLICY))
+        assert cpus == "12-13" and source == f"Node annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
+    without = node(annotations=of_node)
+    assert values(decide(a_container(a_pod("SYSTEM", G)), without, POLICY)) == {}  # row 3
+
+
+@pytest.mark.parametrize("text", ["{", '{"cpuset":"3-1"}', '{"cpuset":7}'])
+def test_a_bad_annotation_of_the_node_freezes_no_share_pool(text: str) -> None:
+    bad = {ANNOTATION_SYSTEM_QOS_RESOURCE: text}
+    of_node = {ANNOTATION_SYSTEM_QOS_RESOURCE: '{"cpuset":"12-13"}'}
+    fresh = engine(node(topology=topology(TWO_NODES | SYSTEM), annotations=bad), POLICY)
+    assert _system_cpus(fresh)[0] == "14-15"
+    good = engine(node(topology=topology(TWO_NODES), annotations=of_node), POLICY)
+    shrunk = {ANNOTATION_CPU_SHARED_POOLS: [{"node": 0, "cpuset": "0-1"}]}
+    built = engine(node(topology=topology(shrunk), annotations=bad), POLICY, previous=good)
+    assert _system_cpus(built)[0] == "12-13"
+    assert str(built.decide(a_container(a_pod("LS"))).value(Resource.CPUSET_CPUS)) == "0-1"
+    state = built.state(POLICY.name)
+    assert state is not None and "Node n1" in state.problem
+    assert ANNOTATION_SYSTEM_QOS_RESOURCE in state.problem
 
 
 def test_without_a_topology_the_policy_says_what_it_cannot_do() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED, LABEL_GPU_ISOLATION_PROVIDER
-from hooks.compat import GPU_MINOR_NUMBERS
+from hooks.compat import GPU_MINOR_NUMBERS, GPU_WITHOUT_DEVICE_NODES
 from hooks.facts import KernelFacts
 from hooks.policies import gpu_env, rdma_device
 from hooks.policy import OffBecause
@@ -58,6 +58,38 @@ def test_a_pod_without_gpus_gets_nothing(allocated: Any) -> None:
     annotations = {} if allocated is None else {ANNOTATION_DEVICE_ALLOCATED: allocated}
     container = a_container(a_pod("LS", labels=HAMI, annotations=annotations))
     assert values(decide(container, node(), gpu_env.POLICY)) == {}
+
+
+def _nvidia(name: str, major: int, minor: int) -> DeviceNode:
+    return DeviceNode(f"/dev/{name}", "c", major, minor, 0o666)
+
+
+GPU_KERNEL = KernelFacts(
+    gpus={minor: _nvidia(f"nvidia{minor}", 195, minor) for minor in (0, 1, 3)},
+    gpu_control=(_nvidia("nvidiactl", 195, 255), _nvidia("nvidia-uvm", 511, 0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given"),
+    [
+        ([{"minor": 3}, {"minor": 0, "id": "GPU-a1"}], ["nvidia3", "nvidia0"]),
+        ([{"minor": 1}, {"minor": 1}], ["nvidia1"]),  # two shares of one device
+        ([{"minor": 1}, {"minor": 7}], ["nvidia1"]),
+        ([{"minor": 7}], []),  # another vendor's, or no driver here
+    ],
+)
+def test_a_container_gets_the_nodes_of_its_gpus_and_no_others(gpus: Any, given: list[str]) -> None:
+    container = a_container(_gpus(*gpus))
+    decision = decide(container, node(kernel=GPU_KERNEL), gpu_env.POLICY)
+    control = ["nvidiactl", "nvidia-uvm"] if given else []
+    paths = [f"/dev/{name}" for name in (*given, *control)]
+    devices = [o.value for (kind, _), o in decision.outcomes.items() if kind == "device"]
+    assert [device.path for device in devices if isinstance(device, DeviceNode)] == paths
+    environment = {"env:NVIDIA_VISIBLE_DEVICES"}
+    assert set(values(decision)) == environment | {f"device:{path}" for path in paths}
+    compatible = node(kernel=GPU_KERNEL, compat={GPU_WITHOUT_DEVICE_NODES})
+    assert set(values(decide(container, compatible, gpu_env.POLICY))) == environment
 
 
 def test_hami_core_sets_limits_library_and_locks() -> None:

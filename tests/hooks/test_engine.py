@@ -138,34 +138,39 @@ def test_a_bad_input_keeps_the_last_good_rule_of_that_policy_alone(error: Except
     assert [engine.generation for engine in (first, second, third)] == [1, 2, 3]
 
 
-def test_without_a_last_good_rule_a_policy_does_without_the_bad_field() -> None:
-    wanted = iter(["good", "bad 1", "bad 2", "defect", "good"])
+def test_a_bad_field_costs_a_partial_rule_nothing_but_itself() -> None:
+    """Each rule is (field, everything else); a bad field takes its last good value."""
+    field, rest = "1", 0
 
-    def parse(inputs: NodeInputs) -> str | Partial:
-        text = next(wanted)
-        if text == "defect":
-            raise RuntimeError(text)
-        return Partial(f"without {text}", _bad()) if text.startswith("bad") else text
+    def parse(inputs: NodeInputs) -> tuple[str, int] | Partial:
+        made = (field, rest)
+        if field == "bad":
+            return Partial(("default", rest), _bad(), lambda last: (last[0], made[1]))
+        return made
 
-    def rules(*, fresh: bool, times: int) -> list[tuple[str, bool]]:
-        policy, built, seen = _policy("A", parse=parse), None, []
-        if fresh:
-            next(wanted)
-        for _ in range(times):
-            built = Engine.build([policy], node(), previous=built)
-            state = built.state("A")
-            assert state is not None and state.active
-            seen.append((state.rule, bool(state.problem)))
-        return seen
+    def now(previous: Engine | None) -> tuple[Engine, tuple[str, int], bool]:
+        built = Engine.build([_policy("A", parse=parse)], node(), previous=previous)
+        state = built.state("A")
+        assert state is not None and state.active
+        return built, state.rule, str(_bad()) == state.problem
 
-    assert rules(fresh=False, times=3) == [("good", False), ("good", True), ("good", True)]
-    wanted = iter(["good", "bad 1", "bad 2", "defect", "good"])
-    assert rules(fresh=True, times=4) == [
-        ("without bad 1", True),
-        ("without bad 2", True),
-        ("without bad 2", True),
-        ("good", False),
-    ]
+    good, rule, told = now(None)
+    assert (rule, told) == (("1", 0), False)
+    field, rest = "bad", 1
+    assert now(good)[1:] == (("1", 1), True)
+    fresh, rule, told = now(None)
+    assert (rule, told) == (("default", 1), True)
+    rest = 2
+    assert now(fresh)[1:] == (("default", 2), True)
+    field = "2"
+    assert now(fresh)[1:] == (("2", 2), False)
+
+
+def test_a_defect_while_mending_keeps_the_last_good_rule() -> None:
+    good = Engine.build([_policy("A")], node())
+    broken = _policy("A", parse=lambda inputs: Partial("x", _bad(), lambda last: 1 // 0))
+    state = Engine.build([broken], node(), previous=good).state("A")
+    assert state is not None and state.rule == "rule" and "ZeroDivisionError" in state.problem
 
 
 def test_a_rule_that_was_off_is_not_kept() -> None:

@@ -62,6 +62,8 @@ KERNEL = KernelFacts(
     group_identity_sysctl=True,
     sched_core_sysctl=True,
     resctrl=ResctrlFacts(l3_domains=(0,), mb_domains=(0,), cbm_mask=0xFFF),
+    gpus={0: DeviceNode("/dev/nvidia0", "c", 195, 0, 0o666)},
+    gpu_control=(DeviceNode("/dev/nvidiactl", "c", 195, 255, 0o666),),
     rdma={"0000:09:00.0": DeviceNode("/dev/infiniband/uverbs0", "c", 231, 192, 0o666)},
 )
 POOLS = {keys.ANNOTATION_CPU_SHARED_POOLS: [{"socket": 0, "node": 0, "cpuset": "0-3"}]}

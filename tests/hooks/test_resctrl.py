@@ -329,14 +329,19 @@ def test_a_pod_with_its_own_annotation_stays_out_of_the_class() -> None:
     assert both.value(Resource.RESCTRL_GROUP) == "koordlet-uid-web"
 
 
-def test_an_empty_range_keeps_the_last_good_groups() -> None:
-    good = engine(_node(slo=DEFAULTS), resctrl_class.POLICY)
-    slo = classes("resctrlQOS", be={"catRangeStartPercent": 60, "catRangeEndPercent": 40})
+def test_an_empty_range_keeps_the_last_good_group_and_no_other() -> None:
+    last = classes("resctrlQOS", lsr={}, ls={}, be={"catRangeEndPercent": 50})
+    good = engine(_node(slo=last), resctrl_class.POLICY)
+    bad_range = {"catRangeStartPercent": 60, "catRangeEndPercent": 40}
+    slo = classes("resctrlQOS", ls={"catRangeEndPercent": 25}, be=bad_range)
     bad = engine(_node(slo=slo), resctrl_class.POLICY, previous=good)
     state = bad.state("RdtResctrl")
     assert state is not None and state.active
     assert "beClass.resctrlQOS.catRangeStartPercent" in state.problem and "'60'" in state.problem
-    assert bad.decide(NodeSubject()).outcomes == good.decide(NodeSubject()).outcomes
+    assert values(bad.decide(NodeSubject())) == {
+        "resctrl.schemata:LS": "L3:0=7;1=7\nMB:0=100;1=100\n",
+        "resctrl.schemata:BE": "L3:0=3f;1=3f\nMB:0=100;1=100\n",
+    }
 
 
 def test_an_empty_range_without_a_good_one_before_costs_this_range_alone() -> None:

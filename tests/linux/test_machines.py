@@ -7,9 +7,11 @@ import pytest
 from linux import procfs
 from linux.cgroup_paths import Driver
 from linux.cpuset import CpuSet
+from linux.device_nodes import read_gpus
 from linux.discovery import DiscoveryError, discover, kubepods_of
 from linux.rdma import read_rdma
 from linux.resctrl_groups import read_offer
+from linux.resources import DeviceNode
 from linux.topology import read_topology
 from tests.simulated import (
     AMD_CCD_SMBA,
@@ -88,6 +90,22 @@ def test_what_resctrl_offers() -> None:
 
 def test_machines_without_rdma_have_none() -> None:
     assert read_rdma(SimulatedKernel(DEBIAN_12_V2)) == ({}, None)
+
+
+def test_gpus_are_named_by_minor_number_and_the_rest_of_the_driver_by_name() -> None:
+    kernel = SimulatedKernel(DEBIAN_12_V2)
+    assert read_gpus(kernel) == ({}, ())
+    for name, major, minor in (
+        ("nvidia0", 195, 0), ("nvidia12", 195, 12), ("nvidiactl", 195, 255), ("nvidia-uvm", 511, 0),
+        ("nvidia-caps", 1, 1), ("nvidiax", 1, 1),
+    ):  # fmt: skip
+        kernel.add_device(f"/dev/{name}", "c", major, minor)
+    gpus, control = read_gpus(kernel)
+    assert gpus == {n: DeviceNode(f"/dev/nvidia{n}", "c", 195, n, 0o666) for n in (0, 12)}
+    assert [(node.path, node.major, node.minor) for node in control] == [
+        ("/dev/nvidiactl", 195, 255),
+        ("/dev/nvidia-uvm", 511, 0),
+    ]
 
 
 def test_a_process_is_named_by_pid_and_start_time() -> None:
