@@ -41,6 +41,9 @@ def _ratio(text: str, version: int = 2, **settings: Any) -> Any:
         ("1.14", 400000, 350878),
         ("1.20", 100000, 83334),
         ("5.00", 1000, 1000),  # the kernel takes no less
+        ("1.125", 400000, 355556),  # upstream's manager writes two digits, others need not
+        ("999.9", 400000, 1000),
+        ("1.001", 400000, 399601),
         ("1.14", UNLIMITED, None),
         ("1.14", 0, None),
         ("1.14", None, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ from apis.qos import KubeQoS
 from hooks.check import LEVELS, claim_problem
 from hooks.compat import SWITCHES
 from hooks.engine import Engine
-from hooks.facts import KernelFacts, NodeInputs, ResctrlFacts, Settings
+from hooks.facts import KernelFacts, NodeInputs, NodeMeta, ResctrlFacts, Settings
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
 from hooks.subject import ContainerSubject, HostAppSubject, Level, NodeSubject, QosSubject, Subject
@@ -66,6 +67,7 @@ KERNEL = KernelFacts(
     gpu_control=(DeviceNode("/dev/nvidiactl", "c", 195, 255, 0o666),),
     rdma={"0000:09:00.0": DeviceNode("/dev/infiniband/uverbs0", "c", 231, 192, 0o666)},
 )
+RATIO = {keys.ANNOTATION_CPU_NORMALIZATION_RATIO: "2.00"}
 POOLS = {keys.ANNOTATION_CPU_SHARED_POOLS: [{"socket": 0, "node": 0, "cpuset": "0-3"}]}
 
 
@@ -217,6 +219,46 @@ def test_the_order_in_which_policies_are_listed_does_not_matter(
 ) -> None:
     engine = ENGINES[0]
     assert Engine.build(policies, engine.inputs).decide(subject) == engine.decide(subject)
+
+
+# --- what is withdrawn -------------------------------------------------------------------------
+
+SUBJECTS = (a_pod_subject, a_container, a_sandbox, lambda pod: a_directory(pod.kube_qos, pod))
+
+
+@pytest.mark.parametrize("key", ANNOTATIONS)
+def test_an_annotation_that_is_removed_leaves_no_claim_behind(key: str) -> None:
+    """A claim that is gone gives back what was there before: the executor needs no more."""
+    engine, untouched, claimed = _engine(), _engine(), False
+    for qos, make in itertools.product(("LS", "BE"), SUBJECTS):
+        before = engine.decide(make(a_pod(qos, annotations={key: GOOD[key]})))
+        plain_pod = make(a_pod(qos))
+        after = engine.decide(plain_pod, before=before)
+        assert after == untouched.decide(plain_pod)
+        claimed |= before != after
+    assert claimed
+
+
+@pytest.mark.parametrize("policy", BUILTIN, ids=lambda policy: policy.name)
+def test_a_gate_that_is_switched_off_leaves_no_claim_behind(policy: Policy) -> None:
+    claimed = False
+    for inputs in (engine.inputs for engine in ENGINES[:2]):
+        inputs = replace(inputs, node=NodeMeta(annotations=RATIO))
+        gates = inputs.settings.feature_gates
+        off = replace(inputs.settings, feature_gates={**gates, policy.gate: False})
+        on = Engine.build(BUILTIN, inputs)
+        without = Engine.build(BUILTIN, replace(inputs, settings=off), previous=on)
+        pods = [a_pod(qos, annotations=GOOD) for qos in ("LS", "BE")]
+        pods.append(a_pod("LS", specs=[plain("main", cpu=(100, 200), memory=(GIB, GIB))]))
+        subjects: list[Subject] = [NodeSubject()]
+        subjects += [make(pod) for make in SUBJECTS for pod in pods]
+        subjects += [a_container(pod, cfs_quota_us=200000) for pod in pods]
+        for subject in subjects:
+            before = on.decide(subject)
+            claimed |= any(claim.policy == policy.name for claim in claims_of(before))
+            after = claims_of(without.decide(subject, before=before))
+            assert policy.name not in {claim.policy for claim in after}
+    assert claimed
 
 
 # --- bad input, one annotation at a time -------------------------------------------------------
