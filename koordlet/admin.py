@@ -155,7 +155,7 @@ class _Answers:
             "createdWhileAway": numbers.created_while_away,
             "handlerFaults": numbers.handler_faults,
             "worstReplyMs": round(
-                max((h.largest_s for h in numbers.hook_latency.values()), default=0.0) * 1000, 3
+                max((h.largest for h in numbers.hook_latency.values()), default=0.0) * 1000, 3
             ),
         }
         if status.runtime is not None:

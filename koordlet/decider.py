@@ -18,7 +18,7 @@ from hooks.engine import Engine, Guard, fault_of
 from hooks.policy import ClaimFunction
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.events import Events, Severity
-from nri_plugin.statistics import Histogram
+from service.histogram import Histogram
 
 BOUNDS_MS: tuple[float, ...] = tuple(0.01 * 4**power for power in range(8))
 """Upstream's buckets of hook durations, in milliseconds (koordlet.md 23.2)."""

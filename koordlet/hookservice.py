@@ -33,6 +33,7 @@ from linux.resources import UNLIMITED, Resource
 from nri_plugin.capabilities import RuntimeKind
 from nri_plugin.subjects import cpu_set, directory_of, place_of
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from service import unix
 
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
@@ -288,8 +289,7 @@ class HookServer:
         """Raises OSError where the socket cannot be served."""
         path = self._settings.socket
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        unix.make_way(path)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -299,13 +299,11 @@ class HookServer:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._handlers()),)
         )
-        mask = os.umask(0o177)
         try:
-            server.add_insecure_port(f"unix://{path}")
+            with unix.owner_only():
+                server.add_insecure_port(f"unix://{path}")
         except RuntimeError as error:
             raise OSError(f"hookService.socket = {path!r}: {error}") from error
-        finally:
-            os.umask(mask)
         await server.start()
         self._server = server
         self._register()

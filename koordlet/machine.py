@@ -11,7 +11,7 @@ from linux import discovery
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.local import LocalHost
-from nri_plugin.statistics import Histogram
+from service.histogram import Histogram
 
 CGROUP_ROOT: Final = "/sys/fs/cgroup"
 """Where the node's cgroup tree is, in the node's own view; `LocalHost` maps it."""

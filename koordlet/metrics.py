@@ -28,7 +28,8 @@ from koordlet.machine import WriteKey
 from koordlet.reconciler import ReconcileStats
 from linux.cpuset import CpuSet
 from linux.resources import Resource
-from nri_plugin.statistics import Histogram, State, Statistics
+from nri_plugin.statistics import State, Statistics
+from service.histogram import Histogram
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -185,9 +186,7 @@ def _hook_durations(
             if stage == Stage.RECONCILE:
                 continue
             status = "succeeded" if succeeded else "failed"
-            hooks.add_metric(
-                [node, policy, stage, status], buckets(histogram), sum_value=histogram.sum_s
-            )
+            hooks.add_metric([node, policy, stage, status], histogram.cumulative(), histogram.sum)
     yield hooks
 
 
@@ -200,9 +199,7 @@ def _repair(readings: Readings) -> Iterator[Metric]:
     )
     for (level, resource, succeeded), histogram in tuple(readings.repairs.items()):
         status = "succeeded" if succeeded else "failed"
-        invoked.add_metric(
-            [node, level, resource, status], buckets(histogram), sum_value=histogram.sum_s
-        )
+        invoked.add_metric([node, level, resource, status], histogram.cumulative(), histogram.sum)
     yield invoked
     writes = HistogramMetricFamily(
         "koordlet_resource_update_duration_milliseconds",
@@ -210,7 +207,7 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         labels=["type", "status"],
     )
     for (kind, status), histogram in tuple(readings.write_durations.items()):
-        writes.add_metric([kind, status], buckets(histogram), sum_value=histogram.sum_s)
+        writes.add_metric([kind, status], histogram.cumulative(), histogram.sum)
     yield writes
     requests = HistogramMetricFamily(
         "koordlet_kubelet_request_duration_seconds",
@@ -218,7 +215,7 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         labels=["verb", "path", "code"],
     )
     for code, histogram in tuple(readings.kubelet_durations.items()):
-        requests.add_metric(["get", "/pods/", code], buckets(histogram), histogram.sum_s)
+        requests.add_metric(["get", "/pods/", code], histogram.cumulative(), histogram.sum)
     yield requests
     values = GaugeMetricFamily(
         "koordlet_values", "Desired kernel values by state.", labels=["resource", "state"]
@@ -266,17 +263,6 @@ def _pools(readings: Readings) -> Iterator[Metric]:
             for cpu in cpus:
                 info.add_metric([node, str(cpu)], 1)
             yield info
-
-
-def buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return cumulative buckets as the exposition wants them."""
-    total = 0
-    made: list[tuple[str, float]] = []
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
-        total += count
-        made.append((f"{bound:g}", total))
-    made.append(("+Inf", histogram.count))
-    return made
 
 
 def _gauges(readings: Readings) -> Iterator[Metric]:
@@ -349,5 +335,5 @@ def _nri(nri: Statistics) -> Iterator[Metric]:
         labels=["method"],
     )
     for method, histogram in tuple(nri.hook_latency.items()):
-        latency.add_metric([method], buckets(histogram), sum_value=histogram.sum_s)
+        latency.add_metric([method], histogram.cumulative(), histogram.sum)
     yield latency

@@ -13,7 +13,8 @@ from koordlet.machine import TimedHost, WriteKey
 from koordlet.reconciler import ReconcileStats
 from linux.cpuset import CpuSet
 from linux.resources import Resource
-from nri_plugin.statistics import Histogram, Statistics
+from nri_plugin.statistics import Statistics
+from service.histogram import Histogram
 
 if TYPE_CHECKING:
     from koordlet.daemon import Daemon

@@ -7,11 +7,12 @@ how numbers are exported.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
+
+from service.histogram import Histogram
 
 LATENCY_BOUNDS_S: Final = (
     0.00005,
@@ -45,27 +46,6 @@ class Missed(StrEnum):
     LATE = "late"  # the runtime had stopped waiting
     FAULT = "fault"  # the handler failed
     SUPERSEDED = "superseded"  # the connection was no longer the live one
-
-
-class Histogram:
-    """Durations in seconds. counts[i] are those up to bounds[i]; the last one holds the rest."""
-
-    __slots__ = ("bounds", "count", "counts", "largest_s", "sum_s")
-
-    def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.count = 0
-        self.sum_s = 0.0
-        self.largest_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.count += 1
-        self.sum_s += seconds
-        if seconds > self.largest_s:
-            self.largest_s = seconds
 
 
 class Statistics:
@@ -135,5 +115,5 @@ class Statistics:
         """Count one hook's latency."""
         histogram = self.hook_latency.get(method)
         if histogram is None:
-            histogram = self.hook_latency[method] = Histogram()
+            histogram = self.hook_latency[method] = Histogram(LATENCY_BOUNDS_S)
         histogram.observe(seconds)

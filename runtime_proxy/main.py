@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
@@ -24,7 +23,7 @@ from runtime_proxy import handover, options
 from runtime_proxy.backend import Backend
 from runtime_proxy.options import Options
 from runtime_proxy.status import Figures, pages
-from service import logs
+from service import logs, unix
 from service.http_server import Server
 from service.systemd import Notifier
 
@@ -44,38 +43,11 @@ class StartError(Exception):
 
 def open_listener(path: str) -> socket.socket:
     """Listen on `path` with mode 0600, in place of a socket that nobody serves any more."""
-    folder = os.path.dirname(path)
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        with suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise StartError(
-                    f"{path} is there and is not a socket: remove it or choose another"
-                )
-            if _is_served(path):
-                raise StartError(f"{path} is served by another process: stop that one first")
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        # The socket must never be open to others, not even between bind and chmod.
-        mask = os.umask(0o177)
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(mask)
-        listener.listen(1024)
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        return unix.listen(path)
     except OSError as error:
-        raise StartError(f"cannot listen on {path}: {error.strerror}") from error
-    return listener
-
-
-def _is_served(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
+        raise StartError(f"cannot listen on {path}: {error.strerror or error}") from error
 
 
 @dataclass(slots=True)

@@ -5,9 +5,8 @@
 Prometheus text is made when somebody asks.
 """
 
-import bisect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -24,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from runtime_proxy.stages import Stage
+from service.histogram import Histogram
 from service.http_server import Handler, Request, Response, Server, text
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
@@ -36,25 +36,6 @@ _KNOWN_PREFIXES = (
 )
 _MAX_PATHS = 128
 _OTHER = "other"
-
-
-@dataclass(slots=True)
-class Histogram:
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
-    sum_s: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.buckets[bisect.bisect_left(_BUCKETS_S, seconds)] += 1
-        self.sum_s += seconds
-
-    @property
-    def cumulative(self) -> list[tuple[str, float]]:
-        total = 0
-        rows: list[tuple[str, float]] = []
-        for limit, count in zip((*map(str, _BUCKETS_S), "+Inf"), self.buckets, strict=True):
-            total += count
-            rows.append((limit, total))
-        return rows
 
 
 class Figures:
@@ -71,13 +52,13 @@ class Figures:
         if histogram is None:
             if len(self.calls) >= _MAX_PATHS or not path.startswith(_KNOWN_PREFIXES):
                 path = _OTHER.encode()
-            histogram = self.calls.setdefault(path, Histogram())
+            histogram = self.calls.setdefault(path, Histogram(_BUCKETS_S))
         histogram.observe(self._clock() - started)
 
     def hook_called(self, server: str, stage: Stage, outcome: str, seconds: float) -> None:
         key = (server, stage, outcome)
         self.hook_calls[key] = self.hook_calls.get(key, 0) + 1
-        self.hook_seconds.setdefault((server, stage), Histogram()).observe(seconds)
+        self.hook_seconds.setdefault((server, stage), Histogram(_BUCKETS_S)).observe(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +82,7 @@ class _Exposition(Collector):
         )
         for path, histogram in sorted(self._figures.calls.items()):
             service, _, method = path.decode("ascii", "replace").lstrip("/").rpartition("/")
-            calls.add_metric([service or _OTHER, method], histogram.cumulative, histogram.sum_s)
+            calls.add_metric([service or _OTHER, method], histogram.cumulative(), histogram.sum)
         yield calls
         seconds = HistogramMetricFamily(
             "koord_runtime_proxy_hook_duration_seconds",
@@ -111,7 +92,7 @@ class _Exposition(Collector):
         for (server, stage), histogram in sorted(
             self._figures.hook_seconds.items(), key=lambda item: (item[0][0], item[0][1].value)
         ):
-            seconds.add_metric([server, stage.value], histogram.cumulative, histogram.sum_s)
+            seconds.add_metric([server, stage.value], histogram.cumulative(), histogram.sum)
         yield seconds
         outcomes = CounterMetricFamily(
             "koord_runtime_proxy_hook_calls",

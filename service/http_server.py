@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
 import msgspec
+
+from service import unix
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,24 +82,10 @@ class Server:
         self._servers.append(await loop.create_server(self._connection, sock=listener))
 
     async def listen_unix(self, path: str) -> None:
-        """Serve on a Unix socket that only its owner may use. A stale socket is replaced."""
-        if len(os.fsencode(path)) > 107:
-            raise OSError(f"{path} is too long for a socket's address: choose a shorter directory")
-        try:
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                os.unlink(path)
-        except FileNotFoundError:
-            pass
-        # The mask makes the socket 0600 from its first moment on.
-        before = os.umask(0o177)
-        try:
-            channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            channel.setblocking(False)
-            channel.bind(path)
-        finally:
-            os.umask(before)
+        """Serve on a Unix socket that only its owner may use. A dead socket is replaced."""
+        listener = unix.listen(path)
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_unix_server(self._connection, sock=channel))
+        self._servers.append(await loop.create_unix_server(self._connection, sock=listener))
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:

@@ -22,7 +22,7 @@ from apis.errors import InputError, InputErrors
 from koordlet.config import Kubelet
 from koordlet.podspec import KnownPod, known_pod
 from koordlet.sources.polling import SourceError
-from nri_plugin.statistics import Histogram
+from service.histogram import Histogram
 
 MAX_BYTES: Final = 64 << 20
 PATH: Final = "/pods/"

@@ -254,7 +254,7 @@ def test_hook_latency_is_counted_in_buckets() -> None:
     histogram = statistics.hook_latency["CreateContainer"]
     assert histogram.count == sum(histogram.counts) == 3
     assert histogram.counts[0] == histogram.counts[-1] == 1
-    assert histogram.largest_s == 9.0
+    assert histogram.largest == 9.0
 
 
 def session(handler: RecordingHandler, statistics: Statistics) -> Session:

@@ -1,0 +1,71 @@
+"""Unix sockets of our own: open to their owner alone, from their first moment on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_LONGEST_PATH: Final = 107
+_BACKLOG: Final = 1024
+
+
+def listen(path: str) -> socket.socket:
+    """Listen on `path`, in place of a socket that nobody serves any more, without blocking.
+
+    Raises OSError, whose text says what to do about it.
+    """
+    make_way(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with owner_only():
+            listener.bind(path)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def make_way(path: str) -> None:
+    """Remove a dead socket from `path`. Raises OSError for anything else that is there."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise OSError(
+            f"{path} is too long for a socket's address ({_LONGEST_PATH} bytes):"
+            " choose a shorter directory"
+        )
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise OSError(f"{path} is there and is not a socket: remove it or choose another")
+    if _is_served(path):
+        raise OSError(f"{path} is served by another process: stop that one first")
+    os.unlink(path)
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """What is made inside is for its owner alone: not even between bind and chmod for others.
+
+    The mask is the process': keep it short, and make no other file meanwhile.
+    """
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
