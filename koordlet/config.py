@@ -18,12 +18,13 @@ import msgspec
 import yaml
 
 from apis.errors import InputError, InputErrors
+from apis.gates import parse_gates, resolve_gates
 from apis.manifest import NotYaml, document
 from hooks.facts import Settings
 from koordlet.config_rules import check
 from koordlet.config_rules import split_address as split_address
 from koordlet.flags import COMMAND_LINE, FLAG_OF, Parsed
-from koordlet.gates import parse_gates, resolve_gates
+from koordlet.gates import GATES
 from koordlet.strict import decode_collecting, parse_dotted, set_field
 
 DEFAULT_PATH: Final = "/etc/koordlet/config.yaml"
@@ -276,6 +277,7 @@ def build(
         raise InputErrors(errors)
     try:
         gates = resolve_gates(
+            GATES,
             (obj, "featureGates", config.feature_gates),
             (
                 COMMAND_LINE,

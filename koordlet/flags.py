@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from apis.errors import InputError
-from koordlet.gates import parse_bool
+from apis.gates import parse_bool
 
 COMMAND_LINE: Final = "command line"
 

@@ -1,158 +1,59 @@
-"""Feature gates: upstream's names, defaults and stages, and how a setting of them is read.
-
-A gate that nobody knows is an error that names the close ones, because a typing mistake in a gate
-is otherwise a feature that silently stays off. Facts: koordlet.md section 2, hooks.md section 2.3.
-"""
+"""The daemon's feature gates: upstream's names, defaults and stages. Facts: koordlet.md section 2,
+hooks.md section 2.3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
-from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
-from apis.errors import InputError, InputErrors
-
-
-class Stage(StrEnum):
-    """How mature upstream calls a gate; `AllAlpha` and `AllBeta` set a whole stage."""
-
-    ALPHA = "alpha"
-    BETA = "beta"
-
-
-class Gate(NamedTuple):
-    """One gate: its default and its stage."""
-
-    default: bool
-    stage: Stage
-
-
-_ON: Final = Gate(default=True, stage=Stage.BETA)
-_OFF: Final = Gate(default=False, stage=Stage.ALPHA)
+from apis.gates import OFF, ON, Gate
 
 GATES: Final[Mapping[str, Gate]] = MappingProxyType(
     {
         # runtime hooks
-        "GroupIdentity": _ON,
-        "CPUSetAllocator": _ON,
-        "BatchResource": _ON,
-        "GPUEnvInject": _OFF,
-        "RDMADeviceInject": _OFF,
-        "CPUNormalization": _OFF,
-        "CoreSched": _OFF,
-        "TerwayQoS": _OFF,
-        "TCNetworkQoS": _OFF,
-        "Resctrl": _OFF,
-        "OOMScoreAdj": _OFF,
+        "GroupIdentity": ON,
+        "CPUSetAllocator": ON,
+        "BatchResource": ON,
+        "GPUEnvInject": OFF,
+        "RDMADeviceInject": OFF,
+        "CPUNormalization": OFF,
+        "CoreSched": OFF,
+        "TerwayQoS": OFF,
+        "TCNetworkQoS": OFF,
+        "Resctrl": OFF,
+        "OOMScoreAdj": OFF,
         # the rest of the daemon
-        "AuditEvents": _OFF,
-        "AuditEventsHTTPHandler": _OFF,
-        "BECPUSuppress": _ON,
-        "BECPUManager": _OFF,
-        "BECPUEvict": _OFF,
-        "CPUEvict": _OFF,
-        "CPUAllocatableEvict": _OFF,
-        "BEMemoryEvict": _OFF,
-        "MemoryEvict": _OFF,
-        "MemoryAllocatableEvict": _OFF,
-        "CPUBurst": _ON,
-        "SystemConfig": _OFF,
-        "RdtResctrl": _ON,
-        "ResctrlCollector": _OFF,
-        "CgroupReconcile": _OFF,
-        "NodeTopologyReport": _ON,
-        "Accelerators": _OFF,
-        "RDMADevices": _OFF,
-        "CPICollector": _OFF,
-        "Libpfm4": _OFF,
-        "PSICollector": _OFF,
-        "BlkIOReconcile": _OFF,
-        "ColdPageCollector": _OFF,
-        "HugePageReport": _OFF,
-        "PodResourcesProxy": _OFF,
-        "HamiCoreVGPUMonitor": _OFF,
-        "PerCPUMetric": _OFF,
-        "NodeMetricPromMetrics": _OFF,
+        "AuditEvents": OFF,
+        "AuditEventsHTTPHandler": OFF,
+        "BECPUSuppress": ON,
+        "BECPUManager": OFF,
+        "BECPUEvict": OFF,
+        "CPUEvict": OFF,
+        "CPUAllocatableEvict": OFF,
+        "BEMemoryEvict": OFF,
+        "MemoryEvict": OFF,
+        "MemoryAllocatableEvict": OFF,
+        "CPUBurst": ON,
+        "SystemConfig": OFF,
+        "RdtResctrl": ON,
+        "ResctrlCollector": OFF,
+        "CgroupReconcile": OFF,
+        "NodeTopologyReport": ON,
+        "Accelerators": OFF,
+        "RDMADevices": OFF,
+        "CPICollector": OFF,
+        "Libpfm4": OFF,
+        "PSICollector": OFF,
+        "BlkIOReconcile": OFF,
+        "ColdPageCollector": OFF,
+        "HugePageReport": OFF,
+        "PodResourcesProxy": OFF,
+        "HamiCoreVGPUMonitor": OFF,
+        "PerCPUMetric": OFF,
+        "NodeMetricPromMetrics": OFF,
     }
 )
 
 BEYOND_POLICIES: Final = frozenset({"BECPUManager", "HamiCoreVGPUMonitor", "PerCPUMetric"})
 """Gates that change something here without being the gate of a policy."""
-
-_STAGES: Final[Mapping[str, Stage]] = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
-
-# What Go's strconv.ParseBool takes, because existing manifests may use any of it.
-_TRUE: Final = frozenset({"1", "t", "T", "true", "True", "TRUE"})
-_FALSE: Final = frozenset({"0", "f", "F", "false", "False", "FALSE"})
-
-
-def parse_bool(text: str) -> bool | None:
-    """Return what Go's flag package reads in `text`, or None when it is no boolean."""
-    if text in _TRUE:
-        return True
-    return False if text in _FALSE else None
-
-
-def parse_gates(text: str, *, obj: str, field: str) -> dict[str, bool]:
-    """Parse `A=true,B=false` as the flag writes it; raises InputErrors for bad entries.
-
-    Names are checked by `resolve_gates`, which sees all of them.
-    """
-    parsed: dict[str, bool] = {}
-    errors: list[InputError] = []
-    for entry in text.split(","):
-        entry = entry.strip()
-        if not entry:
-            continue
-        name, equals, value = entry.partition("=")
-        on = parse_bool(value.strip())
-        if not equals or on is None:
-            errors.append(
-                InputError(
-                    obj=obj,
-                    field=field,
-                    value=entry,
-                    problem="not a gate setting",
-                    hint="write Name=true or Name=false, separated by commas",
-                )
-            )
-        else:
-            parsed[name.strip()] = on
-    if errors:
-        raise InputErrors(errors)
-    return parsed
-
-
-def resolve_gates(*settings: tuple[str, str, Mapping[str, bool]]) -> dict[str, bool]:
-    """Return every known gate's value after `settings` in order, later ones over earlier ones.
-
-    settings: (object, field, gates) of each place that sets gates, for the error messages.
-    `AllAlpha` and `AllBeta` set the gates of a stage that nobody names. Raises InputErrors.
-    """
-    errors: list[InputError] = []
-    explicit: dict[str, bool] = {}
-    stages: dict[Stage, bool] = {}
-    for obj, field, gates in settings:
-        for name, on in gates.items():
-            if name in _STAGES:
-                stages[_STAGES[name]] = on
-            elif name in GATES:
-                explicit[name] = on
-            else:
-                errors.append(_unknown(obj, field, name))
-    if errors:
-        raise InputErrors(errors)
-    return {
-        name: explicit.get(name, stages.get(gate.stage, gate.default))
-        for name, gate in GATES.items()
-    }
-
-
-def _unknown(obj: str, field: str, name: str) -> InputError:
-    known = [*GATES, *_STAGES]
-    by_lower = {gate.lower(): gate for gate in known}
-    close = [by_lower[low] for low in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known gates: {', '.join(known)}"
-    return InputError(obj=obj, field=field, value=name, problem="unknown feature gate", hint=hint)

@@ -163,7 +163,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
     try:
         gates = parse_gates(values["feature-gates"])
     except ValueError as error:
-        raise FlagError(f"--feature-gates: {error}") from None
+        raise FlagError(str(error)) from None
     settings = Settings(
         values=values,
         gates=gates,

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from apis.errors import InputError, InputErrors
+from apis.gates import Stage, parse_gates, resolve_gates
 from hooks.policies import BUILTIN
 from koordlet.config import (
     Config,
@@ -21,7 +22,7 @@ from koordlet.config import (
     split_address,
 )
 from koordlet.flags import FLAGS, help_text, parse_flags
-from koordlet.gates import GATES, Stage, parse_gates, resolve_gates
+from koordlet.gates import GATES
 
 
 def config(text: str = "", *flags: str, mode: Mode = Mode.HOST, **environment: str) -> Config:
@@ -299,7 +300,7 @@ def test_agent_mode_selects_the_paths(agent_mode: str, default: Mode, mode: Mode
 )
 def test_gates_are_set_by_name_and_by_stage(text: str, on: list[str], off: list[str]) -> None:
     parsed = parse_gates(text, obj="o", field="f")
-    gates = resolve_gates(("o", "f", parsed))
+    gates = resolve_gates(GATES, ("o", "f", parsed))
     assert all(gates[name] for name in on)
     assert not any(gates[name] for name in off)
 
@@ -314,7 +315,7 @@ def test_gates_of_the_command_line_go_before_the_files() -> None:
 @pytest.mark.parametrize("text", ["CoreSched", "CoreSched=yes", "=true", "CoreSched="])
 def test_a_gate_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputErrors):
-        resolve_gates(("o", "f", parse_gates(text, obj="o", field="f")))
+        resolve_gates(GATES, ("o", "f", parse_gates(text, obj="o", field="f")))
 
 
 def test_betas_are_on_and_alphas_are_off() -> None:
