@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -27,7 +27,9 @@ from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.config import HookService as Settings
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
+from koordlet.reconciler import asked_for
 from koordlet.state import NodeState
+from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 from nri_plugin.capabilities import RuntimeKind
@@ -95,6 +97,10 @@ class Surroundings(Protocol):
         """Something happened to this pod: ask the sources and wake the reconciler."""
         ...
 
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        """kubelet asked the runtime anew: what it was handed of these before is history."""
+        ...
+
 
 class _Memory(msgspec.Struct, frozen=True):
     """What kubelet asked for a container, and what it was answered."""
@@ -143,6 +149,7 @@ class HookAnswers:
             self._decide(key, request, asked, Stage.CREATE_CONTAINER, answer)
         elif stage == "PreUpdateContainerResources" and not self._daemon.nri_protects:
             asked = self._asked(key, request)
+            self._daemon.superseded(request.container_meta.id, self._asked_anew(key, asked))
             self._decide(key, request, asked, Stage.UPDATE_CONTAINER, answer)
         return answer
 
@@ -170,6 +177,11 @@ class HookAnswers:
             ]
         }
         return Requested(**fields)
+
+    def _asked_anew(self, key: _Key, asked: Requested) -> list[Resource]:
+        remembered = self._memory.get(key)
+        before = Requested() if remembered is None else remembered.asked
+        return [one for one in FILES if asked_for(asked, one) != asked_for(before, one)]
 
     def _decide(
         self,

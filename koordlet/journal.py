@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -79,6 +79,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """A value that the runtime was handed when it made a container.
 
     requested: what kubelet had asked for; None when it had asked for nothing.
+    earlier: what it was handed before, and nobody has seen yet.
     """
 
     container_id: str
@@ -86,6 +87,46 @@ class Delivery(msgspec.Struct, frozen=True):
     requested: int | str | None
     delivered: int | str
     policy: str = ""
+    earlier: tuple[int | str, ...] = ()
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """What a container's runtime was handed in place of what kubelet asked for, as it stood.
+
+    systemd writes it again at every reload, runc at every update, for as long as the group lives:
+    also when nobody wants it any more.
+
+    texts: the field's texts in the kernel: whether the runtime took an answer, nobody tells us.
+    original, asked: as in `Record`.
+    """
+
+    container_id: str
+    place: str
+    inode: int
+    resource: Resource
+    texts: tuple[str, ...]
+    original: str | None = None
+    asked: int | str | None = None
+    policy: str = ""
+
+    def as_record(self) -> Record:
+        """Return what the journal knows of the place by this alone."""
+        return Record(
+            place=self.place,
+            inode=self.inode,
+            resource=self.resource,
+            original=self.original,
+            asked=self.asked,
+            ours=self.texts,
+            policy=self.policy,
+        )
+
+
+class Superseded(msgspec.Struct, frozen=True):
+    """kubelet has asked for these resources anew: what the runtime was handed before is history."""
+
+    container_id: str
+    resources: frozenset[Resource]
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -96,6 +137,8 @@ class _Line(msgspec.Struct, omit_defaults=True):
     forget: tuple[str, Resource, str] | None = None
     delivery: Delivery | None = None
     delivered: str | None = None  # the container id whose deliveries are done with
+    handed: Handed | None = None
+    superseded: tuple[str, Resource] | None = None  # the place
 
 
 class JournalError(Exception):
@@ -106,7 +149,7 @@ _MAX_DELIVERIES: Final = 20_000
 
 
 class Journal:
-    """The originals. Owned by the reconciler's thread, except `note_delivered`.
+    """The originals. Owned by the reconciler's thread, except `note_delivered` and `supersede`.
 
     path: the file; None keeps everything in memory (plans, tests). boot: this boot's id.
     """
@@ -116,7 +159,8 @@ class Journal:
         self._boot = boot
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
-        self._fresh: deque[Delivery] = deque(maxlen=_MAX_DELIVERIES)
+        self._handed: dict[tuple[str, Resource], Handed] = {}
+        self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
         self._encoder = msgspec.json.Encoder()
         self._file = -1
         self._behind = False
@@ -136,6 +180,7 @@ class Journal:
         copied = Journal(None, boot=self._boot)
         copied._records = dict(self._records)
         copied._deliveries = {one: dict(all_of) for one, all_of in self._deliveries.items()}
+        copied._handed = dict(self._handed)
         return copied
 
     # -- reading ---------------------------------------------------------------------------------
@@ -155,6 +200,13 @@ class Journal:
 
     def containers_with_deliveries(self) -> list[str]:
         return list(self._deliveries)
+
+    def handed(self, place: str, resource: Resource) -> Handed | None:
+        """Return what the runtime of the group at `place` may write again at any time."""
+        return self._handed.get((place, resource))
+
+    def all_handed(self) -> list[Handed]:
+        return list(self._handed.values())
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -177,9 +229,27 @@ class Journal:
             )
         )
 
-    def update(self, records: Iterable[Record] = (), forget: Iterable[RecordKey] = ()) -> None:
-        """Set and forget records with one append; JournalError if the file does not take it."""
-        lines = [_Line(delivery=delivery) for delivery in self._take_fresh()]
+    def supersede(self, container_id: str, resources: Collection[Resource]) -> None:
+        """Note that kubelet asked the runtime for other values. Any thread; does no I/O."""
+        self._fresh.append(Superseded(container_id, frozenset(resources)))
+
+    def update(
+        self,
+        records: Iterable[Record] = (),
+        forget: Iterable[RecordKey] = (),
+        *,
+        handed: Iterable[Handed] = (),
+        superseded: Iterable[tuple[str, Resource]] = (),
+    ) -> None:
+        """Set and forget all of this with one append; JournalError if the file does not take it."""
+        lines = self._take_fresh()
+        for one in handed:
+            if self._handed.get((one.place, one.resource)) != one:
+                self._handed[one.place, one.resource] = one
+                lines.append(_Line(handed=one))
+        for at in superseded:
+            if self._handed.pop(at, None) is not None:
+                lines.append(_Line(superseded=at))
         for record in records:
             if self._records.get(record.record_key) != record:
                 self._records[record.record_key] = record
@@ -194,27 +264,44 @@ class Journal:
         if self._deliveries.pop(container_id, None) is not None:
             self._append([_Line(delivered=container_id)])
 
-    def _take_fresh(self) -> list[Delivery]:
-        taken: list[Delivery] = []
+    def _take_fresh(self) -> list[_Line]:
+        lines: list[_Line] = []
         while self._fresh:
-            delivery = self._fresh.popleft()
-            known = self._deliveries.setdefault(delivery.container_id, {})
-            before = known.get(delivery.resource)
-            if before is not None and delivery.requested == before.delivered:
+            fresh = self._fresh.popleft()
+            if isinstance(fresh, Superseded):
+                lines += [_Line(superseded=at) for at in self._superseded_by(fresh)]
+                continue
+            known = self._deliveries.setdefault(fresh.container_id, {})
+            before = known.get(fresh.resource)
+            if before is not None and fresh.requested == before.delivered:
                 # A runtime that is asked again tells our own value as the one in its specification.
-                delivery = msgspec.structs.replace(delivery, requested=before.requested)
-            known[delivery.resource] = delivery
-            taken.append(delivery)
+                fresh = msgspec.structs.replace(fresh, requested=before.requested)
+            if before is not None:
+                kept = [one for one in before.earlier if one != before.delivered]
+                earlier = tuple([*kept, before.delivered][-_KEPT_OURS:])
+                fresh = msgspec.structs.replace(fresh, earlier=earlier)
+            known[fresh.resource] = fresh
+            lines.append(_Line(delivery=fresh))
         # Containers whose creation failed never show up; the oldest make room.
         while len(self._deliveries) > _MAX_DELIVERIES:
             self._deliveries.pop(next(iter(self._deliveries)))
-        return taken
+        return lines
+
+    def _superseded_by(self, news: Superseded) -> list[tuple[str, Resource]]:
+        gone = [
+            at
+            for at, one in self._handed.items()
+            if one.container_id == news.container_id and one.resource in news.resources
+        ]
+        for at in gone:
+            del self._handed[at]
+        return gone
 
     def _append(self, lines: list[_Line]) -> None:
         if self._path is None or not (lines or self._behind):
             return
         try:
-            live = len(self._records) + len(self._deliveries) + 1
+            live = len(self._records) + len(self._deliveries) + len(self._handed) + 1
             if self._behind or (self._lines > _COMPACT_ABOVE and self._lines > _WASTE * live):
                 self._compact(self._path)
                 return
@@ -259,6 +346,10 @@ class Journal:
                 of_container[delivery.resource] = delivery
             elif line.delivered is not None:
                 self._deliveries.pop(line.delivered, None)
+            elif line.handed is not None:
+                self._handed[line.handed.place, line.handed.resource] = line.handed
+            elif line.superseded is not None:
+                self._handed.pop(line.superseded, None)
 
     def _compact(self, path: str) -> None:
         """Write the live records to a new file and put it in the old one's place."""
@@ -267,6 +358,7 @@ class Journal:
         lines += [
             _Line(delivery=one) for all_of in self._deliveries.values() for one in all_of.values()
         ]
+        lines += [_Line(handed=one) for one in self._handed.values()]
         data = b"".join(self._encoder.encode(line) + b"\n" for line in lines)
         new = f"{path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC

@@ -59,6 +59,10 @@ class Surroundings(Protocol):
         """The runtime was handed a value: its original is what kubelet asked for."""
         ...
 
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        """kubelet asked the runtime anew: what it was handed of these before is history."""
+        ...
+
     def ended(self, container_id: str) -> None:
         """A container has ended or was never made: nothing of it has to be remembered."""
         ...
@@ -176,7 +180,7 @@ class NriHandler:
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
-        self._daemon.after_reply(lambda: self._note(subject, decision))
+        self._daemon.after_reply(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes else None
 
     def container_updated(self, container: Container) -> None:
@@ -214,6 +218,14 @@ class NriHandler:
         """Remember what kubelet asked for, and what the runtime was handed in place of it."""
         self._remember(subject.id)
         self._note_delivered(subject, decision)
+
+    def _note_update(
+        self, asked: ContainerSubject, subject: ContainerSubject, decision: Decision
+    ) -> None:
+        """As `_note`; asked: the container with what this request names."""
+        named = [one for one in FILES if requested_value(asked, one) is not None]
+        self._daemon.superseded(subject.id, named)
+        self._note(subject, decision)
 
     def _note_delivered(self, subject: ContainerSubject, decision: Decision) -> None:
         if self.runtime is None:

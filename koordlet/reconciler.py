@@ -267,6 +267,7 @@ class Reconciler:
             self._known.clear()
             self._journal.update()
             self._executor.look_again()
+            self._executor.watch_handed()
             total = WriteReport()
             while True:
                 for record in self._executor.orphans():
@@ -434,6 +435,7 @@ class Reconciler:
         """Put back what an earlier run wrote and nobody wants any more."""
         if not snapshot.complete:
             return
+        self._executor.watch_handed()
         orphans = self._executor.orphans()
         if not orphans:
             return
@@ -581,7 +583,11 @@ def requested_value(subject: Subject, resource: Resource) -> Value | None:
     """Return what kubelet asked for, canonical: a quota per 100 ms."""
     if not isinstance(subject, ContainerSubject | PodSubject):
         return None
-    asked: Requested = subject.requested
+    return asked_for(subject.requested, resource)
+
+
+def asked_for(asked: Requested, resource: Resource) -> Value | None:
+    """Return a request's value of one resource, canonical."""
     match resource:
         case Resource.CPU_SHARES:
             return asked.cpu_shares
@@ -642,6 +648,7 @@ def plan_for(
             ],
         )
     if snapshot.complete:
+        executor.watch_handed()
         for record in executor.orphans():
             executor.restore(record)
     return executor.plan().writes

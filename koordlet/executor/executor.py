@@ -39,7 +39,7 @@ from koordlet.executor.slots import (
     WriteNote,
     WriteReport,
 )
-from koordlet.journal import Delivery, Journal, JournalError, Record, RecordKey, plain
+from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, RecordKey, plain
 from linux.cgroup_files import FILES, field_text, number
 from linux.cgroup_paths import Layout, is_below
 from linux.cpuset import CpuSet
@@ -116,6 +116,7 @@ class Executor:
         self._virtual: dict[Resource, list[Slot]] = {}
         self._lists_stale = True
         self._orphans_stale = True
+        self._handed_stale = True
         self._by_subject: dict[str, dict[SlotKey, Want]] = {}
         self._contended: set[SlotKey] = set()
         self._lacking: list[Slot] = []  # slots whose group is there and whose file is not
@@ -182,9 +183,27 @@ class Executor:
         found = []
         for record in [*self.journal.records(), *node_wide.left_behind(self)]:
             cause = (record.place, Resource(record.support_of), "") if record.support_of else None
-            if record.record_key not in self._slots and (cause is None or cause not in self._slots):
+            slot = self._slots.get(record.record_key)
+            if (slot is None or slot.parked) and (cause is None or self._unused(cause)):
                 found.append(record)
         return found
+
+    def watch_handed(self) -> None:
+        """Watch what the runtime may write again though nobody wants it; see `Handed`."""
+        if not self._handed_stale:
+            return
+        self._handed_stale = False
+        for handed in self.journal.all_handed():
+            key = handed.place, handed.resource, ""
+            if key not in self._slots and self.journal.get(*key) is None:
+                self._let_go(self._add(key))
+
+    def _live(self) -> dict[SlotKey, Slot]:
+        return {key: slot for key, slot in self._slots.items() if not slot.parked}
+
+    def _unused(self, key: SlotKey) -> bool:
+        slot = self._slots.get(key)
+        return slot is None or slot.parked
 
     def directories(self) -> set[str]:
         """Return the directories of all cgroup files that something is wanted for."""
@@ -208,7 +227,7 @@ class Executor:
         self._planner.layout = layout
         before = self._by_subject
         self._slots, self._by_subject = {}, {}
-        self._lists_stale = self._orphans_stale = True
+        self._lists_stale = self._orphans_stale = self._handed_stale = True
         for subject, wants in before.items():
             self.want(subject, list(wants.values()))
 
@@ -223,7 +242,11 @@ class Executor:
         ):
             return
         try:
-            adopted = [self._adopted(delivery, place) for delivery in deliveries.values()]
+            adopted = [
+                one
+                for delivery in deliveries.values()
+                if (one := self._adopted(delivery, place)) is not None
+            ]
         except OSError as error:
             log.warning("container %s: tried again at the next pass: %s", container_id, error)
             return
@@ -231,11 +254,14 @@ class Executor:
         # What a full disk cannot take is in memory, goes to the file with the next append, and is
         # told of by the pass.
         with contextlib.suppress(JournalError):
-            self.journal.update([record for record in adopted if record is not None])
+            self.journal.update(
+                [record for record, _ in adopted],
+                handed=[handed for _, handed in adopted if handed is not None],
+            )
             self.journal.done_with(container_id)
 
-    def _adopted(self, delivery: Delivery, place: str) -> Record | None:
-        """Return the record that a delivery becomes; None if what was handed does not stand."""
+    def _adopted(self, delivery: Delivery, place: str) -> tuple[Record, Handed | None] | None:
+        """Return what a delivery becomes; None if what was handed does not stand."""
         resource = delivery.resource
         if resource not in FILES:
             return None
@@ -245,6 +271,18 @@ class Executor:
             record = self._planner.adopt_delivery(
                 place, resource, requested, 0 if delivered is None else delivered, delivery.policy
             )
+            if record is None:
+                return None
+            known = self.journal.get(place, resource)
+            if known is not None and known.inode == record.inode:
+                # Written by the runtime, but ours: what stood there before us stays the original,
+                # unless kubelet asked for something new and not just for what we had written.
+                asked = record.asked
+                if asked is not None and not self._planner.echoes(known, asked):
+                    known = msgspec.structs.replace(known, original=None, asked=asked)
+                record = known.with_ours(*record.ours)
+            earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
+            return record, self._planner.handed(delivery.container_id, record, earlier)
         except ValueError as error:
             log.warning("container %s, %s: %s", delivery.container_id, resource, error)
             return None
@@ -252,15 +290,6 @@ class Executor:
             if error.errno in _GONE:
                 return None
             raise
-        known = self.journal.get(place, resource)
-        if record is None or known is None or known.inode != record.inode:
-            return record
-        # Written by the runtime, but ours: what stood there before us stays the original, unless
-        # kubelet asked for something new and not just for what we had written.
-        asked = record.asked
-        if asked is not None and not self._planner.echoes(known, asked):
-            known = msgspec.structs.replace(known, original=None, asked=asked)
-        return known.with_ours(*record.ours)
 
     def _add(self, key: SlotKey) -> Slot:
         place, resource, _ = key
@@ -278,6 +307,16 @@ class Executor:
         if self._slots.get(slot.slot_key) is slot:
             del self._slots[slot.slot_key]
         self._lists_stale = self._orphans_stale = True
+
+    def _let_go(self, slot: Slot) -> None:
+        """Nothing of ours stands: drop the slot, or watch what the runtime may write again."""
+        if slot.file is None or self.journal.handed(slot.place, slot.resource) is None:
+            self._drop(slot)
+            return
+        slot.restoring = None
+        slot.text = None
+        self._orphans_stale = True
+        self.set_state(slot, State.APPLIED)
 
     def _assign(self, slot: Slot, want: Want | None) -> None:
         slot.want = want
@@ -298,7 +337,7 @@ class Executor:
         if slot.want is None:
             slot.restoring = self.journal.get(*key)
             if slot.restoring is None:
-                self._drop(slot)
+                self._let_go(slot)
 
     # -- planning --------------------------------------------------------------------------------
 
@@ -320,7 +359,7 @@ class Executor:
         judged = [slot for slot in self._read(now, pause) if self._judge(slot, plan, now)]
         dirty = [slot for slot in judged if self._wish(slot)]
         files = self._planner.hand_down(self._lacking)
-        files += self._planner.plan(dirty, self._slots, plan, now)
+        files += self._planner.plan(dirty, self._live() if dirty else {}, plan, now)
         for slot in dirty:
             if slot.slot_key not in plan.planned:
                 self._conclude(slot, plan)
@@ -392,7 +431,7 @@ class Executor:
             self.reject(slot, error)
         elif not self.host.is_dir(slot.directory):
             if slot.want is None:
-                self._forget([slot.slot_key])
+                self._forget([slot.slot_key], gone=[(slot.place, slot.resource)])
                 self._drop(slot)
             else:
                 self.set_state(slot, State.PENDING, "no such cgroup at this time")
@@ -402,9 +441,14 @@ class Executor:
             detail = f"there is no {name} here: the kernel or its parent group lacks it"
             self.set_state(slot, State.UNSUPPORTED, detail)
 
-    def _forget(self, keys: Sequence[RecordKey], left: Sequence[Record] = ()) -> None:
+    def _forget(
+        self,
+        keys: Sequence[RecordKey],
+        left: Sequence[Record] = (),
+        gone: Sequence[tuple[str, Resource]] = (),
+    ) -> None:
         try:
-            self.journal.update(left, forget=keys)
+            self.journal.update(left, forget=keys, superseded=gone)
         except JournalError as error:
             log.warning("the journal cannot be written: %s", error)
 
@@ -417,10 +461,13 @@ class Executor:
             # A weight by the new formula came from the runtime, if by our answer. One by the old
             # formula may be our own first guess, and says nothing.
             self._planner.learn(slot, {Formula.QUADRATIC})
+            if slot.parked:
+                slot.restoring = record
             return True
         if slot.want is None:
             # The original, or somebody else's value, stands there: nothing of ours to undo.
-            self._finish(slot, plan)
+            if not slot.parked:
+                self._finish(slot, plan)
             return False
         if record is None:
             self._planner.learn(slot)
@@ -488,15 +535,23 @@ class Executor:
             if asked is not None and not self._planner.same(slot.file, asked, slot.found):
                 self._planner.journal_slot(slot, plan, slot.found)
                 record = plan.records[slot.slot_key]
-                plan.keep(msgspec.structs.replace(record, original=None, asked=plain(requested)))
+                record = msgspec.structs.replace(record, original=None, asked=plain(requested))
+                plan.keep(record)
+                self._note_handed(slot, record, plan)
         self.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+
+    def _note_handed(self, slot: Slot, record: Record, plan: Plan) -> None:
+        kind, _, container_id = slot.subject.partition("/")
+        handed = self._planner.handed(container_id, record) if kind == "container" else None
+        if handed is not None:
+            plan.handed.append(handed)
 
     # -- applying --------------------------------------------------------------------------------
 
     def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
         """Do what `plan` says, as far as budget and kernel allow."""
         try:
-            self.journal.update(plan.records.values(), plan.forget)
+            self.journal.update(plan.records.values(), plan.forget, handed=plan.handed)
         except JournalError as error:
             # Without the original on record nothing may be written: it could not be put back.
             for write in plan.writes:
@@ -506,7 +561,7 @@ class Executor:
                     self.set_state(slot, State.FAILED, f"the journal cannot be written: {error}")
             return WriteReport(failed=len(plan.writes))
         for slot in plan.done:
-            self._drop(slot)
+            self._let_go(slot)
         self._refill()
         written = failed = deferred = restored = 0
         refused = _Refused()
@@ -642,10 +697,10 @@ class Executor:
         if not self._planner.same(slot.file, write.new, found):
             return self._settle_odd(slot, raw, found, write.new)
         slot.odd = None
-        if slot.want is None and self._planner.same(slot.file, slot.text, found):
-            self._drop(slot)
-            return True
         slot.settled = raw
+        if slot.want is None and self._planner.same(slot.file, slot.text, found):
+            self._let_go(slot)
+            return True
         if slot.want is None:
             self.set_state(slot, State.DEGRADED, f"not restored in full: {slot.clamp}")
         else:
@@ -698,13 +753,17 @@ class Executor:
     def restoring(self) -> list[ResourceView]:
         """Return the originals that are still to be put back."""
         return [
-            self._view(slot.slot_key, None) for slot in self._slots.values() if slot.want is None
+            self._view(slot.slot_key, None)
+            for slot in self._slots.values()
+            if slot.restoring is not None
         ]
 
     def states(self) -> dict[tuple[Resource, State], int]:
         """Count slots by resource and state, for metrics."""
         counts: dict[tuple[Resource, State], int] = {}
         for slot in self._slots.values():
+            if slot.parked:
+                continue
             counts[slot.resource, slot.state] = counts.get((slot.resource, slot.state), 0) + 1
         return counts
 

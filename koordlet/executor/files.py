@@ -17,7 +17,7 @@ import msgspec
 
 from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey, Want
-from koordlet.journal import Journal, Record, plain
+from koordlet.journal import Handed, Journal, Record, plain
 from linux.cgroup_files import (
     DEFAULT_PERIOD_US,
     DEFAULTS,
@@ -47,6 +47,7 @@ _IDLE_WEIGHTS: Final[Mapping[int, tuple[str, str]]] = {1: ("3", "1024"), 2: ("0"
 _UNLIMITED_BYTES: Final = (1 << 63) - (1 << 16)
 """Below what an unlimited v1 counter reads for any page size up to 64 KiB: nobody has that much."""
 _KEPT_VOTES: Final = 4096
+_KEPT_HANDED: Final = 6
 _UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
 _PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
 
@@ -96,11 +97,23 @@ class FilePlanner:
     # -- the journal's view ----------------------------------------------------------------------
 
     def record_of(self, slot: Slot, plan: Plan) -> Record | None:
-        """Return the slot's record if it is about this incarnation of the group."""
+        """Return the slot's record if it is about this incarnation of the group.
+
+        What the runtime was handed counts as ours wherever it stands, on record or not.
+        """
         record = plan.records.get(slot.slot_key) or self._journal.get(*slot.slot_key)
-        if record is None or not record.inode:
+        handed = self._journal.handed(slot.place, slot.resource)
+        if record is None and handed is None:
+            return None
+        inode = self._inode(slot.directory)
+        if record is not None and record.inode not in (0, inode):
+            record = None
+        if handed is None or handed.inode != inode or slot.file is None or slot.found is None:
             return record
-        return record if self._inode(slot.directory) == record.inode else None
+        for text in handed.texts:
+            if self.same(slot.file, text, slot.found):
+                return (record or handed.as_record()).with_ours(text)
+        return record
 
     def _inode(self, directory: str) -> int:
         try:
@@ -730,6 +743,36 @@ class FilePlanner:
             asked=plain(requested),
             ours=(text,),
             policy=policy,
+        )
+
+    def handed(
+        self, container_id: str, record: Record, earlier: Sequence[Value] = ()
+    ) -> Handed | None:
+        """Return what the runtime was handed, by its record; None if kubelet asked for just that.
+
+        The newest text of `record` is what was handed now; what was handed before, `earlier` or
+        on record, may still be what the runtime knows.
+        """
+        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
+        assert slot.file is not None
+        slot.directory = self.layout.directory(slot.file.controller, record.place)
+        if record.resource is Resource.CPU_CFS_QUOTA:
+            slot.period_us = self._period(slot)
+        before = self._journal.handed(record.place, record.resource)
+        texts = list(before.texts) if before is not None and before.inode == record.inode else []
+        texts += [one for value in earlier if (one := self.requested_text(slot, value)) is not None]
+        text = record.ours[-1]
+        if not texts and self.same(slot.file, text, self._original_text(slot, record)):
+            return None
+        return Handed(
+            container_id=container_id,
+            place=record.place,
+            inode=record.inode,
+            resource=record.resource,
+            texts=tuple([*(one for one in texts if one != text), text][-_KEPT_HANDED:]),
+            original=record.original,
+            asked=record.asked,
+            policy=record.policy,
         )
 
     def echoes(self, record: Record, asked: int | str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from hooks.claim import Claim
-from koordlet.journal import Record, RecordKey
+from koordlet.journal import Handed, Record, RecordKey
 from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 
@@ -166,6 +166,11 @@ class Slot:
         return self.want.subject if self.want is not None else ""
 
     @property
+    def parked(self) -> bool:
+        """Whether it is only watched: the runtime may write again what it was once handed."""
+        return self.want is None and self.restoring is None
+
+    @property
     def why(self) -> str:
         if self.want is None:
             return "restore: no policy claims it any more"
@@ -185,6 +190,7 @@ class Plan:
         self.writes: list[PlannedWrite] = []
         self.records: dict[RecordKey, Record] = {}
         self.forget: list[RecordKey] = []
+        self.handed: list[Handed] = []
         self.done: list[Slot] = []  # restores that need nothing any more
         self.planned: dict[SlotKey, str] = {}  # what each slot will hold at the end
 

@@ -10,7 +10,7 @@ import pytest
 
 from koordlet.executor.executor import Limits
 from koordlet.executor.node_wide import make_host_directory
-from koordlet.executor.slots import State, Want
+from koordlet.executor.slots import State, Want, WriteReport
 from koordlet.journal import Record
 from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet
@@ -631,6 +631,75 @@ def test_an_original_that_nobody_knows_stops_no_pass() -> None:
     bed.executor.restore(record)
     bed.run()
     assert bed.text(other.cgroup, "cpu.shares") == "700"
+
+
+@BOTH
+def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """systemd at a reload, runc at an update of something else: they know the old value only."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+
+    def quota() -> str:
+        return bed.text(container.cgroup, name).split()[0]
+
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    bed.run()
+    bed.want("container/c1")
+    bed.run()
+    for again in ("", "after a restart"):
+        if again:
+            bed.restart()
+            bed.executor.watch_handed()
+            bed.run()
+        bed.set(container.cgroup, name, "150000", writer="systemd")
+        assert bed.run().written == 1
+        assert quota() == "200000"
+        with bed.kernel.recording() as writes:
+            assert bed.run() == WriteReport()
+        assert not writes
+    # Wanted anew, the value is a base for nothing: kubelet's request still is.
+    bed.want("container/c1", (container.cgroup, QUOTA, 120_000))
+    bed.run()
+    bed.set(container.cgroup, name, "150000", writer="systemd")
+    bed.run()
+    assert quota() == "120000"
+    bed.want("container/c1")
+    bed.run()
+    assert quota() == "200000"
+    # What kubelet asks for anew is its own, also if it is what we once handed over.
+    bed.journal.supersede("c1", {QUOTA})
+    bed.journal.update()
+    bed.set(container.cgroup, name, "150000", writer="kubelet")
+    assert bed.run().written == 0
+    pod.remove()
+    bed.run()
+    bed.restart()
+    assert not bed.journal.all_handed()
+
+
+@BOTH
+def test_what_a_runtime_was_handed_is_forgotten_with_the_container(
+    profile: Profile, tmp_path: Path
+) -> None:
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
+    bed.run()
+    assert [one.container_id for one in bed.journal.all_handed()] == ["1"]
+    pod.remove()
+    bed.want("container/1")
+    bed.run()
+    assert not bed.journal.all_handed() and not len(bed.journal)
+    bed.restart()
+    assert not bed.journal.all_handed()
 
 
 def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path) -> None:

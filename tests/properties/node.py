@@ -174,6 +174,9 @@ class OperatedNode:
     ) -> None:
         self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
 
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        self.journal.supersede(container_id, resources)
+
     def ended(self, container_id: str) -> None:
         self._ended.append(container_id)
 

@@ -118,7 +118,6 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.publish_topology()
         self.node.synchronize()
         self.unhooked = False
-        self.switched = False
 
     def _pod(self, number: int) -> Running:
         return self.node.pods[number % len(self.node.pods)]
@@ -190,15 +189,11 @@ class NodeMachine(RuleBasedStateMachine):
         """It asks anew for every container whose CPUs it now wants otherwise."""
         for pod in self.node.pods:
             for container in pod.containers:
-                self.switched |= self.node.pin_again(container)
+                self.node.pin_again(container)
 
-    @precondition(lambda self: not self.switched)
     @rule()
     def systemd_reloads(self) -> None:
-        """Not after something was switched off: systemd remembers what a container was made with,
-
-        which nobody but runc can make it forget (docs/testing.md).
-        """
+        """It writes again what each container was made with, also what was given back since."""
         self.node.daemon_reload()
 
     # What reaches the daemon
@@ -217,17 +212,14 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(slo=st.sampled_from(sorted(SLOS)))
     def the_nodeslo_changes(self, slo: str) -> None:
-        self.switched = True
         self.node.set_slo(SLOS[slo])
 
     @rule(ratio=st.sampled_from(["", "1.20", "1.50"]))
     def the_ratio_changes(self, ratio: str) -> None:
-        self.switched = True
         self.node.set_ratio(ratio)
 
     @rule(gates=st.sampled_from(sorted(GATES)))
     def gates_change(self, gates: str) -> None:
-        self.switched = True
         self.node.set_gates(ALL_GATES | GATES[gates])
 
     @rule()

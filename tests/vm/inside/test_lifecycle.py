@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -155,3 +156,20 @@ def test_restore_gives_every_value_back(machine: Node, service: Service) -> None
     service.start()
     for made in pods:
         machine.remove(made)
+
+
+def test_a_reload_after_a_switch_off_brings_nothing_back(machine: Node, service: Service) -> None:
+    """The container's scope remembers what it was created with, for as long as it lives."""
+    with _normalised(service):
+        made = machine.run_pod(ls_pod("given-back"))
+        _cpu_max(made, "80000 100000")
+    _cpu_max(made, "100000 100000")
+    run("systemctl", "stop", "koordlet")
+    run("systemctl", "daemon-reload")
+    _cpu_max(made, "80000 100000")  # else this test shows nothing
+    service.start()
+    _cpu_max(made, "100000 100000")
+    run("systemctl", "daemon-reload")
+    time.sleep(2)
+    _cpu_max(made, "100000 100000")
+    machine.remove(made)
