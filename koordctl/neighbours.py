@@ -11,11 +11,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from apis.manifest import NotYaml, document
 from koordctl.finding import Check, Finding, Patient
 from koordctl.processes import NotOurs, Process
 from koordlet.config import Config
 from runtime_proxy.options import LISTEN
+from service.manifest import NotYaml, document
 
 NRI_TABLE: Final = "io.containerd.nri.v1.nri"
 _CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"

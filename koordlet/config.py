@@ -19,13 +19,13 @@ import yaml
 
 from apis.errors import InputError, InputErrors
 from apis.gates import parse_gates, resolve_gates
-from apis.manifest import NotYaml, document
 from hooks.facts import Settings
 from koordlet.config_rules import check
 from koordlet.config_rules import split_address as split_address
 from koordlet.flags import COMMAND_LINE, FLAG_OF, Parsed
 from koordlet.gates import GATES
 from koordlet.strict import decode_collecting, parse_dotted, set_field
+from service.manifest import NotYaml, document
 
 DEFAULT_PATH: Final = "/etc/koordlet/config.yaml"
 

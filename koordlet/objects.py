@@ -20,12 +20,12 @@ from apis.core import Node, Pod
 from apis.decode import decode_object
 from apis.device import Device
 from apis.errors import InputError, InputErrors, printable
-from apis.manifest import NotYaml, documents
 from apis.nodeslo import NodeSLOSpec, decode_nodeslo
 from apis.topology import NodeCPUFacts, NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from koordlet.podspec import known_pod
 from koordlet.strict import copy_tree, get_field, parse_dotted, remove_field, set_field
+from service.manifest import NotYaml, documents
 
 MAX_FILES: Final = 4096
 MAX_FILE_BYTES: Final = 8 << 20

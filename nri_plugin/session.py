@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from apis import manifest
 from apis.errors import InputError, printable
 from apis.qos import KubeQoS
 from hooks.decision import Decision
@@ -30,6 +29,7 @@ from nri_plugin.options import Options
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.ttrpc import MAX_SENT_BYTES, Call, Code, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from service import manifest
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""What every long-running process of the project needs: logs, the supervisor, its own figures."""
+"""What each long-running process needs: logs, its supervisor, sockets, figures, bounded YAML."""

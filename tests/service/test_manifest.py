@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apis.manifest import NotYaml, document, documents
+from service.manifest import NotYaml, document, documents
 
 
 def read(text: str, *, most_values: int = 1000) -> list[Any]:
