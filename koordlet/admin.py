@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SOCKET: Final = "admin.sock"
 MAX_BODY_BYTES: Final = 32 << 20
+_LEAST_PREFIX: Final = 8
+"""So many characters of an id name one thing for certain, on one node."""
+_MOST_NAMED: Final = 20
 
 
 class _PlanRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -265,15 +268,12 @@ class _Answers:
             case "container":
                 chosen = [view for view in views if _is_container(view.subject, name)]
                 if not chosen:
-                    raise Refusal(
-                        404,
-                        f"no container {name!r}: write namespace/pod/container or the id's first"
-                        f" 8 characters; {_known_pods(views)}",
-                    )
+                    raise Refusal(404, f"no container {name!r}: {_known_containers(views, name)}")
             case "subject":
                 chosen = [view for view in views if view.subject.key == name]
                 if not chosen:
-                    raise Refusal(404, f"no subject {name!r}")
+                    keys = [view.subject.key for view in views]
+                    raise Refusal(404, f"no subject {name!r}: {_known('subjects', keys)}")
             case "file":
                 return self._file(name, views, lacks)
             case _:
@@ -344,7 +344,7 @@ class _Answers:
 
         def made() -> Plain:
             files = {name: content.encode() for name, content in wanted.files.items()}
-            objects = Directory("", daemon.node_name).take(files)
+            objects = daemon.feeds.with_directory(Directory("", daemon.node_name).take(files))
             return planning.plan(
                 host=daemon.host,
                 layout=layout,
@@ -376,7 +376,11 @@ class _Answers:
 
 
 def _is_pod(pod: Pod | None, name: str) -> bool:
-    return pod is not None and name in (pod.uid, f"{pod.namespace}/{pod.name}", pod.name)
+    if pod is None:
+        return False
+    if name in (pod.uid, f"{pod.namespace}/{pod.name}", pod.name):
+        return True
+    return len(name) >= _LEAST_PREFIX and pod.uid.startswith(name)
 
 
 def _is_container(subject: Subject, name: str) -> bool:
@@ -385,12 +389,26 @@ def _is_container(subject: Subject, name: str) -> bool:
     pod = subject.pod
     if name in (f"{pod.namespace}/{pod.name}/{subject.name}", f"{pod.name}/{subject.name}"):
         return True
-    return len(name) >= 8 and subject.id.startswith(name.rpartition("://")[2])
+    identity = name.rpartition("://")[2]
+    return len(identity) >= _LEAST_PREFIX and subject.id.startswith(identity)
 
 
 def _known_pods(views: list[SubjectView]) -> str:
-    names = sorted({f"{p.namespace}/{p.name}" for v in views if (p := pod_of(v.subject))})
-    if not names:
-        return "no pod is known on this node"
-    shown = ", ".join(names[:10])
-    return f"known pods: {shown}{', ...' if len(names) > 10 else ''}"
+    names = {f"{p.namespace}/{p.name}" for v in views if (p := pod_of(v.subject))}
+    return _known("pods", names) if names else "no pod is known on this node"
+
+
+def _known_containers(views: list[SubjectView], name: str) -> str:
+    """Return which containers there are: those of the pod that was named, if one was."""
+    containers = [view.subject for view in views if isinstance(view.subject, ContainerSubject)]
+    if not containers:
+        return "no container is known on this node"
+    of_pod = [each for each in containers if _is_pod(each.pod, name.rstrip("/"))]
+    names = {f"{e.pod.namespace}/{e.pod.name}/{e.name}" for e in of_pod or containers}
+    return f"{_known('containers', names)}; an id's first {_LEAST_PREFIX} characters will do too"
+
+
+def _known(what: str, names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = ", ..." if len(ordered) > _MOST_NAMED else ""
+    return f"known {what}: {', '.join(ordered[:_MOST_NAMED])}{more}"

@@ -227,9 +227,13 @@ class Feeds:
         self._first_words(KUBERNETES)
         self._apply_objects()
 
-    def _apply_objects(self) -> None:
+    def with_directory(self, objects: NodeObjects) -> NodeObjects:
+        """Return what would be in force if the directory said `objects`."""
         of_server = NodeObjects() if self._api_server is None else self._api_server.objects
-        self.objects = objects = over(self._of_directory, of_server)
+        return over(objects, of_server)
+
+    def _apply_objects(self) -> None:
+        self.objects = objects = self.with_directory(self._of_directory)
         problems = frozenset(objects.problems)
         for problem in objects.problems:
             if problem not in self._told_problems:

@@ -16,9 +16,11 @@ from koordctl import render
 from koordctl.main import main
 from koordctl.offline import config_in_force
 from koordlet.config import as_tree
+from koordlet.sources.apiserver import KEPT_FILE
 from tests.koordlet.node import SLO, Node, node, node_object, until
 from tests.simulated.kubelet import Limits
 
+POD_UID = "aaaa-1111-2222"
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
 Ask = Callable[..., Awaitable[int]]
 
@@ -29,7 +31,7 @@ def with_daemon(test: Callable[[Node, Ask], Awaitable[None]]) -> None:
     async def run() -> None:
         async with node() as n:
             n.put(SLO, node_object("1.25"))
-            pod = n.kubelet.add_pod(ONE_CPU, uid="aaaa-1")
+            pod = n.kubelet.add_pod(ONE_CPU, uid=POD_UID)
             async with n.running():
                 await n.run_pod(pod)
                 await n.create(pod, "c1c1c1c1c1")
@@ -72,10 +74,27 @@ def test_a_container_is_found_by_name_and_by_id(
     with_daemon(test)
 
 
+@pytest.mark.parametrize("name", ["default/pod-aaaa", "pod-aaaa", POD_UID, POD_UID[:8]])
+def test_a_pod_is_found_by_name_and_by_uid(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        assert await ask("explain", "pod", name, "-o", "json") == 0
+        levels = [each["level"] for each in json.loads(capsys.readouterr().out)["subjects"]]
+        assert levels == ["pod", "sandbox", "container"]
+
+    with_daemon(test)
+
+
 def test_an_unknown_name_names_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     async def test(n: Node, ask: Ask) -> None:
-        assert await ask("explain", "pod", "nope") == 2
-        assert "known pods: default/pod-aaaa" in capsys.readouterr().err
+        for kind, name, words in (
+            ("pod", "nope", "known pods: default/pod-aaaa"),
+            ("pod", "default/pod-aa", "known pods: default/pod-aaaa"),
+            ("container", "nope", "known containers: default/pod-aaaa/main;"),
+            ("container", "c1c1", "an id's first 8 characters"),
+            ("subject", "nope", "known subjects: container/c1c1c1c1c1, kubeqos/BestEffort,"),
+        ):
+            assert await ask("explain", kind, name) == 2
+            assert words in capsys.readouterr().err
 
     with_daemon(test)
 
@@ -99,6 +118,29 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert len(n.kernel.writes) == writes
 
     with_daemon(test)
+
+
+def test_a_plan_keeps_what_the_api_server_says_beside_the_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory with a NodeSLO alone does not take the server's Node away."""
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(SLO))
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("not reachable")
+
+    async def run() -> None:
+        async with node(kubernetes={"kubeconfig": str(kubeconfig)}) as n:
+            n.put(SLO)
+            kept = {"Node of the API server": node_object("1.25")}
+            (n.folder / "run" / KEPT_FILE).write_text(json.dumps(kept))
+            async with n.running():
+                run_dir = str(n.folder / "run")
+                asked = ["--run-dir", run_dir, "plan", "--objects", str(tmp_path), "-o", "json"]
+                assert await asyncio.to_thread(main, asked) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["policies"], answer["problems"]) == ([], [])
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_a_plan_tells_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
