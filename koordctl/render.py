@@ -216,6 +216,7 @@ def status(answer: Mapping[str, Any]) -> str:
         facts.append(
             ("cgroups", f"v{cgroup['version']}, {cgroup['driver']} driver, pods below {root}")
         )
+    facts.append(("objects", _objects(answer["objects"])))
     facts.append(("pods", f"{answer['pods']} with {answer['containers']} containers"))
     for source in answer["sources"]:
         facts.append((source["name"], source["problem"] or f"{source['fetches']} lists read"))
@@ -265,6 +266,22 @@ def status(answer: Mapping[str, Any]) -> str:
             )
         )
     return "\n\n".join(blocks)
+
+
+def _objects(objects: Mapping[str, Any]) -> str:
+    """Say which objects the node has; without a NodeSLO that is why almost nothing is on."""
+    kinds = {
+        "NodeSLO": objects["nodeSLO"],
+        "NodeResourceTopology": objects["topology"],
+        "Node": objects["node"],
+        "Device": objects["device"],
+    }
+    there = [kind for kind, found in kinds.items() if found]
+    there += [f"{objects['pods']} pods"] if objects["pods"] else []
+    text = ", ".join(there) or "none"
+    if not kinds["NodeSLO"]:
+        text += f"; no NodeSLO of this node in {objects['directory']}: its defaults hold"
+    return text
 
 
 def _nri(nri: Mapping[str, Any]) -> str:

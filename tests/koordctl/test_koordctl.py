@@ -107,6 +107,7 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         shown = capsys.readouterr().out
         assert "connected to containerd" in shown
         assert "CPUNormalization" in shown
+        assert "objects     NodeSLO, Node\n" in shown
         assert await ask("events") == 0
         assert "nri-configured" in capsys.readouterr().out
         writes = len(n.kernel.writes)
@@ -258,6 +259,16 @@ def test_a_wrong_command_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> 
         main(["explain", "cow", "x"])
     assert ended.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+def test_a_node_without_a_nodeslo_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        async with node() as n, n.running():
+            await asyncio.to_thread(main, ["--run-dir", str(n.folder / "run"), "status"])
+            shown = " ".join(capsys.readouterr().out.split())
+            assert f"no NodeSLO of this node in {n.folder}/objects.d: its defaults hold" in shown
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 # --- tables ------------------------------------------------------------------------------------
