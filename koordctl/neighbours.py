@@ -113,7 +113,15 @@ def _containerd_config(
             f"NRI connections are switched off in {path}",
             f'disable = false, disable_connections = false in [plugins."{NRI_TABLE}"]; restart it',
         )
-    if int(config.get("version", 2)) < 3 and "disable" not in nri:
+    version = config.get("version", 1)
+    if nri and version == 1:
+        yield Finding(
+            "containerd",
+            "warn",
+            f'{path} has no "version" line: containerd 1.7 ignores [plugins."{NRI_TABLE}"] in it',
+            "put version = 2 on its first line; see containerd config dump",
+        )
+    if version in (1, 2) and "disable" not in nri:
         yield Finding(
             "containerd", "info", f"{path} does not name NRI: off in containerd 1.7, on in 2.x"
         )

@@ -142,6 +142,18 @@ def test_containerds_file_is_read_where_its_flag_says(tmp_path: Path, state: str
 
 
 @pytest.mark.root
+def test_a_file_that_containerd_takes_for_one_of_the_oldest_form_is_told(tmp_path: Path) -> None:
+    """Tried with containerd 1.7.24: without the line NRI stays off, and nothing is said."""
+    path = tmp_path / "containerd.toml"
+    table = f'[plugins."{NRI_TABLE}"]\ndisable = false\n'
+    for text, state in ((table, "warn"), (f"version = 2\n{table}", None)):
+        path.write_text(text)
+        with processes(("containerd", "--config", str(path))) as found:
+            said = findings(found)
+        assert states(said).get("containerd") == state
+
+
+@pytest.mark.root
 def test_dockers_own_containerd_needs_no_nri(tmp_path: Path) -> None:
     path = tmp_path / "containerd.toml"
     path.write_text('disabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
