@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -22,11 +22,9 @@ from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain
 from koordlet.objects import Directory
+from koordlet.parts import Parts
 from koordlet.reconciler import SubjectView
 from service.http_server import Request, Response, Routes, json
-
-if TYPE_CHECKING:
-    from koordlet.daemon import Daemon
 
 SOCKET: Final = "admin.sock"
 MAX_BODY_BYTES: Final = 32 << 20
@@ -49,9 +47,9 @@ class Refusal(Exception):
         self.status = status
 
 
-def admin_routes(daemon: Daemon) -> Routes:
+def admin_routes(parts: Parts) -> Routes:
     """Return the admin interface of a daemon."""
-    answers = _Answers(daemon)
+    answers = _Answers(parts)
     return {
         ("GET", "/status"): answers.served(answers.status),
         ("GET", "/explain"): answers.served(answers.explain),
@@ -64,8 +62,8 @@ def admin_routes(daemon: Daemon) -> Routes:
 class _Answers:
     """One method for each path."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def served(self, answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """Return the handler around an answer: JSON out, refusals as errors."""
@@ -81,43 +79,43 @@ class _Answers:
     # --- events and status ---------------------------------------------------------------------
 
     async def events(self, request: Request) -> list[Plain]:
-        return self._daemon.events_log.as_json()
+        return self._parts.events.as_json()
 
     async def config(self, request: Request) -> Plain:
-        return as_tree(self._daemon.config)
+        return as_tree(self._parts.config)
 
     async def status(self, request: Request) -> Plain:
-        daemon = self._daemon
-        pods, containers = daemon.state.counts
+        parts = self._parts
+        pods, containers = parts.state.counts
         return {
-            "node": daemon.node_name,
+            "node": parts.node_name,
             "version": VERSION,
             "pid": os.getpid(),
-            "startedAt": daemon.started_at,
-            "uptimeSeconds": round(time.time() - daemon.started_at, 1),
-            "ready": not daemon.not_ready(),
-            "notReady": daemon.not_ready(),
-            "unhealthy": daemon.unhealthy(),
+            "startedAt": parts.started_at,
+            "uptimeSeconds": round(time.time() - parts.started_at, 1),
+            "ready": not parts.health.not_ready(),
+            "notReady": parts.health.not_ready(),
+            "unhealthy": parts.health.unhealthy(),
             "nri": self._nri(),
             "engine": {
-                "generation": daemon.engine.generation,
-                "builds": daemon.rules.builds,
-                "lastBuildMs": round(daemon.rules.last_build_s * 1000, 2),
+                "generation": parts.engine.generation,
+                "builds": parts.rules.builds,
+                "lastBuildMs": round(parts.rules.last_build_s * 1000, 2),
             },
             "policies": [
                 {
                     "name": each.policy.name,
                     "gate": each.policy.gate,
                     "summary": each.policy.summary,
-                    "state": daemon.rules.states()[each.policy.name][0],
-                    "why": daemon.rules.states()[each.policy.name][1],
+                    "state": parts.rules.states()[each.policy.name][0],
+                    "why": parts.rules.states()[each.policy.name][1],
                 }
-                for each in daemon.engine.states
+                for each in parts.engine.states
             ],
             "sitePolicies": self._site(),
             "pods": pods,
             "containers": containers,
-            "unprotected": [msgspec.structs.asdict(each) for each in daemon.state.unprotected()],
+            "unprotected": [msgspec.structs.asdict(each) for each in parts.state.unprotected()],
             "sources": [
                 {
                     "name": source.name,
@@ -125,18 +123,18 @@ class _Answers:
                     "failures": source.failures,
                     "fetches": source.fetches,
                 }
-                for source in daemon.feeds.statuses
+                for source in parts.feeds.statuses
             ],
             "objects": self._objects(),
             "cgroup": self._cgroup(),
             "kernel": self._kernel(),
             "reconciler": await self._in_thread(self._reconciler),
             "memoryBytes": psutil.Process().memory_info().rss,
-            "worstLoopLagMs": round(daemon.worst_loop_lag_s * 1000, 2),
+            "worstLoopLagMs": round(parts.health.worst_loop_lag_s * 1000, 2),
         }
 
     def _nri(self) -> Plain:
-        supervisor, numbers = self._daemon.supervisor, self._daemon.nri
+        supervisor, numbers = self._parts.nri.supervisor, self._parts.nri.statistics
         if supervisor is None or numbers is None:
             return {"enabled": False, "connected": False, "state": "off"}
         status = supervisor.status
@@ -146,7 +144,7 @@ class _Answers:
             "state": status.state.value,
             "connection": status.generation,
             "problem": status.problem,
-            "socket": self._daemon.config.nri.socket,
+            "socket": self._parts.config.nri.socket,
             "inStateSeconds": round(status.in_state_s, 1),
             "connectedSeconds": round(numbers.connected_s, 1),
             "unprotectedSeconds": round(numbers.unprotected_s, 1),
@@ -176,19 +174,19 @@ class _Answers:
         return made
 
     def _site(self) -> Plain:
-        site = self._daemon.site
+        site = self._parts.site
         if site is None:
             return {"enabled": False}
         return {
             "enabled": True,
-            "loaded": [policy.name for policy in self._daemon.rules.site_policies],
+            "loaded": [policy.name for policy in self._parts.rules.site_policies],
             "offForSubjects": {**site.hook_guard.off, **site.repair_guard.off},
         }
 
     def _objects(self) -> Plain:
-        objects = self._daemon.feeds.objects
+        objects = self._parts.feeds.objects
         return {
-            "directory": self._daemon.config.objects_dir,
+            "directory": self._parts.config.objects_dir,
             "nodeSLO": objects.slo is not None,
             "topology": objects.topology is not None,
             "node": objects.node is not None,
@@ -198,7 +196,7 @@ class _Answers:
         }
 
     def _cgroup(self) -> Plain:
-        layout = self._daemon.layout
+        layout = self._parts.kernel.layout
         if layout is None:
             return {}
         return {
@@ -208,7 +206,7 @@ class _Answers:
         }
 
     def _kernel(self) -> Plain:
-        probed = self._daemon.probed
+        probed = self._parts.kernel.probed
         if probed is None:
             return {}
         return {
@@ -221,7 +219,7 @@ class _Answers:
         }
 
     def _reconciler(self) -> Plain:
-        reconciler = self._daemon.reconciler
+        reconciler = self._parts.passes.reconciler
         if reconciler is None:
             return {}
         stats = reconciler.stats
@@ -248,8 +246,8 @@ class _Answers:
         kind, name = request.query.get("kind", ""), request.query.get("name", "")
         if not name:
             raise Refusal(400, "name is missing")
-        lacks = {each.id: each.lacks for each in self._daemon.state.unprotected()}
-        waiting = self._daemon.state.waiting_containers()
+        lacks = {each.id: each.lacks for each in self._parts.state.unprotected()}
+        waiting = self._parts.state.waiting_containers()
         return await self._in_thread(lambda: self._explained(kind, name, lacks, waiting))
 
     def _explained(
@@ -288,7 +286,7 @@ class _Answers:
     def _file(
         self, path: str, views: list[SubjectView], lacks: dict[str, tuple[str, ...]]
     ) -> Plain:
-        reconciler = self._daemon.reconciler
+        reconciler = self._parts.passes.reconciler
         assert reconciler is not None
         path = os.path.normpath(path)
         found = reconciler.explain_file(path)
@@ -311,13 +309,13 @@ class _Answers:
         return {"subjects": values, "restoring": restoring}
 
     def _views(self, waiting: Sequence[Subject]) -> list[SubjectView]:
-        reconciler = self._daemon.reconciler
+        reconciler = self._parts.passes.reconciler
         if reconciler is None:
             raise Refusal(503, "the daemon is still starting")
         views = reconciler.explain_all()
         # What came after the last pass is explained by its decision alone.
         seen = {view.subject.key for view in views}
-        snapshot = self._daemon.snapshot
+        snapshot = self._parts.passes.snapshot
         decider = self._decider()
         views += [
             SubjectView(subject, decider.decide(snapshot.engine, subject, Stage.RECONCILE), ())
@@ -330,30 +328,30 @@ class _Answers:
 
     async def plan(self, request: Request) -> Plain:
         """Body: {"files": {name: content}}."""
-        daemon = self._daemon
-        if daemon.layout is None:
+        parts = self._parts
+        if parts.kernel.layout is None:
             raise Refusal(503, "the daemon is still starting")
         try:
             wanted = msgspec.json.decode(request.body, type=_PlanRequest)
         except (msgspec.DecodeError, RecursionError) as error:
             raise Refusal(400, f"not a plan request: {error}") from error
-        layout, state, engine = daemon.layout, daemon.state.copy(), daemon.engine
-        journal = daemon.journal.copy_in_memory()
-        kernel_facts, config = daemon.rules.inputs.kernel, daemon.config
-        site, decider = daemon.rules.site_policies, self._decider()
+        layout, state, engine = parts.kernel.layout, parts.state.copy(), parts.engine
+        journal = parts.journal.copy_in_memory()
+        kernel_facts, config = parts.rules.inputs.kernel, parts.config
+        site, decider = parts.rules.site_policies, self._decider()
 
         def made() -> Plain:
             files = {name: content.encode() for name, content in wanted.files.items()}
-            objects = daemon.feeds.with_directory(Directory("", daemon.node_name).take(files))
+            objects = parts.feeds.with_directory(Directory("", parts.node_name).take(files))
             return planning.plan(
-                host=daemon.host,
+                host=parts.host,
                 layout=layout,
                 journal=journal,
                 state=state,
                 objects=objects,
                 inputs=planning.inputs_of(
                     objects,
-                    node_name=daemon.node_name,
+                    node_name=parts.node_name,
                     kernel_facts=kernel_facts,
                     config=config,
                 ),
@@ -366,9 +364,9 @@ class _Answers:
 
     def _decider(self) -> Decider:
         """Return a decider for one answer, in a worker thread. Its faults are no events."""
-        site = self._daemon.site
+        site = self._parts.site
         decider = Decider(Events(), site_guard=site.plan_guard() if site else None)
-        decider.site_names = frozenset(p.name for p in self._daemon.rules.site_policies)
+        decider.site_names = frozenset(p.name for p in self._parts.rules.site_policies)
         return decider
 
     async def _in_thread(self, work: Callable[[], Plain]) -> Plain:

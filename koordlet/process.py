@@ -109,13 +109,13 @@ async def _collect_when_quiet(daemon: Daemon) -> None:
     gc.freeze()
     loop = asyncio.get_running_loop()
     collected_at = quiet_since = loop.time()
-    answered = daemon.hooks_answered
+    answered = daemon.parts.nri.hooks_answered
     while True:
         await asyncio.sleep(1)
         gc.freeze()
         now = loop.time()
-        if daemon.hooks_answered != answered:
-            answered, quiet_since = daemon.hooks_answered, now
+        if daemon.parts.nri.hooks_answered != answered:
+            answered, quiet_since = daemon.parts.nri.hooks_answered, now
         quiet = now - quiet_since >= _QUIET_S
         waited_s = now - collected_at
         if (quiet and waited_s >= _COLLECT_EVERY_S) or waited_s >= _COLLECT_AT_LAST_S:

@@ -164,9 +164,9 @@ def test_doctor_looks_where_the_running_daemon_looks(capsys: pytest.CaptureFixtu
     async def test(n: Node, ask: Ask) -> None:
         await ask("doctor", "-o", "json")
         findings = json.loads(capsys.readouterr().out)
-        assert config_in_force(as_tree(n.daemon.config)) == n.daemon.config
+        assert config_in_force(as_tree(n.daemon.parts.config)) == n.daemon.parts.config
         (socket,) = (each for each in findings if each["check"] == "NRI socket")
-        assert n.daemon.config.nri.socket in socket["found"]
+        assert n.daemon.parts.config.nri.socket in socket["found"]
 
     with_daemon(test)
 

@@ -8,6 +8,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +27,19 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def events(node_: Node, kind: str) -> list[str]:
-    return [event.message for event in node_.daemon.events_log.latest() if event.kind == kind]
+    return [event.message for event in node_.daemon.parts.events.latest() if event.kind == kind]
+
+
+def ls_manifest(uid: str) -> dict[str, Any]:
+    """The manifest of a pod of one CPU."""
+    resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+    manifest = pod_manifest(
+        uid=uid,
+        spec={"containers": [{"name": "main", "resources": resources}]},
+        status={"phase": "Running", "qosClass": "Burstable"},
+    )
+    manifest["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
+    return manifest
 
 
 def test_a_container_is_created_with_its_values_and_the_kernel_follows() -> None:
@@ -92,10 +105,10 @@ def test_what_kubelet_asked_for_is_known_after_a_restart() -> None:
             # The runtime now shows 50000, which is ours; halving it again would be wrong.
             n.daemon = n.new_daemon()
             async with n.running():
-                state = n.daemon.state.container("c1")
+                state = n.daemon.parts.state.container("c1")
                 assert state is not None
                 assert state.requested.cfs_quota_us == 100_000
-                assert n.daemon.state.unprotected() == []
+                assert n.daemon.parts.state.unprotected() == []
 
     run(test)
 
@@ -111,8 +124,8 @@ def test_a_bad_field_of_the_nodeslo_costs_that_field_only() -> None:
                 bad["spec"]["cpuBurstStrategy"]["cpuBurstPercent"] = "many"
                 bad["spec"]["systemStrategy"] = {"minFreeKbytesFactor": 42}
                 n.put(bad)
-                await until("the problem", lambda: n.daemon.feeds.objects.problems)
-                slo = n.daemon.rules.inputs.slo
+                await until("the problem", lambda: n.daemon.parts.feeds.objects.problems)
+                slo = n.daemon.parts.rules.inputs.slo
                 assert slo.cpu_burst_strategy.cpu_burst_percent == 500
                 assert slo.system_strategy.min_free_kbytes_factor == 42
                 (message,) = events(n, "bad-object")
@@ -128,8 +141,8 @@ def test_a_broken_file_keeps_its_last_good_objects() -> None:
             n.put(SLO, node_object("1.5"))
             async with n.running():
                 n.put_text(f"Node-{NODE}.yaml", "a: [unclosed")
-                await until("the problem", lambda: n.daemon.feeds.objects.problems)
-                annotations = n.daemon.rules.inputs.node.annotations
+                await until("the problem", lambda: n.daemon.parts.feeds.objects.problems)
+                annotations = n.daemon.parts.rules.inputs.node.annotations
                 assert annotations["node.koordinator.sh/cpu-normalization-ratio"] == "1.5"
 
     run(test)
@@ -141,13 +154,15 @@ def test_the_daemon_works_before_the_runtime_is_there_and_joins_it_later() -> No
             n.put(SLO, node_object("1.25"))
             pod = n.kubelet.add_pod(ONE_CPU)
             async with n.running() as daemon:
-                assert any("NRI is not connected" in reason for reason in daemon.not_ready())
+                assert any(
+                    "NRI is not connected" in reason for reason in daemon.parts.health.not_ready()
+                )
                 async with n.runtime.running():
                     await n.runtime.synchronized(1)
                     await n.run_pod(pod)
                     created = await n.create(pod, "c1")
                     assert created.adjust.linux.resources.cpu.quota.value == 80_000
-                    assert daemon.not_ready() == []
+                    assert daemon.parts.health.not_ready() == []
 
     run(test)
 
@@ -156,18 +171,11 @@ def test_a_pod_of_a_manifest_is_kept_without_any_runtime() -> None:
     async def test() -> None:
         async with node(runtime=False, nri={"enabled": False}) as n:
             pod = n.kubelet.add_pod(ONE_CPU)
-            resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
-            manifest = pod_manifest(
-                uid=pod.uid,
-                spec={"containers": [{"name": "main", "resources": resources}]},
-                status={"phase": "Running", "qosClass": "Burstable"},
-            )
-            manifest["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
-            n.put(SLO, node_object("1.25"), manifest)
+            n.put(SLO, node_object("1.25"), ls_manifest(pod.uid))
             async with n.running() as daemon:
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
-                assert daemon.not_ready() == []
+                assert daemon.parts.health.not_ready() == []
 
     run(test)
 
@@ -198,7 +206,7 @@ def test_a_bad_configuration_at_reload_leaves_the_old_one_in_force() -> None:
             daemon.reload()
             (message,) = events(n, "bad-config")
             assert "did you mean CPUNormalization?" in message
-            assert daemon.config.feature_gates["CPUNormalization"]
+            assert daemon.parts.config.feature_gates["CPUNormalization"]
 
     run(test)
 
@@ -241,7 +249,7 @@ def test_a_container_is_explained_from_the_field_to_the_kernel() -> None:
     ("target", "status", "words"),
     [
         ("/explain?kind=pod&name=default/nope", 404, "no pod 'default/nope'"),
-        ("/explain?kind=container&name=x", 404, "namespace/pod/container"),
+        ("/explain?kind=container&name=x", 404, "no container is known on this node"),
         ("/explain?kind=file&name=/etc/passwd", 404, "koordlet wants nothing for /etc/passwd"),
         ("/explain?kind=cow&name=x", 400, "one of pod, container, file, subject"),
         ("/explain?kind=pod", 400, "name is missing"),
@@ -267,7 +275,7 @@ def test_a_plan_shows_what_other_objects_would_write_and_writes_nothing() -> Non
                 await n.run_pod(pod)
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
-                before, generation = len(n.kernel.writes), daemon.engine.generation
+                before, generation = len(n.kernel.writes), daemon.parts.engine.generation
                 files = {"node.yaml": yaml.safe_dump(node_object("2.0"))}
                 status, answer = await n.ask("POST", "/plan", {"files": files})
                 assert status == 200
@@ -275,7 +283,7 @@ def test_a_plan_shows_what_other_objects_would_write_and_writes_nothing() -> Non
                 assert (write["old"], write["new"]) == ("80000", "50000")
                 assert write["path"] == path
                 assert len(n.kernel.writes) == before
-                assert daemon.engine.generation == generation
+                assert daemon.parts.engine.generation == generation
                 status, answer = await n.ask("POST", "/plan", {"filez": {}})
                 assert status == 400
 
@@ -336,7 +344,7 @@ def test_metrics_and_health_are_served() -> None:
                 assert status == 200 and b"koordlet_container_resource_requests" in external
                 assert b"koordlet_nri" not in external
                 await n.runtime.stop()
-                await until("the connection is lost", lambda: n.daemon.not_ready())
+                await until("the connection is lost", lambda: n.daemon.parts.health.not_ready())
                 status, body = await request(address, "GET", "/readyz")
                 assert status == 503
                 assert b"NRI is not connected" in body
@@ -387,16 +395,16 @@ def test_on_a_fresh_node_the_first_pod_shows_where_pods_live() -> None:
                 n.kernel.remove_group(cgroup)
             n.kernel.remove_group(n.kubelet.root)
             async with n.running() as daemon:
-                assert daemon.layout is not None
-                assert daemon.layout.kubepods == ""
+                assert daemon.parts.kernel.layout is not None
+                assert daemon.parts.kernel.layout.kubepods == ""
                 n.kubelet = Kubelet(n.kernel)
                 pod = n.kubelet.add_pod(ONE_CPU)
                 await n.run_pod(pod)
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
-                assert daemon.layout.kubepods == n.kubelet.root
-                assert daemon.probed is not None
-                assert Resource.CPU_CFS_QUOTA in daemon.probed.facts.supported
+                assert daemon.parts.kernel.layout.kubepods == n.kubelet.root
+                assert daemon.parts.kernel.probed is not None
+                assert Resource.CPU_CFS_QUOTA in daemon.parts.kernel.probed.facts.supported
 
     run(test)
 
@@ -410,12 +418,12 @@ def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
             pod = n.kubelet.add_pod(ONE_CPU)
             async with n.running() as daemon:
                 await n.run_pod(pod)
-                assert daemon.state.counts == (1, 0)
+                assert daemon.parts.state.counts == (1, 0)
                 n.kubelet.remove_pod(pod)
                 await daemon.sweep()
-                assert daemon.state.counts == (1, 0)
+                assert daemon.parts.state.counts == (1, 0)
                 await daemon.sweep()
-                assert daemon.state.counts == (0, 0)
+                assert daemon.parts.state.counts == (0, 0)
 
     run(test)
 
@@ -427,7 +435,7 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
             async with node(http={"address": address}) as n, n.running() as daemon:
                 (message,) = events(n, "http")
                 assert "no metrics" in message
-                assert daemon.not_ready() == []
+                assert daemon.parts.health.not_ready() == []
 
     run(test)
 
@@ -443,10 +451,10 @@ def test_containers_that_never_started_leave_nothing_in_the_journal() -> None:
                     await n.create(pod, f"c{number}")
                     await n.runtime.remove_container(f"c{number}")
                 n.put(node_object("1.5"))
-                await until("a pass", lambda: not daemon.journal.containers_with_deliveries())
+                await until("a pass", lambda: not daemon.parts.journal.containers_with_deliveries())
                 n.put(node_object("1.6"))
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("another pass", lambda: n.kernel.text(path) == "62500 100000")
-                assert daemon.journal.containers_with_deliveries() == []
+                assert daemon.parts.journal.containers_with_deliveries() == []
 
     run(test)

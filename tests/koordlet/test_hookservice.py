@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_daemon_runs(tmp_path: P
     async def test() -> None:
         (tmp_path / "hookserver.d").write_text("a file in the folder's place")
         async with serving(tmp_path) as n, n.running():
-            kinds = [event.kind for event in n.daemon.events_log.latest()]
+            kinds = [event.kind for event in n.daemon.parts.events.latest()]
             assert "hook-registration" in kinds
 
     run(test)

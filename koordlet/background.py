@@ -1,0 +1,39 @@
+"""Tasks that run for the daemon's life. One that ends with an error ends the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+_LOG = logging.getLogger("koordlet")
+
+
+class Background:
+    """The tasks of one daemon. Belongs to the event loop."""
+
+    def __init__(self, fault: Callable[[], None]) -> None:
+        """fault: called when a task ended with an error."""
+        self._fault = fault
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task until it ends or the daemon does."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                _LOG.critical("task failed, stopping", exc_info=error, extra={"task": name})
+                self._fault()
+
+        task.add_done_callback(ended)
+
+    async def cancel(self) -> None:
+        """End all tasks, and wait for it."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""What the daemon serves: the admin socket, metrics and health over HTTP, the hook service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
+from koordlet.config import split_address
+from koordlet.events import Severity
+from koordlet.metrics import CONTENT_TYPE, Registries
+from koordlet.parts import Parts
+from koordlet.readings import DaemonReadings
+from service.http_server import Request, Response, Server, text
+
+if TYPE_CHECKING:
+    from koordlet.hookservice import HookServer
+
+
+class Endpoints:
+    """All servers of one daemon. Belongs to the event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._servers: list[Server] = []
+        self._http_missing = bool(parts.config.http.address)
+        self._hook_server: HookServer | None = None
+
+    async def open(self) -> None:
+        """Serve what the configuration asks for. Raises OSError without an admin socket."""
+        await self._open_admin()
+        await self.open_missing()
+
+    async def open_missing(self) -> None:
+        """Serve metrics and health where that was not possible so far."""
+        if self._http_missing:
+            await self._open_http()
+
+    async def open_hook_service(self) -> None:
+        """Answer the runtime proxy, if there is to be one."""
+        config = self._parts.config.hook_service
+        if not config.enabled:
+            return
+        # Imports gRPC, which a daemon without a runtime proxy does not pay for.
+        from koordlet.hookservice import HookAnswers, HookServer
+
+        parts = self._parts
+        answers = HookAnswers(parts.state, parts.hook_decider, parts)
+        server = HookServer(config, answers, parts.events)
+        try:
+            await server.start()
+        except OSError as error:
+            parts.events.add("hook-service", "hookService", str(error), severity=Severity.ERROR)
+            return
+        self._hook_server = server
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
+        if self._hook_server is not None:
+            await self._hook_server.stop()
+
+    async def _open_admin(self) -> None:
+        admin = Server(admin_routes(self._parts), max_body_bytes=MAX_BODY_BYTES)
+        await admin.listen_unix(f"{self._parts.config.run_dir}/{SOCKET}")
+        self._servers.append(admin)
+
+    async def _open_http(self) -> None:
+        """A port that is taken costs metrics and health, not the node's care."""
+        registries = Registries(DaemonReadings(self._parts))
+
+        def exposition(which: Any) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            async def serve(request: Request) -> Response:
+                return Response(200, Registries.text(which), CONTENT_TYPE)
+
+            return serve
+
+        server = Server(
+            {
+                ("GET", "/metrics"): exposition(registries.merged),
+                ("GET", "/internal-metrics"): exposition(registries.internal),
+                ("GET", "/external-metrics"): exposition(registries.external),
+                ("GET", "/healthz"): self._healthz,
+                ("GET", "/readyz"): self._readyz,
+            }
+        )
+        address = self._parts.config.http.address
+        try:
+            await server.listen_tcp(*split_address(address))
+        except OSError as error:
+            self._parts.events.add(
+                "http",
+                address,
+                f"no metrics and no health checks: {error.strerror or error};"
+                " tried again every minute",
+                severity=Severity.ERROR,
+            )
+            return
+        self._http_missing = False
+        self._servers.append(server)
+
+    async def _healthz(self, request: Request) -> Response:
+        problem = self._parts.health.unhealthy()
+        return text(503, problem) if problem else text(200, "ok")
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = self._parts.health.not_ready()
+        return text(503, "\n".join(reasons)) if reasons else text(200, "ok")

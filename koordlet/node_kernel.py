@@ -1,0 +1,101 @@
+"""Where the node's cgroups are and what its kernel can do: found at start, looked at again later.
+
+The pods' root may not be there yet when the daemon starts: a node's first pod makes it. Modules and
+switches of the kernel come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor as Workers
+
+from koordlet import kernel
+from koordlet.config import Config
+from koordlet.events import Events, Severity
+from koordlet.machine import layout_of
+from koordlet.rules import Rules
+from linux.cgroup_paths import Layout
+from linux.discovery import DiscoveryError
+from linux.host import Host
+
+_LOG = logging.getLogger("koordlet")
+
+
+class NodeKernel:
+    """The layout in force and what was probed. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        host: Host,
+        *,
+        rules: Rules,
+        events: Events,
+        workers: Workers,
+        changed: Callable[[Layout], None],
+    ) -> None:
+        """changed: takes a layout into force; called again after the new one was probed."""
+        self._config = config
+        self._host = host
+        self._rules = rules
+        self._events = events
+        self._workers = workers
+        self._changed = changed
+        self._looking = False
+        self.layout: Layout | None = None
+        self.probed: kernel.Probed | None = None
+
+    @property
+    def burst_above_quota(self) -> bool:
+        return self.probed is not None and self.probed.burst_above_quota
+
+    async def find(self) -> Layout:
+        """Find the layout at start; raises DiscoveryError where there are no cgroups."""
+        layout = await self._discover(())
+        self._take(layout)
+        return layout
+
+    async def probe(self) -> None:
+        """Find out what the kernel can do now."""
+        layout = self.layout
+        if layout is None:
+            return
+        loop = asyncio.get_running_loop()
+        self.probed = await loop.run_in_executor(self._workers, kernel.probe, self._host, layout)
+        self._rules.change(kernel=self.probed.facts)
+
+    async def find_kubepods(self, live: Iterable[str]) -> None:
+        """Look for the pods' root while it is not known, and probe there. live: pods' cgroups."""
+        if self._looking or self.layout is None or self.layout.kubepods:
+            return
+        self._looking = True
+        try:
+            layout = await self._discover(tuple(live))
+            if layout != self.layout:
+                self._take(layout)
+                await self.probe()
+                self._changed(layout)
+        except (OSError, DiscoveryError) as error:
+            self._events.add("cgroups", "cgroups", str(error), severity=Severity.ERROR)
+        finally:
+            self._looking = False
+
+    async def _discover(self, live: Iterable[str]) -> Layout:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._workers, lambda: layout_of(self._config, self._host, live=live)
+        )
+
+    def _take(self, layout: Layout) -> None:
+        self.layout = layout
+        _LOG.info(
+            "cgroup layout",
+            extra={
+                "version": layout.version,
+                "driver": layout.driver.value,
+                "kubepods": layout.kubepods,
+            },
+        )
+        self._changed(layout)

@@ -1,0 +1,53 @@
+"""Reading the configuration again: what takes effect at once, and what a restart is needed for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from apis.errors import InputError, InputErrors
+from koordlet.config import Config
+from koordlet.events import Severity
+from koordlet.parts import Parts
+
+_LIVE: Final = frozenset(
+    {"feature_gates", "compat", "disable_unset_cpu_quota", "hami_core_library", "log"}
+)
+"""Fields that take effect without a restart."""
+
+
+def merged(in_force: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
+    """Return what is in force from now on, and the fields that would need a restart to change."""
+    changed = {
+        name for name in read.__struct_fields__ if getattr(read, name) != getattr(in_force, name)
+    }
+    live = {name: getattr(read, name) for name in changed & _LIVE}
+    return msgspec.structs.replace(in_force, **live), tuple(sorted(changed - _LIVE))
+
+
+def reload(parts: Parts, read: Callable[[], Config]) -> None:
+    """Read configuration and objects again; a configuration that is no good changes nothing."""
+    try:
+        config, late = merged(parts.config, read())
+    except (InputError, InputErrors) as error:
+        parts.events.add(
+            "bad-config",
+            "configuration",
+            f"{error}; the configuration in force stays",
+            severity=Severity.ERROR,
+        )
+        return
+    if late:
+        parts.events.add(
+            "restart-needed", "configuration", f"a restart is needed to change {', '.join(late)}"
+        )
+    parts.config = config
+    logging.getLogger().setLevel(config.log.level.upper())
+    parts.rules.change(settings=config.settings())
+    parts.feeds.scan_soon()
+    parts.events.add(
+        "reloaded", "configuration", "configuration read again", severity=Severity.INFO
+    )
