@@ -27,7 +27,8 @@ from tests.beds.containerd import GENERATIONS, Containerd, Generation, container
 from tests.beds.cri import Cri
 from tests.beds.kubelet import container_config, sandbox_config
 from tests.runtime_proxy.fake_cri import connected
-from tests.runtime_proxy.processes import ROOT, STAGES, hook_process, proxy, wait_until
+from tests.runtime_proxy.processes import ROOT, STAGES, hook_process, proxy
+from tests.waiting import wait_until
 
 _CONTAINERS = 400
 _ROUNDS = 5

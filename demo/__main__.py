@@ -23,9 +23,10 @@ import yaml
 from demo import scene
 from demo.table import render
 from tests.beds.containerd import GENERATIONS, Containerd, containerd
-from tests.beds.daemon import Daemon, daemon, wait_until
+from tests.beds.daemon import Daemon, daemon
 from tests.beds.errors import BedError
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod
+from tests.waiting import NotWithin, wait_until
 
 HEADER = ("container", "value", "asked for", "got", "why")
 
@@ -119,16 +120,16 @@ def explained(koordlet: Daemon, shown: scene.Shown) -> str:
         return answer is not None and answer["state"] in ("applied", "degraded", "at creation")
 
     try:
-        wait_until("", in_force)
-    except BedError as error:
+        wait_until(in_force, shown.resource)
+    except NotWithin as error:
         raise BedError(f"{shown.whose}: {shown.resource} is not in force: {answer}") from error
     return f"{answer['why']} [{answer['winner']['source']}]"
 
 
 def await_value(bed: Containerd, pod: RunningPod, shown: scene.Shown, value: str) -> None:
     try:
-        wait_until("", lambda: scene.got(bed, pod, shown) == value)
-    except BedError as error:
+        wait_until(lambda: scene.got(bed, pod, shown) == value, shown.resource)
+    except NotWithin as error:
         found = scene.got(bed, pod, shown)
         raise BedError(
             f"{shown.whose}: {scene.label(bed, shown)} is {found} and not {value}"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,15 +212,6 @@ def daemon(
         raise
     finally:
         running.stop()
-
-
-def wait_until(what: str, condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
-    """Poll a condition that another process brings about; BedError names it when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BedError(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -23,10 +23,11 @@ from kube.client import Client, encode_object
 from kube.resources import NODE_METRICS, NODES, PODS, PROFILES, Resource
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.containerd import Containerd, containerd
-from tests.beds.daemon import NODE_NAME, Daemon, daemon, wait_until
+from tests.beds.daemon import NODE_NAME, Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
 from tests.cluster.conftest import kubeconfig, manager, read, register_webhooks, set_config
 from tests.e2e.observe import container_value, pod_value
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.containerd]
 
@@ -139,7 +140,7 @@ def test_from_the_config_map_to_the_kernel(
         def there() -> bool:
             return pod_value(bed, running, "cpu.idle") == value
 
-        wait_until(f"cpu.idle is {value}", there, timeout_s=30)
+        wait_until(there, f"cpu.idle is {value}", timeout_s=30)
 
     def outage(koordlet: Daemon, running: RunningPod) -> None:
         """What the server said stays in force, also for a daemon that starts meanwhile."""
@@ -148,12 +149,12 @@ def test_from_the_config_map_to_the_kernel(
             koordlet.stop()
             koordlet.start()
             assert pod_value(bed, running, "cpu.idle") == "1"
-            wait_until("the problem is told", lambda: source(koordlet)["problem"])
+            wait_until(lambda: source(koordlet)["problem"], "the problem to be told")
             explained = json.dumps(koordlet.query("explain", "pod", "default/train"))
             assert "NodeSLO spec.resourceQOSStrategy.beClass" in explained
         finally:
             server.start_apiserver()
-        wait_until("it is back", lambda: not source(koordlet)["problem"], timeout_s=60)
+        wait_until(lambda: not source(koordlet)["problem"], "it to be back", timeout_s=60)
 
     with ExitStack() as stack:
         asyncio.run(scenario(stack))

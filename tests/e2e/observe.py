@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from tests.beds.containerd import Containerd
-from tests.beds.daemon import wait_until
 from tests.beds.errors import BedError
 from tests.beds.groups import CGROUP_MOUNT
 from tests.beds.kubelet import RunningPod
+from tests.waiting import wait_until
 
 # The files that some policy may write on a kernel without vendor patches, or that move with them.
 WRITTEN = {
@@ -56,7 +56,7 @@ def eventually(bed: Containerd, pod: RunningPod, name: str, value: str, *, level
     read = container_value if level == "container" else pod_value
     value = kernel_text(bed, name, value)
     try:
-        wait_until(f"{level} {name} = {value}", lambda: read(bed, pod, name) == value)
+        wait_until(lambda: read(bed, pod, name) == value, f"{level} {name} = {value}")
     except Exception as error:
         error.add_note(f"it is {read(bed, pod, name)!r}")
         raise

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.beds.containerd import Containerd
-from tests.beds.daemon import Daemon, daemon, wait_until
+from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import (
     container_config,
     remove_pod,
@@ -28,6 +28,7 @@ from tests.e2e.manifests import (
     topology,
 )
 from tests.e2e.observe import all_values, container_value, eventually, pod_value, settled_values
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 
@@ -103,7 +104,7 @@ def test_a_containerd_that_comes_back_finds_the_daemon_waiting(
         running_pod(bed, ls_pod("before")) as before,
     ):
         bed.restart(how)
-        wait_until("the daemon is connected again", lambda: _connected(koordlet), timeout_s=30)
+        wait_until(lambda: _connected(koordlet), "the daemon to connect again", timeout_s=30)
         assert container_value(bed, before, "cpu.cfs_quota_us") == "80000"
         with running_pod(bed, ls_pod("after")) as after:
             assert container_value(bed, after, "cpu.cfs_quota_us") == "80000"
@@ -182,7 +183,7 @@ def test_a_policy_that_is_switched_off_gives_every_byte_back(bed: Containerd) ->
             koordlet.put(node(), nodeslo())
             eventually(bed, pods[1], "cpu.idle", "0", level="pod")
             eventually(bed, pods[0], "cpu.cfs_quota_us", "100000", level="pod")
-            wait_until("every value is back", lambda: all_values(bed) == before)
+            wait_until(lambda: all_values(bed) == before, "every value to be back")
     finally:
         for pod in pods:
             remove_pod(bed, pod)
@@ -192,7 +193,7 @@ def test_a_bad_object_costs_nothing_and_the_last_good_one_stays(bed: Containerd)
     with daemon(bed, _objects(), gates=GATES) as koordlet, running_pod(bed, ls_pod("a")) as first:
         assert container_value(bed, first, "cpu.cfs_quota_us") == "80000"
         koordlet.put(node(ratio="fast"))
-        wait_until("the error is in the log", lambda: "fast" in koordlet.log.read_text())
+        wait_until(lambda: "fast" in koordlet.log.read_text(), "the error in the log")
         with running_pod(bed, ls_pod("b")) as second:
             assert container_value(bed, second, "cpuset.cpus") == SHARED
 

@@ -14,7 +14,7 @@ import pytest
 
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import Containerd
-from tests.beds.daemon import Daemon, daemon, wait_until
+from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import running_pod
 from tests.e2e.manifests import (
     BE_IDENTITY,
@@ -31,6 +31,7 @@ from tests.e2e.manifests import (
     topology,
 )
 from tests.e2e.observe import container_value, eventually, kernel_text
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 
@@ -160,7 +161,7 @@ def test_an_oom_score_reaches_the_processes(bed: Containerd, koordlet: Daemon) -
     with running_pod(bed, manifest) as running:
         [pid] = bed.groups.read(running.container_cgroup("main"), "cgroup.procs").split()
         score = Path("/proc", pid, "oom_score_adj")
-        wait_until("oom_score_adj = 1000", lambda: score.read_text().strip() == "1000")
+        wait_until(lambda: score.read_text().strip() == "1000", "oom_score_adj = 1000")
 
 
 def test_a_bad_annotation_costs_its_own_claim_and_nothing_else(

@@ -33,6 +33,7 @@ from tests.beds.groups import V2_CONTROLLERS, Kubepods, kubepods
 from tests.conftest import require
 from tests.koordlet.executor_bed import claim_of
 from tests.koordlet.test_reconciler import POLICY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.root
 MANAGED = (
@@ -265,8 +266,7 @@ def test_a_foreign_write_is_noticed_and_undone_at_once(machine: Machine) -> None
 
 def _until(machine: Machine, shares: int) -> None:
     wanted = str(machine.tree.weight(shares))
-    end = time.monotonic() + 5
-    while machine.text(machine.pod, Resource.CPU_SHARES) != wanted:
-        assert time.monotonic() < end, "it did not happen in 5 s"
-        time.sleep(0.01)
+    wait_until(
+        lambda: machine.text(machine.pod, Resource.CPU_SHARES) == wanted, f"shares of {wanted}"
+    )
     time.sleep(0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from linux.resources import Resource
 from tests.koordlet.executor_bed import Bed
 from tests.koordlet.test_executor import TWO_CORES
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Profile
+from tests.waiting import wait_until
 
 SHARES, QUOTA = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA
 
@@ -286,13 +287,6 @@ def test_a_delivery_without_a_claim_is_undone() -> None:
 # -- the thread ----------------------------------------------------------------------------------
 
 
-def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def running() -> Iterable[Node]:
     node = make_node()
@@ -304,30 +298,30 @@ def running() -> Iterable[Node]:
 
 
 def test_it_starts_with_a_pass_and_runs_when_triggered(running: Node) -> None:
-    _until(lambda: running.reconciler.stats.passes == 1)
+    wait_until(lambda: running.reconciler.stats.passes == 1, "what the thread does")
     assert running.shares(0) == "700"
     running.mode("900")
     for _ in range(20):
         running.reconciler.trigger("rules")
-    _until(lambda: running.shares(0) == "900")
-    _until(lambda: running.reconciler.stats.last.reasons == ("rules",))
+    wait_until(lambda: running.shares(0) == "900", "what the thread does")
+    wait_until(lambda: running.reconciler.stats.last.reasons == ("rules",), "what the thread does")
     # Twenty triggers in a row are a pass or two.
     assert running.reconciler.stats.passes <= 4
 
 
 def test_a_pass_that_fails_is_reported_and_the_next_one_runs(running: Node) -> None:
-    _until(lambda: running.reconciler.stats.passes == 1)
+    wait_until(lambda: running.reconciler.stats.passes == 1, "what the thread does")
     good, running.subjects = running.subjects, (None,)  # type: ignore[assignment]
     running.reconciler.trigger("broken")
-    _until(lambda: running.reconciler.stats.crashed_passes == 1)
+    wait_until(lambda: running.reconciler.stats.crashed_passes == 1, "what the thread does")
     running.subjects = good
     running.mode("900")
     running.reconciler.trigger("mended")
-    _until(lambda: running.shares(0) == "900")
+    wait_until(lambda: running.shares(0) == "900", "what the thread does")
 
 
 def test_a_slow_kernel_write_does_not_hold_up_triggers(running: Node) -> None:
-    _until(lambda: running.reconciler.stats.passes == 1)
+    wait_until(lambda: running.reconciler.stats.passes == 1, "what the thread does")
     gate = threading.Event()
 
     def block() -> None:
@@ -340,7 +334,7 @@ def test_a_slow_kernel_write_does_not_hold_up_triggers(running: Node) -> None:
     running.reconciler.trigger("two")
     assert time.monotonic() - started < 1
     gate.set()
-    _until(lambda: running.shares(2) == "900")
+    wait_until(lambda: running.shares(2) == "900", "what the thread does")
 
 
 def test_deferred_writes_are_caught_up_with_soon() -> None:
@@ -350,7 +344,9 @@ def test_deferred_writes_are_caught_up_with_soon() -> None:
     reconciler = Reconciler(executor, node.bed.journal, node.snapshot, interval_s=3600.0)
     reconciler.start()
     try:
-        _until(lambda: all(node.shares(index) == "700" for index in range(6)))
+        wait_until(
+            lambda: all(node.shares(index) == "700" for index in range(6)), "what the thread does"
+        )
     finally:
         assert reconciler.stop()
         reconciler.close()

@@ -23,6 +23,7 @@ import grpc
 import psutil
 
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 15.0
@@ -162,14 +163,6 @@ def proxy(
             if running.process is not None and running.process.poll() is None:
                 running.process.kill()
                 running.process.wait()
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s for {what}")
-        time.sleep(0.01)
 
 
 def fetch(url: str) -> tuple[int, str]:

@@ -31,8 +31,8 @@ from tests.runtime_proxy.processes import (
     hook_process,
     hook_service,
     proxy,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 
@@ -204,7 +204,7 @@ def test_the_event_stream_tells_of_every_step(here: Node) -> None:
         with running_pod(here.kubelet, pod()) as running:
             identifier = running.containers["main"]
         for kind in (cri.CONTAINER_STARTED_EVENT, cri.CONTAINER_STOPPED_EVENT):
-            wait_until(lambda kind=kind: (identifier, kind) in seen, f"event {kind}")  # type: ignore[misc]
+            wait_until(lambda kind=kind: (identifier, kind) in seen, f"event {kind}")
         stream.cancel()
         reader.join(5)
 

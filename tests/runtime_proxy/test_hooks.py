@@ -25,8 +25,8 @@ from tests.runtime_proxy.processes import (
     hook_process,
     hook_service,
     proxy,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 PARENT = "/kubepods/besteffort/podu-1"
 

@@ -22,8 +22,9 @@ from tests.beds.containerd import Containerd, containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
 from tests.e2e.manifests import Manifest, batch_pod, nodeslo
-from tests.runtime_proxy.processes import Proxy, wait_until
+from tests.runtime_proxy.processes import Proxy
 from tests.runtime_proxy.test_containerd import Node, node
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 

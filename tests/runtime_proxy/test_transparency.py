@@ -20,7 +20,8 @@ import pytest
 
 from runtime_proxy.http2 import frames, hpack
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
-from tests.runtime_proxy.processes import AS_MODULE, ROOT, Proxy, fetch, proxy, wait_until
+from tests.runtime_proxy.processes import AS_MODULE, ROOT, Proxy, fetch, proxy
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

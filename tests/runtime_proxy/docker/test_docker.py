@@ -21,8 +21,8 @@ from tests.runtime_proxy.processes import (
     echo,
     hook_service,
     proxy,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])

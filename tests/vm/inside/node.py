@@ -7,7 +7,6 @@ containers come from the machine's containerd over CRI.
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tests.beds.kubelet import (
     qos_class,
     sandbox_config,
 )
+from tests.waiting import wait_until
 
 CGROUPS = Path("/sys/fs/cgroup")
 SOCKET = Path("/run/containerd/containerd.sock")
@@ -71,14 +71,6 @@ def start_slice(name: str, *, weight: int = 0, quota_us: int = -1, memory: int =
 def slice_path(name: str) -> str:
     words = name.removesuffix(".slice").split("-")
     return "/".join("-".join(words[: end + 1]) + ".slice" for end in range(len(words)))
-
-
-def wait_until(condition: Any, what: str, timeout_s: float = 20) -> None:
-    """Wait for a condition; an assertion says what did not come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def linear_weight(shares: int) -> int:

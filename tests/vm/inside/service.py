@@ -13,7 +13,8 @@ import yaml
 
 from tests.beds.daemon import NODE_NAME
 from tests.e2e.manifests import Manifest, nodeslo
-from tests.vm.inside.node import run, wait_until
+from tests.vm.inside.node import run
+from tests.waiting import wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 UNIT = Path("/etc/systemd/system/koordlet.service")

@@ -15,8 +15,9 @@ from pathlib import Path
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.kubelet import container_config, sandbox_config
 from tests.e2e.manifests import Manifest, batch_pod, ls_pod, node, pinned_pod
-from tests.vm.inside.node import CGROUPS, Node, Pod, run, slice_path, wait_until
+from tests.vm.inside.node import CGROUPS, Node, Pod, run, slice_path
 from tests.vm.inside.service import ETC, Service
+from tests.waiting import wait_until
 
 KOORDLET = "/opt/koordinator/bin/koordlet"
 _SET = (
@@ -37,7 +38,7 @@ def _normalised(service: Service) -> Iterator[None]:
 
 
 def _cpu_max(pod: Pod, value: str) -> None:
-    wait_until(lambda: pod.read("main", "cpu.max") == value, f"cpu.max is {value}", 60)
+    wait_until(lambda: pod.read("main", "cpu.max") == value, f"cpu.max is {value}", timeout_s=60)
 
 
 def _values() -> dict[str, str]:
@@ -94,7 +95,7 @@ def test_pods_created_while_the_daemon_is_killed_end_up_right(
                     service.pid not in (0, before) and service.show("ActiveState") == "active"
                 ),
                 "systemd started it again",
-                60,
+                timeout_s=60,
             )
         pods = [future.result(timeout=180) for future in started]
         for made in pods:

@@ -6,8 +6,9 @@ import os
 import time
 
 from tests.e2e.manifests import batch_pod, ls_pod, pod
-from tests.vm.inside.node import CGROUPS, Node, Pod, run, wait_until
+from tests.vm.inside.node import CGROUPS, Node, Pod, run
 from tests.vm.inside.service import Service
+from tests.waiting import wait_until
 
 SPIN = ["/bin/sh", "-c", "while true; do :; done"]
 MIB = 1 << 20
@@ -77,7 +78,9 @@ def _keeps_its_cache(machine: Node, protected: Pod) -> None:
     run("systemctl", "set-property", "--runtime", "kubepods.slice", f"MemoryHigh={current}")
     try:
         hog = machine.run_pod(pod("hog", command=_fill("more", 160)))
-        wait_until(lambda: _cache(plain) < before[1] // 2, "the neighbour is reclaimed", 90)
+        wait_until(
+            lambda: _cache(plain) < before[1] // 2, "the neighbour is reclaimed", timeout_s=90
+        )
         after = [_cache(each) for each in both]
         machine.remove(hog)
     finally:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.manifests import batch_pod, ls_pod, nodeslo, pinned_pod, pod
-from tests.vm.inside.node import CGROUPS, Node, Pod, run, wait_until
+from tests.vm.inside.node import CGROUPS, Node, Pod, run
 from tests.vm.inside.service import BE_IDLE, LS_PROTECTED, Service
+from tests.waiting import wait_until
 
 
 def _allowed(pid: int) -> str:

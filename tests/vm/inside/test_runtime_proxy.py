@@ -22,8 +22,9 @@ import pytest
 from tests.beds.cri import Cri, connected
 from tests.e2e.manifests import ls_pod
 from tests.runtime_proxy.processes import STAGES, echo, hook_service
-from tests.vm.inside.node import CGROUPS, Node, run, wait_until
+from tests.vm.inside.node import CGROUPS, Node, run
 from tests.vm.inside.service import CHECKOUT
+from tests.waiting import wait_until
 
 UNITS = Path("/etc/systemd/system")
 SERVICE = "koord-runtime-proxy.service"

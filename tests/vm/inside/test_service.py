@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 from tests.e2e.manifests import batch_pod, ls_pod
-from tests.vm.inside.node import Node, run, wait_until
+from tests.vm.inside.node import Node, run
 from tests.vm.inside.service import UNIT, Service
+from tests.waiting import wait_until
 
 CAPABILITIES = {"CAP_DAC_OVERRIDE": 1, "CAP_SYS_PTRACE": 19, "CAP_SYS_RESOURCE": 24}
 
