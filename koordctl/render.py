@@ -12,25 +12,44 @@ from typing import Any
 Row = Sequence[object]
 
 _GAP = "  "
-_NARROWEST_LAST = 30
+_BELOW = "    "
+_NARROWEST_LAST = 20
 
 
 def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
-    """Return aligned columns; the last one wraps within the terminal."""
+    """Return aligned columns; the last one wraps within the terminal.
+
+    Where the others leave no room for it, it stands below them, a row for itself.
+    """
     cells = [[_cell(value) for value in row] for row in (header, *rows)]
     if len(cells) == 1:
         return ""
     widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
     width = width or shutil.get_terminal_size((120, 40)).columns
     left = sum(widths) + len(_GAP) * len(widths)
+    below = bool(widths) and width - left < _NARROWEST_LAST
     lines = []
     for row in cells:
         start = _GAP.join(text.ljust(size) for text, size in zip(row, widths, strict=False))
+        if below:
+            lines.append(_GAP.join(text for text in row[:-1] if text))
+            lines += _wrapped(row[-1], width, indent=_BELOW)
+            continue
         start += _GAP if widths else ""
-        last = textwrap.wrap(row[-1], max(width - left, _NARROWEST_LAST)) or [""]
+        last = _wrapped(row[-1], width - left) or [""]
         lines.append((start + last[0]).rstrip())
         lines += [(" " * left + more).rstrip() for more in last[1:]]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(width, _NARROWEST_LAST),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
 
 
 def heading(text: str) -> str:
@@ -256,13 +275,17 @@ def status(answer: Mapping[str, Any]) -> str:
             )
         )
     problems = answer["objects"]["problems"]
+    directory = f"{answer['objects']['directory']}/"
     if problems:
         blocks.append(
             heading("objects that could not be used")
             + "\n"
             + table(
                 ("FILE", "OBJECT", "PROBLEM"),
-                [(p["file"], p["obj"] or "-", p["message"]) for p in problems],
+                [
+                    (p["file"].removeprefix(directory), p["obj"] or "-", p["message"])
+                    for p in problems
+                ],
             )
         )
     return "\n\n".join(blocks)

@@ -263,6 +263,8 @@ class _Answers:
                 chosen = [view for view in views if _is_pod(pod_of(view.subject), name)]
                 if not chosen:
                     raise Refusal(404, f"no pod {name!r}: {_known_pods(views)}")
+                # Several pods of one name come one after the other, each from its top.
+                chosen.sort(key=lambda view: pod.uid if (pod := pod_of(view.subject)) else "")
             case "container":
                 chosen = [view for view in views if _is_container(view.subject, name)]
                 if not chosen:

@@ -284,6 +284,15 @@ def test_tables_align_and_wrap_their_last_column() -> None:
     assert all(len(line) <= 60 for line in lines)
 
 
+def test_a_last_column_without_room_stands_below_its_row() -> None:
+    path = "/a/very/long/path/" * 4
+    shown = render.table(("FILE", "OBJECT", "PROBLEM"), [(path, "", "word " * 20)], width=80)
+    first, header_of_last, row, *rest = shown.splitlines()
+    assert (first, header_of_last, row) == ("FILE  OBJECT", "    PROBLEM", path)
+    assert len(rest) == 2
+    assert all(line.startswith("    word") and len(line) <= 80 for line in rest)
+
+
 def test_a_hostile_cell_stays_in_its_cell() -> None:
     shown = render.table(("A", "B"), [("x\n\x1b[2J", "y\r\nz")])
     assert len(shown.splitlines()) == 2
