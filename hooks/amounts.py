@@ -77,12 +77,39 @@ def regular_only(specs: Iterable[ContainerSpec]) -> tuple[ContainerSpec, ...]:
     return tuple(spec for spec in specs if spec.kind is ContainerKind.REGULAR)
 
 
-def requested_of_container(amounts: Amounts) -> Requested:
-    """Return what kubelet asks the runtime for a container."""
+def request_of_pod(pod: Pod, request: Pick) -> int:
+    """Return what the pod asks for: as a whole if it says so, else the containers' sum.
+
+    Overhead comes on top of both.
+    """
+    whole, overhead = request(pod.resources) or 0, request(pod.overhead)
+    if whole > 0:
+        return whole + max(overhead or 0, 0)
+    return sum_of_requests(pod.specs, request, overhead)
+
+
+def limit_of_pod(pod: Pod, limit: Pick, request: Pick) -> int:
+    """Return the pod's limit by the same rule, UNLIMITED without one. `request` picks overhead."""
+    whole, overhead = limit(pod.resources) or 0, request(pod.overhead)
+    if whole > 0:
+        return whole + max(overhead or 0, 0)
+    return sum_of_limits(pod.specs, limit, overhead)
+
+
+def requested_of_container(amounts: Amounts, pod_level: Amounts) -> Requested:
+    """Return what kubelet asks the runtime for a container.
+
+    pod_level: of the pod as a whole. Kubelet takes its limits for a container without own ones.
+    """
+    limit_milli = amounts.cpu_limit_milli or pod_level.cpu_limit_milli or 0
+    asked_milli = amounts.cpu_request_milli
     return Requested(
-        cpu_shares=milli_to_shares(_cpu_request(amounts) or 0),
-        cfs_quota_us=milli_to_quota_us(amounts.cpu_limit_milli or 0),
-        memory_limit_bytes=amounts.memory_limit_bytes or UNLIMITED,
+        # An absent request takes the limit's place, as the API server's defaulting does.
+        cpu_shares=milli_to_shares(limit_milli if asked_milli is None else asked_milli),
+        cfs_quota_us=milli_to_quota_us(limit_milli),
+        memory_limit_bytes=(
+            amounts.memory_limit_bytes or pod_level.memory_limit_bytes or UNLIMITED
+        ),
     )
 
 
@@ -90,23 +117,26 @@ def requested_of_pod(pod: Pod) -> Requested:
     """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
     if not pod.specs:
         return NOTHING_REQUESTED
-    specs, overhead = pod.specs, pod.overhead
-    limit_milli = sum_of_limits(
-        specs, lambda each: each.cpu_limit_milli, overhead.cpu_request_milli
-    )
     return Requested(
-        cpu_shares=milli_to_shares(
-            sum_of_requests(specs, _cpu_request, overhead.cpu_request_milli)
-        ),
-        cfs_quota_us=milli_to_quota_us(limit_milli),
-        memory_limit_bytes=sum_of_limits(
-            specs, lambda each: each.memory_limit_bytes, overhead.memory_request_bytes
-        ),
+        cpu_shares=milli_to_shares(request_of_pod(pod, _cpu_request)),
+        cfs_quota_us=milli_to_quota_us(limit_of_pod(pod, _cpu_limit, _cpu_request)),
+        memory_limit_bytes=limit_of_pod(pod, _memory_limit, _memory_request),
     )
 
 
 def _cpu_request(amounts: Amounts) -> int | None:
-    """An absent request takes the limit's place, as the API server's defaulting does."""
     if amounts.cpu_request_milli is None:
         return amounts.cpu_limit_milli
     return amounts.cpu_request_milli
+
+
+def _cpu_limit(amounts: Amounts) -> int | None:
+    return amounts.cpu_limit_milli
+
+
+def _memory_request(amounts: Amounts) -> int | None:
+    return amounts.memory_request_bytes
+
+
+def _memory_limit(amounts: Amounts) -> int | None:
+    return amounts.memory_limit_bytes

@@ -32,6 +32,7 @@ def shape_of(subject: ContainerSubject) -> Hashable:
         pod.runtime_handler,
         pod.host_network,
         pod.specs,
+        pod.resources,
         pod.overhead,
     )
 

@@ -100,6 +100,7 @@ class Pod(msgspec.Struct, frozen=True):
     host_network: bool = False
     created_at: float = 0.0  # seconds since the epoch; 0 when unknown
     specs: tuple[ContainerSpec, ...] = ()  # empty when the specification is not known
+    resources: Amounts = Amounts()  # of the pod as a whole: they replace the containers' sum
     overhead: Amounts = Amounts()
 
     @property
@@ -130,6 +131,7 @@ def make_pod(
     host_network: bool = False,
     created_at: float = 0.0,
     specs: tuple[ContainerSpec, ...] = (),
+    resources: Amounts = Amounts(),  # noqa: B008 - frozen
     overhead: Amounts = Amounts(),  # noqa: B008 - frozen
 ) -> Pod:
     """Return a Pod with its QoS class derived from its labels."""
@@ -148,6 +150,7 @@ def make_pod(
         host_network=host_network,
         created_at=created_at,
         specs=specs,
+        resources=resources,
         overhead=overhead,
     )
 

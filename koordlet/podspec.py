@@ -66,6 +66,7 @@ def known_pod(pod: core.Pod) -> KnownPod:
             for container in pod.spec.init_containers
         ),
     )
+    whole = pod.spec.resources
     view = make_pod(
         namespace=meta.namespace,
         name=meta.name,
@@ -79,12 +80,15 @@ def known_pod(pod: core.Pod) -> KnownPod:
         host_network=pod.spec.host_network,
         created_at=_seconds(meta.creation_timestamp),
         specs=specs,
+        resources=Amounts() if whole is None else _amounts(whole.requests, whole.limits),
         overhead=_amounts(pod.spec.overhead, pod.spec.overhead),
     )
     return KnownPod(
         pod=view,
         requested=requested_of_pod(view),
-        by_container={spec.name: requested_of_container(spec.amounts) for spec in specs},
+        by_container={
+            spec.name: requested_of_container(spec.amounts, view.resources) for spec in specs
+        },
         containers=tuple(
             known
             for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)

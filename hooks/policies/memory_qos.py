@@ -33,7 +33,14 @@ from apis.keys import ANNOTATION_MEMORY_QOS
 from apis.nodeslo import MemoryQOS, ResourceQOSStrategy, decode_nodeslo
 from apis.qos import KubeQoS, QoSClass
 from hooks import compat
-from hooks.amounts import Pick, regular_only, sum_of_limits, sum_of_requests
+from hooks.amounts import (
+    Pick,
+    limit_of_pod,
+    regular_only,
+    request_of_pod,
+    sum_of_limits,
+    sum_of_requests,
+)
 from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Off, OffBecause, Policy, never
@@ -267,14 +274,14 @@ def _pod_request(rule: Rule, pod: Pod) -> int:
     request, _ = _picks(pod)
     if rule.regular_only:
         return sum_of_requests(regular_only(pod.specs), request, None)
-    return sum_of_requests(pod.specs, request, request(pod.overhead))
+    return request_of_pod(pod, request)
 
 
 def _pod_limit(rule: Rule, pod: Pod) -> int:
     request, limit = _picks(pod)
     if rule.regular_only:
         return sum_of_limits(regular_only(pod.specs), limit, None)
-    return sum_of_limits(pod.specs, limit, request(pod.overhead))
+    return limit_of_pod(pod, limit, request)
 
 
 def protection(qos: MemoryQOS, request_bytes: int) -> tuple[int, int]:
@@ -318,9 +325,9 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             yield from _protect(
                 rule, setting, request(spec.amounts) or 0, "the container's request"
             )
-            yield from _throttle(
-                rule, setting, request(spec.amounts) or 0, limit(spec.amounts) or 0
-            )
+            # Kubelet takes the pod's own limit for a container that has none.
+            own = limit(spec.amounts) or limit(pod.resources) or 0
+            yield from _throttle(rule, setting, request(spec.amounts) or 0, own)
         yield from _reclaim_and_oom(rule, setting)
     if error is not None:
         yield error

@@ -64,6 +64,7 @@ def a_pod(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, Any] | None = None,
     specs: Iterable[ContainerSpec] = (),
+    resources: Amounts = Amounts(),  # noqa: B008 - frozen
     overhead: Amounts = Amounts(),  # noqa: B008 - frozen
     uid: str = "",
 ) -> Pod:
@@ -84,6 +85,7 @@ def a_pod(
         kube_qos=kube_qos,
         cgroup=f"kubepods/{kube_qos.lower()}/pod{name}",
         specs=tuple(specs),
+        resources=resources,
         overhead=overhead,
     )
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from hooks.amounts import (
+    limit_of_pod,
     milli_to_quota_us,
     milli_to_shares,
     regular_only,
+    request_of_pod,
     sum_of_limits,
     sum_of_requests,
 )
 from hooks.subject import Amounts, ContainerKind, ContainerSpec
 from linux.resources import UNLIMITED
+from tests.hooks.making import a_pod
 
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 
@@ -79,6 +82,29 @@ def test_a_pod_counts_what_runs_at_the_same_time(
     containers = _specs(*specs)
     assert sum_of_requests(containers, _pick, overhead) == request_milli
     assert sum_of_limits(containers, _pick, overhead) == limit_milli
+
+
+@pytest.mark.parametrize(
+    ("whole", "overhead", "request_milli", "limit_milli"),
+    [
+        (Amounts(), None, 1000, UNLIMITED),
+        (Amounts(cpu_request_milli=3000), None, 3000, UNLIMITED),
+        (Amounts(cpu_limit_milli=4000), None, 1000, 4000),
+        (Amounts(cpu_request_milli=500, cpu_limit_milli=4000), 100, 600, 4100),
+        (Amounts(cpu_request_milli=0, cpu_limit_milli=0), 100, 1100, UNLIMITED),
+    ],
+)
+def test_a_pod_as_a_whole_counts_before_its_containers(
+    whole: Amounts, overhead: int | None, request_milli: int, limit_milli: int
+) -> None:
+    specs = (
+        ContainerSpec("a", amounts=Amounts(cpu_request_milli=1000, cpu_limit_milli=1000)),
+        ContainerSpec("b"),
+    )
+    pod = a_pod(specs=specs, resources=whole, overhead=Amounts(cpu_request_milli=overhead))
+    assert request_of_pod(pod, lambda amounts: amounts.cpu_request_milli) == request_milli
+    limit = limit_of_pod(pod, _pick, lambda amounts: amounts.cpu_request_milli)
+    assert limit == limit_milli
 
 
 def test_upstream_sums_regular_containers_only() -> None:

@@ -16,14 +16,24 @@ from msgspec.structs import replace
 from apis import keys
 from apis.errors import InputErrors
 from apis.nodeslo import NodeSLOSpec, decode_nodeslo, default_nodeslo
-from apis.qos import KubeQoS
+from apis.qos import KubeQoS, QoSClass
 from hooks.check import LEVELS, claim_problem
 from hooks.compat import SWITCHES
 from hooks.engine import Engine
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta, ResctrlFacts, Settings
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
-from hooks.subject import ContainerSubject, HostAppSubject, Level, NodeSubject, QosSubject, Subject
+from hooks.shape import shape_of
+from hooks.subject import (
+    Amounts,
+    ContainerSubject,
+    HostAppSubject,
+    Level,
+    NodeSubject,
+    Pod,
+    QosSubject,
+    Subject,
+)
 from linux.resources import DeviceNode, Resource
 from tests.hooks.making import (
     EVERYTHING,
@@ -210,6 +220,32 @@ def test_what_was_decided_for_a_container_of_the_same_shape_changes_no_decision(
         )
         asked_first.decide(replace(subject, pod=other, id="another", cgroup="another"))
     assert asked_first.decide(subject) == Engine.build(BUILTIN, engine.inputs).decide(subject)
+
+
+_WHICH_POD = {"namespace", "name", "uid", "cgroup", "phase", "created_at"}
+"""What tells a pod from its replicas, and what policies do not read."""
+
+
+@pytest.mark.parametrize("field", list(Pod.__struct_fields__))
+def test_a_shape_holds_all_of_a_pod_but_which_one_it_is(field: str) -> None:
+    """A field that is new has to be put in one of the two places."""
+    pod = a_pod("LS")
+    other = {
+        "labels": {keys.LABEL_CORE_SCHED_GROUP_ID: "g"},
+        "annotations": {keys.ANNOTATION_OOM_SCORE_ADJ: "5"},
+        "kube_qos": KubeQoS.GUARANTEED,
+        "qos": QoSClass.BE,
+        "specs": (plain("main"),),
+        "resources": Amounts(cpu_limit_milli=1),
+        "overhead": Amounts(cpu_request_milli=1),
+        "priority": 9000,
+        "host_network": True,
+        "created_at": 1.0,
+    }.get(field, "another")
+    changed = a_container(replace(pod, **{field: other}))
+    assert getattr(changed.pod, field) != getattr(pod, field)
+    same = shape_of(a_container(pod)) == shape_of(changed)
+    assert same == (field in _WHICH_POD)
 
 
 @given(_subjects(), st.permutations(BUILTIN))

@@ -236,6 +236,22 @@ def test_sidecars_init_containers_and_overhead_count() -> None:
     )
 
 
+def test_memory_of_the_whole_pod_replaces_the_sum_and_stands_in_for_a_missing_limit() -> None:
+    whole = Amounts(memory_request_bytes=4 * GIB, memory_limit_bytes=8 * GIB)
+    pod = a_pod("LS", specs=[A, plain("open")], resources=whole)
+    assert values(decide(a_pod_subject(pod), _node(), POLICY)) == _memory(
+        4 * GIB * 80 // 100, 2 * GIB
+    )
+    assert values(decide(a_container(pod, "a"), _node(), POLICY)) == _memory(
+        858993459, 536870912, 1717985280
+    )
+    inputs = _node(allocatable_memory_bytes=100 * GIB)
+    high = decide(a_container(pod, "open"), inputs, POLICY).value(Resource.MEMORY_HIGH)
+    assert high == 8 * GIB * 60 // 100 // 4096 * 4096
+    compatible = _node(compat={POD_SUMS_OF_REGULAR_CONTAINERS})
+    assert values(decide(a_pod_subject(pod), compatible, POLICY)) == _memory(858993459, GIB // 2)
+
+
 def test_a_pod_of_unknown_specification_gets_no_protection() -> None:
     pod = a_pod("LS")
     assert values(decide(a_pod_subject(pod), _node(), POLICY)) == {}

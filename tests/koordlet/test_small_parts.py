@@ -187,6 +187,30 @@ def test_a_specification_becomes_what_kubelet_asks_for() -> None:
     assert made.requested.memory_limit_bytes == -1  # the sidecar has no memory limit
 
 
+def test_resources_of_the_whole_pod_replace_the_sum_and_limit_containers_without_a_limit() -> None:
+    manifest = pod_manifest(
+        uid="u",
+        spec={
+            "overhead": {"cpu": "100m", "memory": "10Mi"},
+            "resources": resources(cpu="2", memory="1Gi"),
+            "containers": [
+                {"name": "open"},
+                {"name": "own", "resources": resources(cpu="500m", memory="64Mi")},
+            ],
+        },
+    )
+    made = known(manifest)
+    assert made.requested == Requested(
+        cpu_shares=2100 * 1024 // 1000, cfs_quota_us=210_000, memory_limit_bytes=1034 << 20
+    )
+    assert made.by_container["own"] == Requested(
+        cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=64 << 20
+    )
+    assert made.by_container["open"] == Requested(
+        cpu_shares=2048, cfs_quota_us=200_000, memory_limit_bytes=1 << 30
+    )
+
+
 def test_batch_resources_are_milli_cores_and_bytes() -> None:
     batch = {"kubernetes.io/batch-cpu": "1500", "kubernetes.io/batch-memory": "1Gi"}
     container = {"name": "main", "resources": {"requests": batch, "limits": batch}}
