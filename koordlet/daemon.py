@@ -15,11 +15,14 @@ from collections.abc import Callable
 from koordlet.background import Background
 from koordlet.config import Config
 from koordlet.endpoints import Endpoints
+from koordlet.kubepods_lock import KubepodsLock
 from koordlet.machine import local_host
 from koordlet.parts import Parts
 from koordlet.reloading import reload
 from koordlet.sweep import SWEEP_S
 from linux.host import Host
+from linux.local import LocalHost
+from nri_plugin.node_lock import LockHeld
 from nri_plugin.options import Launch
 from nri_plugin.supervisor import Supervisor
 from service.systemd import Notifier
@@ -37,9 +40,15 @@ class Daemon:
         reload: Callable[[], Config],
         launch: Launch | None = None,
         host: Host | None = None,
+        lock: KubepodsLock | None = None,
     ) -> None:
         """reload: reads the configuration again; raises InputError or InputErrors. host: this
-        machine's kernel when None."""
+        machine's kernel when None. lock: what keeps other daemons away; None: a lock in the
+        host's own cgroups, if it has any.
+        """
+        host = host or local_host(config)
+        if lock is None and isinstance(host, LocalHost):
+            lock = KubepodsLock(host.here)
         self.failed = False
         """True when the daemon stops because it has to: then it exits with an error."""
         self._reload = reload
@@ -48,17 +57,19 @@ class Daemon:
         self._background = Background(self._fail)
         self.parts = Parts(
             config,
-            host=host or local_host(config),
+            host=host,
+            lock=lock,
             launch=launch,
             background=self._background,
+            displaced=self._displaced,
         )
         self._endpoints = Endpoints(self.parts)
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Start everything, serve until told to stop, stop everything.
 
-        started: called once, when everything is up. Raises DiscoveryError without cgroups,
-        OSError without a run directory.
+        started: called once, when everything is up. Raises LockHeld when another daemon has this
+        node's pods, DiscoveryError without cgroups, OSError without a run directory.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,6 +97,7 @@ class Daemon:
         parts = self.parts
         config = parts.config
         layout = await parts.kernel.find()
+        parts.passes.claim(layout)
         await parts.kernel.probe()
         await parts.feeds.first_objects()
         if parts.site_watch is not None:
@@ -133,6 +145,11 @@ class Daemon:
     def _fail(self) -> None:
         self.failed = True
         self.stop()
+
+    def _displaced(self, held: LockHeld) -> None:
+        if not self._stopping.is_set():
+            _LOG.critical("another daemon runs on this node, stopping: %s", held)
+            self._fail()
 
     # --- while it runs -------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from koordlet.feeds import KUBELET, Feeds, awaited
 from koordlet.health import Health
 from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
+from koordlet.kubepods_lock import KubepodsLock
 from koordlet.node_kernel import NodeKernel
 from koordlet.nri_handler import NriHandler
 from koordlet.nri_link import NriLink
@@ -38,6 +39,7 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
+from nri_plugin.node_lock import LockHeld
 from nri_plugin.options import Launch
 
 
@@ -49,9 +51,12 @@ class Parts:
         config: Config,
         *,
         host: Host,
+        lock: KubepodsLock | None,
         launch: Launch | None,
         background: Background,
+        displaced: Callable[[LockHeld], None],
     ) -> None:
+        """displaced: called when another daemon turns out to have this node's pods."""
         self.config = config
         """In force: a reload replaces it."""
         self.node_name = config.node_name
@@ -105,7 +110,9 @@ class Parts:
             rules=self.rules,
             journal=self.journal,
             guard=self.repair_decider.guard,
+            lock=lock,
             published=self._published,
+            displaced=displaced,
         )
         self.feeds = Feeds(
             config,

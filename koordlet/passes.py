@@ -1,7 +1,7 @@
 """From changes of the state to passes: a snapshot is published, the reconciler works from it.
 
 The event loop publishes, the reconciler's thread takes what was published last. Changes that come
-together share a snapshot, and a pass.
+together share a snapshot, and a pass. No pass runs while another daemon holds this node's pods.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from koordlet.container_metrics import OF_PROCESSES, Standing
 from koordlet.executor.executor import Executor, Limits
 from koordlet.executor.slots import State as ValueState
 from koordlet.journal import Journal, JournalError
+from koordlet.kubepods_lock import KubepodsLock
 from koordlet.reconciler import PassReport, Reconciler
 from koordlet.rules import Rules
 from koordlet.snapshot import Snapshot
@@ -28,6 +29,7 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.local import LocalHost
 from linux.resources import Resource
+from nri_plugin.node_lock import LockHeld
 
 _LOG = logging.getLogger("koordlet")
 
@@ -55,16 +57,24 @@ class Passes:
         rules: Rules,
         journal: Journal,
         guard: Guard,
+        lock: KubepodsLock | None,
         published: Callable[[], None],
+        displaced: Callable[[LockHeld], None],
     ) -> None:
-        """guard: how policies are called. published: called after each snapshot."""
+        """guard: how policies are called. lock: what keeps other daemons away; None where there
+        are none. published: called after each snapshot. displaced: called when another daemon
+        turns out to have this node's pods.
+        """
         self._config = config
         self._host = host
         self._state = state
         self._rules = rules
         self._journal = journal
         self._guard = guard
+        self._lock = lock
         self._published = published
+        self._displaced = displaced
+        self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._scheduled = False
         self._published_at = 0.0
@@ -81,8 +91,15 @@ class Passes:
 
     # --- life ----------------------------------------------------------------------------------
 
+    def claim(self, layout: Layout) -> None:
+        """Keep other daemons away; raises LockHeld when another one has this node's pods."""
+        if self._lock is not None:
+            self._lock.hold(layout)
+
     def start(self, layout: Layout, *, burst_above_quota: bool) -> None:
         """Start the reconciler's thread."""
+        self._layout = layout
+        self._loop = asyncio.get_running_loop()
         self.executor = Executor(
             self._host,
             layout,
@@ -106,11 +123,12 @@ class Passes:
 
     def set_layout(self, layout: Layout, *, burst_above_quota: bool) -> None:
         """Work with another layout from the next pass on."""
+        self._layout = layout
         if self.reconciler is not None:
             self.reconciler.set_layout(layout, burst_above_quota=burst_above_quota)
 
     async def stop(self) -> None:
-        """End the thread after the pass in progress."""
+        """End the thread after the pass in progress, and let another daemon in."""
         if self.reconciler is not None:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, self.reconciler.stop):
@@ -118,6 +136,8 @@ class Passes:
                 return
             self.reconciler.close()
             self._journal.close()
+        if self._lock is not None:
+            self._lock.close()
 
     # --- publishing ----------------------------------------------------------------------------
 
@@ -149,6 +169,12 @@ class Passes:
     # --- passes, in the reconciler's thread ----------------------------------------------------
 
     def _snapshot_for_pass(self) -> Snapshot:
+        assert self._layout is not None
+        try:
+            self.claim(self._layout)
+        except LockHeld as held:
+            self._loop.call_soon_threadsafe(self._displaced, held)
+            raise
         # What was handed over before an end is in the journal when this pass is done.
         self._ended_before_pass = [self._ended.popleft() for _ in range(len(self._ended))]
         return self.snapshot

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 import uvloop
@@ -22,6 +23,7 @@ from koordlet.executor.executor import Executor
 from koordlet.flags import Parsed
 from koordlet.gates import BEYOND_POLICIES
 from koordlet.journal import Journal, JournalError
+from koordlet.kubepods_lock import KubepodsLock
 from koordlet.machine import layout_of, local_host
 from koordlet.reconciler import Reconciler
 from koordlet.snapshot import Snapshot
@@ -169,15 +171,17 @@ def restore(config: Config) -> int:
 def _restore(config: Config, journal_path: str) -> int:
     host = local_host(config)
     layout = layout_of(config, host)
-    journal = Journal(journal_path, boot=boot_id(host))
     nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
-    reconciler = Reconciler(Executor(host, layout, journal), journal, lambda: nothing)
-    try:
-        report = reconciler.restore_all()
-        left = journal.records()
-    finally:
-        reconciler.close()
-        journal.close()
+    with closing(KubepodsLock(host.here)) as lock:
+        lock.hold(layout)
+        journal = Journal(journal_path, boot=boot_id(host))
+        reconciler = Reconciler(Executor(host, layout, journal), journal, lambda: nothing)
+        try:
+            report = reconciler.restore_all()
+            left = journal.records()
+        finally:
+            reconciler.close()
+            journal.close()
     print(f"{report.restored} values put back, {report.failed} refused")
     for record in left:
         print(

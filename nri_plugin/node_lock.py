@@ -23,9 +23,7 @@ class LockHeld(Exception):
         self.path = path
         self.holder = holder
         who = f"process {holder}" if holder else "another process"
-        super().__init__(
-            f"{who} holds {path}: one daemon per node may be connected; stop the other"
-        )
+        super().__init__(f"{who} holds {path}: a node has one daemon; stop the other")
 
 
 @contextmanager
@@ -57,26 +55,37 @@ def node_lock(path: str) -> Iterator[None]:
 def runtime_lock(socket: str) -> Iterator[None]:
     """Hold the directory of a runtime's socket for the block; raises LockHeld when it is taken.
 
-    A directory that is not there has nobody to keep out: dialling will tell of it. The same goes
-    for a file system without locks.
+    A directory that is not there has nobody to keep out: dialling will tell of it.
     """
-    directory = os.path.dirname(os.path.realpath(socket))
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = lock_directory(os.path.dirname(os.path.realpath(socket)))
     except FileNotFoundError:
         yield
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockHeld(directory, _holder(descriptor)) from None
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
-                raise
         yield
     finally:
         os.close(descriptor)
+
+
+def lock_directory(directory: str) -> int:
+    """Lock a directory; returns the descriptor that holds it until it is closed.
+
+    Raises LockHeld at once when it is taken, OSError when it cannot be opened. On a file system
+    without locks nobody is kept out.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise LockHeld(directory, holder) from None
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
+            os.close(descriptor)
+            raise
+    return descriptor
 
 
 def _holder(descriptor: int) -> str:

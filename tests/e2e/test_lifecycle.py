@@ -10,6 +10,7 @@ import pytest
 
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon
+from tests.beds.errors import BedError
 from tests.beds.kubelet import (
     container_config,
     remove_pod,
@@ -118,6 +119,19 @@ def test_a_second_daemon_refuses_to_start(bed: Containerd) -> None:
         assert str(koordlet.pid) in second.stderr, second.stderr
         with running_pod(bed, ls_pod("still-served")) as pod:
             assert container_value(bed, pod, "cpuset.cpus") == SHARED
+
+
+def test_a_second_daemon_that_shares_nothing_but_the_pods_refuses_too(bed: Containerd) -> None:
+    with daemon(bed, _objects(), gates=GATES) as koordlet:
+        alone = {"nri": {"enabled": False}}
+        with (
+            pytest.raises(BedError, match=f"process {koordlet.pid} holds .*{bed.groups.path}:"),
+            daemon(bed, _objects(), name="second", config=alone),
+        ):
+            pass
+        koordlet.stop(signal.SIGKILL)
+        with daemon(bed, _objects(), name="second", config=alone):
+            pass
 
 
 def test_a_value_changed_from_outside_is_put_back(bed: Containerd) -> None:

@@ -16,6 +16,7 @@ import yaml
 from koordlet.config import Config, Mode, build
 from koordlet.daemon import Daemon
 from koordlet.flags import parse_flags
+from koordlet.kubepods_lock import KubepodsLock
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.fake_runtime.adaptation import Created, FakeRuntime
 from tests.fake_runtime.profiles import B
@@ -58,6 +59,7 @@ class Node:
             **changes,
         }
         self.listening = False
+        self.lock: KubepodsLock | None = None
         self.daemon: Daemon = self.new_daemon()
 
     def config(self) -> Config:
@@ -65,7 +67,7 @@ class Node:
         return build(self.tree, obj="test", flags=flags, environment={}, mode=Mode.HOST)
 
     def new_daemon(self) -> Daemon:
-        return Daemon(self.config(), reload=self.config, host=self.kernel)
+        return Daemon(self.config(), reload=self.config, host=self.kernel, lock=self.lock)
 
     def put(self, *manifests: Mapping[str, Any]) -> None:
         for manifest in manifests:

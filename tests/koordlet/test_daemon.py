@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from koordlet.kubepods_lock import KubepodsLock
 from linux.resources import Resource
+from nri_plugin.node_lock import LockHeld, lock_directory
 from tests.koordlet.builders import pod_manifest
 from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
 from tests.simulated import Kubelet
@@ -176,6 +178,61 @@ def test_a_pod_of_a_manifest_is_kept_without_any_runtime() -> None:
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
                 assert daemon.parts.health.not_ready() == []
+
+    run(test)
+
+
+def pods_directory(folder: Path) -> tuple[Path, KubepodsLock]:
+    """A directory of our own in place of the simulated kernel's pods' root, and its lock."""
+    path = folder / "kubepods"
+    path.mkdir()
+    return path, KubepodsLock(lambda _: str(path))
+
+
+def test_beside_another_daemon_of_the_same_pods_it_does_not_start(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(runtime=False, nri={"enabled": False}) as n:
+            path, n.lock = pods_directory(tmp_path)
+            n.daemon = n.new_daemon()
+            pod = n.kubelet.add_pod(ONE_CPU)
+            n.put(SLO, node_object("1.25"), ls_manifest(pod.uid))
+            before = len(n.kernel.writes)
+            other = lock_directory(str(path))
+            with pytest.raises(LockHeld, match=f"process {os.getpid()} holds {path}"):
+                async with n.running():
+                    pass
+            assert len(n.kernel.writes) == before
+            os.close(other)
+            n.daemon = n.new_daemon()
+            async with n.running():
+                quota = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(quota) == "80000 100000")
+
+    run(test)
+
+
+def test_a_daemon_that_meets_another_at_pods_made_anew_stops_and_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with node(runtime=False, nri={"enabled": False}) as n:
+            path, n.lock = pods_directory(tmp_path)
+            n.daemon = n.new_daemon()
+            pod = n.kubelet.add_pod(ONE_CPU)
+            n.put(SLO, ls_manifest(pod.uid))
+            async with n.running() as daemon:
+                (tmp_path / "new").mkdir()
+                other = lock_directory(str(tmp_path / "new"))
+                path.rename(tmp_path / "gone")
+                (tmp_path / "new").rename(path)
+                before = len(n.kernel.writes)
+                n.put(node_object("1.25"))
+                await until("the daemon gives way", lambda: daemon.failed)
+            assert len(n.kernel.writes) == before
+            assert (
+                f"another daemon runs on this node, stopping: process {os.getpid()}" in caplog.text
+            )
+            os.close(other)
 
     run(test)
 

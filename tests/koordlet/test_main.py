@@ -11,6 +11,7 @@ import pytest
 
 from koordlet.main import main
 from koordlet.process import prepare_run_dir, writes_for_root
+from nri_plugin.node_lock import lock_directory
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,39 @@ def test_a_second_daemon_refuses(
         assert "process 4711 holds" in caplog.text
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("command", ["run", "restore"])
+def test_a_run_directory_of_its_own_lets_no_second_daemon_near_the_pods(
+    command: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.logs.set_up", lambda **_: None)
+    monkeypatch.setattr("koordlet.process.writes_for_root", lambda: True)
+    pods = tmp_path / "cgroup" / "cpu" / "kubepods"
+    pods.mkdir(parents=True)
+    mounts = tmp_path / "proc" / "1" / "mounts"
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n")
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "journal").touch(mode=0o600)
+    path = config(
+        tmp_path,
+        cgroupRoot=str(tmp_path / "cgroup"),
+        procRoot=str(tmp_path / "proc"),
+        objectsDir=str(tmp_path / "objects.d"),
+        nri="{enabled: false}",
+        http='{address: ""}',
+    )
+    other = lock_directory(str(pods))
+    try:
+        assert main([command, "--config", path]) == 1
+        assert f"process {os.getpid()} holds {pods}" in caplog.text + capsys.readouterr().err
+    finally:
+        os.close(other)
 
 
 def test_restore_without_a_journal_has_nothing_to_do(
