@@ -13,9 +13,11 @@ written by somebody else, and becomes the original.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, cast
 
 import msgspec
@@ -23,9 +25,12 @@ import msgspec
 from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
 
+_LOG = logging.getLogger("koordlet.journal")
+
 RecordKey = tuple[str, Resource, str]
 """(cgroup or other place, resource, key)."""
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _KEPT_OURS: Final = 6
 _COMPACT_ABOVE: Final = 2000
 _WASTE: Final = 4
@@ -168,7 +173,23 @@ class Journal:
         self.damaged_lines = 0
         if path is not None:
             self._load(path)
+            self._begin(path)
+
+    def _begin(self, path: str) -> None:
+        if self.damaged_lines:
+            _LOG.warning(
+                "%s: %d lines cannot be read; the originals that only they knew are not given back",
+                path,
+                self.damaged_lines,
+            )
+        try:
             self._compact(path)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # Containers are adjusted at creation all the same; kernel files wait for room.
+            self._behind = True
+            _LOG.error("%s: %s: kernel files are written when there is room", path, error.strerror)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -369,6 +390,8 @@ class Journal:
             os.replace(new, path)
         except OSError:
             os.close(descriptor)
+            with suppress(OSError):
+                os.unlink(new)
             raise
         self.close()
         self._file = descriptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -46,12 +47,16 @@ def test_a_torn_last_line_loses_that_line_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"\xff\xfe\n", b"{}\n", b'{"record":{"place":1}}\n', b"null\n", b"[" * 5000 + b"\n"]
 )
-def test_garbage_is_counted_and_skipped(tmp_path: Path, garbage: bytes) -> None:
+def test_garbage_is_told_and_skipped(
+    tmp_path: Path, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "journal"
     Journal(str(path), boot="b1").update([record(1)])
     path.write_bytes(garbage + path.read_bytes() + garbage)
     journal = Journal(str(path), boot="b1")
     assert journal.records() == [record(1)]
+    empty = garbage == b"{}\n"
+    assert ("2 lines cannot be read" in caplog.text) is not empty
 
 
 def test_another_boot_forgets_everything(tmp_path: Path) -> None:
@@ -87,6 +92,29 @@ def test_after_a_failed_append_the_next_one_catches_up(tmp_path: Path) -> None:
     journal.update([record(2)])
     again = Journal(str(path), boot="b1")
     assert {one.place for one in again.records()} == {"kubepods/pod1", "kubepods/pod2"}
+
+
+def test_a_full_disk_at_the_start_keeps_what_is_there_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    before = path.read_bytes()
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        journal = Journal(str(path), boot="b1")
+        assert "kernel files are written when there is room" in caplog.text
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["journal"]
+        with pytest.raises(JournalError):
+            journal.update([record(2)])
+    journal.update([record(3)])
+    again = Journal(str(path), boot="b1")
+    assert [one.inode for one in again.records()] == [1, 2, 3]
 
 
 def test_deliveries_are_kept_until_they_are_records(tmp_path: Path) -> None:
