@@ -8,7 +8,11 @@ A pod's own directory is divided only when kubelet limits it, that is when every
 limit (8.9), and not on cgroup v1: there the kernel refuses a container whose quota is above its
 pod's, so while nobody answers the runtime a divided pod could start none (8.11, upstream's issue
 2047). Nothing is lost: all of its containers are divided. BE pods have their own quota and divide
-it in `batch_resource`. Source: hooks.md 4.4.
+it in `batch_resource`.
+
+A pod without a class that kubelet's static policy gives CPUs of its own is left alone, as one that
+the scheduler gives some: kubelet (from 1.33) takes such a pod's quota off, which its specification
+does not show. Source: hooks.md 4.4.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ import msgspec
 from apis.annotations import parse_cpu_normalization_ratio
 from apis.errors import InputError
 from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
-from apis.qos import QoSClass
+from apis.qos import KubeQoS, QoSClass
 from hooks import compat
 from hooks.claim import Claim, Op
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.policies.cpuset_allocator import allocated_cpus
 from hooks.policy import Off, OffBecause, Policy, never
-from hooks.subject import ContainerSubject, Level, Pod, PodSubject
+from hooks.subject import Amounts, ContainerSubject, Level, PodSubject
+from linux.cgroup_files import DEFAULT_PERIOD_US
 from linux.resources import Resource
 
 NAME: Final = "CPUNormalization"
@@ -34,11 +39,12 @@ RATIO_SOURCE: Final = f"Node annotation {ANNOTATION_CPU_NORMALIZATION_RATIO}"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """ratio: above 1.0. pods: a pod's own quota is divided too."""
+    """ratio: above 1.0. pods: a pod's own quota is divided too. kubelet_static: its CPU manager."""
 
     ratio: float
     divide: Claim
     pods: bool
+    kubelet_static: bool
 
 
 def node_ratio(node: NodeMeta) -> float | None:
@@ -67,19 +73,40 @@ def parse(inputs: NodeInputs) -> Rule | Off:
     pods = inputs.kernel.cgroup_version == 2 or (
         compat.NORMALIZED_PODS_ON_V1 in inputs.settings.compat
     )
-    return Rule(ratio, divide, pods)
+    facts = inputs.topology
+    static = facts is not None and facts.cpu_manager_policy.policy == "static"
+    return Rule(ratio, divide, pods, static)
 
 
-def _in_scope(pod: Pod) -> bool:
+def _in_scope(rule: Rule, subject: ContainerSubject | PodSubject) -> bool:
+    pod = subject.pod
     if pod.qos is QoSClass.LS:
         return True
-    if pod.qos is not QoSClass.NONE:
+    if pod.qos is not QoSClass.NONE or (rule.kubelet_static and _whole_cpus(subject)):
         return False
     try:
         return not allocated_cpus(pod)
     except InputError:
         # CPUSetAllocator reports the bad annotation; without CPUs of its own the quota counts.
         return True
+
+
+def _whole_cpus(subject: ContainerSubject | PodSubject) -> bool:
+    """Tell whether kubelet's static policy gives the container, or one of the pod's, its CPUs."""
+    pod = subject.pod
+    # Kubelet gives none to a pod that asks as a whole.
+    if pod.kube_qos is not KubeQoS.GUARANTEED or pod.resources != Amounts():
+        return False
+    if isinstance(subject, PodSubject):
+        specs = pod.specs
+    else:
+        spec = pod.spec(subject.name)
+        specs = () if spec is None else (spec,)
+    if specs:
+        limits = [spec.amounts.cpu_limit_milli or 0 for spec in specs]
+        return any(limit > 0 and limit % 1000 == 0 for limit in limits)
+    requested = subject.requested
+    return (requested.cfs_quota_us or 0) % (requested.cfs_period_us or DEFAULT_PERIOD_US) == 0
 
 
 def claim_pod(rule: Rule, subject: PodSubject) -> tuple[Claim, ...]:
@@ -89,7 +116,7 @@ def claim_pod(rule: Rule, subject: PodSubject) -> tuple[Claim, ...]:
 def claim(rule: Rule, subject: ContainerSubject | PodSubject) -> tuple[Claim, ...]:
     """Divide what kubelet asked for; kubelet leaves a pod with an unlimited container unlimited."""
     requested = subject.requested.cfs_quota_us
-    if requested is None or requested <= 0 or not _in_scope(subject.pod):
+    if requested is None or requested <= 0 or not _in_scope(rule, subject):
         return ()
     return (rule.divide,)
 

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO, ANNOTATION_RESOURCE_STATUS
+from apis.keys import (
+    ANNOTATION_CPU_MANAGER_POLICY,
+    ANNOTATION_CPU_NORMALIZATION_RATIO,
+    ANNOTATION_RESOURCE_STATUS,
+)
 from apis.qos import KubeQoS
 from hooks import compat
 from hooks.facts import KernelFacts
 from hooks.policies import batch_resource, cpuset_allocator
 from hooks.policies.cpu_normalization import POLICY
 from hooks.policy import OffBecause
+from hooks.subject import Amounts
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import (
     EVERYTHING,
@@ -24,6 +29,8 @@ from tests.hooks.making import (
     decide,
     engine,
     node,
+    plain,
+    topology,
     values,
 )
 
@@ -85,6 +92,47 @@ def test_only_ls_and_unlabelled_pods_without_cpus_of_their_own(
     decision = decide(subject, _ratio("2.00"), POLICY)
     assert values(decision) == ({"cpu.cfs_quota_us": 100000} if in_scope else {})
     assert decision.faults == ()
+
+
+@pytest.mark.parametrize("policy", ["static", "none"])
+@pytest.mark.parametrize(
+    ("qos", "kube_qos", "cpus_milli", "own"),
+    [
+        ("", KubeQoS.GUARANTEED, (2000,), True),
+        ("", KubeQoS.GUARANTEED, (1500,), False),
+        ("", KubeQoS.BURSTABLE, (2000,), False),
+        ("LS", KubeQoS.GUARANTEED, (2000,), False),  # these run in the share pools all the same
+        ("", KubeQoS.GUARANTEED, (1500, 2000), None),  # the pod is, its first container is not
+    ],
+)
+def test_cpus_that_kubelet_gives_are_a_pods_own_too(
+    policy: str, qos: str, kube_qos: KubeQoS, cpus_milli: tuple[int, ...], own: bool | None
+) -> None:
+    facts = topology({ANNOTATION_CPU_MANAGER_POLICY: {"policy": policy}})
+    inputs = _ratio("2.00", topology=facts)
+    specs = [plain(f"c{index}", cpu=(cpus, cpus)) for index, cpus in enumerate(cpus_milli)]
+    quota_us = cpus_milli[0] * 100
+    for pod in (a_pod(qos, kube_qos, specs=specs), a_pod(qos, kube_qos)):
+        if not pod.specs and own is None:
+            continue  # nothing tells the containers apart
+        container = decide(a_container(pod, "c0", cfs_quota_us=quota_us), inputs, POLICY)
+        left_alone = policy == "static" and own is True
+        assert bool(values(container)) == (not left_alone)
+        of_pod = decide(a_pod_subject(pod, cfs_quota_us=quota_us), inputs, POLICY)
+        left_alone = policy == "static" and own is not False
+        assert bool(values(of_pod)) == (not left_alone)
+
+
+def test_kubelet_gives_no_cpus_to_a_pod_that_asks_as_a_whole() -> None:
+    inputs = _ratio(
+        "2.00", topology=topology({ANNOTATION_CPU_MANAGER_POLICY: {"policy": "static"}})
+    )
+    whole = Amounts(cpu_request_milli=2000, cpu_limit_milli=2000)
+    specs = [plain("main", cpu=(2000, 2000))]
+    pod = a_pod("", KubeQoS.GUARANTEED, specs=specs, resources=whole)
+    for subject in (a_pod_subject, a_container):
+        decision = decide(subject(pod, cfs_quota_us=200000), inputs, POLICY)
+        assert values(decision) == {"cpu.cfs_quota_us": 100000}
 
 
 def test_a_pod_that_kubelet_leaves_unlimited_stays_unlimited() -> None:
