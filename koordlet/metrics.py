@@ -241,6 +241,11 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         ("journal_records", "Original values that are remembered.", stats.journal_records),
     ):
         yield GaugeMetricFamily(f"koordlet_reconcile_{name}", text, value=float(level_))
+    yield GaugeMetricFamily(
+        "koordlet_journal_failed",
+        "1 while originals cannot be recorded, so that no kernel file is written.",
+        value=1.0 if stats.journal_error else 0.0,
+    )
 
 
 def _pools(readings: Readings) -> Iterator[Metric]:
