@@ -33,9 +33,9 @@ from cluster.manager.colocation_profile import (
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import Settings
 from cluster.manager.metrics import ManagerMetrics
-from cluster.manager.node_metric import NodeMetricController
+from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
-from cluster.manager.node_slo import NodeSLOController
+from cluster.manager.node_slo import node_slo_controller
 from cluster.manager.objects import (
     StoredNodeSLO,
     detach_node_slo,
@@ -205,11 +205,11 @@ class Manager:
         settings, gates = self.settings, self.settings.gates
         made: dict[str, Controller] = {}
         if "nodeslo" in settings.controllers:
-            made["nodeslo"] = NodeSLOController(
+            made["nodeslo"] = node_slo_controller(
                 self.client, self.nodes, self.node_slos, self.source, self.events, self.metrics
             )
         if "nodemetric" in settings.controllers:
-            made["nodemetric"] = NodeMetricController(
+            made["nodemetric"] = node_metric_controller(
                 self.client, self.nodes, self.node_metrics, self.source, self.metrics
             )
         if "noderesource" in settings.controllers:
