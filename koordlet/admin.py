@@ -21,6 +21,7 @@ from koordlet.config import as_tree
 from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain
+from koordlet.machine import in_nodes_view
 from koordlet.objects import Directory
 from koordlet.parts import Parts
 from koordlet.reconciler import SubjectView
@@ -290,7 +291,7 @@ class _Answers:
     ) -> Plain:
         reconciler = self._parts.passes.reconciler
         assert reconciler is not None
-        path = os.path.normpath(path)
+        path = in_nodes_view(self._parts.config, os.path.normpath(path))
         found = reconciler.explain_file(path)
         by_key = {view.subject.key: view for view in views}
         values = []

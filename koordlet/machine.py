@@ -66,6 +66,18 @@ def local_host(config: Config) -> TimedHost:
 
 def layout_of(config: Config, host: Host, *, live: Iterable[str] = ()) -> Layout:
     """Return how the cgroup tree is laid out; raises DiscoveryError. live: pods' directories."""
-    return discovery.discover(
-        host, cgroup_root=CGROUP_ROOT, kubepods=config.kubepods_root, live=live
-    )
+    try:
+        return discovery.discover(
+            host, cgroup_root=CGROUP_ROOT, kubepods=config.kubepods_root, live=live
+        )
+    except discovery.DiscoveryError as error:
+        # Who mounted the tree elsewhere looks for it there.
+        raise discovery.DiscoveryError(
+            str(error).replace(CGROUP_ROOT, config.cgroup_root)
+        ) from None
+
+
+def in_nodes_view(config: Config, path: str) -> str:
+    """Return a cgroup file's path as the node sees it, where it is given as it is mounted here."""
+    below = path.removeprefix(f"{config.cgroup_root}/")
+    return path if below == path else f"{CGROUP_ROOT}/{below}"
