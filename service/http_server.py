@@ -66,7 +66,7 @@ class Server:
         self._routes = routes
         self._max_body_bytes = max_body_bytes
         self._servers: list[asyncio.Server] = []
-        self.connections: set[_Connection] = set()
+        self.connections: dict[_Connection, None] = {}  # a set that knows who came first
 
     async def listen_tcp(self, host: str, port: int) -> None:
         """Serve on an address; OSError when it is taken. An empty host: all interfaces."""
@@ -91,6 +91,20 @@ class Server:
     def sockets(self) -> tuple[socket.socket, ...]:
         """The sockets that are listened on."""
         return tuple(each for server in self._servers for each in server.sockets)
+
+    def make_room(self) -> bool:
+        """Let go whoever has asked nothing for longest, where all places are taken.
+
+        Else a few peers that open connections and say nothing would keep a health check out.
+        """
+        if len(self.connections) < MAX_CONNECTIONS:
+            return True
+        silent = next((each for each in self.connections if not each.answering), None)
+        if silent is None:
+            return False
+        del self.connections[silent]
+        silent.abort()
+        return True
 
     async def close(self) -> None:
         """Stop listening and drop all connections."""
@@ -120,17 +134,21 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= MAX_CONNECTIONS:
+        if not self._server.make_room():
             self._transport.abort()
             return
-        self._server.connections.add(self)
+        self._server.connections[self] = None
         self._patience(_REQUEST_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         self._patience(None)
         if self._task is not None:
             self._task.cancel()
+
+    @property
+    def answering(self) -> bool:
+        return self._task is not None
 
     def abort(self) -> None:
         if self._transport is not None:

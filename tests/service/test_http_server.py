@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from service.http_server import Request, Response, Server, json, text
+from service.http_server import MAX_CONNECTIONS, Request, Response, Server, json, text
 
 
 async def echo(request: Request) -> Response:
@@ -96,7 +96,7 @@ def test_a_peer_that_goes_away_leaves_nothing_behind() -> None:
             writer.write(b"GET /echo HTTP/1.1\r\n")
             writer.transport.abort()
         await asyncio.sleep(0.05)
-        assert server.connections == set()
+        assert not server.connections
 
     serve(test)
 
@@ -106,6 +106,23 @@ def test_connections_are_counted() -> None:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(70)]
         await asyncio.sleep(0.1)
         assert len(server.connections) == 64
+        for _, writer in opened:
+            writer.close()
+
+    serve(test)
+
+
+def test_silent_peers_keep_nobody_out() -> None:
+    async def test(port: int, server: Server) -> None:
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
+        for _, writer in opened:
+            writer.write(b"GET /echo HTTP/1.1\r\n")
+        await asyncio.sleep(0.1)
+        request = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert (await talk(port, request)).startswith(b"HTTP/1.1 200")
+        # It took the place of the one that was silent for longest.
+        assert await opened[0][0].read() == b""
+        assert not opened[1][0].at_eof()
         for _, writer in opened:
             writer.close()
 
