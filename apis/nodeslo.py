@@ -261,7 +261,7 @@ class ResourceQOSStrategy(Wire, frozen=True):
 # --- CPU burst, system, host applications ------------------------------------------------------
 
 
-class CPUBurstPolicy(StrEnum):
+class CPUBurstPolicy(_Choice):
     NONE = "none"
     CPU_BURST_ONLY = "cpuBurstOnly"
     CFS_QUOTA_BURST_ONLY = "cfsQuotaBurstOnly"
@@ -293,7 +293,7 @@ class SystemStrategy(Wire, frozen=True):
     """Bits per second."""
 
 
-class CgroupBase(StrEnum):
+class CgroupBase(_Choice):
     CGROUP_ROOT = "CgroupRoot"
     KUBEPODS = "Kubepods"
     KUBEPODS_BURSTABLE = "KubepodsBurstable"

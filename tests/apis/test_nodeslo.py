@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from apis.errors import InputErrors
 from apis.nodeslo import (
     CPUQOS,
+    CgroupBase,
     CPUBurstPolicy,
     CPUEvictPolicy,
     CPUSuppressPolicy,
@@ -102,6 +103,19 @@ def test_null_and_absent_mean_default_and_zero_and_false_do_not() -> None:
     assert spec.resource_used_threshold_with_be.enable is False
     assert spec.resource_used_threshold_with_be.cpu_suppress_threshold_percent == 0
     assert spec.cpu_burst_strategy.cpu_burst_percent == 1000
+
+
+def test_an_empty_choice_is_the_default_as_upstream_reads_it() -> None:
+    empty = {
+        "resourceUsedThresholdWithBE": {"cpuSuppressPolicy": "", "cpuEvictPolicy": ""},
+        "resourceQOSStrategy": {"policies": {"cpuPolicy": "", "netQOSPolicy": ""}},
+        "cpuBurstStrategy": {"policy": ""},
+    }
+    assert decode_nodeslo(empty, obj="NodeSLO n1") == default_nodeslo()
+    place = {"base": "", "relativePath": "yarn"}
+    spec = decode_nodeslo({"hostApplications": [{"cgroupPath": place}]}, obj="NodeSLO n1")
+    path = spec.host_applications[0].cgroup_path
+    assert path is not None and path.base is CgroupBase.CGROUP_ROOT
 
 
 def test_every_unusable_field_is_named_at_once() -> None:
