@@ -18,7 +18,7 @@ from linux.resources import Resource
 from nri_plugin.node_lock import LockHeld, lock_directory
 from tests.koordlet.builders import pod_manifest
 from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
-from tests.simulated import Kubelet
+from tests.simulated import ANOLIS_8, Kubelet
 from tests.simulated.kubelet import Limits
 
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
@@ -444,13 +444,18 @@ def test_a_site_policy_claims_and_a_slow_one_is_switched_off(tmp_path: Path) -> 
     run(test)
 
 
+def forget_pods_root(n: Node) -> None:
+    """As on a node that never had a pod."""
+    for cgroup in (n.kubelet.qos_dir("Burstable"), n.kubelet.qos_dir("BestEffort")):
+        n.kernel.remove_group(cgroup)
+    n.kernel.remove_group(n.kubelet.root)
+
+
 def test_on_a_fresh_node_the_first_pod_shows_where_pods_live() -> None:
     async def test() -> None:
         async with node() as n:
             n.put(SLO, node_object("1.25"))
-            for cgroup in (n.kubelet.qos_dir("Burstable"), n.kubelet.qos_dir("BestEffort")):
-                n.kernel.remove_group(cgroup)
-            n.kernel.remove_group(n.kubelet.root)
+            forget_pods_root(n)
             async with n.running() as daemon:
                 assert daemon.parts.kernel.layout is not None
                 assert daemon.parts.kernel.layout.kubepods == ""
@@ -462,6 +467,33 @@ def test_on_a_fresh_node_the_first_pod_shows_where_pods_live() -> None:
                 assert daemon.parts.kernel.layout.kubepods == n.kubelet.root
                 assert daemon.parts.kernel.probed is not None
                 assert Resource.CPU_CFS_QUOTA in daemon.parts.kernel.probed.facts.supported
+
+    run(test)
+
+
+def test_what_was_probed_with_the_first_pod_counts_for_what_is_written(tmp_path: Path) -> None:
+    """Alibaba's kernel takes a burst above the quota; that can be tried where pods live only."""
+    directory = tmp_path / "policies.d"
+    directory.mkdir(mode=0o755)
+    (directory / "burst.py").write_text(
+        "from hooks.site import site_policy, want\n"
+        "from linux.resources import Resource\n"
+        "def pod(inputs, subject):\n"
+        "    yield want(Resource.CPU_CFS_BURST, 300000, reason='the site says so')\n"
+        "POLICY = site_policy(name='burst', summary='a burst', pod=pod)\n"
+    )
+
+    async def test() -> None:
+        site = {"enabled": True, "directory": str(directory)}
+        async with node(ANOLIS_8, sitePolicies=site) as n:
+            n.put(SLO)
+            forget_pods_root(n)
+            async with n.running():
+                n.kubelet = Kubelet(n.kernel)
+                pod = n.kubelet.add_pod(ONE_CPU)
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.cfs_burst_us")
+                await until("the burst above the quota", lambda: n.kernel.text(path) == "300000")
 
     run(test)
 
