@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
 from apis.errors import InputError, InputErrors
-from koordlet.config import Config
+from koordlet.config import Config, Section
 from koordlet.events import Severity
 from koordlet.parts import Parts
 
 _LIVE: Final = frozenset(
     {"feature_gates", "compat", "disable_unset_cpu_quota", "hami_core_library", "log"}
 )
-"""Fields that take effect without a restart."""
+"""Fields that take effect without a restart; of `log` all but the format."""
 
 
 def merged(in_force: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
-    """Return what is in force from now on, and the fields that would need a restart to change."""
-    changed = {
-        name for name in read.__struct_fields__ if getattr(read, name) != getattr(in_force, name)
-    }
-    live = {name: getattr(read, name) for name in changed & _LIVE}
-    return msgspec.structs.replace(in_force, **live), tuple(sorted(changed - _LIVE))
+    """Return what is in force from now on, and the fields that would need a restart to change.
+
+    Fields are named as the file writes them: `http.address`.
+    """
+    live = {name: getattr(read, name) for name in _LIVE}
+    live["log"] = msgspec.structs.replace(read.log, format=in_force.log.format)
+    config = msgspec.structs.replace(in_force, **live)
+    return config, tuple(sorted(_differences(config, read)))
+
+
+def _differences(one: Section, other: Section, prefix: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(one):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        name = f"{prefix}{field.encode_name}"
+        if isinstance(left, Section):
+            yield from _differences(left, right, f"{name}.")
+        elif left != right:
+            yield name
 
 
 def reload(parts: Parts, read: Callable[[], Config]) -> None:

@@ -249,9 +249,12 @@ def test_reloading_switches_a_gate_off_and_gives_the_values_back() -> None:
                 await until("half the quota", lambda: n.kernel.text(path) == "50000 100000")
                 n.tree["featureGates"] = {"CPUNormalization": False}
                 n.tree["nri"] = {**n.tree["nri"], "pluginIndex": "10"}
+                n.tree["log"] = {"format": "json"}
                 daemon.reload()
                 await until("the original", lambda: n.kernel.text(path) == "100000 100000")
-                assert events(n, "restart-needed") == ["a restart is needed to change nri"]
+                assert events(n, "restart-needed") == [
+                    "a restart is needed to change log.format, nri.pluginIndex"
+                ]
 
     run(test)
 
