@@ -82,6 +82,7 @@ def plan(
         "policies": _policy_changes(before, engine),
         "problems": [
             *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
+            *_without_slo(objects, inputs.node.name),
             *({"file": "", "object": error.obj, "message": str(error)} for error in errors),
             *(
                 {"file": "", "object": f"policy {each.policy.name}", "message": each.problem}
@@ -90,6 +91,14 @@ def plan(
             ),
         ],
     }
+
+
+def _without_slo(objects: NodeObjects, node_name: str) -> list[Plain]:
+    """Tell of what is easily overlooked: objects of another name are of another node."""
+    if objects.slo is not None:
+        return []
+    told = "there is none of this name: its defaults hold, and they claim almost nothing"
+    return [{"file": "", "object": f"NodeSLO {node_name}", "message": told}]
 
 
 def _planned(write: PlannedWrite, name: str) -> Plain:

@@ -113,6 +113,7 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         writes = len(n.kernel.writes)
         assert await ask("plan", "--objects", str(tmp_path)) == 0
         shown = capsys.readouterr().out
+        assert "NodeSLO n1  there is none of this name" in shown
         assert "1 writes" in shown
         assert "Pod default/pod-aaaa" in shown
         assert "50000" in shown
