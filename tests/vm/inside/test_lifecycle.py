@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.kubelet import container_config, sandbox_config
 from tests.e2e.manifests import Manifest, batch_pod, ls_pod, node, pinned_pod
@@ -117,6 +119,23 @@ def test_a_second_daemon_refuses_to_start(machine: Node, service: Service) -> No
     )
     assert second.returncode != 0
     assert str(service.pid) in second.stderr, second.stderr
+
+
+def test_a_second_daemon_that_shares_nothing_but_the_pods_refuses_too(
+    machine: Node, service: Service, tmp_path: Path
+) -> None:
+    own = {"runDir": str(tmp_path / "run"), "nri": {"enabled": False}, "http": {"address": ""}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load((ETC / "config.yaml").read_text()), **own}))
+    second = subprocess.run(
+        [KOORDLET, "run", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert f"process {service.pid} holds {CGROUPS}/kubepods.slice:" in second.stderr, second.stderr
 
 
 def test_many_containers_at_once_all_get_their_values(machine: Node, service: Service) -> None:
