@@ -260,6 +260,17 @@ class HookService:
         return handle
 
 
+def answering(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A hook that echoes and changes something."""
+
+    def answer(request: Any) -> Any:
+        echoed = echo(request)
+        change(echoed)
+        return echoed
+
+    return answer
+
+
 @contextmanager
 def hook_service(
     socket: Path, answers: Mapping[str, Answer] | None = None

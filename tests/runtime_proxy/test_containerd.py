@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -20,47 +18,21 @@ import websocket
 
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import GENERATIONS, Containerd, containerd
-from tests.beds.cri import Cri
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod, sandbox_config
 from tests.runtime_proxy.fake_cri import connected
+from tests.runtime_proxy.node import Node, node, succeeds, with_creations
 from tests.runtime_proxy.processes import (
     STAGES,
     HookProcess,
-    Proxy,
     echo,
     hook_process,
     hook_service,
-    proxy,
 )
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 
 _numbers = itertools.count(1)
-
-
-@dataclass
-class Node:
-    """containerd, the proxy before it, and a bed whose CRI calls go through the proxy."""
-
-    runtime: Containerd
-    proxy: Proxy
-    kubelet: Containerd
-
-    @property
-    def cri(self) -> Cri:
-        return self.kubelet.cri
-
-
-@contextmanager
-def node(runtime: Containerd, *flags: str) -> Iterator[Node]:
-    with ExitStack() as stack:
-        running = stack.enter_context(proxy(runtime.socket, flags=flags))
-        running.wait_for_log("recovered")
-        channel = stack.enter_context(connected(running.socket))
-        through = copy.copy(runtime)
-        through._client = Cri(channel)
-        yield Node(runtime, running, through)
 
 
 @pytest.fixture(scope="module", params=GENERATIONS)
@@ -243,32 +215,6 @@ def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -
 # -- the hook server dies, hangs, comes back ------------------------------------------------------
 
 
-def creations(here: Node, stop: threading.Event) -> tuple[int, list[str]]:
-    """Pods one after the other until told to stop: how many there were, what failed."""
-    made, failed = 0, []
-    while not stop.is_set():
-        try:
-            with running_pod(here.kubelet, pod()):
-                made += 1
-        except grpc.RpcError as error:
-            failed.append(f"{error.code()}: {error.details()}")
-    return made, failed
-
-
-def with_creations(
-    here: Node, trouble: Callable[[], None], callers: int = 3
-) -> tuple[int, list[str]]:
-    stop = threading.Event()
-    with futures.ThreadPoolExecutor(callers) as pool:
-        running = [pool.submit(creations, here, stop) for _ in range(callers)]
-        try:
-            trouble()
-        finally:
-            stop.set()
-        results = [future.result() for future in running]
-    return sum(made for made, _ in results), [text for _, texts in results for text in texts]
-
-
 @pytest.fixture
 def daemon(here: Node) -> Iterator[HookProcess]:
     with hook_process(here.proxy.folder / "h.sock") as process:
@@ -294,17 +240,17 @@ def test_under_ignore_no_pod_fails_whatever_happens_to_the_hook_server(
     here: Node, daemon: HookProcess
 ) -> None:
     here.proxy.register(here.proxy.folder / "h.sock", STAGES)
-    made, failed = with_creations(here, lambda: abuse(here, daemon))
+    made, failed = with_creations(here, pod, lambda: abuse(here, daemon))
     assert failed == []
-    assert made > 5
+    assert sum(made) > 5
 
 
 def test_under_fail_pods_fail_with_the_hooks_error_and_only_that(
     here: Node, daemon: HookProcess
 ) -> None:
     here.proxy.register(here.proxy.folder / "h.sock", STAGES, policy="Fail")
-    made, failed = with_creations(here, lambda: abuse(here, daemon))
-    assert made > 2
+    made, failed = with_creations(here, pod, lambda: abuse(here, daemon))
+    assert sum(made) > 2
     assert failed
     assert [text for text in failed if "UNKNOWN: hook server err: " not in text] == []
     here.runtime.remove_pods()
@@ -328,14 +274,6 @@ def test_containerd_restarts_and_service_is_back_within_a_second(here: Node) -> 
         wait_until(lambda: succeeds(here.cri.version), "the proxy to find containerd")
         assert time.monotonic() - began < 1
         assert here.cri.execute(running.containers["main"], ["/bin/true"]).exit_code == 0
-
-
-def succeeds(action: Callable[[], object]) -> bool:
-    try:
-        action()
-    except grpc.RpcError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("stage", ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"])

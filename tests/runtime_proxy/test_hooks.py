@@ -16,11 +16,13 @@ import pytest
 from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
+from tests.runtime_proxy.node import succeeds
 from tests.runtime_proxy.processes import (
     STAGES,
     HookProcess,
     HookService,
     Proxy,
+    answering,
     echo,
     hook_process,
     hook_service,
@@ -118,24 +120,6 @@ def running(runtime: FakeCri) -> Iterator[Proxy]:
 def kubelet(running: Proxy) -> Iterator[Kubelet]:
     with connected(running.socket) as channel:
         yield Kubelet(channel)
-
-
-@pytest.fixture
-def service(running: Proxy) -> Iterator[HookService]:
-    with hook_service(running.folder / "hook.sock") as started:
-        running.register(started.socket, STAGES)
-        yield started
-
-
-def answering(change: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """A hook that echoes and changes something."""
-
-    def answer(request: Any) -> Any:
-        echoed = echo(request)
-        change(echoed)
-        return echoed
-
-    return answer
 
 
 def test_a_hook_that_echoes_leaves_every_request_octet_for_octet(
@@ -505,7 +489,7 @@ def test_after_a_crash_updates_are_still_decided_on_the_whole_truth(
     running.stop(signal.SIGKILL)
     running.start()
     running.wait_for_log("recovered pods=1 containers=1")
-    wait_until(lambda: _succeeds(lambda: kubelet.update(container, cpuset_cpus="3")), "the proxy")
+    wait_until(lambda: succeeds(lambda: kubelet.update(container, cpuset_cpus="3")), "the proxy")
     told = service.asked("PreUpdateContainerResources")[-1]
     assert told.container_resources.cpu_quota == -1
     assert told.container_resources.cpu_shares == 2048
@@ -558,11 +542,3 @@ def test_memory_stays_small_with_hundreds_of_containers(
         for _ in range(10):
             kubelet.create(sandbox, config=container_config(envs=[]))
     assert running.resident_kib() < 60 * 1024
-
-
-def _succeeds(action: Callable[[], object]) -> bool:
-    try:
-        action()
-    except grpc.RpcError:
-        return False
-    return True

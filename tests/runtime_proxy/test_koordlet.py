@@ -9,12 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent import futures
 
-import grpc
 import pytest
 
 from protos.cri.v1 import api_pb2 as cri
@@ -22,8 +19,8 @@ from tests.beds.containerd import Containerd, containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
 from tests.e2e.manifests import Manifest, batch_pod, nodeslo
+from tests.runtime_proxy.node import Node, node, with_creations
 from tests.runtime_proxy.processes import Proxy
-from tests.runtime_proxy.test_containerd import Node, node
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
@@ -80,27 +77,9 @@ def test_a_batch_container_is_created_with_what_the_daemon_decided(
 
 
 def test_no_pod_fails_whatever_happens_to_the_daemon(here: Node, koordlet: Daemon) -> None:
-    stop = threading.Event()
-
-    def make() -> tuple[int, list[str]]:
-        made, failed = 0, []
-        while not stop.is_set():
-            try:
-                with running_pod(here.kubelet, pod()):
-                    made += 1
-            except grpc.RpcError as error:
-                failed.append(f"{error.code()}: {error.details()}")
-        return made, failed
-
-    with futures.ThreadPoolExecutor(3) as pool:
-        makers = [pool.submit(make) for _ in range(3)]
-        try:
-            abuse(koordlet)
-        finally:
-            stop.set()
-        results = [maker.result() for maker in makers]
-    assert [text for _, texts in results for text in texts] == []
-    assert all(made > 1 for made, _ in results)
+    made, failed = with_creations(here, pod, lambda: abuse(koordlet))
+    assert failed == []
+    assert all(count > 1 for count in made)
     wait_until(lambda: decides_again(here), "the daemon to be asked again", timeout_s=20)
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ import pytest
 from tests.runtime_proxy.docker.client import POD_LABELS, Docker
 from tests.runtime_proxy.docker.fake_dockerd import FakeDockerd, fake_dockerd
 from tests.runtime_proxy.processes import (
-    STAGES,
     HookService,
     Proxy,
-    echo,
-    hook_service,
+    answering,
     proxy,
 )
 from tests.waiting import wait_until
@@ -40,22 +38,6 @@ def running(dockerd: FakeDockerd) -> Iterator[Proxy]:
 @pytest.fixture
 def docker(running: Proxy) -> Docker:
     return Docker(running.socket)
-
-
-@pytest.fixture
-def service(running: Proxy) -> Iterator[HookService]:
-    with hook_service(running.folder / "hook.sock") as started:
-        running.register(started.socket, STAGES)
-        yield started
-
-
-def answering(change: Callable[[Any], None]) -> Callable[[Any], Any]:
-    def answer(request: Any) -> Any:
-        echoed = echo(request)
-        change(echoed)
-        return echoed
-
-    return answer
 
 
 def parent_of(dockerd: FakeDockerd) -> tuple[str, str]:
