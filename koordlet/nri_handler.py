@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
+from koordlet.executor.tasks import GIVEN_AT_CREATION
 from koordlet.reconciler import requested_value
 from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
@@ -26,6 +27,7 @@ from nri_plugin.handler import Container, Sandbox
 
 RUNTIME = "runtime"
 """The name under which a runtime's lists count as a source of the state."""
+_NOTED: Final = frozenset(FILES)
 
 
 class Surroundings(Protocol):
@@ -166,7 +168,7 @@ class NriHandler:
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
-        self._daemon.after_reply(lambda: self._note(subject, decision))
+        self._daemon.after_reply(lambda: self._note_creation(subject, decision))
         self._daemon.state_changed("create-container")
         return decision if decision.outcomes else None
 
@@ -219,6 +221,11 @@ class NriHandler:
         self._remember(subject.id)
         self._note_delivered(subject, decision)
 
+    def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
+        """As `_note`; a creation also gives the container's processes what is theirs."""
+        self._remember(subject.id)
+        self._note_delivered(subject, decision, _NOTED | GIVEN_AT_CREATION)
+
     def _note_update(
         self, asked: ContainerSubject, subject: ContainerSubject, decision: Decision
     ) -> None:
@@ -227,11 +234,16 @@ class NriHandler:
         self._daemon.superseded(subject.id, named)
         self._note(subject, decision)
 
-    def _note_delivered(self, subject: ContainerSubject, decision: Decision) -> None:
+    def _note_delivered(
+        self,
+        subject: ContainerSubject,
+        decision: Decision,
+        noted: Collection[Resource] = _NOTED,
+    ) -> None:
         if self.runtime is None:
             return
         for (resource, key), outcome in decision.outcomes.items():
-            if resource in FILES and resource in self.runtime.creation and not key:
+            if resource in noted and resource in self.runtime.creation and not key:
                 self._daemon.delivered(
                     subject.id,
                     resource,

@@ -263,9 +263,10 @@ class Executor:
     def _adopted(self, delivery: Delivery, place: str) -> tuple[Record, Handed | None] | None:
         """Return what a delivery becomes; None if what was handed does not stand."""
         resource = delivery.resource
-        if resource not in FILES:
-            return None
         try:
+            if resource not in FILES:
+                of_processes = tasks.adopted(self, delivery, place)
+                return None if of_processes is None else (of_processes, None)
             requested = _canonical(delivery.requested)
             delivered = _canonical(delivery.delivered)
             record = self._planner.adopt_delivery(
@@ -566,6 +567,7 @@ class Executor:
         written = failed = deferred = restored = 0
         refused = _Refused()
         restored_slots: list[Slot] = []
+        removed: list[Slot] = []
         paths: set[str] = set()
         for index, write in enumerate(plan.writes):
             if pause is not None and index % _SLICE == _SLICE - 1:
@@ -573,9 +575,10 @@ class Executor:
             slot = self._slots.get(write.slot)
             if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
                 continue  # its widening step was refused in this pass
-            if slot is not None and (other := refused.before(write.slot)):
+            if slot is not None and (other := refused.before(write)):
                 slot.settled = None
-                self.set_state(slot, State.BLOCKED, f"waits for {other}")
+                if slot.retry_at <= self._refilled:  # else it was refused itself, and says why
+                    self.set_state(slot, State.BLOCKED, f"waits for {other}")
                 continue
             if self._tokens < 1.0:
                 deferred += 1
@@ -595,7 +598,7 @@ class Executor:
                     self._not_written(slot, error, write)
                 if error.errno not in _GONE:
                     failed += 1
-                    refused.add(write.slot)
+                    refused.add(write)
                 continue
             written += 1
             self._note(slot, write, "")
@@ -606,12 +609,19 @@ class Executor:
                 if write.final and self._settle(slot, write):
                     restored += 1
                     restored_slots.append(slot)
+            elif write.act is Act.RMDIR:
+                removed.append(slot)
             elif write.final:
                 slot.failures = 0
                 slot.found = write.new
                 self.set_state(
                     slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded
                 )
+        if removed:
+            # At once: whoever makes something of this name from now on is not us.
+            self._forget([slot.slot_key for slot in removed])
+            for slot in removed:
+                self._drop(slot)
         if restored_slots:
             left = [self._planner.left_for_idle(slot, self._slots) for slot in restored_slots]
             keys = [
@@ -622,7 +632,7 @@ class Executor:
             written=written,
             failed=failed,
             deferred=deferred,
-            restored=restored + len(plan.done),
+            restored=restored + len(removed) + len(plan.done),
             paths=frozenset(paths),
         )
 
@@ -826,23 +836,30 @@ _BESIDE: Final[Mapping[Resource, Resource]] = {
 class _Refused:
     """The refusals of one pass: what was planned to follow one is not tried.
 
-    Along the tree the same resource follows, within a group another one.
+    Along the tree the same resource follows, within a group another one, and a control group that
+    could not be made is neither filled nor entered.
     """
 
     def __init__(self) -> None:
         self._places: dict[Resource, set[str]] = {}
         self._above: dict[tuple[Resource, str], str] = {}
+        self._groups: set[str] = set()
 
-    def add(self, slot: SlotKey) -> None:
-        place, resource, _ = slot
+    def add(self, write: PlannedWrite) -> None:
+        place, resource, key = write.slot
+        if write.act is Act.MKDIR and resource is Resource.RESCTRL_SCHEMATA:
+            self._groups.add(key)
         if resource in FILES:
             self._places.setdefault(resource, set()).add(place)
             for above in ancestors(place):
                 self._above[resource, above] = place
 
-    def before(self, slot: SlotKey) -> str:
-        """Return what was refused and stands before a write to `slot`; "" if nothing does."""
-        place, resource, _ = slot
+    def before(self, write: PlannedWrite) -> str:
+        """Return what was refused and stands before a write; "" if nothing does."""
+        place, resource, key = write.slot
+        group = {Resource.RESCTRL_SCHEMATA: key, Resource.RESCTRL_GROUP: write.new}.get(resource)
+        if group in self._groups:
+            return f"control group {group}"
         beside = _BESIDE.get(resource)
         if beside is not None and place in self._places.get(beside, ()):
             return f"{beside} of {place}"

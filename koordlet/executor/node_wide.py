@@ -134,12 +134,21 @@ def _groups(
         root = resctrl.parse_schemata(
             host.read(f"{resctrl.MOUNT}/schemata").decode("ascii", "replace")
         )
-    except (OSError, ValueError):
+    except FileNotFoundError:
         for slot in slots:
             if slot.want is None:
                 _done(slot, plan)
             else:
                 executor.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
+        return
+    except OSError as error:
+        # What is there is not known: nothing may be taken for gone, or for made by us.
+        for slot in slots:
+            executor.reject(slot, error)
+        return
+    except ValueError as error:
+        for slot in slots:
+            executor.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
         return
     # Groups are removed first: each takes one of few CLOSIDs.
     for slot in sorted(slots, key=lambda slot: slot.want is not None):
@@ -186,8 +195,11 @@ def _group(
     slot.path = f"{path}/schemata"
     try:
         found: dict[str, dict[int, int]] | None = resctrl_groups.read_group(executor.host, slot.key)
-    except OSError:
+    except FileNotFoundError:
         found = None
+    except OSError as error:
+        executor.reject(slot, error)
+        return
     except ValueError as error:
         executor.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
         return

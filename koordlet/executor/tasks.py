@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
-from koordlet.journal import Record, plain
+from koordlet.journal import Delivery, Record, plain
 from linux import resctrl, resctrl_groups
 from linux.host import Host
 from linux.procfs import oom_score_adj_path, parse_ids
@@ -28,6 +28,10 @@ _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
 )
 _SWITCH: Final = ("", Resource.SYSCTL, "kernel.sched_core")
+
+
+GIVEN_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
+"""What a runtime gives a container's processes by our answer, before anybody can look."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,28 @@ def _record(executor: Executor, slot: Slot, original: str | None) -> Record:
     )
 
 
+def adopted(executor: Executor, delivery: Delivery, place: str) -> Record | None:
+    """Return the record of what the runtime gave a container's processes; None for other things.
+
+    Raises OSError when the group cannot be looked at.
+    """
+    if delivery.resource not in GIVEN_AT_CREATION:
+        return None
+    inode = executor.host.inode(_directory(executor, place))
+    known = executor.journal.get(place, delivery.resource)
+    if known is None or known.inode != inode:
+        default_group = "" if delivery.resource is Resource.RESCTRL_GROUP else None
+        known = Record(
+            place=place,
+            inode=inode,
+            resource=delivery.resource,
+            original=default_group,
+            asked=delivery.requested,
+            policy=delivery.policy,
+        )
+    return known.with_ours(str(delivery.delivered))
+
+
 def _applied(executor: Executor, slot: Slot, found: str) -> None:
     slot.found = found
     slot.failures = 0
@@ -130,8 +156,11 @@ def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
     for pid in sorted(pids):
         try:
             raw = executor.host.read(oom_score_adj_path(pid))
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it ended
+        except OSError as error:
+            executor.reject(slot, error)
+            return
         values[pid] = raw.decode("ascii", "replace").strip()
     if slot.want is None:
         record = executor.journal.get(*slot.slot_key)
@@ -337,10 +366,11 @@ def _membership(
     of_group: dict[str, set[int] | None] = {}
 
     def members(group: str) -> set[int] | None:
+        """The group's threads; None: there is no such group. Raises OSError and ValueError."""
         if group not in of_group:
             try:
                 of_group[group] = resctrl_groups.tasks(executor.host, group)
-            except (OSError, ValueError):
+            except FileNotFoundError:
                 of_group[group] = None
         return of_group[group]
 
@@ -350,24 +380,43 @@ def _membership(
         tids = _ids(executor, slot, plan, threads_file)
         if tids is None:
             continue
-        if slot.want is None:
-            _leave(executor, slot, tids, members, plan, writes.first)
-            continue
-        group = slot.text = str(slot.want.value)
-        inside = members(group)
-        if inside is None:
-            key = ("", Resource.RESCTRL_SCHEMATA, group)
-            if key not in plan.planned:
-                executor.set_state(slot, State.BLOCKED, f"there is no control group {group!r}")
-                continue
-            inside = set()
-        outside = [tid for tid in tids if tid not in inside]
-        if not outside:
-            _applied(executor, slot, group)
-            continue
-        plan.keep(_record(executor, slot, "").with_ours(group))
-        path = f"{resctrl_groups.group_path(group)}/tasks"
-        plan.add(_move(slot, path, outside, group), writes.last)
+        try:
+            if slot.want is None:
+                _leave(executor, slot, tids, members, plan, writes.first)
+            else:
+                _join(executor, slot, str(slot.want.value), tids, members, plan, writes.last)
+        except OSError as error:
+            executor.reject(slot, error)
+        except ValueError as error:
+            executor.set_state(slot, State.FAILED, f"unreadable threads of a group: {error}")
+
+
+def _join(
+    executor: Executor,
+    slot: Slot,
+    group: str,
+    tids: Sequence[int],
+    members: Callable[[str], set[int] | None],
+    plan: Plan,
+    out: list[PlannedWrite],
+) -> None:
+    slot.text = group
+    inside = members(group)
+    if inside is None:
+        key = ("", Resource.RESCTRL_SCHEMATA, group)
+        if key not in plan.planned:
+            executor.set_state(slot, State.BLOCKED, f"there is no control group {group!r}")
+            return
+        inside = set()
+    outside = [tid for tid in tids if tid not in inside]
+    if not outside:
+        _applied(executor, slot, group)
+        return
+    plan.keep(_record(executor, slot, "").with_ours(group))
+    plan.add(
+        _move(slot, f"{resctrl_groups.group_path(group)}/tasks", outside, group),
+        out,
+    )
 
 
 def _leave(

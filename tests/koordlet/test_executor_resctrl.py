@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+import pytest
 
 from koordlet.executor.slots import State, Want
 from linux.resources import Resource
@@ -65,6 +68,23 @@ def test_too_many_groups_fail_with_the_reason_and_rest() -> None:
     assert not writes
 
 
+def test_a_group_that_could_not_be_made_is_neither_filled_nor_entered() -> None:
+    bed = Bed(INTEL_RDT)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.kernel.faults.fail("mkdir", errno.ENOSPC)
+    wants(bed, "node", [("koordlet-u1", "L3:0=f;1=f\nMB:0=50;1=50\n")])
+    bed.want("container/1", (container.cgroup, GROUP, "koordlet-u1"))
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes
+    (group,), (member,) = bed.executor.views("node"), bed.executor.views("container/1")
+    assert group.state is State.FAILED and "CLOSID" in group.detail
+    assert member.state is State.BLOCKED and "koordlet-u1" in member.detail
+    bed.kernel.clock.advance(2)
+    bed.run()
+    assert container.task.closid == "koordlet-u1"
+
+
 def test_a_mask_that_the_kernel_refuses_says_why() -> None:
     bed = Bed(INTEL_RDT)
     wants(bed, "node", [("LS", "L3:0=5;1=5\n")])
@@ -116,6 +136,67 @@ def test_groups_of_pods_that_left_while_nobody_looked_are_removed() -> None:
     bed.run()
     assert not bed.kernel.is_dir(f"{ROOT}/koordlet-gone")
     assert bed.kernel.is_dir(f"{ROOT}/LS") and bed.kernel.is_dir(f"{ROOT}/other")
+
+
+def test_a_group_that_is_made_anew_under_a_name_of_ours_is_not_ours() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.run()
+    wants(bed, "node", [])
+    bed.run()
+    assert not bed.kernel.is_dir(f"{ROOT}/BE")
+    assert not len(bed.journal)
+    bed.kernel.make(f"{ROOT}/BE")
+    bed.run()
+    bed.run()
+    assert bed.kernel.is_dir(f"{ROOT}/BE")
+
+
+def test_threads_that_the_runtime_put_into_somebody_elses_group_leave_it_again() -> None:
+    """The answer to a creation named the group; it stays when nobody of ours wants it any more."""
+    bed = Bed(INTEL_RDT)
+    bed.kernel.make(f"{ROOT}/BE")
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    container.task.closid = "BE"
+    bed.journal.note_delivered(container.id, GROUP, None, "BE", policy="RdtResctrl")
+    bed.journal.update()
+    bed.executor.adopt_deliveries(container.id, container.cgroup)
+    for record in bed.executor.orphans():
+        bed.executor.restore(record)
+    bed.run()
+    bed.run()
+    assert container.task.closid == "" and bed.kernel.is_dir(f"{ROOT}/BE")
+    assert not len(bed.journal)
+
+
+@pytest.mark.parametrize(
+    "file", ["schemata", "BE/schemata", "koordlet-u1/schemata", "koordlet-u1/tasks"]
+)
+def test_what_cannot_be_read_for_once_is_not_taken_for_gone(file: str) -> None:
+    bed = Bed(INTEL_RDT)
+    bed.kernel.make(f"{ROOT}/BE")
+    before = bed.kernel.text(f"{ROOT}/BE/schemata")
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    groups = [("BE", "L3:0=f;1=f\n"), ("koordlet-u1", "L3:0=f;1=f\n")]
+    wants(bed, "node", groups)
+    bed.want("container/1", (container.cgroup, GROUP, "koordlet-u1"))
+    bed.run()
+    bed.kernel.faults.fail("read", errno.EIO, path=f"{ROOT}/{file}")
+    bed.executor.look_again()
+    bed.run()
+    bed.kernel.clock.advance(700)
+    bed.run()
+    bed.kernel.faults.fail("read", errno.EIO, path=f"{ROOT}/{file}")
+    wants(bed, "node", [])
+    bed.want("container/1")
+    for _ in range(4):
+        bed.run()
+        bed.kernel.clock.advance(700)
+    assert bed.kernel.resctrl is not None
+    assert bed.kernel.resctrl.groups.keys() == {"", "BE"}
+    assert bed.kernel.text(f"{ROOT}/BE/schemata") == before
+    assert container.task.closid == ""
+    assert not len(bed.journal)
 
 
 def test_names_cannot_leave_the_file_system() -> None:
