@@ -28,6 +28,8 @@ from koordlet.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
 from koordlet.executor.executor import Limits as WriteLimits
+from koordlet.executor.slots import State
+from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.nri_handler import NriHandler
@@ -37,11 +39,13 @@ from koordlet.snapshot import Snapshot
 from koordlet.state import NodeState
 from linux.cpuset import CpuSet
 from linux.discovery import discover
+from linux.resctrl import MOUNT as RESCTRL
 from linux.resources import Resource, Value
 from nri_plugin.capabilities import runtime_profile
 from nri_plugin.handler import Container as ContainerMessage
 from nri_plugin.handler import ContainerState
 from nri_plugin.handler import Sandbox as SandboxMessage
+from tests.properties import host_apps
 from tests.properties.cpus import PLANS, CpuManager, CpuPlan, Cpus, Pools
 from tests.properties.pods import (
     Kind,
@@ -99,6 +103,9 @@ class OperatedNode:
             settings=Settings(feature_gates=ALL_GATES),
         )
         self.engine = Engine.build(BUILTIN, self.inputs)
+        self._spec: dict[str, Any] = {}
+        self.declared: frozenset[str] = frozenset()
+        self.apps: set[str] = set()
         self._start()
 
     def close(self) -> None:
@@ -136,6 +143,7 @@ class OperatedNode:
         )
         self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
         self.connected = False
+        self._place_host_apps()
 
     def restart(self) -> None:
         """The daemon ends without a word and starts again; nothing is connected yet.
@@ -196,7 +204,23 @@ class OperatedNode:
         self.engine = Engine.build(BUILTIN, self.inputs, previous=self.engine)
 
     def set_slo(self, spec: Mapping[str, Any]) -> None:
-        self.change(slo=decode_nodeslo(dict(spec), obj="NodeSLO n1"))
+        self._spec = dict(spec)
+        self._tell_slo()
+
+    def declare(self, names: Collection[str]) -> None:
+        """The NodeSLO declares these host applications from now on."""
+        self.declared = frozenset(names)
+        self._tell_slo()
+
+    def _tell_slo(self) -> None:
+        spec = self._spec | {"hostApplications": host_apps.declarations(self.declared)}
+        self.change(slo=decode_nodeslo(spec, obj="NodeSLO n1"))
+        self._place_host_apps()
+
+    def _place_host_apps(self) -> None:
+        subjects, errors = host_app_subjects(self.inputs.slo.host_applications, self.layout)
+        assert not errors
+        self.state.set_host_apps(subjects)
 
     def set_ratio(self, ratio: str) -> None:
         """The node's CPU normalization ratio; "" takes the annotation away."""
@@ -249,11 +273,13 @@ class OperatedNode:
         self.deliver_late()
         self.synchronize()
         report = PassReport()
-        for _ in range(12):
+        for number in range(12):
             self.kernel.clock.advance(700)
             self.executor.look_again()
             report = self.reconcile()
-            if not (report.written or report.failed or report.restored):
+            # Who left is given a pass to come back in, so two quiet ones say nothing yet.
+            quiet = not (report.written or report.restored)
+            if quiet and number > 1 and report.failed == len(self.starved()):
                 break
         return report
 
@@ -359,6 +385,7 @@ class OperatedNode:
         twin_id = twin.id
         asked = requested(limits)
         adjusted: dict[str, str] = {}
+        rdt_class = ""
         stored = asked
         if hooked and self.connected:
             assert pod.here.sandbox is not None
@@ -376,6 +403,7 @@ class OperatedNode:
                 self._drain()
             if decision is not None:
                 adjusted = self._files(decision, self.runtime.creation)
+                rdt_class = self._rdt_class(decision)
                 stored = over(asked, decision)
         try:
             here = pod.here.start(limits, adjusted=adjusted)
@@ -383,6 +411,9 @@ class OperatedNode:
             self.twin_kubelet.stop_container(twin)
             return False
         assert here.id == twin_id, "the twin went another way"
+        if rdt_class:
+            for task in self.kernel.threads_of(here.pid):
+                task.closid = rdt_class
         container = RunningContainer(name, pod, here, twin, limits, stored)
         pod.containers.append(container)
         started = self._container_message(container)
@@ -451,6 +482,12 @@ class OperatedNode:
             except OSError:
                 return  # the runtime logs a failed update, the reconciler repairs it
 
+    def _rdt_class(self, decision: Decision) -> str:
+        """The control group that a creation names: one that exists, as in `nri_plugin.replies`."""
+        outcome = decision.outcomes.get((Resource.RESCTRL_GROUP, ""))
+        exists = outcome is not None and outcome.value in self.resctrl_groups()
+        return str(outcome.value) if outcome is not None and exists else ""
+
     def _files(self, decision: Decision, may: frozenset[Resource]) -> dict[str, str]:
         """A decision as the runtime writes it."""
         v2 = self.profile.cgroup == 2
@@ -482,6 +519,49 @@ class OperatedNode:
                 case _:
                     pass
         return files
+
+    # What the operator does
+
+    def start_app(self, name: str) -> None:
+        """A host application starts in a group of its own; nothing if it runs."""
+        if name not in self.apps:
+            host_apps.start(self.kernel, self.kubelet, host_apps.APPS[name])
+            host_apps.start(self.twin, self.twin_kubelet, host_apps.APPS[name])
+            self.apps.add(name)
+
+    def end_app(self, name: str) -> None:
+        if name in self.apps:
+            cgroup = host_apps.APPS[name].cgroup(self.kubelet)
+            self.kernel.remove_group(cgroup)
+            self.twin.remove_group(cgroup)
+            self.apps.remove(name)
+
+    def make_control_group(self, name: str) -> None:
+        """An operator makes a group with half of everything, if there is room on both."""
+        kernels = (self.kernel.resctrl, self.twin.resctrl)
+        if any(of is None or name in of.groups or len(of.groups) >= of.closids for of in kernels):
+            return
+        for kernel in (self.kernel, self.twin):
+            kernel.make(f"{RESCTRL}/{name}")
+            half = (1 << kernel.profile.rdt.l3_ways // 2) - 1 if kernel.profile.rdt else 0
+            kernel.write_as("operator", f"{RESCTRL}/{name}/schemata", f"L3:0={half:x}\n")
+
+    def starved(self) -> list[str]:
+        """The control groups that are wanted and for which the machine has no CLOSID left.
+
+        Asserts that there is none left indeed, and that whoever should be in one is told so.
+        """
+        starved = [
+            view.key
+            for _, view in self.reconciler.standing([Resource.RESCTRL_SCHEMATA])
+            if view.state is State.FAILED and "CLOSID" in view.detail
+        ]
+        if starved:
+            assert self.kernel.resctrl is not None
+            assert len(self.kernel.resctrl.groups) == self.kernel.resctrl.closids
+            for _, view in self.reconciler.standing([Resource.RESCTRL_GROUP]):
+                assert (view.state is State.BLOCKED) is (view.desired in starved), view
+        return starved
 
     def daemon_reload(self) -> None:
         """systemd puts its view of every unit back, on both."""

@@ -10,6 +10,7 @@ import msgspec
 from apis.keys import (
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
     ANNOTATION_OOM_SCORE_ADJ,
+    ANNOTATION_RESCTRL,
     ANNOTATION_RESOURCE_STATUS,
     LABEL_QOS_CLASS,
 )
@@ -30,7 +31,8 @@ class Kind:
     """A sort of pod: its class, and what its containers ask for.
 
     exclusive_cpus: the scheduler's for the pod alone, in whole cores where the kind says so. numa:
-    the scheduler names the NUMA node that the pod is to stay on.
+    the scheduler names the NUMA node that the pod is to stay on. cache_percent: of cache and memory
+    bandwidth, for the pod alone.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Kind:
     whole_cores: bool = False
     numa: bool = False
     oom_score_adj: int | None = None
+    cache_percent: int = 0
 
     @property
     def pinned_cpus(self) -> int:
@@ -62,6 +65,8 @@ KINDS = (
     Kind("reserved-numa", "Guaranteed", "LSR", _ONE_CPU, exclusive_cpus=2, numa=True),
     Kind("reserved-without", "Guaranteed", "LSR", _ONE_CPU),
     Kind("alone", "Guaranteed", "LSE", _ONE_CPU, exclusive_cpus=2, whole_cores=True),
+    Kind("cached", "Burstable", "LS", Limits(500, 2000, GIB), cache_percent=30),
+    Kind("cached-batch", "BestEffort", "BE", cache_percent=20),
     Kind("system", "Burstable", "SYSTEM", Limits(100)),
     Kind("batch", "BestEffort", "BE", batch_milli=500, batch_bytes=GIB // 2),
     Kind("batch-numa", "BestEffort", "BE", batch_milli=500, batch_bytes=GIB // 2, numa=True),
@@ -116,6 +121,11 @@ def told(pod: Running) -> subjects.Pod:
         )
     if pod.kind.oom_score_adj is not None:
         annotations[ANNOTATION_OOM_SCORE_ADJ] = str(pod.kind.oom_score_adj)
+    if pod.kind.cache_percent:
+        share = pod.kind.cache_percent
+        annotations[ANNOTATION_RESCTRL] = json.dumps(
+            {"llc": {"schemata": {"range": [0, share]}}, "mb": {"schemata": {"percent": share}}}
+        )
     return make_pod(
         namespace="default",
         name=pod.name,

@@ -28,8 +28,10 @@ from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 from tests.properties.cpus import NONE, PLANS
+from tests.properties.host_apps import APPS
 from tests.properties.node import ALL_GATES, BE_CPU_MANAGER, NO_GATES, OperatedNode
 from tests.properties.pods import GIB, KINDS, Running, RunningContainer
+from tests.properties.twin import differences
 from tests.simulated import (
     AMD_CCD_SMBA,
     ANOLIS_8,
@@ -63,6 +65,13 @@ QOS_ON: dict[str, Any] = {
 SLOS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "everything": QOS_ON,
+    "cache of all": {
+        "resourceQOSStrategy": {
+            "lsrClass": {"resctrlQOS": {"enable": True, "catRangeStartPercent": 50}},
+            "lsClass": {"resctrlQOS": {"enable": True, "catRangeEndPercent": 80}},
+            "beClass": {"resctrlQOS": {"enable": True, "catRangeEndPercent": 20, "mbaPercent": 30}},
+        }
+    },
     "identity of BE": {
         "resourceQOSStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}}
     },
@@ -75,6 +84,9 @@ SLOS: dict[str, dict[str, Any]] = {
 _TWO_SOCKETS = Topology(sockets=2, cores_per_node=2, threads=2)
 _TWO_BY_TWO = Topology(sockets=2, nodes_per_socket=2, cores_per_node=1, threads=2)
 _FOUR_NODES = Topology(nodes_per_socket=4, cores_per_node=1, threads=2, cores_per_l3=1)
+# Few CLOSIDs, so that they run out.
+assert INTEL_RDT.rdt is not None and AMD_CCD_SMBA.rdt is not None
+_INTEL, _AMD = INTEL_RDT.rdt, AMD_CCD_SMBA.rdt
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -83,8 +95,8 @@ PROFILES = {
         UBUNTU_24_04,
         replace(RHEL_9, topology=_TWO_BY_TWO),
         replace(ANOLIS_8, topology=_TWO_SOCKETS),
-        replace(INTEL_RDT, topology=_TWO_SOCKETS),
-        replace(AMD_CCD_SMBA, topology=_FOUR_NODES),
+        replace(INTEL_RDT, topology=_TWO_SOCKETS, rdt=replace(_INTEL, mb_closids=4)),
+        replace(AMD_CCD_SMBA, topology=_FOUR_NODES, rdt=replace(_AMD, l3_closids=6)),
     )
 }
 # Differences to all policies being on.
@@ -94,6 +106,8 @@ GATES: dict[str, dict[str, bool]] = {
     "no cpusets": {"CPUSetAllocator": False},
     "no identity, no memory": {"GroupIdentity": False, "CgroupReconcile": False},
     "CPUs for BE": {BE_CPU_MANAGER: True},
+    "no cache of pods": {"Resctrl": False},
+    "no cache of classes": {"RdtResctrl": False},
 }
 POD_KINDS = {kind.name: kind for kind in KINDS}
 TIMES = st.sampled_from([1, 1, 1, 0, 2])
@@ -118,6 +132,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.publish_topology()
         self.node.synchronize()
         self.unhooked = False
+        self.ever_declared: set[str] = set()
 
     def _pod(self, number: int) -> Running:
         return self.node.pods[number % len(self.node.pods)]
@@ -195,6 +210,32 @@ class NodeMachine(RuleBasedStateMachine):
     def systemd_reloads(self) -> None:
         """It writes again what each container was made with, also what was given back since."""
         self.node.daemon_reload()
+
+    # What the operator does
+
+    @rule(name=st.sampled_from(sorted(APPS)))
+    def a_host_application_starts(self, name: str) -> None:
+        self.node.start_app(name)
+
+    @rule(name=st.sampled_from(sorted(APPS)))
+    def a_host_application_ends(self, name: str) -> None:
+        self.node.end_app(name)
+
+    @rule(name=st.sampled_from(sorted(APPS)), nth=st.integers(1, 4))
+    def a_host_application_ends_while_it_is_written(self, name: str, nth: int) -> None:
+        self.node.kernel.faults.before("write", lambda: self.node.end_app(name), nth=nth)
+        self.node.reconcile()
+        self.node.kernel.faults.clear()
+
+    @rule(name=st.sampled_from(["BE", "by-hand"]))
+    def an_operator_makes_a_control_group(self, name: str) -> None:
+        """Also one with a name of ours: its tasks are few CLOSIDs' worth, and not ours to end."""
+        self.node.make_control_group(name)
+
+    @rule(names=st.sets(st.sampled_from(sorted(APPS))))
+    def host_applications_are_declared(self, names: set[str]) -> None:
+        self.node.declare(names)
+        self.ever_declared |= names
 
     # What reaches the daemon
 
@@ -286,8 +327,10 @@ class NodeMachine(RuleBasedStateMachine):
         if not hasattr(self, "node"):
             return
         node = self.node
+        managed = [f"/{APPS[name].cgroup(node.kubelet)}/" for name in self.ever_declared]
+        managed.append(f"/{node.kubelet.root}/")
         for write in node.kernel.writes_of(UNDER_TEST):
-            inside = f"/{node.kubelet.root}/" in f"{write.path}/"
+            inside = any(place in write.path for place in managed)
             other = write.path.startswith(("/proc/", "/sys/fs/resctrl/"))
             assert inside or other, write
         node.kernel.writes.clear()
@@ -317,21 +360,50 @@ class NodeMachine(RuleBasedStateMachine):
         node = self.node
         node.publish_topology()
         report = node.settle()
-        assert not (report.written or report.failed or report.restored), report
+        starved = node.starved()
+        assert not (report.written or report.restored), report
+        assert report.failed == len(starved), report
         bad: list[str] = []
+        absent = {f"hostapp/{name}" for name in node.declared - node.apps}
         for view in node.reconciler.explain_all():
             assert not view.decision.faults, view.decision.faults
+            waits = view.subject.key in absent
             for each in view.resources:
-                if each.state in (State.FAILED, State.PENDING):
+                if each.resource is Resource.RESCTRL_SCHEMATA and each.key in starved:
+                    continue
+                if each.state is State.FAILED or (each.state is State.PENDING) is not waits:
                     bad.append(f"{view.subject.key} {each.resource}: {each.state} {each.detail}")
         assert not bad, bad
         self._known_pods_are_those_that_run()
+        self._control_groups_are_those_that_are_wanted()
         self._cpus_are_as_decided()
 
     def _known_pods_are_those_that_run(self) -> None:
         keys = {view.subject.key for view in self.node.reconciler.explain_all()}
         running = {f"container/{c.here.id}" for pod in self.node.pods for c in pod.containers}
         assert {key for key in keys if key.startswith("container/")} == running
+
+    def _control_groups_are_those_that_are_wanted(self) -> None:
+        """None of ours is left behind, none of an operator's is taken, all tasks are in theirs."""
+        node = self.node
+        here, there = node.kernel.resctrl, node.twin.resctrl
+        if here is None or there is None:
+            return
+        wanted = {
+            view.key
+            for _, view in node.reconciler.standing([Resource.RESCTRL_SCHEMATA])
+            if view.state in (State.APPLIED, State.DEGRADED)
+        }
+        assert here.groups.keys() == there.groups.keys() | wanted
+        of_container = {
+            subject.cgroup: view.desired
+            for subject, view in node.reconciler.standing([Resource.RESCTRL_GROUP])
+            if view.state in (State.APPLIED, State.DEGRADED)
+        }
+        for hierarchy in node.kernel.hierarchies[:1]:
+            for group in hierarchy.root.walk():
+                for task in group.tasks.values():
+                    assert task.closid == of_container.get(group.path, ""), (group.path, task)
 
     def _cpus_are_as_decided(self) -> None:
         """Exclusive sets never overlap, and the share pools are what they and the reserve leave.
@@ -357,6 +429,11 @@ class NodeMachine(RuleBasedStateMachine):
                 found = node.kernel_cpus(here)
                 wanted = expected or node.twin_cpus(twin)
                 assert found == wanted, f"{pod.name} {here}: {found} not {wanted}"
+        for app in (APPS[name] for name in node.apps):
+            cgroup = app.cgroup(node.kubelet)
+            pooled = app.name in node.declared and app.qos == "LS"
+            wanted = pools.together if pooled else node.twin_cpus(cgroup)
+            assert node.kernel_cpus(cgroup) == wanted, app.name
 
     def teardown(self) -> None:
         if not hasattr(self, "node"):
@@ -370,35 +447,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.node.close()
 
     def _as_if_never_there(self) -> None:
-        node = self.node
-        differences: list[str] = []
-        for hierarchy in node.twin.hierarchies:
-            for group in hierarchy.root.walk():
-                for file in group.files().values():
-                    if file.read is None or file.name in _NOT_COMPARED:
-                        continue
-                    twin = file.read(group)
-                    name = hierarchy.name or next(iter(hierarchy.controllers))
-                    here_group = node.kernel.group(group.path, name)
-                    found = here_group.files()[file.name]
-                    assert found.read is not None
-                    here = found.read(here_group)
-                    if here != twin:
-                        differences.append(f"{group.path}/{file.name}: {here!r} not {twin!r}")
-        note(f"{len(differences)} differences")
-        assert not differences, differences
+        found = differences(self.node)
+        note(f"{len(found)} differences")
+        assert not found, found
 
-
-# On v2 a list that was set cannot be cleared while there are processes: what counts, the effective
-# list, is compared in its place.
-# Identity is handed down at birth, also to pods that the daemon had not heard of before the policy
-# went off; test_scripts.py shows the restore of those that it knows.
-_NOT_COMPARED = frozenset(
-    {
-        "cpuset.cpus", "cpuset.mems", "cgroup.procs", "tasks", "cgroup.threads",
-        "cpu.bvt_warp_ns",
-    }
-)  # fmt: skip
 
 EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
 """CI runs a few hundred; a long run sets it to ten thousand."""
