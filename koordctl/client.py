@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from apis.errors import printable
+
 SOCKET = "admin.sock"
 _TIMEOUT_S = 30.0
 
@@ -68,14 +70,21 @@ class Client:
                 f"no daemon: {self._path} does not exist; start koordlet, or name its"
                 " directory with --run-dir"
             ) from None
+        except TimeoutError:
+            raise Unreachable(
+                f"{self._path}: no answer within {_TIMEOUT_S:g} s; see journalctl -u koordlet"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self._path}: {error}; is koordlet running?") from None
+            raise Unreachable(
+                f"{self._path}: {printable(str(error).strip())}; is koordlet running?"
+            ) from None
         finally:
             connection.close()
         try:
             value = json.loads(answer)
         except ValueError:
-            raise Refused(answer.decode(errors="replace").strip()) from None
+            raise Refused(printable(answer.decode(errors="replace").strip())) from None
         if response.status != 200:
-            raise Refused(value.get("error", f"HTTP {response.status}"))
+            told = value.get("error") if isinstance(value, dict) else None
+            raise Refused(told or f"{self._path}: HTTP {response.status}")
         return value

@@ -57,6 +57,10 @@ def examine(*, config_path: str | None, client: Client) -> list[dict[str, Any]]:
             findings += check(patient)
         except OSError as error:
             findings.append(Finding(check.__name__.strip("_"), "warn", f"cannot look: {error}"))
+        except (LookupError, TypeError) as error:
+            # In an upgrade koordctl may be another version than the daemon that it asks.
+            told = f"cannot be understood: {type(error).__name__}: {error}"
+            findings.append(Finding(check.__name__.strip("_"), "warn", told))
     return [asdict(finding) for finding in findings]
 
 

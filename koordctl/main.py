@@ -134,8 +134,15 @@ def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) 
     if options.output == "json":
         json.dump(answer, sys.stdout, indent=2)
         print()
-    else:
-        print(text(answer))
+        return
+    try:
+        shown = text(answer)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CommandError(
+            f"the daemon's answer is not of koordctl {VERSION} ({type(error).__name__}: {error});"
+            " use the koordctl that came with it, or -o json"
+        ) from None
+    print(shown)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -167,7 +174,9 @@ def _explain_node(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     answer = Client(options.run_dir).get("/status")
     _show(options, answer, render.status)
-    return 0 if (answer["ready"] and not answer["unhealthy"]) or options.output == "json" else 1
+    if options.output == "json":
+        return 0
+    return 0 if answer["ready"] and not answer["unhealthy"] else 1
 
 
 def _events(options: argparse.Namespace) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +238,58 @@ def test_a_plan_waits_for_nothing_that_is_no_manifest(
     told = capsys.readouterr().err
     assert words in told
     assert "a.yaml" in told
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "not of koordctl"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "not of koordctl"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\na\nb", "a\\nb"),
+        (b"hello\r\n", "is koordlet running?"),
+        (b"", "is koordlet running?"),
+    ],
+)
+def test_an_answer_of_somebody_else_is_told_in_a_line(
+    tmp_path: Path, answer: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon of another version, in the middle of an upgrade, or no koordlet at all."""
+    with answering(tmp_path, answer):
+        assert main(["--run-dir", str(tmp_path), "status"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_doctor_goes_on_where_the_daemon_is_of_another_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("{nodeName: n1, kubepodsRoot: koordctl-test-none}")
+    config = ["--config", str(tmp_path / "c.yaml")]
+    with answering(tmp_path, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
+        main(["--run-dir", str(tmp_path), "doctor", "-o", "json", *config])
+    findings = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
+    assert "cannot be understood" in findings["daemon"]["found"]
+    assert "objects" in findings
+
+
+@contextmanager
+def answering(run_dir: Path, answer: bytes) -> Iterator[None]:
+    """Somebody at the admin socket who answers one question with these bytes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(run_dir / "admin.sock"))
+        listener.listen()
+        listener.settimeout(10)
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(10)
 
 
 def test_every_mistake_of_the_configuration_is_told(
