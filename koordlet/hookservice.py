@@ -36,6 +36,7 @@ from nri_plugin.capabilities import RuntimeKind
 from nri_plugin.subjects import cpu_set, directory_of, place_of
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from service import unix
+from service.files import replacing
 
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
@@ -332,13 +333,10 @@ class HookServer:
 
     def _register(self) -> None:
         """Whole or not at all: a proxy may read the file at any moment."""
-        temporary = self.file + ".new"
         try:
             os.makedirs(self._settings.registration_dir, mode=0o755, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with replacing(self.file, mode=0o644) as file:
                 file.write(registration(self._settings))
-                os.fchmod(file.fileno(), 0o644)
-            os.rename(temporary, self.file)
         except OSError as error:
             self._events.add(
                 "hook-registration",

@@ -20,6 +20,7 @@ import msgspec
 
 from hooks.subject import Requested
 from linux.cpuset import CpuSet
+from service.files import replacing
 
 _LOG = logging.getLogger("koordlet.requests")
 
@@ -104,13 +105,10 @@ class RequestsLog:
 
     def rewrite(self, requests: Mapping[str, Remembered]) -> None:
         """Keep only these: the containers that exist."""
-        scratch = f"{self._path}.new"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            with open(os.open(scratch, flags, 0o600), "wb") as file:
+            with replacing(self._path) as file:
                 for container_id, remembered in requests.items():
                     file.write(_line(container_id, remembered))
-            os.replace(scratch, self._path)
         except OSError as error:
             self._failed(error)
             return

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from kube.cache import Cache, Change, Event, wait_all_synced
 from kube.client import Client
 from kube.connection import Connection, ConnectionConfigError, load_connection
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, Resource
+from service.files import replacing
 
 _LOG = logging.getLogger("koordlet.sources")
 
@@ -210,12 +210,9 @@ class ApiServer:
 
     def _keep(self, data: bytes) -> None:
         """In a worker thread: a half-written file never takes the old one's place."""
-        scratch = f"{self._path}.new"
         try:
-            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
+            with replacing(self._path) as file:
                 file.write(data)
-            os.replace(scratch, self._path)
         except OSError as error:
             _LOG.warning("a restart will not remember the API server's objects: %s", error)
 
