@@ -17,7 +17,7 @@ import msgspec
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.policies import BUILTIN
-from hooks.policy import Policy
+from hooks.policy import OffBecause, Policy
 from koordlet.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.rules")
@@ -110,7 +110,10 @@ class Rules:
 def policy_state(state: Any) -> tuple[str, str]:
     """Return ("on", "off" or "degraded", why) of a `PolicyState`."""
     if state.off is not None:
-        return "off", f"{state.off.because}: {state.off.detail}".rstrip(": ")
+        because, detail = state.off.because, state.off.detail
+        if detail and because in (OffBecause.GATE, OffBecause.NODESLO):
+            return "off", detail  # which names the gate or the field
+        return "off", f"{because}: {detail}".rstrip(": ")
     try:
         degraded = state.policy.degraded(state.rule)
     except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault is shown

@@ -111,6 +111,7 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "connected to containerd" in shown
         assert "CPUNormalization" in shown
         assert "objects     NodeSLO, Node\n" in shown
+        assert "CoreSched         off       feature gate CoreSched=false\n" in shown
         assert await ask("events") == 0
         assert "nri-configured" in capsys.readouterr().out
         writes = len(n.kernel.writes)
