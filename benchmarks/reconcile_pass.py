@@ -38,7 +38,8 @@ from hooks.subject import (
     Subject,
     make_pod,
 )
-from koordlet.executor.executor import Executor, Limits
+from koordlet.executor.executor import Executor
+from koordlet.executor.table import Limits
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.objects import Directory

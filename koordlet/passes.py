@@ -16,8 +16,9 @@ from typing import Final
 from hooks.engine import Guard
 from koordlet.config import Config
 from koordlet.container_metrics import OF_PROCESSES, Standing
-from koordlet.executor.executor import Executor, Limits
+from koordlet.executor.executor import Executor
 from koordlet.executor.slots import State as ValueState
+from koordlet.executor.table import Limits
 from koordlet.journal import Journal, JournalError
 from koordlet.kubepods_lock import KubepodsLock
 from koordlet.reconciler import PassReport, Reconciler

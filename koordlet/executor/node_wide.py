@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.table import SlotTable
 from koordlet.journal import Record
 from linux import resctrl, resctrl_groups
 from linux.cgroup_paths import PathError, check_relative, is_below
 from linux.host import Host
 from linux.resources import Resource
-
-if TYPE_CHECKING:
-    from koordlet.executor.executor import Executor
 
 GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
 SCHED_CORE: Final = "kernel.sched_core"
@@ -30,18 +28,18 @@ DIRECTORY_ROOTS: Final = ("/usr/local/vgpu", "/var/run/koordlet", "/run/koordlet
 
 
 def plan(
-    executor: Executor, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
+    table: SlotTable, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
 ) -> list[PlannedWrite]:
     """Return the writes for the node, in order: directories, groups, switches off, switches on."""
     writes: list[PlannedWrite] = []
     for slot in virtual.get(Resource.HOST_DIRECTORY, ()):
         if slot.retry_at <= now:
-            _directory(executor, slot, plan, writes)
-    _groups(executor, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
+            _directory(table, slot, plan, writes)
+    _groups(table, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
     switches: list[PlannedWrite] = []
     for slot in virtual.get(Resource.SYSCTL, ()):
         if slot.retry_at <= now:
-            _switch(executor, slot, plan, switches)
+            _switch(table, slot, plan, switches)
     writes += sorted(switches, key=lambda write: write.new != "0")
     return writes
 
@@ -51,10 +49,10 @@ def ends_group_identity(writes: Sequence[PlannedWrite]) -> bool:
     return any(write.slot[2] == GROUP_IDENTITY and write.new == "0" for write in writes)
 
 
-def _applied(executor: Executor, slot: Slot, found: str) -> None:
+def _applied(table: SlotTable, slot: Slot, found: str) -> None:
     slot.found = slot.text = found
     slot.failures = 0
-    executor.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+    table.in_force(slot)
 
 
 def _done(slot: Slot, plan: Plan) -> None:
@@ -65,24 +63,24 @@ def _done(slot: Slot, plan: Plan) -> None:
 # -- switches ------------------------------------------------------------------------------------
 
 
-def _switch(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
     if slot.key not in SYSCTLS:
-        executor.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
+        table.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
         return
     slot.path = "/proc/sys/" + slot.key.replace(".", "/")
     try:
-        found = executor.host.read(slot.path).decode("ascii", "replace").strip()
+        found = table.host.read(slot.path).decode("ascii", "replace").strip()
     except FileNotFoundError:
         if slot.want is None:
             _done(slot, plan)
         else:
-            executor.set_state(slot, State.UNSUPPORTED, f"there is no {slot.path}")
+            table.set_state(slot, State.UNSUPPORTED, f"there is no {slot.path}")
         return
     except OSError as error:
-        executor.reject(slot, error)
+        table.reject(slot, error)
         return
     slot.found = found
-    record = executor.journal.get(*slot.slot_key)
+    record = table.journal.get(*slot.slot_key)
     if slot.want is None:
         wanted = record.original if record is not None else None
         if record is None or wanted is None or found not in record.ours or found == wanted:
@@ -91,7 +89,7 @@ def _switch(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite])
     else:
         wanted = str(slot.want.value)
         if found == wanted:
-            _applied(executor, slot, found)
+            _applied(table, slot, found)
             return
         if record is None:
             record = Record(place="", inode=0, resource=slot.resource, key=slot.key, original=found)
@@ -125,11 +123,11 @@ def _switch(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite])
 
 
 def _groups(
-    executor: Executor, slots: Sequence[Slot], plan: Plan, out: list[PlannedWrite], now: float
+    table: SlotTable, slots: Sequence[Slot], plan: Plan, out: list[PlannedWrite], now: float
 ) -> None:
     if not slots:
         return
-    host = executor.host
+    host = table.host
     try:
         root = resctrl.parse_schemata(
             host.read(f"{resctrl.MOUNT}/schemata").decode("ascii", "replace")
@@ -139,49 +137,49 @@ def _groups(
             if slot.want is None:
                 _done(slot, plan)
             else:
-                executor.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
+                table.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
         return
     except OSError as error:
         # What is there is not known: nothing may be taken for gone, or for made by us.
         for slot in slots:
-            executor.reject(slot, error)
+            table.reject(slot, error)
         return
     except ValueError as error:
         for slot in slots:
-            executor.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
+            table.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
         return
     # Groups are removed first: each takes one of few CLOSIDs.
     for slot in sorted(slots, key=lambda slot: slot.want is not None):
         if slot.retry_at <= now:
-            _group(executor, slot, root, plan, out)
+            _group(table, slot, root, plan, out)
 
 
-def left_behind(executor: Executor) -> list[Record]:
+def left_behind(table: SlotTable) -> list[Record]:
     """Return records for pods' groups that no journal knows: an earlier daemon left them."""
     try:
-        names = resctrl_groups.groups(executor.host)
+        names = resctrl_groups.groups(table.host)
     except OSError:
         return []
     return [
         Record(place="", inode=0, resource=Resource.RESCTRL_SCHEMATA, key=name, ours=("made",))
         for name in names
         if resctrl.is_ours_by_name(name)
-        and executor.journal.get("", Resource.RESCTRL_SCHEMATA, name) is None
+        and table.journal.get("", Resource.RESCTRL_SCHEMATA, name) is None
     ]
 
 
-def explain_refusal(executor: Executor, slot: Slot, write: PlannedWrite) -> None:
+def explain_refusal(table: SlotTable, slot: Slot, write: PlannedWrite) -> None:
     """Add what resctrl itself says about a refused command."""
     if slot.resource is Resource.RESCTRL_SCHEMATA and slot.state is State.FAILED:
-        why = resctrl_groups.last_status(executor.host)
+        why = resctrl_groups.last_status(table.host)
         if write.act is Act.MKDIR and slot.errno == errno.ENOSPC:
             why = why or "no CLOSID is left: every control group takes one of few"
         if why:
-            executor.set_state(slot, State.FAILED, f"{slot.detail}: {why}")
+            table.set_state(slot, State.FAILED, f"{slot.detail}: {why}")
 
 
 def _group(
-    executor: Executor,
+    table: SlotTable,
     slot: Slot,
     root: Mapping[str, Mapping[int, int]],
     plan: Plan,
@@ -190,33 +188,33 @@ def _group(
     try:
         path = resctrl_groups.group_path(slot.key)
     except ValueError as error:
-        executor.set_state(slot, State.BLOCKED, str(error))
+        table.set_state(slot, State.BLOCKED, str(error))
         return
     slot.path = f"{path}/schemata"
     try:
-        found: dict[str, dict[int, int]] | None = resctrl_groups.read_group(executor.host, slot.key)
+        found: dict[str, dict[int, int]] | None = resctrl_groups.read_group(table.host, slot.key)
     except FileNotFoundError:
         found = None
     except OSError as error:
-        executor.reject(slot, error)
+        table.reject(slot, error)
         return
     except ValueError as error:
-        executor.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
+        table.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
         return
     if slot.want is None:
-        _undo_group(executor, slot, path, found, plan, out)
+        _undo_group(table, slot, path, found, plan, out)
         return
     try:
         wanted = resctrl.parse_schemata(str(slot.want.value))
     except ValueError as error:
-        executor.set_state(slot, State.FAILED, str(error))
+        table.set_state(slot, State.FAILED, str(error))
         return
     if "L3" not in root and "L3CODE" in root:
         wanted = resctrl.with_cdp(wanted)
     gaps = resctrl.missing(wanted, root)
     slot.clamp = f"this machine has no {', '.join(gaps)}" if gaps else ""
     slot.text = resctrl.format_schemata(wanted)
-    record = executor.journal.get(*slot.slot_key)
+    record = table.journal.get(*slot.slot_key)
     if found is None:
         plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
         plan.add(_operation(Act.MKDIR, path, slot, "", "control group"), out)
@@ -235,9 +233,7 @@ def _group(
             )
         if not lines:
             slot.failures = 0
-            executor.set_state(
-                slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded
-            )
+            table.in_force(slot)
             return
     # One write a resource: one bad line makes the kernel refuse all of them.
     for name, domains in lines.items():
@@ -247,14 +243,14 @@ def _group(
 
 
 def _undo_group(
-    executor: Executor,
+    table: SlotTable,
     slot: Slot,
     path: str,
     found: Mapping[str, Mapping[int, int]] | None,
     plan: Plan,
     out: list[PlannedWrite],
 ) -> None:
-    record = executor.journal.get(*slot.slot_key) or slot.restoring
+    record = table.journal.get(*slot.slot_key) or slot.restoring
     if found is None or record is None:
         _done(slot, plan)
         return
@@ -264,7 +260,7 @@ def _undo_group(
     try:
         lines = resctrl.differing(resctrl.parse_schemata(record.original), found)
     except ValueError as error:
-        executor.set_state(slot, State.FAILED, f"the journal's original: {error}")
+        table.set_state(slot, State.FAILED, f"the journal's original: {error}")
         return
     if not lines:
         _done(slot, plan)
@@ -324,15 +320,15 @@ def make_host_directory(
             continue
 
 
-def _directory(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
     try:
-        slot.path = check_directory(slot.key, executor.directory_roots)
+        slot.path = check_directory(slot.key, table.directory_roots)
     except PathError as error:
-        executor.set_state(slot, State.BLOCKED, str(error))
+        table.set_state(slot, State.BLOCKED, str(error))
         return
-    exists = executor.host.is_dir(slot.path)
+    exists = table.host.is_dir(slot.path)
     if slot.want is None:
-        record = executor.journal.get(*slot.slot_key)
+        record = table.journal.get(*slot.slot_key)
         if not exists or record is None or slot.errno == errno.ENOTEMPTY:
             _done(slot, plan)  # what the workload left in it is not ours to remove
             return
@@ -341,10 +337,10 @@ def _directory(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
     # By its name it is the workload's own, so it goes with it even if the hook made it.
     plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
     if exists:
-        _applied(executor, slot, "directory")
+        _applied(table, slot, "directory")
         return
     mode = slot.want.value if isinstance(slot.want.value, int) else 0o755
-    for path in missing_directories(executor.host, slot.path):
+    for path in missing_directories(table.host, slot.path):
         last = path == slot.path
         plan.add(
             PlannedWrite(

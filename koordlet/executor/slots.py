@@ -6,6 +6,7 @@ value, the new one and the reason; a plan is pure reading until it is applied.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from enum import StrEnum
 from typing import Final
@@ -32,6 +33,9 @@ class State(StrEnum):
     FAILED = "failed"  # the kernel refused; tried again after a while
     PENDING = "pending"  # not tried yet: no such group, or the write budget is used up
 
+
+GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH})
+"""What a system call says of a group or process that is not there any more."""
 
 BAD: Final = frozenset({State.UNSUPPORTED, State.BLOCKED, State.FAILED})
 

@@ -12,17 +12,15 @@ import errno
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.table import SlotTable
 from koordlet.journal import Delivery, Record, plain
 from linux import resctrl, resctrl_groups
 from linux.host import Host
 from linux.procfs import oom_score_adj_path, parse_ids
 from linux.resources import Resource
-
-if TYPE_CHECKING:
-    from koordlet.executor.executor import Executor
 
 _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
@@ -43,43 +41,43 @@ class TaskWrites:
 
 
 def plan(
-    executor: Executor, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
+    table: SlotTable, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
 ) -> TaskWrites:
     """Return the writes for processes and threads."""
     writes = TaskWrites()
     for slot in virtual.get(Resource.OOM_SCORE_ADJ, ()):
         if slot.retry_at <= now:
-            _oom_score(executor, slot, plan, writes.last)
-    _cookies(executor, virtual.get(Resource.CORE_SCHED_COOKIE, ()), plan, writes, now)
-    _membership(executor, virtual.get(Resource.RESCTRL_GROUP, ()), plan, writes, now)
+            _oom_score(table, slot, plan, writes.last)
+    _cookies(table, virtual.get(Resource.CORE_SCHED_COOKIE, ()), plan, writes, now)
+    _membership(table, virtual.get(Resource.RESCTRL_GROUP, ()), plan, writes, now)
     return writes
 
 
-def _directory(executor: Executor, place: str) -> str:
+def _directory(table: SlotTable, place: str) -> str:
     """Return a directory of the group that lists its processes: any hierarchy does."""
-    layout = executor.layout
+    layout = table.layout
     controller = next((one for one in ("cpu", "cpuset", "memory") if layout.has(one)), "cpu")
     return layout.directory(controller, place)
 
 
-def _ids(executor: Executor, slot: Slot, plan: Plan, name: str) -> list[int] | None:
+def _ids(table: SlotTable, slot: Slot, plan: Plan, name: str) -> list[int] | None:
     """Return the group's processes or threads; None when it is gone, with the state set."""
     if not slot.place:
-        executor.set_state(slot, State.PENDING, "its cgroup is not known yet")
+        table.set_state(slot, State.PENDING, "its cgroup is not known yet")
         return None
-    slot.directory = _directory(executor, slot.place)
+    slot.directory = _directory(table, slot.place)
     try:
-        return parse_ids(executor.host.read(f"{slot.directory}/{name}"))
+        return parse_ids(table.host.read(f"{slot.directory}/{name}"))
     except FileNotFoundError:
         pass
     except OSError as error:
         if error.errno != errno.ENODEV:
-            executor.reject(slot, error)
+            table.reject(slot, error)
             return None
     if slot.want is None:
         _done(slot, plan)
     else:
-        executor.set_state(slot, State.PENDING, "no such cgroup at this time")
+        table.set_state(slot, State.PENDING, "no such cgroup at this time")
     return None
 
 
@@ -88,13 +86,13 @@ def _done(slot: Slot, plan: Plan) -> None:
     plan.forget.append(slot.slot_key)
 
 
-def _record(executor: Executor, slot: Slot, original: str | None) -> Record:
+def _record(table: SlotTable, slot: Slot, original: str | None) -> Record:
     """Return the slot's record, or a new one for this incarnation of the group."""
     try:
-        inode = executor.host.inode(slot.directory)
+        inode = table.host.inode(slot.directory)
     except OSError:
         inode = 0
-    record = executor.journal.get(*slot.slot_key)
+    record = table.journal.get(*slot.slot_key)
     if record is not None and record.inode == inode:
         return record
     policy = slot.want.claim.policy if slot.want is not None else ""
@@ -108,15 +106,15 @@ def _record(executor: Executor, slot: Slot, original: str | None) -> Record:
     )
 
 
-def adopted(executor: Executor, delivery: Delivery, place: str) -> Record | None:
+def adopted(table: SlotTable, delivery: Delivery, place: str) -> Record | None:
     """Return the record of what the runtime gave a container's processes; None for other things.
 
     Raises OSError when the group cannot be looked at.
     """
     if delivery.resource not in GIVEN_AT_CREATION:
         return None
-    inode = executor.host.inode(_directory(executor, place))
-    known = executor.journal.get(place, delivery.resource)
+    inode = table.host.inode(_directory(table, place))
+    known = table.journal.get(place, delivery.resource)
     if known is None or known.inode != inode:
         default_group = "" if delivery.resource is Resource.RESCTRL_GROUP else None
         known = Record(
@@ -130,10 +128,10 @@ def adopted(executor: Executor, delivery: Delivery, place: str) -> Record | None
     return known.with_ours(str(delivery.delivered))
 
 
-def _applied(executor: Executor, slot: Slot, found: str) -> None:
+def _applied(table: SlotTable, slot: Slot, found: str) -> None:
     slot.found = found
     slot.failures = 0
-    executor.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+    table.in_force(slot)
 
 
 def move(host: Host, write: PlannedWrite) -> None:
@@ -148,22 +146,22 @@ def move(host: Host, write: PlannedWrite) -> None:
 # -- OOM scores ----------------------------------------------------------------------------------
 
 
-def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
-    pids = _ids(executor, slot, plan, "cgroup.procs")
+def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+    pids = _ids(table, slot, plan, "cgroup.procs")
     if pids is None:
         return
     values: dict[int, str] = {}
     for pid in sorted(pids):
         try:
-            raw = executor.host.read(oom_score_adj_path(pid))
+            raw = table.host.read(oom_score_adj_path(pid))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended
         except OSError as error:
-            executor.reject(slot, error)
+            table.reject(slot, error)
             return
         values[pid] = raw.decode("ascii", "replace").strip()
     if slot.want is None:
-        record = executor.journal.get(*slot.slot_key)
+        record = table.journal.get(*slot.slot_key)
         original = None
         if record is not None:
             asked = None if record.asked is None else str(record.asked)
@@ -183,7 +181,7 @@ def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
         if not pids_to_write:
             requested = slot.want.requested
             if values and requested is not None and str(requested) != wanted:
-                record = _record(executor, slot, None)
+                record = _record(table, slot, None)
                 if not record.ours:
                     handed = Record(
                         place=record.place,
@@ -193,10 +191,10 @@ def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
                         policy=record.policy,
                     )
                     plan.keep(handed.with_ours(wanted))
-            _applied(executor, slot, wanted if values else "")
+            _applied(table, slot, wanted if values else "")
             return
         first = values[min(values)]
-        record = _record(executor, slot, first if first != wanted else values[pids_to_write[0]])
+        record = _record(table, slot, first if first != wanted else values[pids_to_write[0]])
         plan.keep(record.with_ours(wanted))
     for index, pid in enumerate(pids_to_write):
         plan.add(
@@ -219,17 +217,17 @@ def _oom_score(executor: Executor, slot: Slot, plan: Plan, out: list[PlannedWrit
 
 
 def _cookies(
-    executor: Executor, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
+    table: SlotTable, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
 ) -> None:
     """Give every group of containers one cookie of its own; take it from those that left."""
     groups: dict[str, list[tuple[Slot, dict[int, int]]]] = {}
     for slot in slots:
         if slot.retry_at > now:
             continue
-        pids = _ids(executor, slot, plan, "cgroup.procs")
+        pids = _ids(table, slot, plan, "cgroup.procs")
         if pids is None:
             continue
-        cookies = _read_cookies(executor, slot, sorted(pids), plan)
+        cookies = _read_cookies(table, slot, sorted(pids), plan)
         if cookies is None:
             continue
         if slot.want is None:
@@ -238,21 +236,21 @@ def _cookies(
             groups.setdefault(str(slot.want.value), []).append((slot, cookies))
     owner = _owners(groups)
     for group, members in sorted(groups.items()):
-        _share(executor, group, members, owner, plan, writes.last)
+        _share(table, group, members, owner, plan, writes.last)
 
 
 def _read_cookies(
-    executor: Executor, slot: Slot, pids: Sequence[int], plan: Plan
+    table: SlotTable, slot: Slot, pids: Sequence[int], plan: Plan
 ) -> dict[int, int] | None:
     found: dict[int, int] = {}
     for pid in pids:
         try:
-            found[pid] = executor.host.core_sched_cookie(pid)
+            found[pid] = table.host.core_sched_cookie(pid)
         except ProcessLookupError:
             continue
         except OSError as error:
             if error.errno not in _NO_CORE_SCHED:
-                executor.reject(slot, error)
+                table.reject(slot, error)
             elif plan.planned.get(_SWITCH) == "1":
                 # Alibaba Cloud Linux: cookies work after the switch, which this plan turns on.
                 return dict.fromkeys(pids, 0)
@@ -260,7 +258,7 @@ def _read_cookies(
                 _done(slot, plan)
             else:
                 detail = "this kernel, or this machine without SMT, has no core scheduling"
-                executor.set_state(slot, State.UNSUPPORTED, detail)
+                table.set_state(slot, State.UNSUPPORTED, detail)
             return None
     return found
 
@@ -287,7 +285,7 @@ def _owners(groups: Mapping[str, Sequence[tuple[Slot, Mapping[int, int]]]]) -> d
 
 
 def _share(
-    executor: Executor,
+    table: SlotTable,
     group: str,
     members: Sequence[tuple[Slot, Mapping[int, int]]],
     owner: Mapping[int, str],
@@ -314,14 +312,14 @@ def _share(
         slot.text = group
         slot.cookie = 0
         if not cookies:
-            _applied(executor, slot, "")
+            _applied(table, slot, "")
             continue
         lacking = [pid for pid, cookie in cookies.items() if not target or cookie != target]
         if not lacking:
             slot.cookie = target
-            _applied(executor, slot, group)
+            _applied(table, slot, group)
             continue
-        plan.keep(_record(executor, slot, "0").with_ours(group))
+        plan.keep(_record(table, slot, "0").with_ours(group))
         if not source:
             source = lacking.pop(0)
             plan.add(
@@ -359,17 +357,17 @@ def _cookie_write(
 
 
 def _membership(
-    executor: Executor, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
+    table: SlotTable, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
 ) -> None:
     """Put the threads of every container into its control group, or back into the root."""
-    threads_file = "tasks" if executor.layout.version == 1 else "cgroup.threads"
+    threads_file = "tasks" if table.layout.version == 1 else "cgroup.threads"
     of_group: dict[str, set[int] | None] = {}
 
     def members(group: str) -> set[int] | None:
         """The group's threads; None: there is no such group. Raises OSError and ValueError."""
         if group not in of_group:
             try:
-                of_group[group] = resctrl_groups.tasks(executor.host, group)
+                of_group[group] = resctrl_groups.tasks(table.host, group)
             except FileNotFoundError:
                 of_group[group] = None
         return of_group[group]
@@ -377,22 +375,22 @@ def _membership(
     for slot in slots:
         if slot.retry_at > now:
             continue
-        tids = _ids(executor, slot, plan, threads_file)
+        tids = _ids(table, slot, plan, threads_file)
         if tids is None:
             continue
         try:
             if slot.want is None:
-                _leave(executor, slot, tids, members, plan, writes.first)
+                _leave(table, slot, tids, members, plan, writes.first)
             else:
-                _join(executor, slot, str(slot.want.value), tids, members, plan, writes.last)
+                _join(table, slot, str(slot.want.value), tids, members, plan, writes.last)
         except OSError as error:
-            executor.reject(slot, error)
+            table.reject(slot, error)
         except ValueError as error:
-            executor.set_state(slot, State.FAILED, f"unreadable threads of a group: {error}")
+            table.set_state(slot, State.FAILED, f"unreadable threads of a group: {error}")
 
 
 def _join(
-    executor: Executor,
+    table: SlotTable,
     slot: Slot,
     group: str,
     tids: Sequence[int],
@@ -405,14 +403,14 @@ def _join(
     if inside is None:
         key = ("", Resource.RESCTRL_SCHEMATA, group)
         if key not in plan.planned:
-            executor.set_state(slot, State.BLOCKED, f"there is no control group {group!r}")
+            table.set_state(slot, State.BLOCKED, f"there is no control group {group!r}")
             return
         inside = set()
     outside = [tid for tid in tids if tid not in inside]
     if not outside:
-        _applied(executor, slot, group)
+        _applied(table, slot, group)
         return
-    plan.keep(_record(executor, slot, "").with_ours(group))
+    plan.keep(_record(table, slot, "").with_ours(group))
     plan.add(
         _move(slot, f"{resctrl_groups.group_path(group)}/tasks", outside, group),
         out,
@@ -420,14 +418,14 @@ def _join(
 
 
 def _leave(
-    executor: Executor,
+    table: SlotTable,
     slot: Slot,
     tids: Sequence[int],
     members: Callable[[str], set[int] | None],
     plan: Plan,
     out: list[PlannedWrite],
 ) -> None:
-    record = executor.journal.get(*slot.slot_key)
+    record = table.journal.get(*slot.slot_key)
     inside: list[int] = []
     if record is not None:
         ours = {tid for group in record.ours for tid in members(group) or ()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hooks.claim import Claim
-from koordlet.executor.executor import Executor, Limits
+from koordlet.executor.executor import Executor
 from koordlet.executor.slots import ResourceView, Want, WriteReport
+from koordlet.executor.table import Limits
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from linux.discovery import discover

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.executor.executor import Limits
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.executor.slots import State, Want, WriteReport
+from koordlet.executor.table import Limits
 from koordlet.journal import Record
 from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet

@@ -151,7 +151,8 @@ def _run(executor: Executor) -> int:
 
 def test_the_kernel_takes_every_order_and_everything_goes_back(machine: Machine) -> None:
     before = machine.values()
-    executor = machine.executor(Journal())
+    journal = Journal()
+    executor = machine.executor(journal)
     wide, narrow = CpuSet.parse("0-1"), CpuSet.parse("1")
     for quota, burst, cpus, idle in (
         (80_000, 500_000, narrow, 0),
@@ -182,7 +183,7 @@ def test_the_kernel_takes_every_order_and_everything_goes_back(machine: Machine)
         executor.look_again()
         _run(executor)
     assert machine.values() == before
-    assert not len(executor.journal)
+    assert not len(journal)
 
 
 def test_a_new_process_undoes_what_a_killed_one_did(machine: Machine, tmp_path: Path) -> None:
@@ -208,7 +209,8 @@ def test_raising_an_oom_score_reaches_the_process_and_goes_back(machine: Machine
 
 
 def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
-    executor = machine.executor(Journal())
+    journal = Journal()
+    executor = machine.executor(journal)
     _want(executor, "container/c1", machine.container, CPU_SHARES=700)
     _run(executor)
     machine.process.kill()
@@ -219,7 +221,7 @@ def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
     assert executor.views("container/c1")[0].state is State.PENDING
     executor.want("container/c1", ())
     _run(executor)
-    assert not len(executor.journal)
+    assert not len(journal)
 
 
 def test_probing_leaves_nothing_behind(machine: Machine) -> None:

@@ -27,8 +27,8 @@ from hooks.subject import ContainerSubject, Requested, SandboxSubject
 from koordlet.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
-from koordlet.executor.executor import Limits as WriteLimits
 from koordlet.executor.slots import State
+from koordlet.executor.table import Limits as WriteLimits
 from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
 from koordlet.kernel import probe

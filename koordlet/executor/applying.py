@@ -1,0 +1,289 @@
+"""Applying a plan: the journal first, then one write after the other, each read back.
+
+What the kernel says decides the state: ENOENT and ENODEV are a group that is gone (nobody's
+fault), EOPNOTSUPP is unsupported, everything else is a refusal that backs off per file, and holds
+back what was planned to follow it. A budget bounds all writes together.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from koordlet.executor import node_wide, tasks
+from koordlet.executor.files import FilePlanner
+from koordlet.executor.judging import SLICE, Judge
+from koordlet.executor.order import ancestors
+from koordlet.executor.slots import (
+    GONE,
+    Act,
+    Plan,
+    PlannedWrite,
+    Slot,
+    State,
+    WriteNote,
+    WriteReport,
+)
+from koordlet.executor.table import SlotTable, describe
+from koordlet.journal import JournalError
+from linux.cgroup_files import FILES, field_text
+from linux.resources import Resource
+
+log = logging.getLogger(__name__)
+
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+_COOKIE_GROUPS: Final = 256  # of which changes are counted
+
+
+class Applier:
+    """See the module."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        files: FilePlanner,
+        judge: Judge,
+        *,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._texts = table.texts
+        self._files = files
+        self._judge = judge
+        self._wall_clock = wall_clock
+        self._tokens = float(table.limits.burst)
+        self._refilled = table.clock()
+        self.cookie_changes: dict[tuple[str, str], int] = {}
+        """(core scheduling group, "succeeded" or "failed") -> changes, of the last groups."""
+
+    def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
+        """Do what `plan` says, as far as budget and kernel allow."""
+        try:
+            self._table.journal.update(plan.records.values(), plan.forget, handed=plan.handed)
+        except JournalError as error:
+            # Without the original on record nothing may be written: it could not be put back.
+            for write in plan.writes:
+                slot = self._table.slots.get(write.slot)
+                if slot is not None:
+                    slot.settled = None
+                    self._table.set_state(
+                        slot, State.FAILED, f"the journal cannot be written: {error}"
+                    )
+            return WriteReport(failed=len(plan.writes))
+        for slot in plan.done:
+            self._table.let_go(slot)
+        self._refill()
+        written = failed = deferred = restored = 0
+        refused = _Refused()
+        restored_slots: list[Slot] = []
+        removed: list[Slot] = []
+        paths: set[str] = set()
+        for index, write in enumerate(plan.writes):
+            if pause is not None and index % SLICE == SLICE - 1:
+                pause()
+            slot = self._table.slots.get(write.slot)
+            if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
+                continue  # its widening step was refused in this pass
+            if slot is not None and (other := refused.before(write)):
+                slot.settled = None
+                if slot.retry_at <= self._refilled:  # else it was refused itself, and says why
+                    self._table.set_state(slot, State.BLOCKED, f"waits for {other}")
+                continue
+            if self._tokens < 1.0:
+                deferred += 1
+                if slot is not None:
+                    slot.settled = None
+                    self._table.set_state(slot, State.PENDING, "the write budget is used up")
+                continue
+            self._tokens -= 1.0
+            paths.add(write.path)
+            try:
+                self._perform(write)
+            except OSError as error:
+                self._note(slot, write, describe(error))
+                self._count_cookie(slot, "failed")
+                if slot is not None:
+                    slot.settled = None
+                    self._not_written(slot, error, write)
+                if error.errno not in GONE:
+                    failed += 1
+                    refused.add(write)
+                continue
+            written += 1
+            self._note(slot, write, "")
+            self._count_cookie(slot, "succeeded")
+            if slot is None:
+                continue
+            if slot.file is not None:
+                if write.final and self._settle(slot, write):
+                    restored += 1
+                    restored_slots.append(slot)
+            elif write.act is Act.RMDIR:
+                removed.append(slot)
+            elif write.final:
+                slot.failures = 0
+                slot.found = write.new
+                self._table.in_force(slot)
+        if removed:
+            # At once: whoever makes something of this name from now on is not us.
+            self._table.forget([slot.slot_key for slot in removed])
+            for slot in removed:
+                self._table.drop(slot)
+        if restored_slots:
+            left = [self._files.left_for_idle(slot, self._table.slots) for slot in restored_slots]
+            keys = [
+                slot.slot_key for slot, one in zip(restored_slots, left, strict=True) if not one
+            ]
+            self._table.forget(keys, [one for one in left if one])
+        return WriteReport(
+            written=written,
+            failed=failed,
+            deferred=deferred,
+            restored=restored + len(removed) + len(plan.done),
+            paths=frozenset(paths),
+        )
+
+    def fill_budget(self) -> None:
+        """Allow a full burst of writes again: for an uninstall, which must not stop half-way."""
+        self._tokens = float(self._table.limits.burst)
+
+    def _refill(self) -> None:
+        now = self._table.clock()
+        gained = (now - self._refilled) * self._table.limits.writes_per_second
+        self._tokens = min(self._tokens + gained, float(self._table.limits.burst))
+        self._refilled = now
+
+    def _perform(self, write: PlannedWrite) -> None:
+        match write.act:
+            case Act.WRITE:
+                self._texts.host.write(write.path, write.data)
+            case Act.MKDIR:
+                try:
+                    self._texts.host.mkdir(write.path, write.mode)
+                except FileExistsError:
+                    return
+            case Act.RMDIR:
+                self._texts.host.rmdir(write.path)
+            case Act.MOVE_TASKS:
+                tasks.move(self._texts.host, write)
+            case Act.COOKIE_CREATE:
+                self._texts.host.core_sched_create(write.ids[0])
+            case Act.COOKIE_COPY:
+                self._texts.host.core_sched_copy(write.ids[0], list(write.ids[1:]))
+
+    def _note(self, slot: Slot | None, write: PlannedWrite, error: str) -> None:
+        if slot is None:
+            return
+        slot.writes.append(
+            WriteNote(self._wall_clock(), write.path, write.old, write.new, write.why, error)
+        )
+
+    def _count_cookie(self, slot: Slot | None, status: str) -> None:
+        if slot is None or slot.resource is not Resource.CORE_SCHED_COOKIE:
+            return
+        record = self._table.journal.get(*slot.slot_key)
+        left = "" if record is None or not record.ours else record.ours[-1]
+        key = left if slot.want is None else str(slot.want.value), status
+        # Counted last, kept longest: a group may be one pod, and pods come and go for ever.
+        self.cookie_changes[key] = self.cookie_changes.pop(key, 0) + 1
+        if len(self.cookie_changes) > _COOKIE_GROUPS:
+            del self.cookie_changes[next(iter(self.cookie_changes))]
+
+    def _not_written(self, slot: Slot, error: OSError, write: PlannedWrite) -> None:
+        if error.errno in GONE:
+            if slot.file is not None:
+                self._judge.unreadable(slot, error)
+        elif error.errno in _UNSUPPORTED:
+            self._table.set_state(slot, State.UNSUPPORTED, describe(error))
+            slot.retry_at = self._table.clock() + self._table.limits.max_backoff_s
+        else:
+            self._table.reject(slot, error, write.new)
+            node_wide.explain_refusal(self._table, slot, write)
+
+    def _settle(self, slot: Slot, write: PlannedWrite) -> bool:
+        """Read back what was written; True when it was a restore that is complete."""
+        assert slot.file is not None and slot.text is not None
+        try:
+            raw = self._texts.host.read(slot.path)
+            found = field_text(slot.file, self._texts.layout.version, raw)
+        except (OSError, ValueError):
+            slot.settled = None
+            return False
+        slot.found = found
+        slot.failures = 0
+        if not self._texts.same(slot.file, write.new, found):
+            return self._settle_odd(slot, raw, found, write.new)
+        slot.odd = None
+        slot.settled = raw
+        if slot.want is None and self._texts.same(slot.file, slot.text, found):
+            self._table.let_go(slot)
+            return True
+        if slot.want is None:
+            self._table.set_state(slot, State.DEGRADED, f"not restored in full: {slot.clamp}")
+        else:
+            self._table.in_force(slot)
+        return False
+
+    def _settle_odd(self, slot: Slot, raw: bytes, found: str, wrote: str) -> bool:
+        """The kernel shows something else: once may be another writer, twice is the kernel."""
+        again = slot.odd == found
+        slot.odd = found
+        slot.settled = raw if again else None
+        if again:
+            record = self._table.journal.get(*slot.slot_key)
+            if record is not None:
+                try:
+                    self._table.journal.update([record.with_ours(found)])
+                except JournalError as error:
+                    log.warning("the journal cannot be written: %s", error)
+            self._table.set_state(
+                slot, State.DEGRADED, f"wrote {wrote}, and the kernel made it {found}"
+            )
+        return False
+
+
+_BESIDE: Final[Mapping[Resource, Resource]] = {
+    Resource.CPU_SHARES: Resource.CPU_IDLE,  # an idle group takes no weight
+    Resource.CPU_CFS_QUOTA: Resource.CPU_CFS_BURST,  # a quota below the burst is refused
+    Resource.CPU_CFS_BURST: Resource.CPU_CFS_QUOTA,
+}
+"""What is planned to follow which other resource of the same group."""
+
+
+class _Refused:
+    """The refusals of one pass: what was planned to follow one is not tried.
+
+    Along the tree the same resource follows, within a group another one, and a control group that
+    could not be made is neither filled nor entered.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Resource, set[str]] = {}
+        self._above: dict[tuple[Resource, str], str] = {}
+        self._groups: set[str] = set()
+
+    def add(self, write: PlannedWrite) -> None:
+        place, resource, key = write.slot
+        if write.act is Act.MKDIR and resource is Resource.RESCTRL_SCHEMATA:
+            self._groups.add(key)
+        if resource in FILES:
+            self._places.setdefault(resource, set()).add(place)
+            for above in ancestors(place):
+                self._above[resource, above] = place
+
+    def before(self, write: PlannedWrite) -> str:
+        """Return what was refused and stands before a write; "" if nothing does."""
+        place, resource, key = write.slot
+        group = {Resource.RESCTRL_SCHEMATA: key, Resource.RESCTRL_GROUP: write.new}.get(resource)
+        if group in self._groups:
+            return f"control group {group}"
+        beside = _BESIDE.get(resource)
+        if beside is not None and place in self._places.get(beside, ()):
+            return f"{beside} of {place}"
+        places = self._places.get(resource)
+        if not places or place in places:
+            return ""
+        above = next((one for one in ancestors(place) if one in places), "")
+        return above or self._above.get((resource, place), "")

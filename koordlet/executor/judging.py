@@ -1,0 +1,207 @@
+"""Judging what stands in the files: ours, somebody else's, the original; and what to do about it.
+
+A pass reads every file, and looks closer only at those whose content is not the one that it judged
+last. What is found decides the original, too: a value that is none of ours was written by somebody
+else, and is what has to be put back one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from koordlet.executor.files import FilePlanner
+from koordlet.executor.originals import Originals
+from koordlet.executor.slots import GONE, Plan, Slot, State
+from koordlet.executor.table import SlotTable
+from koordlet.journal import Record, plain
+from linux.cgroup_files import field_text, number
+from linux.cgroup_paths import is_below
+from linux.weights import Formula
+
+_FIGHT: Final = 4
+_FIGHT_WINDOW_S: Final = 60.0
+SLICE: Final = 128
+"""How many files are read or written between two pauses."""
+
+
+class Judge:
+    """See the module."""
+
+    def __init__(self, table: SlotTable, originals: Originals, files: FilePlanner) -> None:
+        self._table = table
+        self._texts = table.texts
+        self._originals = originals
+        self._files = files
+        self.lacking: list[Slot] = []
+        """Slots whose group is there and whose file is not, as of the last reading."""
+
+    def dirty(self, plan: Plan, now: float, pause: Callable[[], None] | None) -> list[Slot]:
+        """Return the slots about which something may have to be done, their wishes worked out."""
+        self.lacking.clear()
+        judged = [slot for slot in self._read(now, pause) if self._judge(slot, plan, now)]
+        return [slot for slot in judged if self._wish(slot)]
+
+    def _read(self, now: float, pause: Callable[[], None] | None) -> list[Slot]:
+        """Read every file; return the slots whose content is not the one last judged."""
+        read = self._texts.host.read
+        version = self._texts.layout.version
+        dirty: list[Slot] = []
+        for index, slot in enumerate(self._table.files()):
+            if pause is not None and index % SLICE == SLICE - 1:
+                pause()
+            if slot.retry_at > now:
+                continue
+            if not self._may_write(slot):
+                continue
+            try:
+                raw = read(slot.path)
+            except OSError as error:
+                self.unreadable(slot, error)
+                continue
+            if raw == slot.settled:
+                continue
+            assert slot.file is not None
+            try:
+                slot.found = field_text(slot.file, version, raw)
+                number(slot.file, slot.found)
+            except ValueError as error:
+                slot.found = None
+                self._table.set_state(slot, State.FAILED, f"unreadable content: {error}")
+                continue
+            slot.settled = raw
+            dirty.append(slot)
+        return dirty
+
+    def _may_write(self, slot: Slot) -> bool:
+        """Tell whether the slot's file is one that we may touch; sets the state when not."""
+        if not slot.path:
+            assert slot.file is not None
+            what = f"cgroup v{self._texts.layout.version} has no file for it here"
+            self._table.set_state(slot, State.UNSUPPORTED, what)
+            return False
+        want = slot.want
+        if want is None:
+            return True  # we wrote there before, or there would be no record
+        if want.subject.startswith("hostapp/"):
+            return bool(slot.place)
+        root = self._texts.layout.kubepods
+        if root and is_below(slot.place, root):
+            return True
+        if not root or not slot.place:
+            self._table.set_state(slot, State.PENDING, "its cgroup is not known yet")
+        else:
+            self._table.set_state(slot, State.BLOCKED, f"{slot.place!r} does not lie in {root!r}")
+        return False
+
+    def unreadable(self, slot: Slot, error: OSError) -> None:
+        slot.settled = slot.found = None
+        if error.errno not in GONE:
+            self._table.reject(slot, error)
+        elif not self._texts.host.is_dir(slot.directory):
+            if slot.want is None:
+                self._table.forget([slot.slot_key], gone=[(slot.place, slot.resource)])
+                self._table.drop(slot)
+            else:
+                self._table.set_state(slot, State.PENDING, "no such cgroup at this time")
+        else:
+            self.lacking.append(slot)
+            name = slot.path.rpartition("/")[2]
+            detail = f"there is no {name} here: the kernel or its parent group lacks it"
+            self._table.set_state(slot, State.UNSUPPORTED, detail)
+
+    def _judge(self, slot: Slot, plan: Plan, now: float) -> bool:
+        """Square what was found with the journal; False when there is nothing left to do."""
+        file, found = slot.file, slot.found
+        assert file is not None and found is not None
+        record = self._originals.record_of(slot, plan)
+        if record is not None and any(self._texts.same(file, one, found) for one in record.ours):
+            # A weight by the new formula came from the runtime, if by our answer. One by the old
+            # formula may be our own first guess, and says nothing.
+            self._texts.learn(slot, {Formula.QUADRATIC})
+            if slot.parked:
+                slot.restoring = record
+            return True
+        if slot.want is None:
+            # The original, or somebody else's value, stands there: nothing of ours to undo.
+            if not slot.parked:
+                self._finish(slot, plan)
+            return False
+        if record is None:
+            self._texts.learn(slot)
+            return True
+        if slot.state in (State.APPLIED, State.DEGRADED):
+            slot.foreign = [at for at in slot.foreign if now - at < _FIGHT_WINDOW_S] + [now]
+        if record.original is None or not self._texts.same(file, record.original, found):
+            plan.keep(msgspec.structs.replace(record, original=found, asked=None))
+        if len(slot.foreign) >= _FIGHT:
+            self._yield_to_other(slot, now)
+            return False
+        return True
+
+    def _yield_to_other(self, slot: Slot, now: float) -> None:
+        """Somebody writes another value again and again: leave it to them for a while."""
+        rest = min(60.0 * 2**slot.fights, self._table.limits.max_backoff_s * 2)
+        slot.fights += 1
+        slot.foreign = []
+        slot.retry_at = now + rest
+        slot.settled = None
+        detail = f"another writer keeps setting {slot.found}; tried again in {rest:.0f} s"
+        self._table.set_state(slot, State.BLOCKED, detail)
+
+    def _finish(self, slot: Slot, plan: Plan) -> None:
+        plan.done.append(slot)
+        left = self._files.left_for_idle(slot, self._table.slots)
+        if left is not None:
+            plan.keep(left)
+        else:
+            plan.forget.append(slot.slot_key)
+
+    def _wish(self, slot: Slot) -> bool:
+        try:
+            self._files.wish(slot)
+        except ValueError as error:
+            slot.text = None
+            self._table.set_state(slot, State.FAILED, str(error))
+            return False
+        except OSError as error:
+            self.unreadable(slot, error)
+            return False
+        return True
+
+    def conclude(self, slot: Slot, plan: Plan) -> None:
+        """Set the state of a slot for which nothing is to be written."""
+        assert slot.file is not None and slot.found is not None and slot.text is not None
+        if slot.blocked_by:
+            self._table.set_state(slot, State.BLOCKED, slot.blocked_by)
+            return
+        if slot.want is None:
+            if self._texts.same(slot.file, slot.text, slot.found):
+                self._finish(slot, plan)
+            else:
+                self._table.set_state(slot, State.DEGRADED, f"not restored in full: {slot.clamp}")
+            return
+        if (
+            self._originals.record_of(slot, plan) is None
+            and self._originals.handed_down(slot, plan) is not None
+        ):
+            self._originals.keep(slot, plan, slot.found)
+        requested = slot.want.requested
+        if requested is not None and self._originals.record_of(slot, plan) is None:
+            # The runtime was handed our value at creation: what kubelet asked for is the original.
+            asked = self._texts.asked(slot, requested)
+            if asked is not None and not self._texts.same(slot.file, asked, slot.found):
+                self._originals.keep(slot, plan, slot.found)
+                record = plan.records[slot.slot_key]
+                record = msgspec.structs.replace(record, original=None, asked=plain(requested))
+                plan.keep(record)
+                self._note_handed(slot, record, plan)
+        self._table.in_force(slot)
+
+    def _note_handed(self, slot: Slot, record: Record, plan: Plan) -> None:
+        kind, _, container_id = slot.subject.partition("/")
+        handed = self._originals.handed_by(container_id, record) if kind == "container" else None
+        if handed is not None:
+            plan.handed.append(handed)

@@ -1,0 +1,291 @@
+"""What a file held before us: the journal's view of a value, and what a runtime was handed.
+
+A value that the runtime was handed at a container's creation never shows its original in the file;
+the note of the delivery does. For as long as the container lives the runtime may write it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from koordlet.executor.slots import GONE, Plan, Slot
+from koordlet.executor.texts import Texts
+from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, plain
+from linux.cgroup_files import DEFAULTS, FILES
+from linux.cgroup_paths import parent_of
+from linux.cpuset import CpuSet
+from linux.resources import Resource, Value
+
+log = logging.getLogger(__name__)
+
+_KEPT_HANDED: Final = 6
+
+OfProcesses = Callable[[Delivery, str], Record | None]
+"""What a delivery becomes that belongs to processes and not to a file; see `tasks.adopted`."""
+
+
+class Originals:
+    """See the module."""
+
+    def __init__(self, texts: Texts, journal: Journal) -> None:
+        self._texts = texts
+        self._journal = journal
+
+    def record_of(self, slot: Slot, plan: Plan) -> Record | None:
+        """Return the slot's record if it is about this incarnation of the group.
+
+        What the runtime was handed counts as ours wherever it stands, on record or not.
+        """
+        record = plan.records.get(slot.slot_key) or self._journal.get(*slot.slot_key)
+        handed = self._journal.handed(slot.place, slot.resource)
+        if record is None and handed is None:
+            return None
+        inode = self._texts.inode(slot.directory)
+        if record is not None and record.inode not in (0, inode):
+            record = None
+        if handed is None or handed.inode != inode or slot.file is None or slot.found is None:
+            return record
+        for text in handed.texts:
+            if self._texts.same(slot.file, text, slot.found):
+                return (record or handed.as_record()).with_ours(text)
+        return record
+
+    def keep(self, slot: Slot, plan: Plan, *texts: str) -> None:
+        """Have the journal know the original and that `texts` are ours, before they are written."""
+        record = self.record_of(slot, plan)
+        if record is None:
+            record = Record(
+                place=slot.place,
+                inode=self._texts.inode(slot.directory),
+                resource=slot.resource,
+                key=slot.key,
+                original=self.handed_down(slot, plan) or slot.found,
+            )
+        if slot.want is not None:
+            record = _replace(record, policy=slot.want.claim.policy, support_of="")
+        plan.keep(record.with_ours(*texts))
+
+    def handed_down(self, slot: Slot, plan: Plan) -> str | None:
+        """Return what a group would have got from its parent at its birth if we were not here.
+
+        Alibaba's kernel hands a group's identity to the groups that are made in it later, so a
+        value that nobody wrote may be ours. None: this one is not.
+        """
+        if slot.resource is not Resource.CPU_BVT or slot.found is None:
+            return None
+        above = (parent_of(slot.place), slot.resource, "")
+        record = plan.records.get(above) or self._journal.get(*above)
+        if record is None or record.original is None:
+            return None
+        file = FILES[slot.resource]
+        ours = any(self._texts.same(file, text, slot.found) for text in record.ours)
+        return record.original if ours else None
+
+    def support(
+        self, place: str, resource: Resource, of: Resource, found: str, plan: Plan, *texts: str
+    ) -> None:
+        """Journal a resource that nobody wants here but that must move for another's sake."""
+        file = FILES[resource]
+        directory = self._texts.layout.directory(file.controller, place)
+        record = plan.records.get((place, resource, "")) or self._journal.get(place, resource)
+        inode = self._texts.inode(directory)
+        if record is None or record.inode != inode:
+            record = Record(
+                place=place, inode=inode, resource=resource, original=found, support_of=of.value
+            )
+        elif not any(
+            text is not None and self._texts.same(file, text, found)
+            for text in (record.original, *record.ours)
+        ):
+            # Written by somebody else since, while the cause did not stand.
+            record = msgspec.structs.replace(record, original=found, asked=None)
+        plan.keep(record.with_ours(*texts))
+
+    def text(self, slot: Slot, record: Record) -> str:
+        if record.original is not None:
+            return record.original
+        asked = record.asked_value()
+        if isinstance(asked, int | CpuSet):
+            return self._texts.encode(slot, asked)
+        return self._untouched(slot.resource, slot.place)
+
+    def _untouched(self, resource: Resource, place: str) -> str:
+        """Return what a group has whose runtime was asked for nothing.
+
+        Raises OSError when that cannot be read, ValueError when nobody knows.
+        """
+        if resource in (Resource.CPUSET_CPUS, Resource.CPUSET_MEMS):
+            # A runtime leaves v2's empty set as it is, and copies the parent's on v1.
+            above = parent_of(place)
+            return (
+                ""
+                if self._texts.layout.version == 2
+                else self._texts.standing(FILES[resource], above)
+            )
+        if resource not in DEFAULTS:
+            raise ValueError(f"what {resource} was before is not known")
+        return DEFAULTS[resource][self._texts.layout.version - 1]
+
+    # -- values handed over at creation ----------------------------------------------------------
+
+    def adopt_deliveries(self, container_id: str, place: str, of_processes: OfProcesses) -> bool:
+        """Journal what the runtime was handed for a container, now that its group exists.
+
+        Returns whether it could be told: else the next pass tries again. of_processes: see there.
+        """
+        deliveries = self._journal.deliveries(container_id)
+        if not deliveries or not place:
+            return False
+        file = FILES[Resource.CPU_SHARES]
+        if not self._texts.layout.has(file.controller) or not self._texts.host.is_dir(
+            self._texts.layout.directory(file.controller, place)
+        ):
+            return False
+        try:
+            adopted = [
+                one
+                for delivery in deliveries.values()
+                if (one := self._adopted(delivery, place, of_processes)) is not None
+            ]
+        except OSError as error:
+            log.warning("container %s: tried again at the next pass: %s", container_id, error)
+            return False
+        # What a full disk cannot take is in memory, goes to the file with the next append, and is
+        # told of by the pass.
+        with contextlib.suppress(JournalError):
+            self._journal.update(
+                [record for record, _ in adopted],
+                handed=[handed for _, handed in adopted if handed is not None],
+            )
+            self._journal.done_with(container_id)
+        return True
+
+    def _adopted(
+        self, delivery: Delivery, place: str, of_processes: OfProcesses
+    ) -> tuple[Record, Handed | None] | None:
+        """Return what a delivery becomes; None if what was handed does not stand."""
+        resource = delivery.resource
+        try:
+            if resource not in FILES:
+                given = of_processes(delivery, place)
+                return None if given is None else (given, None)
+            requested = _canonical(delivery.requested)
+            delivered = _canonical(delivery.delivered)
+            record = self._adopt(
+                place, resource, requested, 0 if delivered is None else delivered, delivery.policy
+            )
+            if record is None:
+                return None
+            known = self._journal.get(place, resource)
+            if known is not None and known.inode == record.inode:
+                # Written by the runtime, but ours: what stood there before us stays the original,
+                # unless kubelet asked for something new and not just for what we had written.
+                asked = record.asked
+                if asked is not None and not self.echoes(known, asked):
+                    known = msgspec.structs.replace(known, original=None, asked=asked)
+                record = known.with_ours(*record.ours)
+            earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
+            return record, self.handed_by(delivery.container_id, record, earlier)
+        except ValueError as error:
+            log.warning("container %s, %s: %s", delivery.container_id, resource, error)
+            return None
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def _adopt(
+        self, place: str, resource: Resource, requested: Value | None, delivered: Value, policy: str
+    ) -> Record | None:
+        """Return the record of a value that the runtime was handed, if it still stands.
+
+        Raises OSError when that cannot be told now.
+        """
+        file = FILES[resource]
+        slot = Slot(place, resource, "", file)
+        slot.directory = self._texts.layout.directory(file.controller, place)
+        if resource is Resource.CPU_CFS_QUOTA:
+            slot.period_us = self._texts.period(slot)
+        wanted = self._texts.asked(slot, delivered)
+        if wanted is None:
+            return None
+        text = self._texts.standing(file, place)
+        if not self._texts.same(file, wanted, text):
+            other = self._texts.other_weight(file, delivered)
+            if other is None or not self._texts.same(file, other, text):
+                return None
+        return Record(
+            place=place,
+            inode=self._texts.inode(slot.directory),
+            resource=resource,
+            original=self._untouched(resource, place) if requested is None else None,
+            asked=plain(requested),
+            ours=(text,),
+            policy=policy,
+        )
+
+    def handed_by(
+        self, container_id: str, record: Record, earlier: Sequence[Value] = ()
+    ) -> Handed | None:
+        """Return what the runtime was handed, by its record; None if kubelet asked for just that.
+
+        The newest text of `record` is what was handed now; what was handed before, `earlier` or
+        on record, may still be what the runtime knows.
+        """
+        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
+        assert slot.file is not None
+        slot.directory = self._texts.layout.directory(slot.file.controller, record.place)
+        if record.resource is Resource.CPU_CFS_QUOTA:
+            slot.period_us = self._texts.period(slot)
+        before = self._journal.handed(record.place, record.resource)
+        texts = list(before.texts) if before is not None and before.inode == record.inode else []
+        texts += [one for value in earlier if (one := self._texts.asked(slot, value)) is not None]
+        text = record.ours[-1]
+        if not texts and self._texts.same(slot.file, text, self.text(slot, record)):
+            return None
+        return Handed(
+            container_id=container_id,
+            place=record.place,
+            inode=record.inode,
+            resource=record.resource,
+            texts=tuple([*(one for one in texts if one != text), text][-_KEPT_HANDED:]),
+            original=record.original,
+            asked=record.asked,
+            policy=record.policy,
+        )
+
+    def echoes(self, record: Record, asked: int | str) -> bool:
+        """Tell whether a request is a value of ours that the runtime tells back."""
+        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
+        assert slot.file is not None
+        slot.directory = self._texts.layout.directory(slot.file.controller, record.place)
+        if record.resource is Resource.CPU_CFS_QUOTA:
+            slot.period_us = self._texts.period(slot)
+        value = CpuSet.parse(asked) if isinstance(asked, str) else asked
+        text = self._texts.asked(slot, value)
+        return text is not None and any(
+            self._texts.same(slot.file, ours, text) for ours in record.ours
+        )
+
+
+def _replace(record: Record, *, policy: str, support_of: str) -> Record:
+    return Record(
+        place=record.place,
+        inode=record.inode,
+        resource=record.resource,
+        key=record.key,
+        original=record.original,
+        asked=record.asked,
+        ours=record.ours,
+        policy=policy,
+        support_of=support_of,
+    )
+
+
+def _canonical(kept: int | str | None) -> Value | None:
+    return CpuSet.parse(kept) if isinstance(kept, str) else kept

@@ -1,0 +1,296 @@
+"""The table of slots: what is wanted where, by whom, and how it stands.
+
+A subject's wants are given all at once; a slot that nobody wants any more is restored, and leaves
+the table when nothing of ours stands there and nobody may bring it back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from koordlet.executor.slots import BAD, Slot, SlotKey, State, Want
+from koordlet.executor.texts import Texts
+from koordlet.journal import Journal, JournalError, Record, RecordKey
+from linux.cgroup_files import FILES
+from linux.cgroup_paths import Layout
+from linux.host import Host
+from linux.resources import Resource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be written, and how long a refused file rests.
+
+    writes_per_second refills the budget, burst is its size. backoff_s: the first rest; it doubles
+    up to max_backoff_s.
+    """
+
+    writes_per_second: float = 200.0
+    burst: int = 4000
+    backoff_s: float = 1.0
+    max_backoff_s: float = 300.0
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+def describe(error: OSError) -> str:
+    """Return an error as the state's detail shows it: "EINVAL: Invalid argument"."""
+    number = error.errno or 0
+    return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
+
+
+class SlotTable:
+    """See the module. Every part of the executor works on the same one.
+
+    directory_roots: below which host directories may be made.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        journal: Journal,
+        *,
+        limits: Limits,
+        directory_roots: Sequence[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.texts = texts
+        self.journal = journal
+        self.limits = limits
+        self.directory_roots = directory_roots
+        self.clock = clock
+        self.slots: dict[SlotKey, Slot] = {}
+        self._files: list[Slot] = []
+        self._virtual: dict[Resource, list[Slot]] = {}
+        self._lists_stale = True
+        self._orphans_stale = True
+        self._handed_stale = True
+        self.by_subject: dict[str, dict[SlotKey, Want]] = {}
+        self._contended: set[SlotKey] = set()
+
+    @property
+    def host(self) -> Host:
+        return self.texts.host
+
+    @property
+    def layout(self) -> Layout:
+        return self.texts.layout
+
+    def files(self) -> Sequence[Slot]:
+        """Return the slots of cgroup files."""
+        self._list()
+        return self._files
+
+    def virtual(self) -> Mapping[Resource, Sequence[Slot]]:
+        """Return the slots of everything else."""
+        self._list()
+        return self._virtual
+
+    def _list(self) -> None:
+        if not self._lists_stale:
+            return
+        self._files = [slot for slot in self.slots.values() if slot.file is not None]
+        self._virtual = {}
+        for slot in self.slots.values():
+            if slot.file is None:
+                self._virtual.setdefault(slot.resource, []).append(slot)
+        self._lists_stale = False
+
+    # -- what is wanted --------------------------------------------------------------------------
+
+    def want(self, subject: str, wants: Sequence[Want]) -> None:
+        """Set everything that is wanted for a subject; what is no longer wanted is restored."""
+        new = {want.slot_key: want for want in wants}
+        old = self.by_subject.get(subject, {})
+        if new:
+            self.by_subject[subject] = new
+        else:
+            self.by_subject.pop(subject, None)
+        for key, want in new.items():
+            slot = self.slots.get(key)
+            if slot is None:
+                slot = self._add(key)
+            elif slot.want == want:
+                continue
+            elif slot.want is not None and slot.want.subject != subject:
+                # The first subject keeps the place; `views` tells the other one.
+                self._contended.add(key)
+                continue
+            self._assign(slot, want)
+        for key in old.keys() - new.keys():
+            self._release(key, subject)
+
+    def wanted(self, subject: str) -> Mapping[SlotKey, Want]:
+        """Return what is wanted for a subject."""
+        return self.by_subject.get(subject, {})
+
+    def subjects(self) -> list[str]:
+        """Return the subjects for which something is wanted."""
+        return list(self.by_subject)
+
+    # -- what is to be put back ------------------------------------------------------------------
+
+    def restore(self, record: Record) -> None:
+        """Have the original of `record` put back, unless somebody wants the place."""
+        slot = self.slots.get(record.record_key) or self._add(record.record_key)
+        if slot.want is None:
+            self._assign(slot, None)
+            slot.restoring = record
+
+    def orphans(self, left_behind: Callable[[], Sequence[Record]]) -> list[Record]:
+        """Return the records that no slot is about: leftovers of an earlier run, or supports.
+
+        A support (a burst lowered for a quota's sake) is one only once its cause is gone.
+        left_behind: finds what no journal knows; asked only when something has changed.
+        """
+        if not self._orphans_stale:
+            return []
+        self._orphans_stale = False
+        found = []
+        for record in [*self.journal.records(), *left_behind()]:
+            cause = (record.place, Resource(record.support_of), "") if record.support_of else None
+            slot = self.slots.get(record.record_key)
+            if (slot is None or slot.parked) and (cause is None or self._unused(cause)):
+                found.append(record)
+        return found
+
+    def watch_handed(self) -> None:
+        """Watch what the runtime may write again though nobody wants it; see `Handed`."""
+        if not self._handed_stale:
+            return
+        self._handed_stale = False
+        for handed in self.journal.all_handed():
+            key = handed.place, handed.resource, ""
+            if key not in self.slots and self.journal.get(*key) is None:
+                self.let_go(self._add(key))
+
+    def _unused(self, key: SlotKey) -> bool:
+        slot = self.slots.get(key)
+        return slot is None or slot.parked
+
+    def live(self) -> dict[SlotKey, Slot]:
+        return {key: slot for key, slot in self.slots.items() if not slot.parked}
+
+    def journal_grew(self) -> None:
+        """Note that the journal has new records: some may be nobody's."""
+        self._orphans_stale = True
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Judge again, at the next plan, what is not simply applied: what is around may differ."""
+        self._orphans_stale = True
+        for slot in self.slots.values():
+            if slot.state is not State.APPLIED:
+                slot.settled = None
+
+    def set_layout(self, layout: Layout) -> None:
+        """Work with another layout: the pods' root appeared or moved."""
+        if layout == self.texts.layout:
+            return
+        self.texts.layout = layout
+        before = self.by_subject
+        self.slots, self.by_subject = {}, {}
+        self._lists_stale = self._orphans_stale = self._handed_stale = True
+        for subject, wants in before.items():
+            self.want(subject, list(wants.values()))
+
+    def _add(self, key: SlotKey) -> Slot:
+        place, resource, _ = key
+        file = FILES.get(resource)
+        slot = Slot(*key, file)
+        if file is not None and self.texts.layout.has(file.controller):
+            slot.directory = self.texts.layout.directory(file.controller, place)
+            name = file.name(self.texts.layout.version)
+            slot.path = f"{slot.directory}/{name}" if name else ""
+        self.slots[key] = slot
+        self._lists_stale = True
+        return slot
+
+    def drop(self, slot: Slot) -> None:
+        if self.slots.get(slot.slot_key) is slot:
+            del self.slots[slot.slot_key]
+        self._lists_stale = self._orphans_stale = True
+
+    def let_go(self, slot: Slot) -> None:
+        """Nothing of ours stands: drop the slot, or watch what the runtime may write again."""
+        if slot.file is None or self.journal.handed(slot.place, slot.resource) is None:
+            self.drop(slot)
+            return
+        slot.restoring = None
+        slot.text = None
+        self._orphans_stale = True
+        self.set_state(slot, State.APPLIED)
+
+    def _assign(self, slot: Slot, want: Want | None) -> None:
+        slot.want = want
+        slot.restoring = None
+        slot.settled = slot.text = None
+        slot.retry_at = 0.0
+        slot.failures = slot.fights = 0
+        slot.foreign = []
+
+    def _release(self, key: SlotKey, subject: str) -> None:
+        slot = self.slots.get(key)
+        if slot is None or slot.want is None or slot.want.subject != subject:
+            return
+        heir = None
+        if key in self._contended:
+            heir = next((of[key] for of in self.by_subject.values() if key in of), None)
+        self._assign(slot, heir)
+        if slot.want is None:
+            slot.restoring = self.journal.get(*key)
+            if slot.restoring is None:
+                self.let_go(slot)
+
+    def forget(
+        self,
+        keys: Sequence[RecordKey],
+        left: Sequence[Record] = (),
+        gone: Sequence[tuple[str, Resource]] = (),
+    ) -> None:
+        try:
+            self.journal.update(left, forget=keys, superseded=gone)
+        except JournalError as error:
+            log.warning("the journal cannot be written: %s", error)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def reject(self, slot: Slot, error: OSError, wrote: str = "") -> None:
+        """Note a refusal; the file rests, twice as long each time."""
+        rest = min(self.limits.backoff_s * 2**slot.failures, self.limits.max_backoff_s)
+        slot.failures = min(slot.failures + 1, 32)
+        slot.retry_at = self.clock() + rest
+        slot.errno = error.errno or 0
+        on = f" on writing {wrote!r}" if wrote else ""
+        self.set_state(slot, State.FAILED, f"{describe(error)}{on}")
+
+    def in_force(self, slot: Slot) -> None:
+        """Note that the value stands, in full or as far as it goes."""
+        self.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
+
+    def set_state(self, slot: Slot, state: State, detail: str = "") -> None:
+        """Set a slot's state, and log it if it is news."""
+        if state is slot.state and detail == slot.detail:
+            return
+        before, slot.state, slot.detail = slot.state, state, detail
+        if state in BAD:
+            if before is not state:
+                log.warning("%s: %s: %s", _place(slot), state, detail)
+        elif before in BAD:
+            log.info("%s: %s, was %s", _place(slot), state, before)
+        else:
+            log.debug("%s: %s %s", _place(slot), state, detail)
+
+
+def _place(slot: Slot) -> str:
+    where = slot.path or slot.place or "node"
+    return f"{where} ({slot.resource}{'/' + slot.key if slot.key else ''})"

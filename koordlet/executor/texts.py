@@ -1,0 +1,188 @@
+"""Cgroup files as texts: reading them, and the text that a value takes in one.
+
+Most values have one text. A weight of cgroup v2 has two, by the formula with which the runtime
+turns kubelet's shares into weights; which one a level of the tree uses is learned from what
+stands there. Facts: linux-interfaces.md sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from koordlet.executor.slots import Act, PlannedWrite, Slot, Want
+from linux.cgroup_files import (
+    DEFAULT_PERIOD_US,
+    FILES,
+    CgroupFile,
+    Codec,
+    Number,
+    content,
+    encode,
+    field_text,
+    in_range,
+    same,
+)
+from linux.cgroup_paths import Layout, parent_of
+from linux.host import Host
+from linux.resources import Resource, Value
+from linux.weights import Formula, detect
+
+_KEPT_VOTES: Final = 4096
+_UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
+_PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
+
+
+class Texts:
+    """See the module. Keeps no state but what it learned about weights."""
+
+    def __init__(self, host: Host, layout: Layout, *, page_size_bytes: int) -> None:
+        self.host = host
+        self.layout = layout
+        self._page_size_bytes = page_size_bytes
+        self._votes: dict[str, Counter[Formula]] = {}
+
+    def same(self, file: CgroupFile, wanted: str, found: str) -> bool:
+        return same(file, wanted, found, page_size_bytes=self._page_size_bytes)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def inode(self, directory: str) -> int:
+        try:
+            return self.host.inode(directory)
+        except OSError:
+            return 0
+
+    def standing(self, file: CgroupFile, place: str) -> str:
+        """Return the resource's field as it stands; raises OSError and ValueError."""
+        directory = self.layout.directory(file.controller, place)
+        raw = self.host.read(f"{directory}/{file.name(self.layout.version)}")
+        return field_text(file, self.layout.version, raw)
+
+    def read(self, file: CgroupFile, place: str) -> str | None:
+        try:
+            return self.standing(file, place)
+        except (OSError, ValueError):
+            return None
+
+    def period(self, slot: Slot) -> int:
+        name = "cpu.cfs_period_us" if self.layout.version == 1 else "cpu.max"
+        try:
+            raw = self.host.read(f"{slot.directory}/{name}")
+            return int(field_text(FILES[Resource.CPU_CFS_PERIOD], self.layout.version, raw))
+        except (OSError, ValueError):
+            return DEFAULT_PERIOD_US
+
+    def populated(self, slot: Slot) -> bool:
+        if self.layout.version == 1:
+            return False
+        try:
+            return b"populated 1" in self.host.read(f"{slot.directory}/cgroup.events")
+        except OSError:
+            return True  # not known: the careful answer
+
+    def everything(self, slot: Slot) -> str:
+        """Return the CPUs (or NUMA nodes) of the machine: what the root group has."""
+        assert slot.file is not None
+        root = self.layout.hierarchy(slot.file.controller)
+        raw = self.host.read(f"{root}/{slot.file.v2}.effective")
+        return raw.decode("ascii", "replace").strip()
+
+    def children(self, directory: str) -> list[str]:
+        try:
+            names = self.host.listdir(directory)
+        except OSError:
+            return []
+        return [
+            name
+            for name in names
+            # Files of controllers have a dot in their names, and three others are known.
+            if ("." not in name or name.endswith(_UNIT_SUFFIXES))
+            and name not in _PLAIN_FILES
+            and self.host.is_dir(f"{directory}/{name}")
+        ]
+
+    def lists(self, path: str, word: str) -> bool:
+        try:
+            return word.encode() in self.host.read(path).split()
+        except OSError:
+            return False
+
+    # -- values as text --------------------------------------------------------------------------
+
+    def encode(self, slot: Slot, value: Number) -> str:
+        assert slot.file is not None
+        return encode(
+            slot.file,
+            self.layout.version,
+            value,
+            formula=self._formula(slot),
+            period_us=slot.period_us,
+        )
+
+    def asked(self, slot: Slot, value: Value) -> str | None:
+        """Return what kubelet asked for as the file's text; None if it cannot be."""
+        assert slot.file is not None
+        try:
+            return self.encode(slot, in_range(slot.file, value)[0])
+        except ValueError:
+            return None
+
+    def other_weight(self, file: CgroupFile, delivered: Value) -> str | None:
+        if file.codec is not Codec.SHARES or not isinstance(delivered, int):
+            return None
+        return encode(file, self.layout.version, delivered, formula=Formula.QUADRATIC)
+
+    def write(self, slot: Slot, text: str, *, final: bool = True) -> PlannedWrite:
+        assert slot.file is not None
+        why = slot.why if final else f"{slot.why} (a step: old and new together)"
+        current = (slot.settled or b"") if slot.file.codec is Codec.PERIOD else b""
+        return PlannedWrite(
+            act=Act.WRITE,
+            path=slot.path,
+            slot=slot.slot_key,
+            subject=slot.subject,
+            old=slot.found or "",
+            new=text,
+            why=why,
+            data=content(slot.file, self.layout.version, text, current),
+            final=final,
+        )
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def learn(self, slot: Slot, evidence: Collection[Formula] = frozenset(Formula)) -> None:
+        """Learn the weight formula of this level from a weight; only `evidence` counts."""
+        want, found = slot.want, slot.found
+        if slot.resource is not Resource.CPU_SHARES or self.layout.version != 2:
+            return
+        if want is None or found is None or want.requested is None:
+            return
+        # The runtime converted what kubelet asked for, or what our reply put in its place.
+        for known in (want.requested, want.value):
+            formula = detect([(known, int(found))]) if isinstance(known, int) else None
+            if formula is not None and formula in evidence:
+                if len(self._votes) > _KEPT_VOTES:
+                    # Pods come and go; what their level uses is known by now.
+                    self._votes = {
+                        level: votes
+                        for level, votes in self._votes.items()
+                        if level.startswith("level:")
+                    }
+                for level in (parent_of(slot.place), _level(want)):
+                    self._votes.setdefault(level, Counter())[formula] += 1
+                return
+
+    def _formula(self, slot: Slot) -> Formula:
+        """Return the formula that the slot's siblings use, else its level's, else the old one."""
+        if slot.resource is Resource.CPU_SHARES and self.layout.version == 2:
+            for level in (parent_of(slot.place), _level(slot.want)):
+                votes = self._votes.get(level)
+                if votes:
+                    return votes.most_common(1)[0][0]
+        return Formula.LINEAR
+
+
+def _level(want: Want | None) -> str:
+    return f"level:{want.subject.partition('/')[0]}" if want is not None else "level:"

@@ -1,0 +1,203 @@
+"""Planning values that are ordered along the tree: quota, cpuset and memory.
+
+No child may have more than its parent at any moment, so what stands around a group decides when
+it can move, and sometimes whether. `order` finds the steps; this knows the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
+from koordlet.executor.originals import Originals
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey
+from koordlet.executor.texts import Texts
+from linux.cgroup_files import DEFAULT_PERIOD_US, FILES, CgroupFile, Codec, Levels, encode, number
+from linux.cpuset import CpuSet
+from linux.resources import UNLIMITED, Resource
+
+_RATIO_SHIFT: Final = 20
+"""The kernel compares bandwidths as (quota << 20) / period."""
+_UNLIMITED_BYTES: Final = (1 << 63) - (1 << 16)
+"""Below what an unlimited v1 counter reads for any page size up to 64 KiB: nobody has that much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WithSwap:
+    """A write of the limit of memory and swap together: before the memory limit if it raises."""
+
+    write: PlannedWrite
+    raises: bool
+
+
+class TreePlanner:
+    """See the module."""
+
+    def __init__(self, texts: Texts, originals: Originals) -> None:
+        self._texts = texts
+        self._originals = originals
+
+    def plan(
+        self,
+        resource: Resource,
+        dirty: Sequence[Slot],
+        slots: Mapping[SlotKey, Slot],
+        plan: Plan,
+        out: list[PlannedWrite],
+        now: float,
+    ) -> None:
+        file = FILES[resource]
+        enforced = file.levels(self._texts.layout.version) is Levels.ENFORCED
+        of_place: dict[str, Slot] = {}
+        nodes: dict[str, Node] = {}
+        for slot in slots.values():
+            if slot.resource is not resource or slot.found is None:
+                continue
+            found = self._element(file, slot.found, slot.period_us)
+            wanted = None
+            if slot.text is not None and slot.retry_at <= now:
+                wanted = self._element(file, slot.text, slot.period_us)
+            of_place[slot.place] = slot
+            nodes[slot.place] = Node(found, wanted)
+        if enforced:
+            # What is dirty may move, and so may what an earlier plan had to keep from its wish.
+            moving = {slot.place for slot in dirty} & nodes.keys()
+            moving |= {
+                place
+                for place, node in nodes.items()
+                if node.wanted is not None and node.wanted != node.found
+            }
+            for place in moving:
+                self._add_neighbours(file, place, nodes)
+        ordered = order(nodes, _lattice(file), enforced=enforced)
+        self._note(ordered, of_place)
+        texts: dict[str, list[str]] = {}
+        for step in ordered.steps:
+            slot = of_place[step.cgroup]
+            text = self._text_of(file, slot, step.value)
+            earlier = texts.setdefault(step.cgroup, [])
+            if not earlier and slot.found is not None and self._texts.same(file, text, slot.found):
+                continue  # a page or a rounding apart: no difference to the kernel
+            earlier.append(text)
+            write = self._texts.write(slot, text, final=step.final)
+            with_swap = self._with_swap(slot, text) if resource is Resource.MEMORY_LIMIT else None
+            if with_swap is not None and with_swap.raises:
+                out.append(with_swap.write)
+            plan.add(write, out)
+            if with_swap is not None and not with_swap.raises:
+                out.append(with_swap.write)
+        for cgroup, written in texts.items():
+            if written:
+                self._originals.keep(of_place[cgroup], plan, *written)
+
+    def _with_swap(self, slot: Slot, text: str) -> _WithSwap | None:
+        """Move v1's limit of memory and swap together along with the memory limit, where needed.
+
+        The kernel keeps the memory limit at or below it, and runtimes set both alike, so that a
+        container gets no swap: a limit that grows would be refused, and one that shrinks would
+        let swap in.
+        """
+        if self._texts.layout.version != 1:
+            return None
+        path = f"{slot.directory}/memory.memsw.limit_in_bytes"
+        try:
+            old = int(self._texts.host.read(path))
+        except (OSError, ValueError):
+            return None  # no swap accounting on this kernel
+        wanted, found = _bytes(text), _bytes(slot.found or "")
+        raises = old < wanted
+        if not raises and not (old == found and wanted < found < _UNLIMITED_BYTES):
+            return None
+        write = PlannedWrite(
+            act=Act.WRITE,
+            path=path,
+            slot=slot.slot_key,
+            subject=slot.subject,
+            old=str(old),
+            new=text,
+            why=f"{slot.why} (memory and swap together must not be less, and allow no swap)",
+            data=text.encode(),
+            final=False,
+        )
+        return _WithSwap(write, raises)
+
+    @staticmethod
+    def _note(ordered: Order, of_place: Mapping[str, Slot]) -> None:
+        for cgroup in ordered.finals:
+            of_place[cgroup].clamp = ordered.notes.get(cgroup, "")
+        for cgroup, blocker in ordered.blocked.items():
+            of_place[cgroup].blocked_by = f"{blocker} allows none of it"
+
+    def _element(self, file: CgroupFile, text: str, period_us: int) -> int:
+        """Return a field's text as a value that `order` compares."""
+        value = number(file, text)
+        if isinstance(value, CpuSet):
+            # On v2 an empty set means whatever the parent has.
+            return value.mask if value or self._texts.layout.version == 1 else TOP
+        if file.codec is Codec.QUOTA and value != UNLIMITED:
+            return (value << _RATIO_SHIFT) // period_us
+        return value
+
+    def _text_of(self, file: CgroupFile, slot: Slot, value: int) -> str:
+        """Return the text of a value that an order came to: the wish's or the old where equal."""
+        for text in (slot.text, slot.found):
+            if text is not None and self._element(file, text, slot.period_us) == value:
+                return text
+        if file.codec is Codec.CPUS:
+            return str(CpuSet.of_mask(value)) if value != TOP else ""
+        if file.codec is Codec.QUOTA and value != TOP:
+            if slot.clamp.startswith("bounded"):
+                return str(((value + 1) * slot.period_us - 1) >> _RATIO_SHIFT)
+            return str(-(-value * slot.period_us >> _RATIO_SHIFT))
+        return encode(file, self._texts.layout.version, value)
+
+    def _add_neighbours(self, file: CgroupFile, place: str, nodes: dict[str, Node]) -> None:
+        """Add the unmanaged groups that bound `place` from above or that it must stay around."""
+        for above in ancestors(place):
+            if above not in nodes:
+                found = self._read_element(file, above)
+                if found is not None:
+                    nodes[above] = Node(found)
+        node = nodes[place]
+        if node.wanted is not None and not _lattice(file).le(node.found, node.wanted):
+            self._add_below(file, place, nodes)
+
+    def _add_below(self, file: CgroupFile, place: str, nodes: dict[str, Node]) -> None:
+        for name in self._texts.children(self._texts.layout.directory(file.controller, place)):
+            below = f"{place}/{name}"
+            if below not in nodes:
+                found = self._read_element(file, below)
+                if found is None:
+                    continue
+                nodes[below] = Node(found)
+            # A managed group may have to shrink along, and an unlimited one hands its parent's
+            # limit on to those below it.
+            handed_on = file.codec is Codec.QUOTA and nodes[below].found == TOP
+            if handed_on or nodes[below].wanted is not None:
+                self._add_below(file, below, nodes)
+
+    def _read_element(self, file: CgroupFile, place: str) -> int | None:
+        """Read an unmanaged group; None if it cannot be read (only v1 files are ever asked for)."""
+        text = self._texts.read(file, place)
+        if text is None:
+            return None
+        try:
+            period = DEFAULT_PERIOD_US
+            if file.codec is Codec.QUOTA:
+                directory = self._texts.layout.directory(file.controller, place)
+                period = int(self._texts.host.read(f"{directory}/cpu.cfs_period_us"))
+            return self._element(file, text, period)
+        except (OSError, ValueError):
+            return None
+
+
+def _lattice(file: CgroupFile) -> Lattice:
+    return Lattice.SETS if file.codec is Codec.CPUS else Lattice.NUMBERS
+
+
+def _bytes(text: str) -> int:
+    """Return a v1 memory limit as it compares; "-1" and what no page counter holds are alike."""
+    value = int(text or 0)
+    return _UNLIMITED_BYTES if value < 0 else min(value, _UNLIMITED_BYTES)
