@@ -196,3 +196,27 @@ def _files(patient: Patient) -> Iterator[Finding]:
             f"{directory} does not exist: no NodeSLO, so policies that need one are off",
             f"mkdir -p {directory}, and put a NodeSLO there",
         )
+        return
+    exposed = [path for path in _manifests(directory) if _others_may_write(path)]
+    if exposed:
+        yield Finding(
+            "objects",
+            "warn",
+            f"others may write {', '.join(exposed[:5])}{', ...' if len(exposed) > 5 else ''}: what"
+            " stands there decides what root writes",
+            "chown root and chmod go-w them",
+        )
+
+
+def _manifests(directory: str) -> list[str]:
+    """Return the directory and the files in it that may be read as objects."""
+    names = [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
+    return [directory, *(f"{directory}/{name}" for name in names)]
+
+
+def _others_may_write(path: str) -> bool:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return bool(status.st_mode & 0o022) or status.st_uid not in (0, os.geteuid())

@@ -261,6 +261,23 @@ def test_an_answer_of_somebody_else_is_told_in_a_line(
     assert words in line
 
 
+def test_doctor_tells_of_objects_that_others_may_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = tmp_path / "objects.d"
+    objects.mkdir(mode=0o755)
+    (objects / "slo.yaml").write_text("")
+    tree = {"nodeName": "n1", "kubepodsRoot": "koordctl-test-none", "objectsDir": str(objects)}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    asked = ["--run-dir", str(tmp_path), "doctor", "-o", "json", "--config", f"{tmp_path}/c.yaml"]
+    for mode, states in ((0o644, ["ok"]), (0o666, ["ok", "warn"])):
+        (objects / "slo.yaml").chmod(mode)
+        main(asked)
+        found = [f for f in json.loads(capsys.readouterr().out) if f["check"] == "objects"]
+        assert [each["state"] for each in found] == states
+    assert f"others may write {objects}/slo.yaml" in found[-1]["found"]
+
+
 def test_doctor_goes_on_where_the_daemon_is_of_another_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
