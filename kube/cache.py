@@ -33,6 +33,11 @@ _log = logging.getLogger(__name__)
 _PAGE: Final = 500
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
+_SHORT_WATCH_SECONDS: Final = 1.0
+_ABSENT_AFTER_SECONDS: Final = 3.0
+"""For so long a server that starts may say "not found" of types that it has."""
+_DEEPEST: Final = 25_000
+"""Above the 10,000 levels at which an API server refuses JSON."""
 _WATCH_SECONDS: Final = (300, 600)
 
 
@@ -45,6 +50,7 @@ class HasMeta(Protocol):
 
 T = TypeVar("T", bound=HasMeta)
 K = TypeVar("K", bound=Hashable)
+D = TypeVar("D", bound=msgspec.Struct)
 
 
 class Change(Enum):
@@ -156,6 +162,7 @@ class Cache(Generic[T]):
         self._subscribers: list[Callable[[Event[T]], None]] = []
         self._synced = asyncio.Event()
         self._version = ""
+        self._absent_since: float | None = None
         self.lists = 0
         """How often the whole list was read."""
         self.restarts = 0
@@ -180,6 +187,10 @@ class Cache(Generic[T]):
 
     def get(self, name: str, *, namespace: str = "") -> T | None:
         return self._items.get(f"{namespace}/{name}" if namespace else name)
+
+    def left_out(self, name: str, *, namespace: str = "") -> bool:
+        """Return whether the object exists but cannot be decoded: its absence means nothing."""
+        return (f"{namespace}/{name}" if namespace else name) in self.undecodable
 
     async def wait_synced(self) -> None:
         await self._synced.wait()
@@ -210,6 +221,7 @@ class Cache(Generic[T]):
             try:
                 if not self._version:
                     await self._list()
+                    self._absent_since = None
                     pause = _FIRST_PAUSE
                 self.problem = ""
                 await self._watch()
@@ -224,8 +236,9 @@ class Cache(Generic[T]):
                     # a server that starts says the same of types that it has not looked up yet, and
                     # one that drops a type ends its objects one by one first.
                     self._version = ""
-                    self._synced.set()
-                    pause = _LONGEST_PAUSE
+                    if self._is_absent():
+                        self._synced.set()
+                        pause = _LONGEST_PAUSE
                 level = logging.INFO if error.gone else logging.WARNING
                 _log.log(level, "%s: %s", self._resource.plural, error)
             except (Unreachable, msgspec.DecodeError) as error:
@@ -239,6 +252,14 @@ class Cache(Generic[T]):
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    def _is_absent(self) -> bool:
+        """Return whether "not found" is to be believed: a reader who takes the objects of a type
+        for gone, because a server has just started, takes resources away from every node."""
+        now = asyncio.get_running_loop().time()
+        if self._absent_since is None:
+            self._absent_since = now
+        return self.synced or now - self._absent_since >= _ABSENT_AFTER_SECONDS
+
     async def _list(self) -> None:
         self.lists += 1
         seen: dict[str, T] = {}
@@ -249,7 +270,7 @@ class Cache(Generic[T]):
             if token:
                 params["continue"] = token
             data = await self._client.request("GET", self._path, params=params)
-            page = msgspec.json.decode(data, type=_RawList)
+            page = _decode_deep(data, _RawList)
             for raw in page.items or ():
                 item = self._read(raw, undecodable)
                 if item is not None:
@@ -276,6 +297,8 @@ class Cache(Generic[T]):
 
     async def _watch(self) -> None:
         seconds = random.randint(*_WATCH_SECONDS)
+        started = asyncio.get_running_loop().time()
+        silent = True
         params = {
             **self._selectors,
             "watch": "1",
@@ -287,11 +310,15 @@ class Cache(Generic[T]):
             self._path, params=params, silence_seconds=seconds + 30
         ) as lines:
             async for line in lines:
+                silent = False
                 self.take(line)
+        if silent and asyncio.get_running_loop().time() - started < _SHORT_WATCH_SECONDS:
+            # A proxy, or a server that ends, hangs up at once: asking on would be a storm.
+            raise Unreachable(f"watch {self._path}: it ended at once and told nothing")
 
     def take(self, line: bytes) -> None:
         """Take one line of a watch: the JSON of an event."""
-        event = msgspec.json.decode(line, type=_WatchEvent)
+        event = _decode_deep(line, _WatchEvent)
         if event.type == "BOOKMARK":
             meta = msgspec.json.decode(event.object, type=_BareMeta)
             self._version = meta.metadata.resource_version
@@ -306,8 +333,13 @@ class Cache(Generic[T]):
             )
         item = self._read(event.object, self.undecodable)
         if item is None:
-            meta = msgspec.json.decode(event.object, type=_BareMeta)
+            meta = _decode_deep(event.object, _BareMeta)
             self._version = meta.metadata.resource_version
+            if event.type == "DELETED":
+                key = object_key(meta)
+                del self.undecodable[key]
+                if key in self._items:
+                    self._apply(Change.DELETED, self._items[key])
             return
         self._version = item.metadata.resource_version
         key = object_key(item)
@@ -320,9 +352,8 @@ class Cache(Generic[T]):
     def _read(self, raw: msgspec.Raw, undecodable: dict[str, str]) -> T | None:
         try:
             item = self._decode(bytes(raw))
-        except msgspec.ValidationError as error:
-            meta = msgspec.json.decode(raw, type=_BareMeta).metadata
-            key = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+        except (msgspec.ValidationError, RecursionError) as error:
+            key = object_key(_decode_deep(raw, _BareMeta))
             problem = str(error)
             if undecodable.get(key) != problem and self.undecodable.get(key) != problem:
                 _log.warning(
@@ -353,6 +384,19 @@ class Cache(Generic[T]):
             except Exception:  # noqa: BLE001
                 # One subscriber's fault must not stop the cache for the others.
                 _log.exception("a subscriber of %s failed on %s", self._resource.plural, key)
+
+
+def _decode_deep(data: bytes | msgspec.Raw, type_: type[D]) -> D:
+    """Decode what holds one object that nests too deep for Python: the others are not to blame."""
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except RecursionError:
+        usual = sys.getrecursionlimit()
+        sys.setrecursionlimit(_DEEPEST)
+        try:
+            return msgspec.json.decode(data, type=type_)
+        finally:
+            sys.setrecursionlimit(usual)
 
 
 async def wait_all_synced(*caches: Cache[Any]) -> None:

@@ -136,7 +136,7 @@ def test_a_type_that_is_not_installed_is_an_empty_list() -> None:
         return status(404, "NotFound", "the server could not find the requested resource")
 
     async def check(cache: Cache[Node]) -> None:
-        await asyncio.wait_for(cache.wait_synced(), 5)
+        await asyncio.wait_for(cache.wait_synced(), 10)
         assert not cache.items
 
     follow(handler, check)
@@ -160,6 +160,83 @@ def test_an_object_that_cannot_be_decoded_is_left_out_and_named() -> None:
         await cache.wait_synced()
         await eventually(lambda: set(cache.items) == {"a", "odd"})
         assert cache.undecodable == {}
+
+    follow(handler, check)
+
+
+def test_an_object_that_became_undecodable_can_still_be_deleted() -> None:
+    odd = {
+        "metadata": {"name": "odd", "resourceVersion": "6"},
+        "status": {"capacity": {"cpu": "x"}},
+    }
+    cache = unconnected()
+    gone: list[str] = []
+    cache.subscribe(lambda e: gone.append(e.key) if e.change is Change.DELETED else None)
+    cache.take(line("ADDED", node("odd", 5)))
+    cache.take(line("MODIFIED", odd))
+    assert set(cache.items) == {"odd"}
+    assert cache.left_out("odd")
+    cache.take(line("DELETED", odd))
+    assert (gone, dict(cache.items), cache.undecodable) == (["odd"], {}, {})
+
+
+def test_an_object_nested_too_deep_is_left_out_and_the_others_stay() -> None:
+    nested = b'{"a":' * 3000 + b"1" + b"}" * 3000
+    odd = b'{"metadata":{"name":"odd","resourceVersion":"3"},"spec":' + nested + b"}"
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if not is_watch(request):
+            items = b",".join((msgspec.json.encode(node("a", 1)), odd))
+            body = b'{"metadata":{"resourceVersion":"5"},"items":[' + items + b"]}"
+            return web.Response(body=body, content_type="application/json")
+        if request.query["resourceVersion"] == "5":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b'{"type":"MODIFIED","object":' + odd + b"}\n")
+            await response.write(line("ADDED", node("b", 7)) + b"\n")
+            return response
+        return await forever(request)
+
+    async def check(cache: Cache[Node]) -> None:
+        await eventually(lambda: set(cache.items) == {"a", "b"})
+        assert list(cache.undecodable) == ["odd"]
+        assert cache.lists == 1
+
+    follow(handler, check)
+
+
+def test_a_watch_that_is_hung_up_on_at_once_is_not_asked_again_at_once() -> None:
+    watches = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        if not is_watch(request):
+            return listing(5)
+        watches += 1
+        return await stream(request)
+
+    async def check(cache: Cache[Node]) -> None:
+        await cache.wait_synced()
+        await asyncio.sleep(0.5)
+        assert 1 <= watches <= 6
+        assert cache.lists == 1
+
+    follow(handler, check)
+
+
+def test_a_starting_server_that_does_not_know_a_type_yet_is_not_believed() -> None:
+    asked = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return status(404, "NotFound", "the server could not find the requested resource")
+        return listing(5, node("a", 1)) if not is_watch(request) else await forever(request)
+
+    async def check(cache: Cache[Node]) -> None:
+        await asyncio.wait_for(cache.wait_synced(), 5)
+        assert set(cache.items) == {"a"}
 
     follow(handler, check)
 
