@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import resource
 import time
-from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import msgspec
 
 from apis.core import ObjectMeta
 from apis.decode import Wire
-from cluster.manager.flags import parse
-from cluster.manager.manager import Manager
+from benchmarks.whole_manager import Managed, manager
 from kube.cache import Cache
-from kube.client import Client, encode_object
-from kube.connection import token_connection
+from kube.client import encode_object
 from kube.resources import CONFIG_MAPS, NODE_SLOS, NODES
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import NAMESPACE, install, set_config
@@ -78,48 +73,7 @@ async def fill(server: ApiServer, nodes: int) -> None:
             await asyncio.gather(*(one(n) for n in range(start, min(nodes, start + 1000))))
 
 
-def manage(pipe: Pipe, url: str, token: str, certificate: str) -> None:
-    """Run a manager; answer "report" with (CPU seconds, writes, resident MB)."""
-
-    async def run() -> None:
-        connection = token_connection(url, token=token, ca_file=certificate)
-        assert connection.tls is not None
-        connection.tls.check_hostname = False
-        settings = parse(
-            [
-                "--metrics-addr=0",
-                "--health-probe-addr=0",
-                "--feature-gates=WebhookFramework=false",
-                "--controllers=nodeslo",
-                "--enable-leader-election=false",
-                "--workers=32",
-            ],
-            {},
-        )
-        stop = asyncio.Event()
-        async with Client(connection, user_agent="koordinator-manager") as client:
-            one = Manager(client, settings)
-            task = asyncio.create_task(one.run(stop))
-            await eventually(lambda: one.leading, seconds=60)
-            pipe.send("ready")
-            while await asyncio.to_thread(pipe.recv) != "stop":
-                controller: Any = one.controllers["nodeslo"]
-                rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                pipe.send((time.process_time(), controller.writes, rss))
-            stop.set()
-            await task
-
-    import uvloop
-
-    uvloop.run(run())
-
-
-async def measure(server: ApiServer, pipe: Pipe, nodes: int) -> dict[str, Any]:
-    def report() -> tuple[float, int, int]:
-        pipe.send("report")
-        cpu, writes, rss = pipe.recv()
-        return float(cpu), int(writes), int(rss)
-
+async def measure(server: ApiServer, managed: Managed, nodes: int) -> dict[str, Any]:
     async with server.client() as client:
         slos: Cache[Slim] = Cache(client, NODE_SLOS, Slim)
         following = asyncio.create_task(slos.run())
@@ -137,7 +91,7 @@ async def measure(server: ApiServer, pipe: Pipe, nodes: int) -> dict[str, Any]:
         await eventually(lambda: len(slos.items) == nodes, seconds=600, every=0.1)
         created = time.perf_counter() - started
         await asyncio.sleep(3)
-        cpu, writes, _ = report()
+        before = managed.used()
         right["count"], percent["wanted"] = 0, 50
         started = time.perf_counter()
         body = msgspec.json.encode({"data": config(50)})
@@ -145,17 +99,17 @@ async def measure(server: ApiServer, pipe: Pipe, nodes: int) -> dict[str, Any]:
         await eventually(lambda: right["count"] >= nodes, seconds=600, every=0.02)
         seconds = time.perf_counter() - started
         await asyncio.sleep(3)
-        cpu_after, writes_after, rss = report()
+        after = managed.used()
         following.cancel()
     return {
         "nodes": nodes,
         "created_s": round(created, 1),
         "changed_s": round(seconds, 1),
         "objects_per_s": round(nodes / seconds),
-        "manager_cpu_ms_per_object": round((cpu_after - cpu) / nodes * 1000, 3),
+        "manager_cpu_ms_per_object": round((after.cpu_s - before.cpu_s) / nodes * 1000, 3),
         "writes_needed": nodes,
-        "writes_made": writes_after - writes,
-        "manager_rss_mb": rss,
+        "writes_made": after.writes["nodeslo"] - before.writes["nodeslo"],
+        "manager_rss_mb": after.peak_mb,
     }
 
 
@@ -173,19 +127,8 @@ def main() -> None:
 
         asyncio.run(prepare())
         asyncio.run(fill(server, options.nodes))
-        ours, theirs = multiprocessing.Pipe()
-        arguments = (
-            theirs,
-            server.url,
-            server.tokens["admin"],
-            str(server.folder / "certs" / "apiserver.crt"),
-        )
-        process = multiprocessing.get_context("spawn").Process(target=manage, args=arguments)
-        process.start()
-        assert ours.recv() == "ready"
-        print(json.dumps(asyncio.run(measure(server, ours, options.nodes))))
-        ours.send("stop")
-        process.join(20)
+        with manager(server, "--controllers=nodeslo", "--workers=32") as managed:
+            print(json.dumps(asyncio.run(measure(server, managed, options.nodes))))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC, datetime
-from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import msgspec
 
 from apis.meta import format_time
-from cluster.manager.flags import parse
-from cluster.manager.manager import Manager
-from kube.client import Client, encode_object
-from kube.connection import token_connection
+from benchmarks.whole_manager import Managed, manager
+from kube.client import encode_object
 from kube.resources import NODE_METRICS, NODES, PODS
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import install, set_config
@@ -97,53 +92,9 @@ def report(number: int, nodes: int, pods: int, turn: int) -> bytes:
     return msgspec.json.encode({"status": status})
 
 
-def manage(pipe: Pipe, url: str, token: str, certificate: str) -> None:
-    """Run a manager; answer "report" with (CPU seconds, writes by controller, resident MB)."""
-
-    async def run() -> None:
-        connection = token_connection(url, token=token, ca_file=certificate)
-        assert connection.tls is not None
-        connection.tls.check_hostname = False
-        settings = parse(
-            [
-                "--metrics-addr=0",
-                "--health-probe-addr=0",
-                "--feature-gates=WebhookFramework=false",
-                "--enable-leader-election=false",
-                "--workers=16",
-            ],
-            {},
-        )
-        stop = asyncio.Event()
-        async with Client(connection, user_agent="koordinator-manager") as client:
-            one = Manager(client, settings)
-            task = asyncio.create_task(one.run(stop))
-            started = time.perf_counter()
-            await eventually(lambda: one.leading, seconds=120)
-            pipe.send(time.perf_counter() - started)
-            while await asyncio.to_thread(pipe.recv) != "stop":
-                writes = {
-                    name: getattr(controller, "writes", 0)
-                    for name, controller in one.controllers.items()
-                }
-                rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                pipe.send((time.process_time(), writes, rss))
-            stop.set()
-            await task
-
-    import uvloop
-
-    uvloop.run(run())
-
-
 async def measure(
-    server: ApiServer, pipe: Pipe, nodes: int, pods: int, seconds: int
+    server: ApiServer, managed: Managed, nodes: int, pods: int, seconds: int
 ) -> dict[str, Any]:
-    def ask() -> tuple[float, dict[str, int], int]:
-        pipe.send("report")
-        cpu, writes, rss = pipe.recv()
-        return cpu, writes, rss
-
     async with server.client() as client:
 
         async def metrics() -> bool:
@@ -160,10 +111,12 @@ async def measure(
 
         started = time.perf_counter()
         await in_parallel((send(number, 0) for number in range(nodes)), 16)
-        await eventually(lambda: ask()[1]["noderesource"] >= nodes, seconds=300, every=0.2)
+        await eventually(
+            lambda: managed.used().writes["noderesource"] >= nodes, seconds=300, every=0.2
+        )
         offered = time.perf_counter() - started
         await asyncio.sleep(10)
-        cpu, writes, _ = ask()
+        before = managed.used()
         rate = 5000 / 60
         begin = time.perf_counter()
         count = int(rate * seconds)
@@ -176,16 +129,18 @@ async def measure(
             task.add_done_callback(running.discard)
         await asyncio.gather(*running)
         elapsed = time.perf_counter() - begin
-        cpu_after, writes_after, rss = ask()
+        after = managed.used()
     return {
         "nodes": nodes,
         "pods": pods,
         "all_nodes_offer_after_s": round(offered, 1),
         "updates": count,
         "updates_per_minute": round(count / elapsed * 60),
-        "manager_percent_of_a_core": round((cpu_after - cpu) / elapsed * 100, 1),
-        "writes_at_rest": {name: writes_after[name] - writes[name] for name in writes},
-        "manager_rss_mb": rss,
+        "manager_percent_of_a_core": round((after.cpu_s - before.cpu_s) / elapsed * 100, 1),
+        "writes_at_rest": {
+            name: after.writes[name] - count for name, count in before.writes.items()
+        },
+        "manager_rss_mb": after.peak_mb,
     }
 
 
@@ -206,21 +161,10 @@ def main() -> None:
         asyncio.run(prepare())
         asyncio.run(fill(server, options.nodes, options.pods))
         print("cluster written", flush=True)
-        ours, theirs = multiprocessing.Pipe()
-        arguments = (
-            theirs,
-            server.url,
-            server.tokens["admin"],
-            str(server.folder / "certs" / "apiserver.crt"),
-        )
-        process = multiprocessing.get_context("spawn").Process(target=manage, args=arguments)
-        process.start()
-        ready = ours.recv()
-        work = measure(server, ours, options.nodes, options.pods, options.seconds)
-        figures = asyncio.run(work)
-        print(json.dumps({"lists_read_after_s": round(ready, 1), **figures}))
-        ours.send("stop")
-        process.join(20)
+        with manager(server, "--workers=16") as managed:
+            work = measure(server, managed, options.nodes, options.pods, options.seconds)
+            figures = asyncio.run(work)
+        print(json.dumps({"lists_read_after_s": round(managed.ready_s, 1), **figures}))
 
 
 if __name__ == "__main__":

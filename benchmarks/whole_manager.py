@@ -1,0 +1,91 @@
+"""A whole koord-manager in a process of its own, and what it used so far."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from typing import NamedTuple
+
+from cluster.manager.flags import parse
+from cluster.manager.manager import Manager
+from kube.client import Client
+from kube.connection import token_connection
+from tests.beds.apiserver import ApiServer, eventually
+
+_FLAGS = (
+    "--metrics-addr=0",
+    "--health-probe-addr=0",
+    "--feature-gates=WebhookFramework=false",
+    "--enable-leader-election=false",
+)
+
+
+class Used(NamedTuple):
+    """cpu_s: processor time; writes: by controller; peak_mb: of resident memory."""
+
+    cpu_s: float
+    writes: Mapping[str, int]
+    peak_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """ready_s: until the manager had read its lists and led."""
+
+    ready_s: float
+    pipe: Pipe
+
+    def used(self) -> Used:
+        """Ask the process."""
+        self.pipe.send("report")
+        used: Used = self.pipe.recv()
+        return used
+
+
+@contextmanager
+def manager(server: ApiServer, *flags: str) -> Iterator[Managed]:
+    """The manager with these flags, ended with the block."""
+    ours, theirs = multiprocessing.Pipe()
+    certificate = str(server.folder / "certs" / "apiserver.crt")
+    process = multiprocessing.get_context("spawn").Process(
+        target=_manage,
+        args=(theirs, server.url, server.tokens["admin"], certificate, (*_FLAGS, *flags)),
+    )
+    process.start()
+    try:
+        yield Managed(ours.recv(), ours)
+    finally:
+        ours.send("stop")
+        process.join(20)
+
+
+def _manage(pipe: Pipe, url: str, token: str, certificate: str, flags: tuple[str, ...]) -> None:
+    async def run() -> None:
+        connection = token_connection(url, token=token, ca_file=certificate)
+        assert connection.tls is not None
+        connection.tls.check_hostname = False
+        stop = asyncio.Event()
+        async with Client(connection, user_agent="koordinator-manager") as client:
+            one = Manager(client, parse(list(flags), {}))
+            started = time.perf_counter()
+            task = asyncio.create_task(one.run(stop))
+            await eventually(lambda: one.leading, seconds=120)
+            pipe.send(time.perf_counter() - started)
+            while await asyncio.to_thread(pipe.recv) != "stop":
+                writes = {
+                    name: getattr(each, "writes", 0) for name, each in one.controllers.items()
+                }
+                peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                pipe.send(Used(time.process_time(), writes, peak_kb // 1024))
+            stop.set()
+            await task
+
+    import uvloop
+
+    uvloop.run(run())
