@@ -283,7 +283,7 @@ def status(answer: Mapping[str, Any]) -> str:
             + table(
                 ("FILE", "OBJECT", "PROBLEM"),
                 [
-                    (p["file"].removeprefix(directory), p["obj"] or "-", p["message"])
+                    (p["file"].removeprefix(directory), p["object"] or "-", p["message"])
                     for p in problems
                 ],
             )
@@ -325,7 +325,7 @@ def events(answer: Sequence[Mapping[str, Any]]) -> str:
     """Return what `koordctl events` shows."""
     shown = table(
         ("LAST", "COUNT", "KIND", "OBJECT", "MESSAGE"),
-        [(when(e["last_at"]), e["count"], e["kind"], e["obj"], e["message"]) for e in answer],
+        [(when(e["lastAt"]), e["count"], e["kind"], e["object"], e["message"]) for e in answer],
     )
     return shown or "No events."
 

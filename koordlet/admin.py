@@ -193,7 +193,10 @@ class _Answers:
             "node": objects.node is not None,
             "device": objects.device is not None,
             "pods": len(objects.pods),
-            "problems": [msgspec.structs.asdict(problem) for problem in objects.problems],
+            "problems": [
+                {"file": each.file, "object": each.obj, "message": each.message}
+                for each in objects.problems
+            ],
         }
 
     def _cgroup(self) -> Plain:

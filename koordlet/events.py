@@ -100,4 +100,15 @@ class Events:
 
     def as_json(self, limit: int = CAPACITY) -> list[dict[str, Any]]:
         """Return the events for programs."""
-        return [msgspec.structs.asdict(event) for event in self.latest(limit)]
+        return [
+            {
+                "kind": event.kind,
+                "object": event.obj,
+                "message": event.message,
+                "severity": event.severity.value,
+                "count": event.count,
+                "firstAt": event.first_at,
+                "lastAt": event.last_at,
+            }
+            for event in self.latest(limit)
+        ]

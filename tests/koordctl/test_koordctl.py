@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,6 +24,7 @@ from koordlet.sources.apiserver import KEPT_FILE
 from tests.koordlet.node import SLO, Node, node, node_object, until
 from tests.simulated.kubelet import Limits
 
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 POD_UID = "aaaa-1111-2222"
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
 Ask = Callable[..., Awaitable[int]]
@@ -122,6 +124,52 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "Pod default/pod-aaaa" in shown
         assert "50000" in shown
         assert len(n.kernel.writes) == writes
+
+    with_daemon(test)
+
+
+def documented(command: str) -> set[str]:
+    """Return the fields that the documentation promises: `a`, `a.b`, `a[].b`."""
+    section = OPERATIONS.read_text().split("## JSON")[1].split("\n## ")[0]
+    (paragraph,) = (text for text in section.split("\n\n") if f"`{command}`:" in text)
+    text = paragraph.split(f"`{command}`:")[1].split("; `file` is")[0].split(". `")[0]
+    fields: set[str] = set()
+    for quoted in re.findall(r"`([^`]+)`", text):
+        head, brace, names = quoted.partition("{")
+        inner = [name for name in names.rstrip("}").split(",") if name != "..."]
+        fields |= {head + name for name in inner} if brace else {quoted}
+    return fields
+
+
+def fields(tree: Any, path: str = "") -> set[str]:
+    """Return the paths of all fields of an answer."""
+    found = {path.removeprefix("."), f"{path}[]".removeprefix(".")}
+    if isinstance(tree, dict):
+        found |= {field for key, value in tree.items() for field in fields(value, f"{path}.{key}")}
+    if isinstance(tree, list):
+        found |= {field for value in tree for field in fields(value, f"{path}[]")}
+    return found
+
+
+@pytest.mark.parametrize("command", ["status", "plan", "events"])
+def test_the_documented_fields_of_an_answer_are_there(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be = {"cpuQOS": {"enable": True, "groupIdentity": -1}}
+    slo = {**SLO, "spec": {"resourceQOSStrategy": {"beClass": be}}}
+    (tmp_path / "new.yaml").write_text(yaml.safe_dump_all([node_object("2.0"), slo, {}]))
+    asked = [command, "-o", "json"] + (["--objects", str(tmp_path)] if command == "plan" else [])
+
+    async def test(n: Node, ask: Ask) -> None:
+        n.put_text("bad.yaml", "kind: Bad")
+        await until("the bad file", lambda: n.daemon.parts.feeds.objects.problems)
+        await ask(*asked)
+        answer = json.loads(capsys.readouterr().out)
+        promised = documented(command)
+        assert len(promised) >= 7
+        # Nothing is amiss with this node's containers and sources.
+        unseen = {field for field in promised if field.startswith(("unprotected[].", "sources[]."))}
+        assert promised - unseen - fields(answer) == set()
 
     with_daemon(test)
 
