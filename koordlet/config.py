@@ -8,7 +8,6 @@ errors of a file come at once. `docs/configuration.md` is the reference for peop
 from __future__ import annotations
 
 import math
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -19,9 +18,9 @@ import yaml
 
 from apis.errors import InputError, InputErrors
 from apis.gates import parse_gates, resolve_gates
+from apis.meta import parse_duration
 from hooks.facts import Settings
 from koordlet.config_rules import check
-from koordlet.config_rules import split_address as split_address
 from koordlet.flags import COMMAND_LINE, FLAG_OF, Parsed
 from koordlet.gates import GATES
 from koordlet.strict import decode_collecting, parse_dotted, set_field
@@ -202,31 +201,18 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _MAX_VALUES: Final = 10_000
-_GO_DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h))")
-_UNIT_SECONDS: Final = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "m": 60.0,
-    "h": 3600.0,
-}
 
 
-def parse_duration(value: object) -> Seconds:
+def parse_seconds(value: object) -> Seconds:
     """Read a number of seconds or a Go duration; raises ValueError."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
     elif isinstance(value, str):
-        parts = _GO_DURATION.findall(value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            raise ValueError("expected a duration such as 10s, 500ms or 1m30s")
-        seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+        seconds = parse_duration(value) / 1e9
     else:
-        raise ValueError("expected a duration such as 10s, 500ms or 1m30s")
+        raise ValueError("not a duration such as 10s, 500ms or 1m30s")
     if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError("expected a duration that is not negative")
+        raise ValueError("a duration is not negative and not endless")
     return Seconds(seconds)
 
 
@@ -368,7 +354,7 @@ def mode_of(environment: Mapping[str, str], *, default: Mode) -> Mode:
 
 def _dec_hook(type_: type, value: Any) -> Any:
     if type_ is Seconds:
-        return parse_duration(value)
+        return parse_seconds(value)
     raise NotImplementedError(f"no conversion to {type_}")  # msgspec's contract for dec_hook
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from apis.errors import InputError
 from hooks.compat import SWITCHES
+from service.addresses import parse_address
 
 if TYPE_CHECKING:
     from koordlet.config import Config
@@ -33,16 +34,6 @@ def check(config: Config, obj: str) -> list[InputError]:
         for rule in (_names, _paths, _sockets, _addresses, _numbers, _choices)
         for field, value, problem, *hint in rule(config)
     ]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Read `host:port`, `:port` (all interfaces) or `[v6]:port`; raises ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("expected host:port, such as 127.0.0.1:9316")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("write an IPv6 address in brackets: [::1]:9316")
-    return host.strip("[]"), int(port)
 
 
 def _names(config: Config) -> Iterator[Wrong]:
@@ -112,7 +103,7 @@ def _absolute(field: str, path: str) -> Iterator[Wrong]:
 def _addresses(config: Config) -> Iterator[Wrong]:
     if config.http.address:
         try:
-            split_address(config.http.address)
+            parse_address(config.http.address)
         except ValueError as error:
             yield "http.address", config.http.address, str(error)
     if not re.fullmatch(r"[A-Za-z0-9.-]+|\[?[0-9A-Fa-f:.]+\]?", config.kubelet.address):

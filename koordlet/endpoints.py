@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
-from koordlet.config import split_address
 from koordlet.events import Severity
 from koordlet.metrics import CONTENT_TYPE, Registries
 from koordlet.parts import Parts
 from koordlet.readings import DaemonReadings
+from service.addresses import parse_address
 from service.http_server import Request, Response, Server, text
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Endpoints:
         )
         address = self._parts.config.http.address
         try:
-            await server.listen_tcp(*split_address(address))
+            await server.listen_tcp(*parse_address(address))
         except OSError as error:
             self._parts.events.add(
                 "http",

@@ -7,13 +7,13 @@ What kubelet asks the runtime for follows from the specification, and is counted
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from apis import core
 from apis.keys import BATCH_CPU, BATCH_MEMORY, CPU, MEMORY
+from apis.meta import parse_time
 from apis.quantity import Quantity
 from hooks.amounts import requested_of_container, requested_of_pod
 from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod, Requested, make_pod
@@ -143,6 +143,6 @@ def _seconds(timestamp: str | None) -> float:
     if not timestamp:
         return 0.0
     try:
-        return datetime.fromisoformat(timestamp).timestamp()
+        return parse_time(timestamp).timestamp()
     except ValueError:
         return 0.0

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, cast
 
+from apis.meta import parse_duration
+from service.addresses import parse_address
+
 LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 BACKEND_MODES = ("Containerd", "Docker")
 
@@ -56,16 +59,15 @@ def socket_path(value: str) -> str:
     return path
 
 
-_DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def duration_s(value: str) -> float:
-    """Seconds of "500ms", "2s", "5m"."""
-    for unit in ("ms", "s", "m", "h"):
-        number = value.removesuffix(unit)
-        if number != value and number.replace(".", "", 1).isdigit():
-            return float(number) * _DURATION_UNITS_S[unit]
-    raise argparse.ArgumentTypeError(f"{value!r} is not a duration such as 500ms, 2s or 5m")
+    """Seconds of "500ms", "2s", "1m30s"."""
+    try:
+        nanoseconds = parse_duration(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{value!r} is {error}") from None
+    if nanoseconds < 0:
+        raise argparse.ArgumentTypeError(f"{value!r} is less than nothing")
+    return nanoseconds / 1e9
 
 
 def positive_duration_s(value: str) -> float:
@@ -85,10 +87,11 @@ def address(value: str) -> tuple[str, int] | None:
     """HOST:PORT, or nothing at all to serve no HTTP."""
     if not value:
         return None
-    host, separator, port = value.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise argparse.ArgumentTypeError(f"{value!r} is not HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    try:
+        host, port = parse_address(value, least_port=0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{value!r}: {error}") from None
+    return host or "127.0.0.1", port
 
 
 def parse(arguments: Sequence[str]) -> Options:

@@ -15,6 +15,7 @@ from apis.meta import parse_duration
 from cluster.gates import Gates, parse_gates
 from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import name_list
+from service.addresses import parse_address
 
 CONTROLLERS: Final = ("colocationprofile", "nodemetric", "noderesource", "nodeslo", "quotaprofile")
 
@@ -133,10 +134,11 @@ class Settings:
         text = self.values[name]
         if text in ("0", ""):
             return None
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise FlagError(f"--{name}={text}: expected host:port or :port")
-        return host.strip("[]") or "0.0.0.0", int(port)
+        try:
+            host, port = parse_address(text)
+        except ValueError as error:
+            raise FlagError(f"--{name}={text}: {error}") from None
+        return host or "0.0.0.0", port
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:

@@ -44,9 +44,10 @@ def test_a_flag_of_old_releases_is_taken_with_a_hint(caplog: pytest.LogCaptureFi
         (["--koord-runtimeproxy-endpoint=relative"], "'relative' is not the absolute path"),
         (["--koord-runtimeproxy-endpoint=/" + "x" * 120], "longer than the 107 octets"),
         (["--hook-timeout=2"], "'2' is not a duration"),
+        (["--drain-timeout=-1s"], "less than nothing"),
         (["--hook-timeout=0s"], "leaves no time"),
         (["--max-message-bytes=10"], "is not between"),
-        (["--http-address=9318"], "is not HOST:PORT"),
+        (["--http-address=9318"], "expected host:port"),
         (["--koord-runtimeproxy"], "unrecognized arguments"),
         (["--nonsense"], "unrecognized arguments"),
     ],
@@ -61,7 +62,7 @@ def test_a_wrong_flag_ends_with_status_2_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("1.5m", 90.0), ("0s", 0.0)]
+    ("text", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("1.5m", 90.0), ("1m30s", 90.0), ("0s", 0.0)]
 )
 def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
     assert options.duration_s(text) == seconds
