@@ -39,7 +39,7 @@ def main() -> int:
             finally:
                 options.results.mkdir(parents=True, exist_ok=True)
                 shutil.copy(machine.log, options.results / "console.txt")
-            machine.fetch_results(options.results.parent)
+            machine.fetch_results(options.results)
     except (BedError, BootError) as error:
         print(f"vm: {error}", file=sys.stderr)
         return 2

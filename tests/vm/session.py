@@ -35,7 +35,7 @@ def main() -> int:
     finally:
         _save_logs()
         with tarfile.open(RESULT_DISK, "w") as archive:
-            archive.add(RESULTS, arcname="results")
+            archive.add(RESULTS, arcname=".")
         os.sync()
         say(f"exit {status}")
         subprocess.run(["systemctl", "poweroff", "-ff"], check=False)

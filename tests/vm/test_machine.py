@@ -39,9 +39,9 @@ def _passes(topology: Topology, tmp_path: Path, *selection: str) -> None:
     with booted(session, topology=topology, kernel=KERNEL) as machine:
         status = machine.finish(_TESTS_TIMEOUT_S)
         machine.fetch_results(tmp_path)
-    output = (tmp_path / "results/output.txt").read_text(errors="replace")
+    output = (tmp_path / "output.txt").read_text(errors="replace")
     if status != 0:
-        machine_journal = (tmp_path / "results/journal.txt").read_text(errors="replace")
+        machine_journal = (tmp_path / "journal.txt").read_text(errors="replace")
         CACHE.joinpath("last-journal.txt").write_text(machine_journal)
         pytest.fail(f"{output[-8000:]}\nThe journal: {CACHE / 'last-journal.txt'}", pytrace=False)
 
@@ -57,7 +57,7 @@ def test_a_power_cut_while_it_writes_heals_after_the_boot(tmp_path: Path) -> Non
         with booted(after, topology=TOPOLOGIES["1s2c"], kernel=KERNEL, disk=disk) as machine:
             status = machine.finish(_TESTS_TIMEOUT_S)
             machine.fetch_results(tmp_path)
-    output = (tmp_path / "results/output.txt").read_text(errors="replace")
+    output = (tmp_path / "output.txt").read_text(errors="replace")
     assert status == 0, output[-6000:]
 
 
