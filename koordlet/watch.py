@@ -2,13 +2,15 @@
 
 inotify tells at once; a slow poll stays as the net, for file systems without inotify and for
 watches that could not be set. A change is acted on after a short silence, so that an editor's
-several steps are one.
+several steps are one. A watch belongs to a directory and not to its name: one that is moved away,
+made anew or made later is looked for by its name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -20,21 +22,36 @@ _IN_CLOSE_WRITE: Final = 0x8
 _IN_MOVED: Final = 0x40 | 0x80
 _IN_DELETE: Final = 0x200
 _IN_ATTRIB: Final = 0x4
-_MASK: Final = IN_CREATE | IN_MODIFY | _IN_CLOSE_WRITE | _IN_MOVED | _IN_DELETE | _IN_ATTRIB
+_IN_SELF: Final = 0x400 | 0x800  # the directory itself is deleted or moved
+_MASK: Final = (
+    IN_CREATE | IN_MODIFY | _IN_CLOSE_WRITE | _IN_MOVED | _IN_DELETE | _IN_ATTRIB | _IN_SELF
+)
 _SILENCE_S: Final = 0.02
+_MISSING_LOOK_S: Final = 1.0
 
 
 class DirectoryWatch:
     """Calls `changed` on the event loop when something in the directory may have changed."""
 
-    def __init__(self, path: str, changed: Callable[[], None], *, poll: float) -> None:
-        """poll: seconds between looks without a notice."""
+    def __init__(
+        self,
+        path: str,
+        changed: Callable[[], None],
+        *,
+        poll: float,
+        missing_look_s: float = _MISSING_LOOK_S,
+    ) -> None:
+        """poll: seconds between looks without a notice. missing_look_s: between looks for a
+        directory that is not there."""
         self._path = path
         self._changed = changed
         self._poll = poll
+        self._missing_look_s = min(missing_look_s, poll)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._next_poll: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        self._armed: tuple[int, int] | None = None
         self._inotify: Inotify | None = None
         try:
             self._inotify = Inotify()
@@ -45,7 +62,7 @@ class DirectoryWatch:
         self._poll_now()
 
     def close(self) -> None:
-        for timer in (self._timer, self._next_poll):
+        for timer in (self._timer, self._next_poll, self._next_look):
             if timer is not None:
                 timer.cancel()
         if self._inotify is not None:
@@ -78,9 +95,25 @@ class DirectoryWatch:
         self._changed()
 
     def _arm(self) -> None:
+        """Watch the directory that has the name now; look for it soon again if none has."""
         if self._inotify is None:
             return
         try:
-            self._inotify.add(self._path, _MASK)
+            status = os.stat(self._path)
+            identity = (status.st_dev, status.st_ino)
+            # A directory made anew may have the old one's number; the watch ended with the old one.
+            if identity != self._armed or self._path not in self._inotify:
+                self._inotify.remove(self._path)
+                self._armed = identity if self._inotify.add(self._path, _MASK) else None
+        except FileNotFoundError:
+            if self._next_look is None:
+                self._next_look = self._loop.call_later(self._missing_look_s, self._look)
         except OSError as error:
             _LOG.debug("no watch: %s", error.strerror, extra={"path": self._path})
+
+    def _look(self) -> None:
+        self._next_look = None
+        if os.path.exists(self._path):
+            self._fire()
+        else:
+            self._arm()
