@@ -17,11 +17,12 @@ import msgspec
 import yaml
 
 from apis.errors import InputError, InputErrors
+from apis.flags import COMMAND_LINE
 from apis.gates import parse_gates, resolve_gates
 from apis.meta import parse_duration
 from hooks.facts import Settings
 from koordlet.config_rules import check
-from koordlet.flags import COMMAND_LINE, FLAG_OF, Parsed
+from koordlet.flags import FLAG_OF, Parsed
 from koordlet.gates import GATES
 from koordlet.strict import decode_collecting, parse_dotted, set_field
 from service.manifest import NotYaml, document

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from apis.errors import InputError
+from apis.flags import bad_flag, read_flags
 from apis.gates import parse_bool
-
-COMMAND_LINE: Final = "command line"
 
 
 class Kind(StrEnum):
@@ -193,36 +190,20 @@ FLAG_OF: Final[Mapping[str, str]] = {
 }
 """Which flag sets a place of the configuration."""
 
+_BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
+
 # Written by everybody and meaningless here: not worth a line in the log.
 _QUIET: Final = frozenset({"logtostderr", "stderrthreshold", "alsologtostderr"})
 
 
 def parse_flags(arguments: Sequence[str]) -> Parsed:
     """Read a command line; raises InputError for an unknown flag or a bad value."""
+    words = read_flags(arguments, known=FLAGS, booleans=_BOOLEANS, program="koordlet")
     values: dict[str, str | bool | int] = {}
     without_effect: list[str] = []
     gates: list[str] = []
-    positional: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--":
-            positional += rest
-            break
-        if not argument.startswith("-") or argument == "-":
-            positional.append(argument)
-            continue
-        name, equals, text = argument.removeprefix("-").removeprefix("-").partition("=")
-        flag = FLAGS.get(name)
-        if flag is None:
-            raise _unknown(argument, name)
-        if not equals:
-            if flag.kind is Kind.BOOL:
-                text = "true"
-            elif rest:
-                text = rest.pop(0)
-            else:
-                raise _bad(name, "", f"needs a value: -{name}=...")
+    for name, text in words.flags:
+        flag = FLAGS[name]
         value = _value(name, flag, text)
         if name == "feature-gates":
             gates.append(text)
@@ -232,7 +213,7 @@ def parse_flags(arguments: Sequence[str]) -> Parsed:
             values[flag.target] = value
         elif name not in _QUIET:
             without_effect.append(name)
-    return Parsed(values, tuple(without_effect), ",".join(gates), tuple(positional))
+    return Parsed(values, tuple(without_effect), ",".join(gates), words.positional)
 
 
 def help_text() -> str:
@@ -246,27 +227,11 @@ def _value(name: str, flag: Flag, text: str) -> str | bool | int:
     if flag.kind is Kind.BOOL:
         on = parse_bool(text)
         if on is None:
-            raise _bad(name, text, "not a boolean: write true or false")
+            raise bad_flag(name, text, "not a boolean: write true or false")
         return on
     if flag.kind in (Kind.INT, Kind.SECONDS):
         try:
             return int(text)
         except ValueError:
-            raise _bad(name, text, "not an integer") from None
+            raise bad_flag(name, text, "not an integer") from None
     return text
-
-
-def _bad(name: str, value: str, problem: str) -> InputError:
-    return InputError(obj=COMMAND_LINE, field=f"-{name}", value=value, problem=problem)
-
-
-def _unknown(argument: str, name: str) -> InputError:
-    close = get_close_matches(name, FLAGS, n=3)
-    hint = "did you mean " + " or ".join(f"-{each}" for each in close) + "?" if close else None
-    return InputError(
-        obj=COMMAND_LINE,
-        field=f"-{name}",
-        value=argument,
-        problem="unknown flag",
-        hint=hint or "'koordlet --help' lists the flags",
-    )

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.errors import InputError, InputErrors
+from apis.flags import bad_flag, read_flags
+from apis.gates import parse_bool
 from apis.meta import parse_duration
 from cluster.gates import Gates, parse_gates
 from cluster.manager.node_offer import PLUGINS
@@ -109,7 +112,7 @@ class Settings:
         return self.values[name]
 
     def on(self, name: str) -> bool:
-        return self.values[name].lower() in ("true", "1", "t")
+        return parse_bool(self.values[name]) is True
 
     def number(self, name: str) -> float:
         try:
@@ -143,28 +146,16 @@ class Settings:
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings that a command line gives. Raises FlagError."""
-    values = dict(_DEFAULTS)
-    given = list(arguments)
-    while given:
-        argument = given.pop(0)
-        if not argument.startswith("-") or argument.strip("-") == "":
-            raise FlagError(f"{argument!r} is no flag")
-        name, equals, value = argument.lstrip("-").partition("=")
-        if name not in _DEFAULTS:
-            raise FlagError(f"--{name} is not known; see --help")
-        if not equals:
-            if name in _BOOLEANS:
-                value = "true"
-            elif given:
-                value = given.pop(0)
-            else:
-                raise FlagError(f"--{name} needs a value")
-        if name in _BOOLEANS and value.lower() not in ("true", "false", "1", "0", "t", "f"):
-            raise FlagError(f"--{name}={value}: expected true or false")
-        values[name] = value
     try:
+        words = read_flags(arguments, known=_DEFAULTS, booleans=_BOOLEANS, program="koord-manager")
+        if words.positional:
+            raise FlagError(f"{words.positional[0]!r} is no flag")
+        values = {**_DEFAULTS, **dict(words.flags)}
+        for name in _BOOLEANS:
+            if parse_bool(values[name]) is None:
+                raise bad_flag(name, values[name], "not a boolean: write true or false")
         gates = parse_gates(values["feature-gates"])
-    except ValueError as error:
+    except (InputError, InputErrors) as error:
         raise FlagError(str(error)) from None
     settings = Settings(
         values=values,
