@@ -2,7 +2,8 @@
 
 A holder renews every `retry_seconds`; others take the lease over when it was not renewed for
 `lease_seconds` by their own clock, so clocks need not agree. A holder that could not renew for
-`renew_deadline_seconds` stops acting before anyone else may start. A clean end releases the lease.
+`renew_deadline_seconds`, counted from when it sent the last renewal that succeeded, stops acting
+before anyone else may start, however late answers come. A clean end releases the lease.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class LeaderElection:
         self.leading = False
         self._seen: tuple[str | None, str | None] | None = None
         self._seen_at = 0.0
+        self._held_since = 0.0
+        """When the last request that took or renewed the lease was sent: others may count from
+        any moment after it."""
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then run `lead` while it is held; return when `lead` returns.
@@ -89,12 +93,21 @@ class LeaderElection:
             for task in (work, renewal):
                 task.cancel()
             await asyncio.gather(work, renewal, return_exceptions=True)
-            await self._release()
+            try:
+                # A server that is silent must not keep the process from ending.
+                async with asyncio.timeout(self._renew_deadline_seconds / 2):
+                    await self._release()
+            except TimeoutError:
+                _log.info("lease %s/%s was not released in time", self._namespace, self._name)
 
     async def _acquire(self) -> None:
         _log.info("waiting for lease %s/%s as %s", self._namespace, self._name, self.identity)
         while True:
-            if await self._try():
+            try:
+                taken = await asyncio.wait_for(self._try(), self._renew_deadline_seconds)
+            except TimeoutError:
+                taken = False
+            if taken:
                 self.leading = True
                 _log.info("lease %s/%s is ours", self._namespace, self._name)
                 return
@@ -102,17 +115,16 @@ class LeaderElection:
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        renewed_at = loop.time()
         while True:
-            await asyncio.sleep(self._retry_seconds)
-            left = renewed_at + self._renew_deadline_seconds - loop.time()
+            left = self._held_since + self._renew_deadline_seconds - loop.time()
+            await asyncio.sleep(min(self._retry_seconds, max(left / 2, 0.05)))
+            left = self._held_since + self._renew_deadline_seconds - loop.time()
             try:
                 renewed = left > 0 and await asyncio.wait_for(self._try(), left)
             except TimeoutError:
                 renewed = False
-            if renewed:
-                renewed_at = loop.time()
-            elif loop.time() - renewed_at >= self._renew_deadline_seconds or self._taken():
+            late = loop.time() - self._held_since >= self._renew_deadline_seconds
+            if not renewed and (late or self._taken()):
                 raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed")
 
     def _taken(self) -> bool:
@@ -131,10 +143,12 @@ class LeaderElection:
         now = datetime.now(UTC)
         lease = await self._client.find(LEASES, self._name, _decode, namespace=self._namespace)
         if lease is None:
+            sent = asyncio.get_running_loop().time()
             spec = _Spec(self.identity, round(self._lease_seconds), None, None, 0)
             await self._client.create(
                 LEASES, self._body(spec, now, acquired=True), namespace=self._namespace
             )
+            self._held_since = sent
             return True
         spec = lease.spec
         record = (spec.holder_identity, spec.renew_time)
@@ -164,7 +178,7 @@ class LeaderElection:
             namespace=self._namespace,
         )
         self._seen = (self.identity, format_micro_time(now))
-        self._seen_at = loop_now
+        self._seen_at = self._held_since = loop_now
         return True
 
     async def _release(self) -> None:

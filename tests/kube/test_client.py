@@ -16,6 +16,7 @@ from kube.client import (
     MERGE_PATCH,
     STRATEGIC_PATCH,
     ApiError,
+    Client,
     RateLimit,
     Unreachable,
     retry_on_conflict,
@@ -286,5 +287,89 @@ def test_a_lease_that_nobody_renews_is_taken_over_after_its_time() -> None:
             assert spec["leaseTransitions"] == 5
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_answers_that_come_late_never_make_two_leaders() -> None:
+    """The holder's last renewal is stored at once and answered late, the next ones not at all."""
+
+    async def run() -> None:
+        lease = Lease()
+        late: set[str] = set()
+        cut_off: set[str] = set()
+        stopped: dict[str, float] = {}
+        started: dict[str, float] = {}
+        loop = asyncio.get_running_loop()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            agent = request.headers["User-Agent"]
+            if agent in cut_off:
+                await asyncio.sleep(60)
+            response = await lease.handle(request)
+            if agent in late and request.method == "PUT":
+                cut_off.add(agent)
+                await asyncio.sleep(0.7)
+            return response
+
+        def election(client: Client, identity: str) -> LeaderElection:
+            return LeaderElection(
+                client,
+                namespace="ns",
+                name="l",
+                identity=identity,
+                lease_seconds=1,
+                renew_deadline_seconds=0.9,
+                retry_seconds=0.1,
+            )
+
+        async def lead(identity: str) -> None:
+            started[identity] = loop.time()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped[identity] = loop.time()
+
+        async with api(handle) as client:
+            connection = client._connection
+            async with Client(connection, user_agent="a") as a, Client(connection) as b:
+                first = asyncio.create_task(election(a, "a").run(lambda: lead("a")))
+                await eventually(lambda: "a" in started)
+                second = asyncio.create_task(election(b, "b").run(lambda: lead("b")))
+                await asyncio.sleep(0.3)
+                late.add("a")
+                await eventually(lambda: "b" in started, seconds=5)
+                second.cancel()
+                await asyncio.gather(first, second, return_exceptions=True)
+        assert stopped["a"] < started["b"]
+
+    asyncio.run(run())
+
+
+def test_a_lost_lease_is_not_waited_for_when_the_server_is_silent() -> None:
+    async def run() -> None:
+        lease = Lease()
+        silent = asyncio.Event()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if silent.is_set():
+                await asyncio.sleep(60)
+            return await lease.handle(request)
+
+        async with api(handle) as client:
+            election = LeaderElection(
+                client,
+                namespace="ns",
+                name="l",
+                identity="a",
+                lease_seconds=1,
+                renew_deadline_seconds=0.5,
+                retry_seconds=0.1,
+            )
+            task = asyncio.create_task(election.run(lambda: asyncio.sleep(60)))
+            await eventually(lambda: election.leading)
+            silent.set()
+            with pytest.raises(LeadershipLost):
+                await asyncio.wait_for(task, 8)
 
     asyncio.run(run())
