@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ class Endpoints:
         self._servers: list[Server] = []
         self._http_missing = bool(parts.config.http.address)
         self._hook_server: HookServer | None = None
+        self._admin: Server | None = None
 
     async def open(self) -> None:
         """Serve what the configuration asks for. Raises OSError without an admin socket."""
@@ -32,9 +34,11 @@ class Endpoints:
         await self.open_missing()
 
     async def open_missing(self) -> None:
-        """Serve metrics and health where that was not possible so far."""
+        """Serve what nobody can reach: a port that was taken, an admin socket that was removed."""
         if self._http_missing:
             await self._open_http()
+        if not os.path.exists(self._admin_path):
+            await self._open_admin_again()
 
     async def open_hook_service(self) -> None:
         """Answer the runtime proxy, if there is to be one."""
@@ -60,10 +64,29 @@ class Endpoints:
         if self._hook_server is not None:
             await self._hook_server.stop()
 
+    @property
+    def _admin_path(self) -> str:
+        return f"{self._parts.config.run_dir}/{SOCKET}"
+
     async def _open_admin(self) -> None:
         admin = Server(admin_routes(self._parts), max_body_bytes=MAX_BODY_BYTES)
-        await admin.listen_unix(f"{self._parts.config.run_dir}/{SOCKET}")
+        await admin.listen_unix(self._admin_path)
         self._servers.append(admin)
+        self._admin = admin
+
+    async def _open_admin_again(self) -> None:
+        """Somebody cleaned the run directory: koordctl has to reach the daemon all the same."""
+        unreachable = self._admin
+        try:
+            await self._open_admin()
+        except OSError as error:
+            problem = f"{error.strerror or error}; make it again, and restart koordlet"
+        else:
+            problem = "it serves again; what else was in the directory is made anew by a restart"
+            if unreachable is not None:
+                self._servers.remove(unreachable)
+                await unreachable.close()
+        self._parts.events.add("admin", self._admin_path, f"was removed: {problem}")
 
     async def _open_http(self) -> None:
         """A port that is taken costs metrics and health, not the node's care."""

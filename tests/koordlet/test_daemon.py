@@ -532,6 +532,23 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
     run(test)
 
 
+def test_an_admin_socket_that_was_removed_is_served_again() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            run_dir = n.folder / "run"
+            (run_dir / "admin.sock").unlink()
+            await daemon._endpoints.open_missing()
+            assert (await n.ask("GET", "/status"))[0] == 200
+            assert "it serves again" in events(n, "admin")[0]
+            away = run_dir.rename(n.folder / "away")
+            await daemon._endpoints.open_missing()
+            assert "restart koordlet" in events(n, "admin")[-1]
+            away.rename(run_dir)
+            assert (await n.ask("GET", "/status"))[0] == 200
+
+    run(test)
+
+
 def test_containers_that_never_started_leave_nothing_in_the_journal() -> None:
     async def test() -> None:
         async with node() as n:
