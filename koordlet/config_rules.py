@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final
 from apis.errors import InputError
 from hooks.compat import SWITCHES
 from service.addresses import parse_address
+from service.unix import LONGEST_PATH
 
 if TYPE_CHECKING:
     from koordlet.config import Config
 
-_LONGEST_SOCKET: Final = 107
-"""Bytes that the address of a Unix socket has room for (unix(7))."""
 _ADMIN_SOCKET: Final = "/admin.sock"
 
 Wrong = tuple[str, object, str] | tuple[str, object, str, str]
@@ -82,15 +81,15 @@ def _sockets(config: Config) -> Iterator[Wrong]:
     yield from _socket("nri.socket", config.nri.socket)
     yield from _socket("cri.socket", config.cri.socket)
     yield from _socket("hookService.socket", config.hook_service.socket)
-    if len(os.fsencode(config.run_dir + _ADMIN_SOCKET)) > _LONGEST_SOCKET:
-        most = _LONGEST_SOCKET - len(_ADMIN_SOCKET)
+    if len(os.fsencode(config.run_dir + _ADMIN_SOCKET)) > LONGEST_PATH:
+        most = LONGEST_PATH - len(_ADMIN_SOCKET)
         yield "runDir", config.run_dir, f"longer than the {most} bytes that its sockets allow"
 
 
 def _socket(field: str, path: str) -> Iterator[Wrong]:
     yield from _absolute(field, path)
-    if len(os.fsencode(path)) > _LONGEST_SOCKET:
-        yield field, path, f"longer than the {_LONGEST_SOCKET} bytes of a socket's address"
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        yield field, path, f"longer than the {LONGEST_PATH} bytes of a socket's address"
 
 
 def _absolute(field: str, path: str) -> Iterator[Wrong]:

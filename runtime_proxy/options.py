@@ -12,6 +12,7 @@ from typing import Literal, NoReturn, cast
 
 from apis.meta import parse_duration
 from service.addresses import parse_address
+from service.unix import LONGEST_PATH
 
 LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 BACKEND_MODES = ("Containerd", "Docker")
@@ -52,9 +53,9 @@ def socket_path(value: str) -> str:
     path = value.removeprefix("unix://")
     if not path.startswith("/"):
         raise argparse.ArgumentTypeError(f"{value!r} is not the absolute path of a unix socket")
-    if len(path.encode()) > 107:
+    if len(path.encode()) > LONGEST_PATH:
         raise argparse.ArgumentTypeError(
-            f"{value!r} is longer than the 107 octets a socket may have"
+            f"{value!r} is longer than the {LONGEST_PATH} octets a socket may have"
         )
     return path
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from runtime_proxy.stages import Stage
+from service.unix import LONGEST_PATH
 
 log = logging.getLogger(__name__)
 
 _SUFFIX = "json"
 _MAX_FILE_BYTES = 64 * 1024
-_MAX_SOCKET_PATH = 107
 
 
 class RegistrationError(Exception):
@@ -52,7 +52,7 @@ def parse_registration(name: str, content: bytes) -> Registration:
             f"{name}: remote-endpoint: {endpoint!r} is not the absolute path of a unix socket"
         )
     endpoint = endpoint.removeprefix("unix://")
-    if len(os.fsencode(endpoint)) > _MAX_SOCKET_PATH or "\0" in endpoint:
+    if len(os.fsencode(endpoint)) > LONGEST_PATH or "\0" in endpoint:
         raise RegistrationError(f"{name}: remote-endpoint: no unix socket can have this path")
     policy = fields.get("failure-policy") or "Ignore"
     if policy not in ("Fail", "Ignore"):

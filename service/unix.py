@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_LONGEST_PATH: Final = 107
+LONGEST_PATH: Final = 107
+"""Bytes that the address of a Unix socket has room for (unix(7))."""
 _BACKLOG: Final = 1024
 
 
@@ -32,9 +33,9 @@ def listen(path: str) -> socket.socket:
 
 def make_way(path: str) -> None:
     """Remove a dead socket from `path`. Raises OSError for anything else that is there."""
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    if len(os.fsencode(path)) > LONGEST_PATH:
         raise OSError(
-            f"{path} is too long for a socket's address ({_LONGEST_PATH} bytes):"
+            f"{path} is too long for a socket's address ({LONGEST_PATH} bytes):"
             " choose a shorter directory"
         )
     try:
