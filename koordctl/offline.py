@@ -8,7 +8,8 @@ from typing import Any
 
 from apis.errors import InputError, InputErrors
 from koordctl.errors import CommandError
-from koordlet.config import Config, Mode, build, load, mode_of
+from koordlet.config import Config, Mode
+from koordlet.config_file import build, load, mode_of
 from koordlet.flags import parse_flags
 from koordlet.machine import layout_of, local_host
 from koordlet.objects import Directory

@@ -17,7 +17,7 @@ import psutil
 
 from hooks.subject import ContainerSubject, Pod, Subject
 from koordlet import VERSION, explain, planning
-from koordlet.config import as_tree
+from koordlet.config_file import as_tree
 from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
 from koordlet.explain import Plain

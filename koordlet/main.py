@@ -13,7 +13,8 @@ from typing import Final
 
 from apis.errors import InputError, InputErrors
 from koordlet import VERSION
-from koordlet.config import DEFAULT_PATH, Config, Mode, describe, load, mode_of
+from koordlet.config import Config, Mode
+from koordlet.config_file import DEFAULT_PATH, describe, load, mode_of
 from koordlet.console import guarded
 from koordlet.flags import Parsed, help_text, parse_flags
 

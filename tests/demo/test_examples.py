@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from demo import scene
-from koordlet.config import Mode, load
+from koordlet.config import Mode
+from koordlet.config_file import load
 from koordlet.flags import parse_flags
 from koordlet.objects import Directory
 from tests.beds.daemon import NODE_NAME

@@ -19,7 +19,7 @@ import yaml
 from koordctl import render
 from koordctl.main import main
 from koordctl.offline import config_in_force
-from koordlet.config import as_tree
+from koordlet.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
 from tests.koordlet.node import SLO, Node, node, node_object, until
 from tests.simulated.kubelet import Limits

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from koordlet.config import Config, Mode, build
+from koordlet.config import Config, Mode
+from koordlet.config_file import build
 from koordlet.daemon import Daemon
 from koordlet.flags import parse_flags
 from koordlet.kubepods_lock import KubepodsLock

@@ -11,15 +11,8 @@ import yaml
 from apis.errors import InputError, InputErrors
 from apis.gates import Stage, parse_gates, resolve_gates
 from hooks.policies import BUILTIN
-from koordlet.config import (
-    Config,
-    Mode,
-    build,
-    describe,
-    load,
-    mode_of,
-    parse_seconds,
-)
+from koordlet.config import Config, Mode, parse_seconds
+from koordlet.config_file import build, describe, load, mode_of
 from koordlet.flags import FLAGS, help_text, parse_flags
 from koordlet.gates import GATES
 

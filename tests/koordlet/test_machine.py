@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.config import Config, Mode, build
+from koordlet.config import Config, Mode
+from koordlet.config_file import build
 from koordlet.flags import parse_flags
 from koordlet.machine import in_nodes_view, layout_of, local_host
 from linux.discovery import DiscoveryError
