@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -528,6 +529,31 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
                 (message,) = events(n, "http")
                 assert "no metrics" in message
                 assert daemon.parts.health.not_ready() == []
+
+    run(test)
+
+
+def test_a_journal_that_takes_nothing_is_told_once_and_when_it_does_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    caplog.set_level("INFO")
+
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            journal = daemon.parts.journal
+            with monkeypatch.context() as patched:
+                patched.setattr(journal, "_compact", full)
+                patched.setattr(journal, "_behind", True)
+                for ratio in ("1.5", "1.6"):
+                    n.put(node_object(ratio))
+                    await until("a pass", lambda: "no kernel file is written" in caplog.text)
+            journal._behind = True
+            n.put(node_object("1.7"))
+            await until("a pass", lambda: "kernel files written" in caplog.text)
+            assert caplog.text.count("no kernel file is written") == 1
 
     run(test)
 
