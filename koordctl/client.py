@@ -55,7 +55,7 @@ class Client:
 
     def post(self, path: str, body: Any) -> Any:
         """Send JSON and return the JSON answer."""
-        return self._ask("POST", path, json.dumps(body).encode())
+        return self._ask("POST", path, json.dumps(body, ensure_ascii=False).encode())
 
     def _ask(self, method: str, target: str, body: bytes | None = None) -> Any:
         connection = _UnixConnection(self._path)

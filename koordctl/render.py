@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -53,9 +54,10 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
 
 
 def heading(text: str) -> str:
-    """Return a heading: bold on a terminal."""
+    """Return a heading: bold on a terminal that takes it."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    return f"\033[1m{text}\033[0m" if terminal else text
+    return f"\033[1m{text}\033[0m" if terminal and not plain else text
 
 
 def when(seconds: float) -> str:

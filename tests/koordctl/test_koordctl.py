@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -394,6 +395,26 @@ def test_a_node_without_a_nodeslo_is_told_so(capsys: pytest.CaptureFixture[str])
 
 
 # --- tables ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "bold"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_headings_are_bold_where_the_terminal_takes_it(
+    environment: dict[str, str], bold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert render.heading("x") == "x"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert (render.heading("x") != "x") is bold
 
 
 def test_tables_align_and_wrap_their_last_column() -> None:
