@@ -395,16 +395,20 @@ def _check(key: _Key, strategy: Sparse, *, obj: str) -> None:
     if key.name == CONFIG_HOST_APPLICATION:
         decode_nodeslo({"hostApplications": strategy.get("applications", [])}, obj=obj)
     if isinstance(value, ColocationStrategy):
-        for duration in value.metric_aggregate_policy.durations:
-            try:
-                parse_duration(duration)
-            except ValueError as error:
-                raise InputError(
-                    obj=obj,
-                    field="metricAggregatePolicy.durations",
-                    value=duration,
-                    problem=str(error),
-                ) from None
+        _check_durations(value, obj=obj)
+
+
+def _check_durations(strategy: ColocationStrategy, *, obj: str) -> None:
+    for duration in strategy.metric_aggregate_policy.durations:
+        try:
+            parse_duration(duration)
+        except ValueError as error:
+            raise InputError(
+                obj=obj,
+                field="metricAggregatePolicy.durations",
+                value=duration,
+                problem=str(error),
+            ) from None
 
 
 # --- what one node gets ------------------------------------------------------------------------
@@ -442,9 +446,10 @@ def node_colocation(
         try:
             said = parse_json_object(text, obj=f"Node {name} {where}", largest=_LARGEST_KEY)
             merged = overlay(sparse, conform(said, ColocationStrategy))
-            decode_object(merged, ColocationStrategy, obj=f"Node {name} {where}")
+            checked = decode_object(merged, ColocationStrategy, obj=f"Node {name} {where}")
+            _check_durations(checked, obj=f"Node {name} {where}")
             sparse = merged
-        except InputErrors as error:
+        except (InputError, InputErrors) as error:
             problems.append(str(error))
     for label, member in _RATIO_LABELS:
         ratio = labels.get(label)

@@ -188,9 +188,9 @@ def check_update(
     new: ElasticQuota,
     rules: QuotaRules,
     *,
-    pods_of: Mapping[str, int],
+    pods: int,
 ) -> None:
-    """Check a change of a quota. pods_of: pods by quota name. Raises QuotaRefused or InputError."""
+    """Check a change of a quota. pods: how many use it. Raises QuotaRefused or InputError."""
     if _same(old, new):
         return
     name = new.metadata.name
@@ -205,9 +205,9 @@ def check_update(
             f"{quota_ref(new)}: is-parent cannot become false, the quota has "
             f"{len(children)} children, e.g. {children[0].name}"
         )
-    if not before.is_parent and node.is_parent and pods_of.get(name, 0):
+    if not before.is_parent and node.is_parent and pods:
         raise QuotaRefused(
-            f"{quota_ref(new)}: is-parent cannot become true, {pods_of[name]} pods use the quota"
+            f"{quota_ref(new)}: is-parent cannot become true, {pods} pods use the quota"
         )
     if before.tree_id != node.tree_id:
         raise QuotaRefused(

@@ -86,6 +86,7 @@ class SLOConfigSource:
             )
             for key in _MEMBERS:
                 self._metrics.config_stale.labels(key).set(1)
+            self._data = None
             return
         if event.new.data == self._data:
             return

@@ -21,7 +21,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from apis.core import ConfigMap, Namespace, Node, ObjectMeta, Pod, PriorityClassObject
 from apis.decode import Wire
 from apis.device import Device
-from apis.keys import LABEL_QUOTA_NAME
 from apis.nodemetric import NodeMetric
 from apis.profile import ClusterColocationProfile
 from apis.quota import ElasticQuota, ElasticQuotaProfile
@@ -54,7 +53,7 @@ from cluster.webhook.certificate_store import (
 )
 from cluster.webhook.configmap import ConfigMapAdmission
 from cluster.webhook.configuration import MUTATING_NAME, VALIDATING_NAME, Address, active_paths
-from cluster.webhook.elastic_quota import QuotaAdmission
+from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
 from cluster.webhook.enhanced import EnhancedRulesSource
 from cluster.webhook.node import NodeValidation, mutate_node_status
 from cluster.webhook.pod import PodAdmission, PodCaches
@@ -148,13 +147,8 @@ class Manager:
         )
         self._tree: QuotaTree | None = None
         self.quotas.subscribe(lambda _: self._forget_tree())
-        self._pods_by_quota = self.pods.index(
-            lambda pod: (
-                (pod.metadata.labels[LABEL_QUOTA_NAME],)
-                if pod.metadata.labels.get(LABEL_QUOTA_NAME)
-                else ()
-            )
-        )
+        self._pods_by_quota = self.pods.index(by_quota)
+        self._unlabelled_pods = self.pods.index(unlabelled)
         self.controllers = self._make_controllers()
         self._registration = self._make_registration(webhook_port)
         self._webhook_port = (
@@ -277,7 +271,9 @@ class Manager:
     def routes(self) -> tuple[dict[str, Handler], dict[str, AsyncHandler]]:
         """Return the handlers of the paths whose gates are on."""
         settings, gates = self.settings, self.settings.gates
-        quota = QuotaAdmission(self.tree, self._pods_by_quota, gates, self.metrics)
+        quota = QuotaAdmission(
+            self.tree, self._pods_by_quota, self._unlabelled_pods, gates, self.metrics
+        )
         evaluator = QuotaEvaluator(
             self.client,
             self.pod_admission,

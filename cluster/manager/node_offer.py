@@ -114,6 +114,19 @@ class NodeView:
     colocation: NodeColocation
     normalization: CPUNormalizationStrategy
     amplification: ResourceAmplificationStrategy
+    device_readable: bool = True
+    """False where the node has a Device that cannot be decoded."""
+
+    @property
+    def follows_devices(self) -> bool:
+        """Whether GPU and RDMA resources are ours to decide.
+
+        Without a Device, and with co-location off, such resources are a device plugin's, and
+        taking them away would start a fight with the kubelet that reports them.
+        """
+        if self.device is None:
+            return self.device_readable and self.colocation.enabled
+        return True
 
 
 def decide(view: NodeView, *, plugins: frozenset[str], gpu_shares: bool, now: datetime) -> Wanted:
@@ -127,6 +140,14 @@ def decide(view: NodeView, *, plugins: frozenset[str], gpu_shares: bool, now: da
         _withdraw(wanted, plugins, "co-location is off for this node")
         if "ResourceAmplification" in plugins:
             wanted.annotations[ANNOTATION_RESOURCE_AMPLIFICATION_RATIO] = None
+    if view.follows_devices:
+        _follow_devices(view, wanted, plugins, gpu_shares)
+    return wanted
+
+
+def _follow_devices(
+    view: NodeView, wanted: Wanted, plugins: frozenset[str], gpu_shares: bool
+) -> None:
     if "GPUDeviceResource" in plugins:
         offered = gpu_resources(view.device, share_counts=gpu_shares)
         wanted.resources.update({name: offered.get(name) for name in GPU_RESOURCES})
@@ -135,7 +156,6 @@ def decide(view: NodeView, *, plugins: frozenset[str], gpu_shares: bool, now: da
     if "RDMADeviceResource" in plugins:
         wanted.resources[RDMA] = rdma_resources(view.device).get(RDMA)
         wanted.exact.add(RDMA)
-    return wanted
 
 
 def _decide_ratios(view: NodeView, wanted: Wanted, plugins: frozenset[str]) -> None:
@@ -274,7 +294,17 @@ def third_party(node: Node) -> tuple[ResourceList, str | None]:
         for entry in found.allocations
         if entry.priority == PriorityClass.BATCH.value
     ]
-    return add_resources(*batch), None
+    taken = add_resources(*batch)
+    negative = sorted(name for name, amount in taken.items() if amount < ZERO)
+    if negative:
+        problem = InputError(
+            obj=f"Node {node.metadata.name}",
+            field=f'metadata.annotations["{ANNOTATION_THIRD_PARTY_ALLOCATIONS}"]',
+            value=str(taken[negative[0]]),
+            problem=f"{negative[0]} is negative; it would make room that the node has not",
+        )
+        return {name: amount for name, amount in taken.items() if amount >= ZERO}, str(problem)
+    return taken, None
 
 
 def zone_allocatable(topology: NodeResourceTopology | None) -> dict[int, Amount]:

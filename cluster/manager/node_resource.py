@@ -42,7 +42,7 @@ from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client
 from kube.events import EventRecorder
 from kube.queue import WorkQueue
-from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES
+from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES, Resource
 
 _LATENESS_SECONDS: Final = 1.0
 
@@ -98,7 +98,10 @@ class NodeResourceController:
     def _pod_changed(self, event: Event[Pod]) -> None:
         pod = event.new
         if event.old is not None and event.old.spec.node_name:
-            self._pods.get(event.old.spec.node_name, {}).pop(event.key, None)
+            listed = self._pods.get(event.old.spec.node_name, {})
+            listed.pop(event.key, None)
+            if not listed:
+                self._pods.pop(event.old.spec.node_name, None)
         if event.change is not Change.DELETED and pod.spec.node_name:
             key = (pod.metadata.namespace, pod.metadata.name)
             self._pods.setdefault(pod.spec.node_name, {})[event.key] = (key, pod_facts(pod))
@@ -174,6 +177,7 @@ class NodeResourceController:
             metric=metric,
             topology=self._topologies.get(name),
             device=self._devices.get(name),
+            device_readable=not self._devices.left_out(name),
             colocation=node_colocation(
                 config, name=name, labels=labels, annotations=node.metadata.annotations
             ),
@@ -210,38 +214,39 @@ class NodeResourceController:
         return min(pauses)
 
     async def _write(self, name: str, view: NodeView, wanted: Wanted) -> None:
+        """Write what differs. A part that is refused keeps no other from being written."""
         node = view.inputs.node
         strategy = view.colocation.strategy
         threshold = strategy.resource_diff_threshold
-        try:
-            if view.topology is not None:
-                zones = zones_patch(view.topology, wanted, threshold=threshold)
-                if zones:
-                    await self._patch(NODE_RESOURCE_TOPOLOGIES, name, zones)
-            patch = status_patch(
-                node,
-                wanted,
-                threshold=threshold,
-                refresh="due" if self._due(name, strategy) else "",
-            )
-            if patch:
-                await self._patch(NODES, name, patch, subresource="status")
-                self._written_at[name] = time.monotonic()
-            metadata = metadata_patch(node, wanted)
-            if metadata:
-                await self._patch(NODES, name, metadata)
-        except ApiError as error:
-            self._metrics.node_resource.labels("failed", "updateNodeStatus").inc()
-            if not error.not_found:
-                raise
+        refused: list[ApiError] = []
 
-    async def _patch(
-        self, resource: Any, name: str, patch: Mapping[str, Any], *, subresource: str = ""
-    ) -> None:
-        await self._client.patch(
-            resource, name, msgspec.json.encode(patch), subresource=subresource
-        )
-        self.writes += 1
+        async def write(
+            resource: Resource, patch: Mapping[str, Any], failure: str, subresource: str = ""
+        ) -> bool:
+            if not patch:
+                return False
+            try:
+                await self._client.patch(
+                    resource, name, msgspec.json.encode(patch), subresource=subresource
+                )
+            except ApiError as error:
+                self._metrics.node_resource.labels("failed", failure).inc()
+                if not error.not_found:
+                    refused.append(error)
+                return False
+            self.writes += 1
+            return True
+
+        if view.topology is not None:
+            zones = zones_patch(view.topology, wanted, threshold=threshold)
+            await write(NODE_RESOURCE_TOPOLOGIES, zones, "updateNodeResourceTopology")
+        refresh = "due" if self._due(name, strategy) else ""
+        status = status_patch(node, wanted, threshold=threshold, refresh=refresh)
+        if await write(NODES, status, "updateNodeStatus", "status"):
+            self._written_at[name] = time.monotonic()
+        await write(NODES, metadata_patch(node, wanted), "patchNodeMeta")
+        if refused:
+            raise refused[0]
 
     def _due(self, name: str, strategy: ColocationStrategy) -> bool:
         written = self._written_at.get(name)

@@ -97,6 +97,9 @@ class PerNode(Generic[Kept]):
         try:
             if node is None:
                 self.queue.forget(name)
+                if self._nodes.left_out(name):
+                    # The node is there, we cannot read it: what it was told stays.
+                    return None
                 if kept is not None:
                     await self._client.delete(self._resource, name, uid=kept.metadata.uid)
                     self.writes += 1

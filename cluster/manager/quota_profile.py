@@ -199,7 +199,9 @@ class QuotaProfileController:
         try:
             await self._write(profile, tree, keys)
         except ApiError as error:
-            self._events.warning(about, "UpdateQuotaFailed", str(error))
+            known = self._quotas.get(profile.spec.quota_name, namespace=namespace) is not None
+            reason = "UpdateQuotaFailed" if known else "CreateQuotaFailed"
+            self._events.warning(about, reason, str(error))
             raise
         return None
 

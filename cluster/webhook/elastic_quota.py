@@ -13,6 +13,7 @@ from apis.decode import canonical_json, decode_object
 from apis.errors import InputErrors
 from apis.keys import (
     ANNOTATION_QUOTA_SHARED_WEIGHT,
+    LABEL_QUOTA_NAME,
     LABEL_QUOTA_PARENT,
     LABEL_QUOTA_TREE_ID,
     ROOT_QUOTA,
@@ -25,6 +26,7 @@ from cluster.quota_tree import (
     QuotaRefused,
     QuotaRules,
     QuotaTree,
+    bound_namespaces,
     check_create,
     check_delete,
     check_update,
@@ -43,12 +45,14 @@ class QuotaAdmission:
         self,
         tree: Callable[[], QuotaTree],
         pods_by_quota: Index[str, Pod],
+        unlabelled_pods: Index[str, Pod],
         gates: Gates,
         metrics: ManagerMetrics,
     ) -> None:
-        """pods_by_quota: pods by their quota label."""
+        """pods_by_quota: pods by their quota label. unlabelled_pods: the others by namespace."""
         self._tree = tree
         self._pods = pods_by_quota
+        self._unlabelled = unlabelled_pods
         self._metrics = metrics
         self._rules = QuotaRules(
             guarantee_usage=gates.on("ElasticQuotaGuaranteeUsage"),
@@ -114,8 +118,7 @@ class QuotaAdmission:
             case "UPDATE":
                 new = _quota(bytes(request.object), request.ref)
                 old = _quota(bytes(request.old_object), request.ref)
-                count = self._pods.count(new.metadata.name)
-                check_update(tree, old, new, self._rules, pods_of={new.metadata.name: count})
+                check_update(tree, old, new, self._rules, pods=self._using(old))
             case "DELETE":
                 old = _quota(bytes(request.old_object), request.ref)
                 pods = (
@@ -125,6 +128,23 @@ class QuotaAdmission:
                 check_delete(tree, old, pods=pods)
             case _:
                 return
+
+    def _using(self, quota: ElasticQuota) -> int:
+        """Return how many pods name the quota, or use it because of where they live."""
+        name = quota.metadata.name
+        namespaces = {name, *bound_namespaces(quota)}
+        return self._pods.count(name) + sum(map(self._unlabelled.count, namespaces))
+
+
+def by_quota(pod: Pod) -> tuple[str, ...]:
+    """Return the quota that a pod's label names; for an index."""
+    name = pod.metadata.labels.get(LABEL_QUOTA_NAME)
+    return (name,) if name else ()
+
+
+def unlabelled(pod: Pod) -> tuple[str, ...]:
+    """Return the namespace of a pod whose label names no quota; for an index."""
+    return () if pod.metadata.labels.get(LABEL_QUOTA_NAME) else (pod.metadata.namespace,)
 
 
 def _quota(raw: bytes, obj: str) -> ElasticQuota:

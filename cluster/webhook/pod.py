@@ -195,38 +195,42 @@ class PodAdmission:
         obj = request.ref
         pod = _typed(request, obj)
         old = _typed_old(request, obj) if request.operation == "UPDATE" else None
-        problem = (
-            _reserved(pod)
-            or self._qos_and_priority(pod, old)
-            or self._quota(pod, old, request.namespace)
-            or (_devices(pod) if self.gates.on("ValidatePodDeviceResource") else None)
-            or self._enhanced(pod, request.namespace)
-        )
+        problem = self._changed(pod, old) if old is not None else None
+        problem = problem or self._problem(pod, request.namespace)
+        if problem and old is not None and problem == self._problem(old, request.namespace):
+            # It stands already. Refusing now would only keep finalizers and labels from changing,
+            # so that the pod could not even end.
+            return ALLOWED
         return denied(f"{obj}: {problem}", code=400) if problem else ALLOWED
 
-    def _qos_and_priority(self, pod: Pod, old: Pod | None) -> str | None:
+    def _problem(self, pod: Pod, namespace: str) -> str | None:
         labels = pod.metadata.labels
-        qos = qos_class(labels)
-        cls = priority_class(labels, pod.spec.priority)
-        if old is not None:
-            before = old.metadata.labels
-            if qos_class(before) is not qos:
-                return (
-                    f"the QoS class cannot change from {qos_class(before).value!r} to {qos.value!r}"
-                )
-            if priority_class(before, old.spec.priority) is not cls:
-                return "the priority class cannot change"
-            if before.get(LABEL_PRIORITY) != labels.get(LABEL_PRIORITY) and not self.gates.on(
-                "ColocationProfileSkipValidatingPriority"
-            ):
-                return f"label {LABEL_PRIORITY} cannot change"
-        return qos_problem(pod, qos, cls)
+        return (
+            _reserved(pod)
+            or qos_problem(pod, qos_class(labels), priority_class(labels, pod.spec.priority))
+            or self._quota(pod, namespace)
+            or (_devices(pod) if self.gates.on("ValidatePodDeviceResource") else None)
+            or self._enhanced(pod, namespace)
+        )
 
-    def _quota(self, pod: Pod, old: Pod | None, namespace: str) -> str | None:
-        if old is not None:
-            before = old.metadata.labels.get(LABEL_PREEMPTIBLE)
-            if before != pod.metadata.labels.get(LABEL_PREEMPTIBLE):
-                return f"label {LABEL_PREEMPTIBLE} cannot change"
+    def _changed(self, pod: Pod, old: Pod) -> str | None:
+        """Return what an update changes that must stay as it was created, or None."""
+        labels, before = pod.metadata.labels, old.metadata.labels
+        qos = qos_class(labels)
+        if qos_class(before) is not qos:
+            return f"the QoS class cannot change from {qos_class(before).value!r} to {qos.value!r}"
+        cls = priority_class(labels, pod.spec.priority)
+        if priority_class(before, old.spec.priority) is not cls:
+            return "the priority class cannot change"
+        if before.get(LABEL_PRIORITY) != labels.get(LABEL_PRIORITY) and not self.gates.on(
+            "ColocationProfileSkipValidatingPriority"
+        ):
+            return f"label {LABEL_PRIORITY} cannot change"
+        if before.get(LABEL_PREEMPTIBLE) != labels.get(LABEL_PREEMPTIBLE):
+            return f"label {LABEL_PREEMPTIBLE} cannot change"
+        return None
+
+    def _quota(self, pod: Pod, namespace: str) -> str | None:
         if self.gates.on("SupportParentQuotaSubmitPod"):
             return None
         tree = self.tree()

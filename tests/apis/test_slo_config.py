@@ -280,7 +280,14 @@ def test_annotation_then_labels_win_over_the_config_map() -> None:
     assert got.strategy.cpu_reclaim_threshold_percent == 80
 
 
-@pytest.mark.parametrize("text", ["{", '{"degradeTimeMinutes":0}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"degradeTimeMinutes":0}',
+        '{"degradeTimeMinutes":5,"metricAggregatePolicy":{"durations":["soon"]}}',
+    ],
+)
 def test_an_unusable_annotation_is_reported_and_ignored(text: str) -> None:
     config, _ = load(colocation_config={"enable": True})
     got = colocation(config, annotations={ANNOTATION_COLOCATION_STRATEGY: text})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from apis.core import Node
 from apis.decode import dec_hook
+from apis.device import Device
 from apis.nodemetric import NodeMetric
 from apis.quantity import parse_quantity
 from apis.slo_config import (
@@ -184,6 +186,54 @@ def test_third_parties_are_subtracted_and_the_origin_kept() -> None:
     taken, problem = third_party(broken)
     assert taken == {}
     assert "thirdPartyAllocations" in str(problem)
+
+
+def test_third_parties_cannot_make_room() -> None:
+    entry = {"priority": "koord-batch", "resources": {BATCH: "-2k", MEMORY: "1Gi"}}
+    text = json.dumps({"allocations": [entry]})
+    taking = node(annotations={"node.koordinator.sh/thirdPartyAllocations": text})
+    result = wanted(view(taking))
+    assert str(result.resources[BATCH]) == "8600"
+    assert "negative" in result.problems[0]
+
+
+GPU = {
+    "koordinator.sh/gpu": "100",
+    "koordinator.sh/gpu-core": "100",
+    "koordinator.sh/rdma": "100",
+    "huawei.com/npu-core": "8",
+}
+
+
+@pytest.mark.parametrize(
+    ("enabled", "device", "readable", "left"),
+    [
+        (True, None, True, set()),
+        (True, None, False, set(GPU)),
+        (False, None, True, set(GPU)),
+        (True, {}, True, set()),
+        (False, {}, True, set()),
+    ],
+    ids=[
+        "no device",
+        "a device that cannot be read",
+        "a device plugin's, co-location off",
+        "a device without healthy parts",
+        "the same, co-location off",
+    ],
+)
+def test_device_resources_go_with_the_device_only(
+    enabled: bool, device: dict[str, Any] | None, readable: bool, left: set[str]
+) -> None:
+    offering = node(GPU)
+    seen = dataclasses.replace(
+        view(offering, enabled=enabled),
+        device=None if device is None else Device(),
+        device_readable=readable,
+    )
+    patch = status_patch(offering, wanted(seen), threshold=0.1, refresh="")
+    removed = {k for k, v in patch.get("status", {}).get("allocatable", {}).items() if v is None}
+    assert set(GPU) - removed == left
 
 
 def zone(name: str, **amounts: str) -> dict[str, Any]:

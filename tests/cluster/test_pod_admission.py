@@ -297,6 +297,36 @@ def test_classes_of_a_running_pod_do_not_change() -> None:
     assert verdict_on(changed, old, gates=gate).allowed
 
 
+@pytest.mark.parametrize(
+    ("labels", "spec", "rules"),
+    [
+        ({"koordinator.sh/qosClass": "LSR"}, {"priority": 9500}, None),
+        ({"koordinator.sh/qosClass": "BE"}, {"priority": 9500}, None),
+        ({}, {}, EnhancedRules(True, (Rule("owner", ("owner",)),))),
+    ],
+    ids=["LSR without CPUs", "BE with a Prod priority", "a label that a new rule requires"],
+)
+def test_what_a_stored_pod_breaks_already_does_not_keep_it_from_ending(
+    labels: dict[str, str], spec: dict[str, Any], rules: EnhancedRules | None
+) -> None:
+    """A Job's pod whose finalizer cannot be removed stays for ever."""
+    stored = pod(labels, **spec)
+    judge = admission(rules=rules, gates="EnablePodEnhancedValidator=true")
+    assert not judge.validate(request(stored)).allowed
+    held = {**stored, "metadata": {**stored["metadata"], "finalizers": ["batch.kubernetes.io/x"]}}
+    assert judge.validate(request(stored, old=held, operation="UPDATE")).allowed
+
+
+def test_an_update_that_breaks_a_rule_is_refused() -> None:
+    judge = admission(
+        rules=EnhancedRules(True, (Rule("owner", ("owner",)),)),
+        gates="EnablePodEnhancedValidator=true",
+    )
+    owned = pod({"owner": "me"})
+    verdict = judge.validate(request(pod(), old=owned, operation="UPDATE"))
+    assert "requires the labels owner" in verdict.message
+
+
 def test_the_schedulers_own_annotation_is_refused() -> None:
     obj = pod()
     obj["metadata"]["annotations"] = {"scheduling.koordinator.sh/reserve-pod": "true"}

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from apis.core import Pod
+from apis.decode import to_plain
 from apis.quota import ElasticQuota
+from cluster.gates import parse_gates
+from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.quota_profile import scaled, tree_id
 from cluster.quota_tree import (
     QuotaRefused,
@@ -17,9 +21,11 @@ from cluster.quota_tree import (
     check_delete,
     check_update,
 )
+from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
 from cluster.webhook.pod_resources import replaced_by_annotation
 from cluster.webhook.quota_evaluation import exceeded, masked_request
-from tests.cluster.admission import convert
+from kube.resources import PODS
+from tests.cluster.admission import convert, filled, request
 
 PREFIX = "quota.scheduling.koordinator.sh/"
 
@@ -146,7 +152,7 @@ def changed(old: ElasticQuota, new: ElasticQuota, *stored: ElasticQuota, pods: i
             old,
             new,
             QuotaRules(),
-            pods_of={new.metadata.name: pods},
+            pods=pods,
         )
     except QuotaRefused as error:
         return str(error)
@@ -162,6 +168,52 @@ def test_a_change_keeps_the_rules() -> None:
     assert "children of p" in changed(PARENT, quota("p", least={"cpu": "5"}, is_parent=True), A)
     root = quota("koordinator-root-quota", is_parent=True)
     assert "cannot be modified" in changed(root, quota("koordinator-root-quota", most={}))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "label", "counts"),
+    [
+        ("elsewhere", "team", True),
+        ("team", None, True),
+        ("bound", None, True),
+        ("elsewhere", None, False),
+        ("bound", "other", False),
+    ],
+)
+def test_pods_use_a_quota_by_label_or_by_where_they_live(
+    namespace: str, label: str | None, counts: bool
+) -> None:
+    pods = filled(
+        PODS,
+        Pod,
+        {
+            "metadata": {
+                "name": "web",
+                "namespace": namespace,
+                "labels": {f"{PREFIX}name": label} if label else {},
+            }
+        },
+    )
+    leaf = quota("team", annotations={"namespaces": ["bound"]})
+    parent = quota("team", annotations={"namespaces": ["bound"]}, is_parent=True)
+    judge = QuotaAdmission(
+        lambda: QuotaTree([leaf]),
+        pods.index(by_quota),
+        pods.index(unlabelled),
+        parse_gates(""),
+        ManagerMetrics(),
+    )
+    verdict = judge.validate(
+        request(
+            to_plain(parent),
+            old=to_plain(leaf),
+            kind="ElasticQuota",
+            resource="elasticquotas",
+            operation="UPDATE",
+        )
+    )
+    assert verdict.allowed is not counts
+    assert ("1 pods use the quota" in verdict.message) is counts
 
 
 def test_a_change_of_status_is_not_judged() -> None:

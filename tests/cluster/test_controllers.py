@@ -1,0 +1,147 @@
+"""Controllers against a scripted API server that refuses, or holds what cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from apis.core import ConfigMap, Node, Pod
+from apis.device import Device
+from apis.meta import format_time
+from apis.nodemetric import NodeMetric
+from apis.topology import NodeResourceTopology
+from cluster.manager.config_source import SLOConfigSource
+from cluster.manager.metrics import ManagerMetrics
+from cluster.manager.node_metric import node_metric_controller
+from cluster.manager.node_resource import NodeResourceController
+from kube.cache import Cache
+from kube.client import ApiError, Client
+from kube.connection import Connection
+from kube.events import EventRecorder
+from kube.resources import (
+    CONFIG_MAPS,
+    DEVICES,
+    NODE_METRICS,
+    NODE_RESOURCE_TOPOLOGIES,
+    NODES,
+    PODS,
+)
+from tests.kube.scripted import answer, api, status
+
+AMOUNTS = {"cpu": "16", "memory": "64Gi"}
+NODE = {
+    "metadata": {"name": "n1", "uid": "u"},
+    "status": {"capacity": AMOUNTS, "allocatable": AMOUNTS},
+}
+
+
+def event(kind: str, obj: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"type": kind, "object": obj})
+
+
+def configured(client: Client, data: dict[str, str]) -> tuple[SLOConfigSource, Cache[ConfigMap]]:
+    maps: Cache[ConfigMap] = Cache(client, CONFIG_MAPS, ConfigMap)
+    metrics = ManagerMetrics()
+    events = EventRecorder(client, component="test")
+    source = SLOConfigSource(maps, events, metrics, namespace="ns", name="config")
+    maps.take(event("ADDED", config_map(data)))
+    return source, maps
+
+
+def config_map(data: dict[str, str]) -> dict[str, Any]:
+    return {"metadata": {"name": "config", "namespace": "ns"}, "data": data}
+
+
+def test_zones_that_are_refused_keep_nothing_from_the_node() -> None:
+    written: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "noderesourcetopologies" in request.path:
+            return status(403, "Forbidden", "not yours")
+        written.append(request.path)
+        return answer({})
+
+    async def run() -> None:
+        async with api(handler) as client:
+            source, _ = configured(client, {"colocation-config": '{"enable":true}'})
+            nodes: Cache[Node] = Cache(client, NODES, Node)
+            reports: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
+            zones: Cache[NodeResourceTopology] = Cache(
+                client, NODE_RESOURCE_TOPOLOGIES, NodeResourceTopology
+            )
+            controller = NodeResourceController(
+                client,
+                nodes,
+                Cache(client, PODS, Pod),
+                reports,
+                zones,
+                Cache(client, DEVICES, Device),
+                source,
+                EventRecorder(client, component="test"),
+                ManagerMetrics(),
+            )
+            nodes.take(event("ADDED", NODE))
+            now = format_time(datetime.now(UTC))
+            report = {"metadata": {"name": "n1"}, "status": {"updateTime": now}}
+            reports.take(event("ADDED", report))
+            cpu = {"name": "cpu", "capacity": "16", "allocatable": "16", "available": "16"}
+            zone = {"name": "node-0", "type": "Node", "resources": [cpu]}
+            zones.take(event("ADDED", {"metadata": {"name": "n1"}, "zones": [zone]}))
+            try:
+                await controller.reconcile("n1")
+            except ApiError as error:
+                # Said, and tried again.
+                assert error.status == 403
+            else:
+                raise AssertionError("the refusal was swallowed")
+
+    asyncio.run(run())
+    assert written == ["/api/v1/nodes/n1/status", "/api/v1/nodes/n1"]
+
+
+def test_what_a_node_was_told_stays_while_the_node_cannot_be_read() -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(f"{request.method} {request.path}")
+        return answer({})
+
+    async def run() -> None:
+        async with api(handler) as client:
+            source, _ = configured(client, {})
+            nodes: Cache[Node] = Cache(client, NODES, Node)
+            reports: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
+            controller = node_metric_controller(client, nodes, reports, source, ManagerMetrics())
+            odd = {**NODE, "status": {"capacity": {"cpu": "many"}}}
+            nodes.take(event("ADDED", odd))
+            reports.take(event("ADDED", {"metadata": {"name": "n1", "uid": "m"}}))
+            await controller.reconcile("n1")
+            assert asked == []
+            nodes.take(event("DELETED", odd))
+            await controller.reconcile("n1")
+
+    asyncio.run(run())
+    assert [each.split()[0] for each in asked] == ["DELETE"]
+
+
+def test_a_config_map_that_comes_back_is_no_longer_called_stale() -> None:
+    async def run() -> None:
+        async with Client(Connection("http://localhost")) as client:
+            maps: Cache[ConfigMap] = Cache(client, CONFIG_MAPS, ConfigMap)
+            metrics = ManagerMetrics()
+            events = EventRecorder(client, component="test")
+            SLOConfigSource(maps, events, metrics, namespace="ns", name="config")
+            said = config_map({"colocation-config": '{"enable":true}'})
+            stale = metrics.config_stale.labels("colocation-config")._value
+            maps.take(event("ADDED", said))
+            assert stale.get() == 0
+            maps.take(event("DELETED", said))
+            assert stale.get() == 1
+            maps.take(event("ADDED", said))
+            assert stale.get() == 0
+
+    asyncio.run(run())
