@@ -182,12 +182,14 @@ def _placed(pod: Pod, cgroup: str, layout: Layout | None) -> Pod:
 
 
 def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
-    if record.asked is not None:
+    if record.hooked and record.asked is not None:
         return record.asked
     # What stands there at first sight was asked for, CPUs too: kubelet's static policy names them
     # when it makes a container, and does not say so again.
     specified = known.by_container.get(record.name) if known is not None else None
-    return record.first if specified is None else laid_over(specified, record.first)
+    base = record.first if specified is None else laid_over(specified, record.first)
+    # An update names what changes; the rest of the request went by before anybody listened.
+    return base if record.asked is None else laid_over(record.asked, base)
 
 
 def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[ContainerSubject]:

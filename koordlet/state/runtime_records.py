@@ -43,7 +43,8 @@ class SandboxRecord(msgspec.Struct):
 class ContainerRecord(msgspec.Struct):
     """A container.
 
-    first: the values at first sight; asked: what kubelet asked of us, None where no hook saw it.
+    first: the values at first sight; asked: what kubelet asked of us, in updates only the values
+    that change, None where no hook saw any.
     hooked: a hook saw the creation. lacks: what only its creation could have given.
     """
 
@@ -64,11 +65,10 @@ class ContainerRecord(msgspec.Struct):
     @property
     def remembered(self) -> Remembered | None:
         """Return what is to be remembered of it over a restart."""
-        if self.asked is not None:
+        if self.hooked and self.asked is not None:
             return Remembered(self.asked, hooked=True)
-        if self.first == NOTHING_REQUESTED:
-            return None
-        return Remembered(self.first, hooked=False)
+        known = self.first if self.asked is None else laid_over(self.asked, self.first)
+        return None if known == NOTHING_REQUESTED else Remembered(known, hooked=False)
 
 
 @dataclass(slots=True)

@@ -139,6 +139,20 @@ def test_an_update_changes_only_what_it_names() -> None:
     )
 
 
+def test_an_update_of_a_container_that_no_hook_saw_leaves_the_rest_as_it_was_found() -> None:
+    pod, found = runtime_pod("u1"), Requested(cpu_shares=2, memory_limit_bytes=1 << 30)
+    resized = Requested(cpus=CpuSet([1]))
+    wanted = Requested(cpu_shares=2, memory_limit_bytes=1 << 30, cpus=CpuSet([1]))
+    state = NodeState(layout=LAYOUT)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=found)])
+    state.update_container(container(pod, "c1", "s1", requested=resized))
+    assert the_container(state, "c1").requested == wanted
+    after = NodeState(layout=LAYOUT, remembered=state.all_remembered())
+    ours = Requested(cpu_shares=512)
+    after.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(after, "c1").requested == wanted
+
+
 def test_a_removed_container_does_not_come_back_by_a_late_event() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
