@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -85,6 +85,8 @@ class Delivery(msgspec.Struct, frozen=True):
 
     requested: what kubelet had asked for; None when it had asked for nothing.
     earlier: what it was handed before, and nobody has seen yet.
+    anew: kubelet named the resource in this very request; else `requested` may be our own value,
+        told back as the one that the runtime has.
     """
 
     container_id: str
@@ -93,6 +95,7 @@ class Delivery(msgspec.Struct, frozen=True):
     delivered: int | str
     policy: str = ""
     earlier: tuple[int | str, ...] = ()
+    anew: bool = False
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -165,6 +168,7 @@ class Journal:
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
         self._handed: dict[tuple[str, Resource], Handed] = {}
+        self._asked_anew: dict[str, set[Resource]] = {}  # containers: until the delivery comes
         self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
         self._encoder = msgspec.json.Encoder()
         self._file = -1
@@ -282,6 +286,7 @@ class Journal:
 
     def done_with(self, container_id: str) -> None:
         """Forget a container's deliveries: they have become records, or it is gone."""
+        self._asked_anew.pop(container_id, None)
         if self._deliveries.pop(container_id, None) is not None:
             self._append([_Line(delivered=container_id)])
 
@@ -291,10 +296,15 @@ class Journal:
             fresh = self._fresh.popleft()
             if isinstance(fresh, Superseded):
                 lines += [_Line(superseded=at) for at in self._superseded_by(fresh)]
+                self._asked_anew.setdefault(fresh.container_id, set()).update(fresh.resources)
                 continue
             known = self._deliveries.setdefault(fresh.container_id, {})
             before = known.get(fresh.resource)
-            if before is not None and fresh.requested == before.delivered:
+            named = self._asked_anew.get(fresh.container_id, set())
+            told_again = before is not None and before.anew and fresh.requested == before.requested
+            fresh = msgspec.structs.replace(fresh, anew=fresh.resource in named or told_again)
+            named.discard(fresh.resource)
+            if before is not None and not fresh.anew and fresh.requested == before.delivered:
                 # A runtime that is asked again tells our own value as the one in its specification.
                 fresh = msgspec.structs.replace(fresh, requested=before.requested)
             if before is not None:
@@ -304,8 +314,10 @@ class Journal:
             known[fresh.resource] = fresh
             lines.append(_Line(delivery=fresh))
         # Containers whose creation failed never show up; the oldest make room.
-        while len(self._deliveries) > _MAX_DELIVERIES:
-            self._deliveries.pop(next(iter(self._deliveries)))
+        by_container: tuple[dict[str, Any], ...] = (self._deliveries, self._asked_anew)
+        for of in by_container:
+            while len(of) > _MAX_DELIVERIES:
+                of.pop(next(iter(of)))
         return lines
 
     def _superseded_by(self, news: Superseded) -> list[tuple[str, Resource]]:

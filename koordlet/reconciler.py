@@ -266,6 +266,7 @@ class Reconciler:
                 self._executor.want(subject, ())
             self._known.clear()
             self._journal.update()
+            self._executor.adopt_all_deliveries()
             self._executor.look_again()
             self._executor.watch_handed()
             total = WriteReport()

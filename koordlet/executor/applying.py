@@ -78,7 +78,6 @@ class Applier:
         written = failed = deferred = restored = 0
         refused = _Refused()
         restored_slots: list[Slot] = []
-        removed: list[Slot] = []
         paths: set[str] = set()
         for index, write in enumerate(plan.writes):
             if pause is not None and index % SLICE == SLICE - 1:
@@ -121,16 +120,14 @@ class Applier:
                     restored += 1
                     restored_slots.append(slot)
             elif write.act is Act.RMDIR:
-                removed.append(slot)
+                # At once: whoever makes something of this name from now on is not us.
+                self._table.forget([slot.slot_key])
+                self._table.drop(slot)
+                restored += 1
             elif write.final:
                 slot.failures = 0
                 slot.found = write.new
                 self._table.in_force(slot)
-        if removed:
-            # At once: whoever makes something of this name from now on is not us.
-            self._table.forget([slot.slot_key for slot in removed])
-            for slot in removed:
-                self._table.drop(slot)
         if restored_slots:
             left = [self._files.left_for_idle(slot, self._table.slots) for slot in restored_slots]
             keys = [
@@ -141,7 +138,7 @@ class Applier:
             written=written,
             failed=failed,
             deferred=deferred,
-            restored=restored + len(removed) + len(plan.done),
+            restored=restored + len(plan.done),
             paths=frozenset(paths),
         )
 

@@ -104,6 +104,12 @@ class Executor:
         ):
             self._table.journal_grew()
 
+    def adopt_all_deliveries(self) -> None:
+        """The same for every container with a delivery, wherever its group is."""
+        waiting = self._table.journal.containers_with_deliveries()
+        for container_id, place in self._originals.places_of(waiting).items():
+            self.adopt_deliveries(container_id, place)
+
     def look_again(self) -> None:
         """Judge again, at the next plan, what is not simply applied: what is around may differ."""
         self._table.look_again()

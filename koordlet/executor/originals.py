@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from koordlet.executor.slots import GONE, Plan, Slot
 from koordlet.executor.texts import Texts
 from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, plain
 from linux.cgroup_files import DEFAULTS, FILES
-from linux.cgroup_paths import parent_of
+from linux.cgroup_paths import PathError, parent_of, parse
 from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
 
@@ -165,6 +165,31 @@ class Originals:
             self._journal.done_with(container_id)
         return True
 
+    def places_of(self, container_ids: Collection[str]) -> dict[str, str]:
+        """Return the groups of these containers, found by their names below the pods' root.
+
+        For whoever knows no containers but from the journal. It walks the whole tree of the pods.
+        """
+        layout = self._texts.layout
+        controller = FILES[Resource.CPU_SHARES].controller
+        found: dict[str, str] = {}
+        level = [layout.kubepods] if layout.kubepods and layout.has(controller) else []
+        while level and len(found) < len(container_ids):
+            below: list[str] = []
+            for place in level:
+                for name in self._texts.children(layout.directory(controller, place)):
+                    try:
+                        parsed = parse(f"{place}/{name}")
+                    except PathError:
+                        continue
+                    container_id = "" if parsed is None else parsed.container_id
+                    if not container_id:
+                        below.append(f"{place}/{name}")
+                    elif container_id in container_ids:
+                        found[container_id] = f"{place}/{name}"
+            level = below
+        return found
+
     def _adopted(
         self, delivery: Delivery, place: str, of_processes: OfProcesses
     ) -> tuple[Record, Handed | None] | None:
@@ -186,7 +211,7 @@ class Originals:
                 # Written by the runtime, but ours: what stood there before us stays the original,
                 # unless kubelet asked for something new and not just for what we had written.
                 asked = record.asked
-                if asked is not None and not self.echoes(known, asked):
+                if asked is not None and (delivery.anew or not self.echoes(known, asked)):
                     known = msgspec.structs.replace(known, original=None, asked=asked)
                 record = known.with_ours(*record.ours)
             earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -132,31 +133,41 @@ class OperatedNode:
             surroundings=self,
         )
         self.journal = Journal(str(self.folder / "journal"), boot="b1")
-        self.executor = Executor(
-            self.kernel,
-            self.layout,
-            self.journal,
-            limits=WriteLimits(),
-            burst_above_quota=self.probed.burst_above_quota,
-            clock=lambda: self.kernel.clock.now,
-            wall_clock=lambda: self.kernel.clock.now,
-        )
+        self.executor = self._executor(burst_above_quota=self.probed.burst_above_quota)
         self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
         self.connected = False
         self._place_host_apps()
 
-    def restart(self) -> None:
+    def restart(self, *, torn: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """The daemon ends without a word and starts again; nothing is connected yet.
 
+        torn: the file's name -> what its last write left of a line that did not get through.
         What the runtime was handed reaches the journal with the pass that follows each reply at
         once; a kill within these milliseconds is left out.
         """
         self.kernel.restart_program()
+        self._stop()
+        for name, left in torn.items():
+            with (self.folder / name).open("ab") as file:
+                file.write(left)
+        self._start()
+
+    def _stop(self) -> None:
         self.journal.update()
         self.requests.close()
         self.journal.close()
         self.reconciler.close()
-        self._start()
+
+    def _executor(self, *, burst_above_quota: bool = False) -> Executor:
+        return Executor(
+            self.kernel,
+            self.layout,
+            self.journal,
+            limits=WriteLimits(),
+            burst_above_quota=burst_above_quota,
+            clock=lambda: self.kernel.clock.now,
+            wall_clock=lambda: self.kernel.clock.now,
+        )
 
     def _snapshot(self) -> Snapshot:
         return self.state.snapshot(self.engine)
@@ -258,6 +269,18 @@ class OperatedNode:
         return pools.together or None
 
     # Passes
+
+    def uninstall(self) -> None:
+        """`koordlet restore`: a process that knows nothing but the journal gives all back."""
+        self.kernel.faults.clear()
+        self.kernel.restart_program()
+        self._stop()
+        nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
+        self.journal = Journal(str(self.folder / "journal"), boot="b1")
+        self.reconciler = Reconciler(self._executor(), self.journal, lambda: nothing)
+        report = self.reconciler.restore_all()
+        assert not report.failed, report
+        assert not self.journal.records()
 
     def reconcile(self) -> PassReport:
         ended, self._ended = self._ended, []
@@ -383,9 +406,10 @@ class OperatedNode:
         limits = replace(pod.kind.limits, cpus=self._asked_cpus(pod, name))
         twin = pod.twin.start(limits)
         twin_id = twin.id
-        asked = requested(limits)
+        asked = requested(limits, pod.kind.kube_qos, self.kernel.memory_bytes)
         adjusted: dict[str, str] = {}
         rdt_class = ""
+        oom_score_adj: int | None = None
         stored = asked
         if hooked and self.connected:
             assert pod.here.sandbox is not None
@@ -404,9 +428,10 @@ class OperatedNode:
             if decision is not None:
                 adjusted = self._files(decision, self.runtime.creation)
                 rdt_class = self._rdt_class(decision)
+                oom_score_adj = self._oom_score_adj(decision)
                 stored = over(asked, decision)
         try:
-            here = pod.here.start(limits, adjusted=adjusted)
+            here = pod.here.start(limits, adjusted=adjusted, oom_score_adj=oom_score_adj)
         except OSError:
             self.twin_kubelet.stop_container(twin)
             return False
@@ -440,7 +465,7 @@ class OperatedNode:
     def resize(self, container: RunningContainer, limits: Limits, *, hooked: bool) -> None:
         """An in-place resize: kubelet asks, we may answer, the runtime writes."""
         limits = replace(limits, cpus=container.limits.cpus)
-        asked = msgspec.structs.replace(requested(limits), cpus=None)
+        asked = msgspec.structs.replace(requested(limits, "Burstable", 0), cpus=None)
         self._update(container, limits, asked, hooked=hooked)
 
     def pin_again(self, container: RunningContainer) -> bool:
@@ -488,6 +513,13 @@ class OperatedNode:
         exists = outcome is not None and outcome.value in self.resctrl_groups()
         return str(outcome.value) if outcome is not None and exists else ""
 
+    def _oom_score_adj(self, decision: Decision) -> int | None:
+        outcome = decision.outcomes.get((Resource.OOM_SCORE_ADJ, ""))
+        if outcome is None or Resource.OOM_SCORE_ADJ not in self.runtime.creation:
+            return None
+        assert isinstance(outcome.value, int)
+        return outcome.value
+
     def _files(self, decision: Decision, may: frozenset[Resource]) -> dict[str, str]:
         """A decision as the runtime writes it."""
         v2 = self.profile.cgroup == 2
@@ -519,6 +551,11 @@ class OperatedNode:
                 case _:
                     pass
         return files
+
+    def fork(self, container: RunningContainer) -> None:
+        """A process of the container starts another one, on both."""
+        self.kernel.fork(container.here.task)
+        self.twin.fork(container.twin.task)
 
     # What the operator does
 

@@ -12,6 +12,8 @@ from apis.keys import (
     ANNOTATION_OOM_SCORE_ADJ,
     ANNOTATION_RESCTRL,
     ANNOTATION_RESOURCE_STATUS,
+    LABEL_CORE_SCHED_GROUP_ID,
+    LABEL_CORE_SCHED_POLICY,
     LABEL_QOS_CLASS,
 )
 from apis.qos import KubeQoS
@@ -20,7 +22,14 @@ from hooks.decision import Decision
 from hooks.subject import NOTHING_REQUESTED, Requested, make_pod
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
-from tests.simulated.kubelet import Container, KubeQos, Limits, Pod, shares_of
+from tests.simulated.kubelet import (
+    Container,
+    KubeQos,
+    Limits,
+    Pod,
+    oom_score_adj_of,
+    shares_of,
+)
 
 GIB = 1 << 30
 NO_LIMITS = Limits()
@@ -46,6 +55,7 @@ class Kind:
     numa: bool = False
     oom_score_adj: int | None = None
     cache_percent: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def pinned_cpus(self) -> int:
@@ -65,6 +75,14 @@ KINDS = (
     Kind("reserved-numa", "Guaranteed", "LSR", _ONE_CPU, exclusive_cpus=2, numa=True),
     Kind("reserved-without", "Guaranteed", "LSR", _ONE_CPU),
     Kind("alone", "Guaranteed", "LSE", _ONE_CPU, exclusive_cpus=2, whole_cores=True),
+    Kind(
+        "grouped", "Burstable", "LS", Limits(500), oom_score_adj=-500,
+        labels=((LABEL_CORE_SCHED_GROUP_ID, "shop"),),
+    ),
+    Kind(
+        "core-exclusive", "Burstable", "LS", Limits(500),
+        labels=((LABEL_CORE_SCHED_POLICY, "exclusive"),),
+    ),
     Kind("cached", "Burstable", "LS", Limits(500, 2000, GIB), cache_percent=30),
     Kind("cached-batch", "BestEffort", "BE", cache_percent=20),
     Kind("system", "Burstable", "SYSTEM", Limits(100)),
@@ -100,7 +118,9 @@ class RunningContainer:
 
 def told(pod: Running) -> subjects.Pod:
     """The pod as the runtime tells of it."""
-    labels = {LABEL_QOS_CLASS: pod.kind.qos} if pod.kind.qos else {}
+    labels = dict(pod.kind.labels)
+    if pod.kind.qos:
+        labels[LABEL_QOS_CLASS] = pod.kind.qos
     annotations: dict[str, str] = {}
     status: dict[str, object] = {}
     if pod.cpus:
@@ -137,14 +157,16 @@ def told(pod: Running) -> subjects.Pod:
     )
 
 
-def requested(limits: Limits) -> Requested:
-    """What kubelet's CRI request says."""
+def requested(limits: Limits, qos: KubeQos, capacity_bytes: int) -> Requested:
+    """What kubelet's CRI request for a new container says; an update leaves the OOM score out."""
+    score = oom_score_adj_of(qos, limits, capacity_bytes) if capacity_bytes else None
     return Requested(
         cpu_shares=shares_of(limits.cpu_request_milli),
         cfs_quota_us=limits.quota_us,
         cfs_period_us=100_000,
         memory_limit_bytes=limits.memory_limit_bytes or UNLIMITED,
         cpus=CpuSet.parse(limits.cpus) if limits.cpus else None,
+        oom_score_adj=score,
     )
 
 
@@ -155,6 +177,7 @@ def over(asked: Requested, decision: Decision) -> Requested:
         Resource.CPU_CFS_QUOTA: "cfs_quota_us",
         Resource.MEMORY_LIMIT: "memory_limit_bytes",
         Resource.CPUSET_CPUS: "cpus",
+        Resource.OOM_SCORE_ADJ: "oom_score_adj",
     }
     changes = {
         fields[resource]: outcome.value

@@ -20,9 +20,8 @@ from hypothesis.stateful import initialize, precondition, rule
 from hooks.subject import Subject
 from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
-from tests.properties.cpus import PLANS
 from tests.properties.pods import RunningContainer
-from tests.properties.test_node import PROFILES, SLOS, NodeMachine
+from tests.properties.test_node import LIVES, PROFILES, Life, NodeMachine
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2
 from tests.simulated.profiles import Driver, WeightFormula
 
@@ -49,13 +48,9 @@ PAGE = 4096
 class DisturbedMachine(NodeMachine):
     """The rules of `NodeMachine`, and those of everybody else on the node."""
 
-    @initialize(
-        profile=st.sampled_from(sorted(DISTURBED)),
-        plan=st.sampled_from(sorted(PLANS)),
-        slo=st.sampled_from(sorted(SLOS)),
-    )
-    def boot(self, profile: str, plan: str, slo: str) -> None:
-        self._boot(DISTURBED[profile], plan, slo)
+    @initialize(profile=st.sampled_from(sorted(DISTURBED)), life=LIVES)
+    def boot(self, profile: str, life: Life) -> None:
+        self._boot(DISTURBED[profile], life)
         self.foreign = 0
 
     # Other writers
@@ -141,12 +136,9 @@ class DisturbedMachine(NodeMachine):
     @rule(bytes_=st.integers(1, 40))
     def the_daemon_restarts_after_a_torn_write(self, bytes_: int) -> None:
         """Half a record more than was written: the one that did not get through."""
-        path = self.node.folder / "journal"
-        with path.open("ab") as file:
-            file.write(b'{"record":{"place":"kubepods/burstable/x","inode":1}}'[:bytes_])
-        with (self.node.folder / "requests.log").open("ab") as file:
-            file.write(b'{"id":"0000000000000000","shares":1024,"quota_us"'[:bytes_])
-        self.node.restart()
+        record = b'{"record":{"place":"kubepods/burstable/x","inode":1}}'
+        request = b'{"id":"0000000000000000","shares":1024,"quota_us"'
+        self.node.restart(torn={"journal": record[:bytes_], "requests.log": request[:bytes_]})
 
     # What settled means
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import HealthCheck, note, settings
@@ -75,6 +75,14 @@ SLOS: dict[str, dict[str, Any]] = {
     "identity of BE": {
         "resourceQOSStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}}
     },
+    "core scheduling": {
+        "resourceQOSStrategy": {
+            "policies": {"cpuPolicy": "coreSched"},
+            "lsrClass": {"cpuQOS": {"enable": True}},
+            "lsClass": {"cpuQOS": {"enable": True}},
+            "beClass": {"cpuQOS": {"enable": True, "schedIdle": 1}},
+        }
+    },
     "memory of LS": {
         "resourceQOSStrategy": {"lsClass": {"memoryQOS": {"enable": True, "minLimitPercent": 100}}}
     },
@@ -110,7 +118,35 @@ GATES: dict[str, dict[str, bool]] = {
     "no cache of classes": {"RdtResctrl": False},
 }
 POD_KINDS = {kind.name: kind for kind in KINDS}
+ENDS = ("switched off", "uninstalled")
 TIMES = st.sampled_from([1, 1, 1, 0, 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a life begins and ends. older: pods from before the daemon; younger: its first ones."""
+
+    plan: str
+    slo: str
+    older: list[str]
+    younger: list[str]
+    apps: frozenset[str]
+    declared: frozenset[str]
+    end: str
+
+
+_SOME_PODS = st.lists(st.sampled_from(sorted(POD_KINDS)), max_size=4)
+_SOME_APPS = st.frozensets(st.sampled_from(sorted(APPS)))
+LIVES = st.builds(
+    Life,
+    plan=st.sampled_from(sorted(PLANS)),
+    slo=st.sampled_from(sorted(SLOS)),
+    older=_SOME_PODS,
+    younger=_SOME_PODS,
+    apps=_SOME_APPS,
+    declared=_SOME_APPS,
+    end=st.sampled_from(ENDS),
+)
 
 
 class NodeMachine(RuleBasedStateMachine):
@@ -118,21 +154,30 @@ class NodeMachine(RuleBasedStateMachine):
 
     node: OperatedNode
 
-    @initialize(
-        profile=st.sampled_from(sorted(PROFILES)),
-        plan=st.sampled_from(sorted(PLANS)),
-        slo=st.sampled_from(sorted(SLOS)),
-    )
-    def boot(self, profile: str, plan: str, slo: str) -> None:
-        self._boot(PROFILES[profile], plan, slo)
+    @initialize(profile=st.sampled_from(sorted(PROFILES)), life=LIVES)
+    def boot(self, profile: str, life: Life) -> None:
+        self._boot(PROFILES[profile], life)
 
-    def _boot(self, profile: Profile, plan: str, slo: str) -> None:
-        self.node = OperatedNode(profile, PLANS[plan])
-        self.node.set_slo(SLOS[slo])
+    def _boot(self, profile: Profile, life: Life) -> None:
+        self.end = life.end
+        self.unhooked = bool(life.older)
+        self.ever_declared = set(life.declared)
+        self.node = OperatedNode(profile, PLANS[life.plan])
+        for kind in life.older:
+            self._start(kind)
+        for name in sorted(life.apps):
+            self.node.start_app(name)
+        self.node.set_slo(SLOS[life.slo])
+        self.node.declare(life.declared)
         self.node.publish_topology()
         self.node.synchronize()
-        self.unhooked = False
-        self.ever_declared: set[str] = set()
+        for kind in life.younger:
+            self._start(kind)
+
+    def _start(self, kind: str, *, times: int = 1, late: bool = False) -> None:
+        pod = self.node.add_pod(POD_KINDS[kind], times=times, late=late)
+        if pod is not None:
+            self.node.start_container(pod, hooked=True)
 
     def _pod(self, number: int) -> Running:
         return self.node.pods[number % len(self.node.pods)]
@@ -150,11 +195,9 @@ class NodeMachine(RuleBasedStateMachine):
         published=st.booleans(),
     )
     def a_pod_arrives(self, kind: str, times: int, late: bool, published: bool) -> None:
-        pod = self.node.add_pod(POD_KINDS[kind], times=times, late=late)
-        if pod is not None:
-            self.node.start_container(pod, hooked=True)
-            if published:
-                self.node.publish_topology()
+        self._start(kind, times=times, late=late)
+        if published:
+            self.node.publish_topology()
 
     @precondition(lambda self: self.node.pods)
     @rule(number=st.integers(0, 9), times=st.sampled_from([1, 2]))
@@ -205,6 +248,12 @@ class NodeMachine(RuleBasedStateMachine):
         for pod in self.node.pods:
             for container in pod.containers:
                 self.node.pin_again(container)
+
+    @rule(number=st.integers(0, 9))
+    def a_process_forks(self, number: int) -> None:
+        container = self._container(number)
+        if container is not None:
+            self.node.fork(container)
 
     @rule()
     def systemd_reloads(self) -> None:
@@ -439,9 +488,13 @@ class NodeMachine(RuleBasedStateMachine):
         if not hasattr(self, "node"):
             return
         try:
-            self._settled()
-            self.node.set_gates(NO_GATES)
-            self._settled()
+            if self.end == "uninstalled":
+                self.node.reconcile()
+                self.node.uninstall()
+            else:
+                self._settled()
+                self.node.set_gates(NO_GATES)
+                self._settled()
             self._as_if_never_there()
         finally:
             self.node.close()

@@ -11,6 +11,7 @@ from tests.properties.cpus import PLANS
 from tests.properties.node import ALL_GATES, NO_GATES, OperatedNode
 from tests.properties.pods import KINDS, RunningContainer
 from tests.properties.test_node import PROFILES, QOS_ON
+from tests.properties.twin import differences
 from tests.simulated.kubelet import Limits, quadratic_weight
 
 KIND = {kind.name: kind for kind in KINDS}
@@ -183,6 +184,33 @@ def test_cpus_that_kubelet_named_while_nobody_listened_come_back(profile: str) -
         container = _one(node, "reserved")
         node.synchronize()
         assert node.kernel_cpus(container.here.cgroup) == container.pod.cpus
+        _switch_off(node)
+        assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
+    finally:
+        node.close()
+
+
+def test_an_uninstall_finds_what_only_the_runtime_was_told_so_far(node: OperatedNode) -> None:
+    """The daemon is killed between its answer and the pass that would have looked."""
+    for kind in ("reserved", "batch", "spare"):
+        _one(node, kind)
+    assert differences(node)
+    node.uninstall()
+    assert not differences(node)
+
+
+@pytest.mark.parametrize("profile", ["debian-12-v1", "rhel-9"])
+def test_cpus_that_kubelet_names_are_its_own_though_we_had_written_the_same(profile: str) -> None:
+    """Kubelet's static policy and the share pools take the same CPUs from everybody else."""
+    node = boot(profile, "static")
+    try:
+        container = _one(node, "latency")
+        node.settle()
+        _one(node, "guaranteed")
+        node.publish_topology()
+        node.settle()
+        assert node.pin_again(container)
+        assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
         _switch_off(node)
         assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
     finally:

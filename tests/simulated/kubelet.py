@@ -27,6 +27,7 @@ from tests.simulated.values import list_text
 KubeQos = Literal["Guaranteed", "Burstable", "BestEffort"]
 UNLIMITED = -1
 PERIOD_US = 100_000
+SANDBOX_OOM_SCORE_ADJ = -998
 
 _SCOPE_PREFIX = {
     Runtime.CONTAINERD: "cri-containerd-",
@@ -38,6 +39,15 @@ _SCOPE_PREFIX = {
 def shares_of(milli_cpu: int) -> int:
     """kubelet's shares for a CPU request."""
     return 2 if milli_cpu == 0 else max(2, min(milli_cpu * 1024 // 1000, 1 << 18))
+
+
+def oom_score_adj_of(qos: KubeQos, limits: Limits, capacity_bytes: int) -> int:
+    """kubelet's oom_score_adj for a container: by its class, and its share of the memory."""
+    if qos == "Guaranteed":
+        return -997
+    if qos == "BestEffort":
+        return 1000
+    return min(max(1000 - 1000 * limits.memory_request_bytes // capacity_bytes, 3), 999)
 
 
 def linear_weight(shares: int) -> int:
@@ -105,12 +115,16 @@ class Pod:
         *,
         threads: int = 1,
         adjusted: Mapping[str, str] = MappingProxyType({}),
+        oom_score_adj: int | None = None,
     ) -> Container:
         """Start a container in this pod, as the runtime does.
 
-        adjusted: file name -> text that a plugin gave the runtime in place of kubelet's wish.
+        adjusted: file name -> text that a plugin gave the runtime in place of kubelet's wish;
+        oom_score_adj likewise.
         """
-        container = self.kubelet.start_container(self, limits, threads=threads, adjusted=adjusted)
+        container = self.kubelet.start_container(
+            self, limits, threads=threads, adjusted=adjusted, oom_score_adj=oom_score_adj
+        )
         self.containers.append(container)
         return container
 
@@ -177,12 +191,20 @@ class Kubelet:
             else 0
         )
         self._make(cgroup, shares_of(milli), quota, memory)
-        pod.sandbox = self.start_container(pod, Limits(), threads=1, adjusted={})
+        pod.sandbox = self.start_container(
+            pod, Limits(), threads=1, adjusted={}, oom_score_adj=SANDBOX_OOM_SCORE_ADJ
+        )
         self._update_qos(qos)
         return pod
 
     def start_container(
-        self, pod: Pod, limits: Limits, *, threads: int, adjusted: Mapping[str, str]
+        self,
+        pod: Pod,
+        limits: Limits,
+        *,
+        threads: int,
+        adjusted: Mapping[str, str],
+        oom_score_adj: int | None = None,
     ) -> Container:
         """As the runtime: make the group, write its values, start the process in it.
 
@@ -211,6 +233,10 @@ class Kubelet:
             self.kernel.remove_group(cgroup)
             raise
         task = self.kernel.spawn_process("app", cgroup=cgroup, threads=threads)
+        if oom_score_adj is None:
+            oom_score_adj = oom_score_adj_of(pod.qos, limits, self.kernel.memory_bytes)
+        for thread in self.kernel.threads_of(task.pid):
+            thread.oom_score_adj = oom_score_adj
         return Container(identity, cgroup, task, limits, pod)
 
     def stop_container(self, container: Container) -> None:
