@@ -331,7 +331,12 @@ class Journal:
         return gone
 
     def _append(self, lines: list[_Line]) -> None:
-        if self._path is None or not (lines or self._behind):
+        if self._path is None:
+            return
+        if self._file >= 0 and not os.fstat(self._file).st_nlink:
+            # Somebody removed the file: what is appended now would be gone with this process.
+            self._behind = True
+        if not (lines or self._behind):
             return
         try:
             live = len(self._records) + len(self._deliveries) + len(self._handed) + 1

@@ -94,6 +94,23 @@ def test_after_a_failed_append_the_next_one_catches_up(tmp_path: Path) -> None:
     assert {one.place for one in again.records()} == {"kubepods/pod1", "kubepods/pod2"}
 
 
+def test_a_file_that_was_removed_is_made_again_with_all_that_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal"
+    path.parent.mkdir()
+    journal = Journal(str(path), boot="b1")
+    journal.update([record(1)])
+    path.unlink()
+    journal.update()
+    assert Journal(str(path), boot="b1").records() == [record(1)]
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(JournalError, match="No such file or directory"):
+        journal.update()
+    path.parent.mkdir()
+    journal.update()
+    assert Journal(str(path), boot="b1").records() == [record(1)]
+
+
 def test_a_full_disk_at_the_start_keeps_what_is_there_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
