@@ -50,7 +50,9 @@ class Ground(Protocol):
     def start(self) -> int:
         """Start a process; its pid."""
 
-    def allocate(self, pid: int, mebibytes: int) -> None: ...
+    def allocate(self, pid: int, mebibytes: int) -> bool:
+        """Let the process touch this much more memory; whether it got it."""
+
     def runs(self, pid: int) -> bool: ...
 
 
@@ -128,8 +130,10 @@ class SimulatedGround:
         self._tasks[task.pid] = task
         return task.pid
 
-    def allocate(self, pid: int, mebibytes: int) -> None:
-        self.machine.use_memory(self._tasks[pid], mebibytes << 20)
+    def allocate(self, pid: int, mebibytes: int) -> bool:
+        task = self._tasks[pid]
+        self.machine.use_memory(task, task.anon_bytes + (mebibytes << 20))
+        return self.runs(pid)
 
     def runs(self, pid: int) -> bool:
         return pid in self.machine.tasks
@@ -192,12 +196,12 @@ class RealGround:
         self._processes[process.pid] = process
         return process.pid
 
-    def allocate(self, pid: int, mebibytes: int) -> None:
+    def allocate(self, pid: int, mebibytes: int) -> bool:
         process = self._processes[pid]
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(f"{mebibytes}\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "held\n"
+        return process.stdout.readline() == "held\n"
 
     def runs(self, pid: int) -> bool:
         deadline = time.monotonic() + 10

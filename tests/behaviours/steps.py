@@ -35,6 +35,15 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSoon:
+    """A write that is accepted within a second; until then it may be refused with `meanwhile`."""
+
+    path: str
+    text: str
+    meanwhile: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reads:
     """The file reads as `text`, without the last newline."""
 
@@ -79,13 +88,21 @@ class Allocate:
 
 
 @dataclass(frozen=True, slots=True)
+class Outgrow:
+    """The last process touches this much memory and does not get it."""
+
+    mebibytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """The last process is killed within a few seconds."""
 
 
 Step = (
-    Make | Remove | Write | Reads | ReadFails | HasLine | Exists | Missing | Start | Allocate | Ends
-)
+    Make | Remove | Write | WriteSoon | Reads | ReadFails | HasLine | Exists | Missing | Start
+    | Allocate | Outgrow | Ends
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,13 @@ from tests.behaviours.steps import (
     HasLine,
     Make,
     Missing,
+    Outgrow,
     ReadFails,
     Reads,
     Remove,
     Start,
     Write,
+    WriteSoon,
     on_v1,
     on_v2,
 )
@@ -297,6 +299,40 @@ BANDWIDTH_V1 = (
         Write("g/h/cpu.cfs_period_us", "100000", EINVAL),
     ),
     on_v1(
+        "growing begins at the top",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write("g/h/cpu.cfs_quota_us", "60000", EINVAL), Write(QUOTA, "60000"),
+        Write("g/h/cpu.cfs_quota_us", "60000"),
+    ),
+    on_v1(
+        "shrinking begins at the bottom",
+        Make("g"), Make("g/h"), Write(QUOTA, "60000"), Write("g/h/cpu.cfs_quota_us", "60000"),
+        Write(QUOTA, "50000", EINVAL), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write(QUOTA, "50000"),
+    ),
+    on_v1(
+        "a parent may become unlimited around its child, and a child inside its parent",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write("g/h/cpu.cfs_quota_us", "-1"), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write(QUOTA, "-1"), Reads("g/h/cpu.cfs_quota_us", "50000"),
+    ),
+    on_v1(
+        "a grandchild holds its grandparent through an unlimited parent",
+        Make("g"), Make("g/h"), Make("g/h/i"), Write("g/h/i/cpu.cfs_quota_us", "60000"),
+        Write(QUOTA, "50000", EINVAL), Reads(QUOTA, "-1"), Write(QUOTA, "60000"),
+    ),
+    on_v1(
+        "a group moves no further than every group below it allows",
+        Make("g"), Make("g/h"), Make("g/i"), Write("g/h/cpu.cfs_quota_us", "20000"),
+        Write("g/i/cpu.cfs_quota_us", "60000"), Write(QUOTA, "50000", EINVAL),
+        Write("g/i/cpu.cfs_quota_us", "50000"), Write(QUOTA, "50000"),
+    ),
+    on_v1(
+        "a group that is gone holds nobody, after a moment",
+        Make("g"), Make("g/h"), Write("g/h/cpu.cfs_quota_us", "60000"),
+        Write(QUOTA, "50000", EINVAL), Remove("g/h"), WriteSoon(QUOTA, "50000", EINVAL),
+    ),
+    on_v1(
         "a parent's longer period squeezes its child",
         Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "50000"),
         Write(PERIOD, "200000", EINVAL), Write(PERIOD, "100000"),
@@ -321,6 +357,38 @@ BURST_V1 = (
         since=(5, 14),
     ),
     on_v1("burst is not negative", Make("g"), Write(BURST, "-1", EINVAL), since=(5, 14)),
+    on_v1(
+        "lifting the quota keeps the burst, which bounds the next one",
+        Make("g"), Write(QUOTA, "50000"), Write(BURST, "20000"), Write(QUOTA, "-1"),
+        Reads(BURST, "20000"), Write(QUOTA, "10000", EINVAL), Write(QUOTA, "20000"),
+        since=(5, 14),
+    ),
+    on_v1(
+        "a refused quota leaves quota and burst as they were",
+        Make("g"), Write(QUOTA, "50000"), Write(BURST, "20000"), Write(QUOTA, "10000", EINVAL),
+        Reads(QUOTA, "50000"), Reads(BURST, "20000"), since=(5, 14),
+    ),
+    on_v1(
+        "burst and quota compare in microseconds, whatever the period",
+        Make("g"), Write(PERIOD, "200000"), Write(QUOTA, "50000"), Write(BURST, "50000"),
+        Write(BURST, "50001", EINVAL), Write(PERIOD, "1000000"), Reads(BURST, "50000"),
+        since=(5, 14),
+    ),
+    on_v1(
+        "quota and burst together have 44 bits",
+        Make("g"), Write(QUOTA, "17592186044415"), Write(BURST, "1", EINVAL),
+        Write(QUOTA, "17592186044414"), Write(BURST, "1"), since=(5, 14),
+    ),
+    on_v1(
+        "a burst may reach above what the parent has",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "50000"),
+        Write("g/h/cpu.cfs_burst_us", "50000"), since=(5, 14),
+    ),
+    on_v1(
+        "a child's burst does not hold its parent's quota",
+        Make("g"), Make("g/h"), Write(QUOTA, "50000"), Write("g/h/cpu.cfs_quota_us", "20000"),
+        Write("g/h/cpu.cfs_burst_us", "20000"), Write(QUOTA, "20000"), since=(5, 14),
+    ),
 )  # fmt: skip
 
 BANDWIDTH_V2 = (
@@ -522,6 +590,33 @@ MEMORY_V1 = (
         Write(LIMIT, "33554432", EBUSY), Reads(LIMIT, UNLIMITED_V1),
     ),
     on_v1("usage cannot be set", Make("g"), Write("g/memory.usage_in_bytes", "0", EINVAL)),
+    on_v1(
+        "a refused limit leaves the former one, and the process",
+        Make("g"), Write(LIMIT, "128m"), Start(), Write("memory:g/cgroup.procs", "{pid}"),
+        Allocate(64), Write(LIMIT, "32m", EBUSY), Reads(LIMIT, "134217728"), Allocate(8),
+    ),
+    on_v1(
+        "what is in use below counts too",
+        Make("g"), Make("g/h"), Start(), Write("memory:g/h/cgroup.procs", "{pid}"), Allocate(64),
+        Write(LIMIT, "32m", EBUSY), Write("g/h/memory.limit_in_bytes", "128m"),
+        Write(LIMIT, "128m"),
+    ),
+    on_v1(
+        "what is in use may stand above a limit only further down",
+        Make("g"), Make("g/h"), Start(), Write("memory:g/cgroup.procs", "{pid}"), Allocate(64),
+        Write("g/h/memory.limit_in_bytes", "32m"), Write(LIMIT, "32m", EBUSY),
+    ),
+    on_v1(
+        "who grows beyond the limit is killed",
+        Make("g"), Write(LIMIT, "32m"), Start(), Write("memory:g/cgroup.procs", "{pid}"),
+        Outgrow(64), Ends(),
+    ),
+    on_v1(
+        "a parent's limit kills below as well",
+        Make("g"), Make("g/h"), Write(LIMIT, "32m"), Start(),
+        Write("memory:g/h/cgroup.procs", "{pid}"), Outgrow(64), Ends(),
+        Reads("g/h/memory.limit_in_bytes", UNLIMITED_V1),
+    ),
 )  # fmt: skip
 
 MEMORY_V2 = (
@@ -568,6 +663,11 @@ MEMORY_V2 = (
         Make("g"), Start(), Write("g/cgroup.procs", "{pid}"), Allocate(64),
         Write("g/memory.max", "8m"), Reads("g/memory.max", "8388608"), Ends(),
         HasLine("g/memory.events", "oom_kill 1"),
+    ),
+    on_v2(
+        "who grows beyond the limit is killed",
+        Make("g"), Write("g/memory.max", "32m"), Start(), Write("g/cgroup.procs", "{pid}"),
+        Outgrow(64), Ends(), HasLine("g/memory.events", "oom_kill 1"),
     ),
     on_v2("memory.current cannot be set", Make("g"), Write("g/memory.current", "0", EINVAL)),
 )  # fmt: skip

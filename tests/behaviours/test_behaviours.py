@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,12 +24,14 @@ from tests.behaviours.steps import (
     HasLine,
     Make,
     Missing,
+    Outgrow,
     ReadFails,
     Reads,
     Remove,
     Start,
     Step,
     Write,
+    WriteSoon,
 )
 from tests.behaviours.table import TABLE
 from tests.conftest import require
@@ -125,6 +128,15 @@ def _take(ground: Ground, step: Step, words: dict[str, str]) -> str | None:
             (file,) = ground.path(path.format_map(words))
             content = text.format_map(words)
             return _answers(lambda: ground.write(file, content), error)
+        case WriteSoon(path, text, meanwhile):
+            (file,) = ground.path(path.format_map(words))
+            content = text.format_map(words)
+            deadline = time.monotonic() + 1
+            while _answers(lambda: ground.write(file, content), meanwhile) is None:
+                if time.monotonic() > deadline:
+                    return "refused for a second"
+                time.sleep(0.001)
+            return _answers(lambda: ground.write(file, content), 0)
         case Reads(path, text):
             (file,) = ground.path(path.format_map(words))
             found = ground.read(file).rstrip("\n")
@@ -147,8 +159,9 @@ def _take(ground: Ground, step: Step, words: dict[str, str]) -> str | None:
             words["pid"] = str(ground.start())
             return None
         case Allocate(mebibytes):
-            ground.allocate(int(words["pid"]), mebibytes)
-            return None
+            return None if ground.allocate(int(words["pid"]), mebibytes) else "was killed"
+        case Outgrow(mebibytes):
+            return "got it" if ground.allocate(int(words["pid"]), mebibytes) else None
         case Ends():
             return "still runs" if ground.runs(int(words["pid"])) else None
 
