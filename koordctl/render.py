@@ -14,6 +14,7 @@ Row = Sequence[object]
 
 _GAP = "  "
 _BELOW = "    "
+_MOST_ROWS = 20
 _NARROWEST_LAST = 20
 
 
@@ -264,6 +265,8 @@ def status(answer: Mapping[str, Any]) -> str:
             [(p["name"], p["state"], p["why"] or p["summary"]) for p in answer["policies"]],
         )
     )
+    if troubled := reconciler.get("troubled", ()):
+        blocks.append(heading("values that are not in force") + "\n" + _troubled(troubled))
     if answer["unprotected"]:
         blocks.append(
             heading("containers that no hook saw at creation, or that miss something")
@@ -291,6 +294,18 @@ def status(answer: Mapping[str, Any]) -> str:
             )
         )
     return "\n\n".join(blocks)
+
+
+def _troubled(values: Sequence[Mapping[str, Any]]) -> str:
+    shown = table(
+        ("WHERE", "WHAT", "WANTED", "OBSERVED", "STATE", "WHY"),
+        [
+            (v["name"], _name(v), v["desired"], v["observed"], v["state"], v["detail"])
+            for v in values[:_MOST_ROWS]
+        ],
+    )
+    more = len(values) - _MOST_ROWS
+    return f"{shown}\n... and {more} more: koordctl status -o json" if more > 0 else shown
 
 
 def _objects(objects: Mapping[str, Any]) -> str:

@@ -226,7 +226,8 @@ class _Answers:
         reconciler = self._parts.passes.reconciler
         if reconciler is None:
             return {}
-        stats = reconciler.stats
+        stats, states = reconciler.stats, reconciler.states()
+        bad = {resource for resource, state in states if state in explain.TROUBLED}
         return {
             "passes": stats.passes,
             "written": stats.written,
@@ -239,7 +240,12 @@ class _Answers:
             "lastWritten": stats.last.written,
             "journalRecords": stats.journal_records,
             "journalError": stats.journal_error,
-            "values": explain.counts(reconciler.states()),
+            "values": explain.counts(states),
+            "troubled": [
+                explain.trouble(subject, view)
+                for subject, view in (reconciler.standing(bad) if bad else ())
+                if view.state in explain.TROUBLED
+            ],
             "restoring": [explain.orphan(view) for view in reconciler.restoring()],
         }
 

@@ -13,7 +13,7 @@ from hooks.claim import Claim, Op
 from hooks.decision import Decision, Outcome
 from hooks.subject import ContainerSubject, PodSubject, SandboxSubject, Subject
 from koordlet.decider import name_of
-from koordlet.executor.slots import ResourceView, WriteNote
+from koordlet.executor.slots import ResourceView, State, WriteNote
 from koordlet.reconciler import AT_CREATION_ONLY, SubjectView, requested_value
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 
@@ -58,6 +58,24 @@ def explain(view: SubjectView, *, lacks: Iterable[str] = ()) -> Plain:
     if isinstance(subject, ContainerSubject):
         made["container"] = subject.name
     return made
+
+
+TROUBLED: Final = frozenset({State.BLOCKED, State.FAILED})
+"""Values that are wanted, that the kernel has, and that are not in force."""
+
+
+def trouble(subject: Subject, view: ResourceView) -> Plain:
+    """Return where a value is not in force, and why."""
+    return {
+        "subject": subject.key,
+        "name": name_of(subject),
+        "resource": view.resource.value,
+        "key": view.key,
+        "desired": view.desired,
+        "observed": view.observed,
+        "state": view.state.value,
+        "detail": view.detail,
+    }
 
 
 def faults(decision: Decision) -> list[Plain]:

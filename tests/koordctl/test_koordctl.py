@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -129,6 +130,33 @@ def test_status_events_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     with_daemon(test)
 
 
+def test_status_names_the_values_that_are_not_in_force(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        n.kernel.faults.fail("write", errno.EINVAL, path="*/cpu.max", nth=0)
+        n.put(node_object("2.0"))
+
+        def troubled() -> bool:
+            reconciler = n.daemon.parts.passes.reconciler
+            return reconciler is not None and any(s == "failed" for _, s in reconciler.states())
+
+        await until("a refused write", troubled)
+        assert await ask("status") == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "values that are not in force" in shown
+        assert "Pod default/pod-aaaa cpu.cfs_quota_us 50000 80000 failed" in shown
+        await ask("status", "-o", "json")
+        (told,) = json.loads(capsys.readouterr().out)["reconciler"]["troubled"]
+        assert (told["name"], told["desired"], told["state"]) == (
+            "Pod default/pod-aaaa",
+            "50000",
+            "failed",
+        )
+
+    with_daemon(test)
+
+
 def documented(command: str) -> set[str]:
     """Return the fields that the documentation promises: `a`, `a.b`, `a[].b`."""
     section = OPERATIONS.read_text().split("## JSON")[1].split("\n## ")[0]
@@ -168,8 +196,9 @@ def test_the_documented_fields_of_an_answer_are_there(
         answer = json.loads(capsys.readouterr().out)
         promised = documented(command)
         assert len(promised) >= 7
-        # Nothing is amiss with this node's containers and sources.
-        unseen = {field for field in promised if field.startswith(("unprotected[].", "sources[]."))}
+        # Nothing is amiss with this node's containers, sources and values.
+        empty = {"unprotected", "sources", "reconciler.troubled"}
+        unseen = {field for field in promised if "[]." in field and field.split("[].")[0] in empty}
         assert promised - unseen - fields(answer) == set()
 
     with_daemon(test)
