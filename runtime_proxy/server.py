@@ -244,12 +244,15 @@ class _Connection(asyncio.Protocol):
             self._fault(fault, "client")
 
     def pause_writing(self) -> None:
-        if self._upstream is not None:
-            self._upstream.pause_reading()
+        """The client does not read: whoever makes what it should read has to wait."""
+        source = self._client if self._refusal is not None else self._upstream
+        if source is not None and not source.is_closing():
+            source.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._upstream is not None and not self._upstream.is_closing():
-            self._upstream.resume_reading()
+        source = self._client if self._refusal is not None else self._upstream
+        if source is not None and not source.is_closing():
+            source.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -270,11 +273,9 @@ class _Connection(asyncio.Protocol):
             self._fault(fault, "runtime")
             return
         self._flush()
-        if self._leaving and not relay.active:
-            self._close_soon()
 
     def upstream_paused(self) -> None:
-        if self._client is not None:
+        if self._client is not None and not self._client.is_closing():
             self._client.pause_reading()
 
     def upstream_resumed(self) -> None:
@@ -306,6 +307,8 @@ class _Connection(asyncio.Protocol):
                 relay.events = []
                 for event in events:
                     self._handle(relay, event)
+        if self._leaving and not relay.active:
+            self._close_soon()
 
     def _write_client(self, chunks: list[bytes]) -> None:
         if self._client is not None and chunks:
@@ -372,8 +375,6 @@ class _Connection(asyncio.Protocol):
             self._leaving = True
             self._relay.drain()
             self._flush()
-            if not self._relay.active:
-                self._close_soon()
 
     def _close_soon(self) -> None:
         self._front.loop.call_later(_LINGER_S, self.close)

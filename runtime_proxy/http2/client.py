@@ -74,6 +74,9 @@ class ClientConnection:
         self._decoder = hpack.Decoder()
         self._rest = b""
         self._calls: dict[int, _Call] = {}
+        # Calls that the server's limit of streams keeps back, in order, with their heads.
+        self._kept_back: dict[int, bytes] = {}
+        self._max_calls = frames.LARGEST_WINDOW
         self._unsent: deque[int] = deque()
         self._next_stream = 1
         self._send_window = frames.DEFAULT_WINDOW
@@ -107,18 +110,22 @@ class ClientConnection:
         ]
         if timeout_s is not None:
             fields.append((b"grpc-timeout", format_timeout(timeout_s)))
-        self.output.append(
-            frames.frame(frames.HEADERS, frames.END_HEADERS, stream, hpack.encode(fields))
-        )
         self._calls[stream] = _Call(self._initial_window, add_prefix(message))
-        self._unsent.append(stream)
+        self._kept_back[stream] = frames.frame(
+            frames.HEADERS, frames.END_HEADERS, stream, hpack.encode(fields)
+        )
+        self._begin_calls()
         self._pump()
         return stream
 
     def cancel(self, stream: int) -> None:
         """Forget a call and tell the server so; no event of it follows."""
-        if self._calls.pop(stream, None) is not None:
+        if self._calls.pop(stream, None) is None:
+            return
+        if self._kept_back.pop(stream, None) is None:
             self.output.append(frames.rst_stream(stream, ErrorCode.CANCEL))
+            self._begin_calls()
+            self._pump()
 
     def ping(self, payload: bytes) -> None:
         self.output.append(frames.ping(payload))
@@ -142,6 +149,7 @@ class ClientConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: every open call ends."""
+        self.leaving = True
         for stream in list(self._calls):
             self._end(stream, Status.unavailable(reason))
 
@@ -186,7 +194,7 @@ class ClientConnection:
         elif kind == frames.GOAWAY:
             self.leaving = True
             last = frames.parse_uint31(payload)
-            for open_stream in [s for s in self._calls if s > last]:
+            for open_stream in [s for s in self._calls if s > last or s in self._kept_back]:
                 self._end(open_stream, Status.unavailable("the server is closing"), processed=False)
 
     def _settings(self, payload: bytes) -> None:
@@ -198,6 +206,9 @@ class ClientConnection:
                     call.send_window += change
             elif identifier == frames.SETTING_MAX_FRAME_SIZE:
                 self._max_frame = value
+            elif identifier == frames.SETTING_MAX_CONCURRENT_STREAMS:
+                self._max_calls = value
+        self._begin_calls()
         self.ready = True
         self.output.append(frames.SETTINGS_ACK)
 
@@ -262,7 +273,18 @@ class ClientConnection:
 
     def _end(self, stream: int, status: Status, *, processed: bool = True) -> None:
         if self._calls.pop(stream, None) is not None:
+            self._kept_back.pop(stream, None)
             self.events.append(Ended(stream, status, processed))
+            self._begin_calls()
+
+    def _begin_calls(self) -> None:
+        """Open what the server's limit allows; streams open in the order of their numbers."""
+        while self._kept_back and not self.leaving:
+            if len(self._calls) - len(self._kept_back) >= self._max_calls:
+                return
+            stream = next(iter(self._kept_back))
+            self.output.append(self._kept_back.pop(stream))
+            self._unsent.append(stream)
 
     def _pump(self) -> None:
         waiting: deque[int] = deque()

@@ -37,8 +37,12 @@ DEFAULT_MAX_FRAME_SIZE = 16_384
 LARGEST_MAX_FRAME_SIZE = 16_777_215
 LARGEST_WINDOW = 2**31 - 1
 STREAM_MASK = 0x7FFF_FFFF
-# A header block that we keep until its last CONTINUATION; kubelet sends 300 octets.
-_MAX_HEADER_BLOCK = 256 * 1024
+# A client's header block that we keep until its last CONTINUATION; kubelet sends 300 octets.
+MAX_CLIENT_BLOCK = 256 * 1024
+# The runtime's: an error's text travels in a header, and gRPC clients take 16 MiB of them.
+MAX_SERVER_BLOCK = 16 * 1024 * 1024
+# Frames of one block beside what its size needs: each costs a look for every part that arrives.
+_SPARE_FRAMES = 16
 
 # Length as two parts (high 16 bits, low 8 bits), type, flags, stream with its reserved bit.
 FRAME_HEADER = struct.Struct(">HBBBI")
@@ -161,11 +165,12 @@ def header_fragment(kind: int, flags: int, payload: bytes) -> bytes:
     return fragment
 
 
-def header_block_end(buffer: bytes, at: int, max_frame_size: int) -> int:
+def header_block_end(buffer: bytes, at: int, max_frame_size: int, max_block: int) -> int:
     """Where the HEADERS at `at` and their CONTINUATIONs end, or 0 while they are incomplete."""
     start = at
     size = len(buffer)
     expected: int | None = None
+    frames_left = max_block // DEFAULT_MAX_FRAME_SIZE + _SPARE_FRAMES
     while size - at >= HEADER_SIZE:
         high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
         length = high << 8 | low
@@ -181,8 +186,13 @@ def header_block_end(buffer: bytes, at: int, max_frame_size: int) -> int:
             break
         if flags & END_HEADERS:
             return at
-    if size - start > _MAX_HEADER_BLOCK:
-        raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
+        frames_left -= 1
+        if frames_left == 0:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block in too many frames")
+    if size - start > max_block:
+        raise ConnectionFault(
+            ErrorCode.ENHANCE_YOUR_CALM, f"header block above {max_block // 1024} KiB"
+        )
     return 0
 
 

@@ -20,6 +20,9 @@ _TIMEOUT_UNIT_S = {
     b"u": 1e-6,
     b"n": 1e-9,
 }
+# Of a status text of ours, coded: it must fit into one frame, and clients bound their headers (C
+# core takes 8 KiB). A hook server's error may be a whole stack trace.
+_MAX_CODED_MESSAGE = 4096
 # Printable ASCII except the percent sign itself.
 _PLAIN_MESSAGE_OCTETS = frozenset(range(0x20, 0x7F)) - {0x25}
 
@@ -87,7 +90,19 @@ def parse_unary_body(body: bytes, *, encoding: bytes, max_bytes: int) -> bytes:
         raise MessageError(f"broken {encoding!r} message: {error}") from error
     if len(plain) > max_bytes or not inflater.eof:
         raise MessageError(f"compressed message is cut short or above {max_bytes} octets")
+    if inflater.unused_data:
+        raise MessageError("more behind the end of a compressed message")
     return plain
+
+
+def parse_answer(body: bytes, *, max_bytes: int) -> bytes:
+    """The message of a server's unary answer, whose coding is told by its first octets.
+
+    The answer's headers pass undecoded, so grpc-encoding is not known. Raises MessageError.
+    """
+    first = body[MESSAGE_PREFIX_SIZE : MESSAGE_PREFIX_SIZE + 2]
+    encoding = b"gzip" if first == b"\x1f\x8b" else b"deflate"
+    return parse_unary_body(body, encoding=encoding, max_bytes=max_bytes)
 
 
 def parse_timeout(value: bytes | None) -> float | None:
@@ -110,11 +125,13 @@ def format_timeout(seconds: float) -> bytes:
 
 
 def encode_message(text: str) -> bytes:
-    """The percent encoding of grpc-message."""
-    return b"".join(
-        bytes((octet,)) if octet in _PLAIN_MESSAGE_OCTETS else b"%%%02X" % octet
-        for octet in text.encode()
-    )
+    """The percent encoding of grpc-message, cut where it grows too long for a header."""
+    coded = bytearray()
+    for octet in text[: _MAX_CODED_MESSAGE + 1].encode("utf-8", "replace"):
+        coded += bytes((octet,)) if octet in _PLAIN_MESSAGE_OCTETS else b"%%%02X" % octet
+        if len(coded) > _MAX_CODED_MESSAGE:
+            return bytes(coded) + b" [...]"
+    return bytes(coded)
 
 
 def decode_message(value: bytes) -> str:

@@ -68,7 +68,10 @@ class Relay:
 
         self._server_leaving = False
         self._initial_window = frames.DEFAULT_WINDOW
+        # The largest frames that either end ever said it takes: a smaller limit binds the other end
+        # only when it has seen it, and whoever set it enforces it.
         self._client_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
+        self._server_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
 
     # -- bytes in --------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class Relay:
         while size - at >= HEADER_SIZE:
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
             length = high << 8 | low
-            if length > sending.max_frame_size:
+            if length > self._server_max_frame:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} octets")
             end = at + HEADER_SIZE + length
             if end > size:
@@ -118,7 +121,9 @@ class Relay:
                         self.to_server.append(buffer[run:at])
                     self._client_data(stream, flags, buffer[at:end])
             elif kind == frames.HEADERS:
-                block_end = frames.header_block_end(buffer, at, sending.max_frame_size)
+                block_end = frames.header_block_end(
+                    buffer, at, self._server_max_frame, frames.MAX_CLIENT_BLOCK
+                )
                 if block_end == 0:
                     break
                 headers = self._decoder.decode(frames.header_block(buffer, at, block_end))
@@ -136,7 +141,7 @@ class Relay:
                     payload = buffer[at + HEADER_SIZE : end]
                     for identifier, value in frames.parse_settings(payload):
                         if identifier == frames.SETTING_MAX_FRAME_SIZE:
-                            self._client_max_frame = value
+                            self._client_max_frame = max(self._client_max_frame, value)
             elif kind == frames.CONTINUATION:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
             elif self._drain_limit is not None and stream > self._drain_limit:
@@ -174,7 +179,9 @@ class Relay:
                 if flags & frames.END_STREAM:
                     self._finish(stream)
             elif kind == frames.HEADERS or kind == frames.PUSH_PROMISE:
-                block_end = frames.header_block_end(buffer, at, self._client_max_frame)
+                block_end = frames.header_block_end(
+                    buffer, at, self._client_max_frame, frames.MAX_SERVER_BLOCK
+                )
                 if block_end == 0:
                     break
                 end = block_end
@@ -389,6 +396,7 @@ class Relay:
                     held.server_window += change
             elif identifier == frames.SETTING_MAX_FRAME_SIZE:
                 self._sending.max_frame_size = value
+                self._server_max_frame = max(self._server_max_frame, value)
             elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
                 self._decoder.set_limit(value)
 
@@ -401,6 +409,9 @@ class Relay:
         if held.phase is Phase.WAITING and not reset:
             self.events.append(Answered(stream, bytes(held.answer)))
             return
+        if held.phase in (Phase.DECIDING, Phase.SENDING) and not reset:
+            # The client has ended its side, which the server will never see from us.
+            self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self._sending.uncount(held)
         self._sending.forget(stream)
         self.events.append(Abandoned(stream))

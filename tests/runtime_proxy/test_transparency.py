@@ -78,6 +78,22 @@ def test_an_error_keeps_code_text_and_details(channel: Any) -> None:
     assert dict(error.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x05\x12\x01x"
 
 
+def test_an_error_text_longer_than_any_header_block_of_a_clients_passes(
+    running: Proxy, runtime: FakeCri
+) -> None:
+    options = [
+        ("grpc.max_metadata_size", 4 << 20),
+        ("grpc.absolute_max_metadata_size", 8 << 20),
+    ]
+    opened: Any = grpc.insecure_channel(f"unix://{running.socket}", options=options)
+    with opened as channel:
+        moan = channel.unary_unary("/test.Bytes/Moan")
+        with pytest.raises(grpc.RpcError) as caught:
+            moan(b"700000", timeout=10)
+    error: Any = caught.value
+    assert error.details() == "m" * 700_000
+
+
 def test_an_unknown_service_gets_the_runtimes_own_answer(channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/no.Such/Method")(b"", timeout=5)
@@ -267,6 +283,34 @@ def test_an_absent_runtime_is_reported_at_once_and_found_again_within_a_second(
             runtime.socket.unlink(missing_ok=True)
             with pytest.raises(grpc.RpcError):
                 echo(b"x", timeout=30)
+
+
+def test_a_client_that_floods_while_the_runtime_is_away_fills_nothing(tmp_path: Path) -> None:
+    with proxy(tmp_path / "nobody.sock") as running, raw(running.socket) as client:
+        client.sendall(frames.PREFACE + frames.settings({}))
+        client.recv(100)
+        before = running.resident_kib()
+        client.settimeout(1)
+        flood = frames.ping(b"12345678") * 4096
+        sent = 0
+        with suppress(TimeoutError):
+            for _ in range(1000):
+                sent += client.send(flood)
+        assert sent < len(flood) * 1000
+        assert running.resident_kib() - before < 16 * 1024
+        client.settimeout(5)
+        assert data_after(client, 8 << 20), "a client that reads again is served again"
+
+
+def data_after(client: socket.socket, size: int) -> bytes:
+    """What comes once `size` octets were read, asked for by another ping."""
+    client.settimeout(0.5)
+    with suppress(TimeoutError):
+        while size > 0 and (part := client.recv(1 << 20)):
+            size -= len(part)
+    client.settimeout(5)
+    client.sendall(frames.ping(b"87654321"))
+    return client.recv(17)
 
 
 def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:

@@ -434,6 +434,48 @@ def test_what_was_owed_is_granted_when_the_client_spends_the_rest() -> None:
     assert relay.to_client == [frames.window_update(0, 10_000)]
 
 
+def _relay() -> Relay:
+    relay = Relay(intercepted=[HELD], max_message_bytes=1 << 20, clock=lambda: 0.0)
+    relay.from_client(_preface())
+    relay.to_server.clear()
+    return relay
+
+
+def test_an_error_text_of_many_frames_passes() -> None:
+    relay = _relay()
+    block = (
+        frames.frame(frames.HEADERS, frames.END_STREAM, 1, b"x" * 16_384)
+        + frames.frame(frames.CONTINUATION, 0, 1, b"x" * 16_384) * 60
+        + frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, b"x")
+    )
+    for at in range(0, len(block), 100_000):
+        relay.from_server(block[at : at + 100_000])
+    assert b"".join(relay.to_client) == block
+
+
+def test_frames_sent_before_a_smaller_limit_was_seen_pass() -> None:
+    relay = _relay()
+    relay.from_server(frames.settings({frames.SETTING_MAX_FRAME_SIZE: 40_000}))
+    relay.from_server(frames.settings({frames.SETTING_MAX_FRAME_SIZE: 16_384}))
+    relay.from_client(frames.settings({frames.SETTING_MAX_FRAME_SIZE: 40_000}))
+    relay.from_client(frames.settings({frames.SETTING_MAX_FRAME_SIZE: 16_384}))
+    large = frames.frame(frames.DATA, 0, 1, b"x" * 30_000)
+    relay.from_client(large)
+    relay.from_server(large)
+    assert relay.to_server[-1].endswith(large)
+    assert relay.to_client[-1].endswith(large)
+
+
+def test_a_server_that_answers_before_it_was_sent_the_request_keeps_no_half_open_stream() -> None:
+    call = Call(HELD, message(100))
+    world = World([call], answers_at_once=lambda path: True)
+    world.random.random = lambda: 1.0  # type: ignore[method-assign]
+    for _ in range(20):
+        world.step()
+    assert call.done
+    assert world.server.open_inbound_streams == 0
+
+
 def _preface() -> bytes:
     return frames.PREFACE + frames.settings({})
 
@@ -469,6 +511,12 @@ def _preface() -> bytes:
             + b"".join(frames.frame(frames.CONTINUATION, 0, 1, b"\0" * 16_384) for _ in range(17)),
             ErrorCode.ENHANCE_YOUR_CALM,
         ),
+        (
+            _preface()
+            + frames.frame(frames.HEADERS, 0, 1, b"")
+            + frames.frame(frames.CONTINUATION, 0, 1) * 100,
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
     ],
     ids=[
         "http/1.1",
@@ -483,6 +531,7 @@ def _preface() -> bytes:
         "settings cut short",
         "more data than the window",
         "endless header block",
+        "header block of empty frames",
     ],
 )
 def test_a_client_that_breaks_the_protocol_is_told_how(octets: bytes, code: ErrorCode) -> None:
