@@ -37,6 +37,9 @@ class Breaker:
         return False
 
     def succeeded(self) -> None:
+        """An admitted call was answered. One from before the breaker opened proves nothing now."""
+        if self.state is State.OPEN:
+            return
         self.state = State.CLOSED
         self.reason = ""
         self._pause_s = 0.0

@@ -42,10 +42,11 @@ class _Wire(asyncio.Protocol):
         self.streams: dict[int, asyncio.Queue[bytes | Status]] = {}
         self.pongs: dict[bytes, asyncio.Future[None]] = {}
         self.lost_reason = ""
+        self.retired = False
 
     @property
     def open(self) -> bool:
-        return self.transport is not None and not self.lost_reason
+        return self.transport is not None and not self.lost_reason and not self.retired
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -60,7 +61,13 @@ class _Wire(asyncio.Protocol):
                 self.transport.abort()
             return
         self.flush()
-        if self.machine.leaving and not self.machine.open_calls and self.transport is not None:
+        if self.machine.leaving:
+            self.retire()
+
+    def retire(self) -> None:
+        """No more calls begin here; the connection ends with the last of those under way."""
+        self.retired = True
+        if not self.machine.open_calls and self.transport is not None:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -130,6 +137,8 @@ class Channel:
         self._max_message_bytes = max_message_bytes
         self._owned_by_root = owned_by_root
         self._wire: _Wire | None = None
+        self._connecting = asyncio.Lock()
+        self._retired = False
         self._pings = 0
 
     @property
@@ -144,25 +153,36 @@ class Channel:
         """
         if self.connected:
             return
-        self.close()
         try:
-            async with asyncio.timeout(timeout_s):
-                self._check_owner()
-                loop = asyncio.get_running_loop()
-                _, wire = await loop.create_unix_connection(
-                    lambda: _Wire(self._max_message_bytes), self.path
-                )
-                self._wire = wire
-                await self._ping(wire)
+            async with asyncio.timeout(timeout_s), self._connecting:
+                if not self.connected:
+                    await self._connect()
         except TimeoutError as error:
-            self.close()
             raise NotConnected(f"no sign of life within {timeout_s:g} s") from error
         except OSError as error:
-            self.close()
             raise NotConnected(error.strerror or str(error)) from error
-        except NotConnected:
-            self.close()
+
+    async def _connect(self) -> None:
+        """One connection in the old one's place, whose calls under way end where they are."""
+        if self._retired:
+            raise NotConnected("no longer in use")
+        if self._wire is not None:
+            self._wire.retire()
+            self._wire = None
+        self._check_owner()
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_unix_connection(
+            lambda: _Wire(self._max_message_bytes), self.path
+        )
+        try:
+            await self._ping(wire)
+        except BaseException:
+            wire.retire()
             raise
+        if self._retired:
+            wire.retire()
+            raise NotConnected("no longer in use")
+        self._wire = wire
 
     def _check_owner(self) -> None:
         """A socket in whose place anybody could listen would hand every container to anybody."""
@@ -216,6 +236,8 @@ class Channel:
             if wire.unary.pop(stream, None) is not None:
                 wire.machine.cancel(stream)
                 wire.flush()
+            if wire.retired:
+                wire.retire()
 
     async def messages(self, method: bytes, request: bytes) -> AsyncIterator[bytes]:
         """A server-streaming call without a deadline. Raises RpcError unless it ends with OK."""
@@ -238,6 +260,14 @@ class Channel:
             if wire.streams.pop(stream, None) is not None:
                 wire.machine.cancel(stream)
                 wire.flush()
+            if wire.retired:
+                wire.retire()
+
+    def retire(self) -> None:
+        """Begin no more calls; the connection ends with those under way."""
+        self._retired = True
+        if self._wire is not None:
+            self._wire.retire()
 
     def close(self) -> None:
         wire, self._wire = self._wire, None

@@ -17,6 +17,7 @@ from runtime_proxy.channel import Channel, NotConnected, RpcError
 from runtime_proxy.http2.grpc import Code
 from runtime_proxy.registration import Registration
 from runtime_proxy.stages import Stage
+from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class HookCounts:
 
 
 class HookServer:
-    """One registered server. `close` ends its connection and its search."""
+    """One registered server. `close` lets its calls end, and ends its connection with them."""
 
     def __init__(self, registration: Registration, *, timeout_s: float, counts: HookCounts) -> None:
         self.registration = registration
@@ -48,7 +49,6 @@ class HookServer:
         self._channel = Channel(
             registration.endpoint, max_message_bytes=_MAX_ANSWER_BYTES, owned_by_root=True
         )
-        self._connecting = asyncio.Lock()
         self._tripped = asyncio.Event()
         self._unserved: set[Stage] = set()
         self._probe: asyncio.Task[None] | None = None
@@ -130,7 +130,8 @@ class HookServer:
                 else:
                     breaker.abandoned()
                 raise
-            except asyncio.CancelledError:
+            except BaseException:
+                # Cancelled, or a fault of ours: a trial that nobody ends would be the last one.
                 breaker.abandoned()
                 raise
             finally:
@@ -142,16 +143,15 @@ class HookServer:
     async def _once(self, stage: Stage, request: bytes, deadline: float) -> bytes:
         loop = asyncio.get_running_loop()
         if not self._channel.connected:
-            async with self._connecting:
-                left_s = deadline - loop.time()
-                if left_s <= 0:
-                    raise TimeoutError
-                try:
-                    await self._channel.connect(left_s)
-                except NotConnected:
-                    if loop.time() >= deadline:
-                        raise TimeoutError from None
-                    raise
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise TimeoutError
+            try:
+                await self._channel.connect(left_s)
+            except NotConnected:
+                if loop.time() >= deadline:
+                    raise TimeoutError from None
+                raise
         left_s = deadline - loop.time()
         if left_s <= 0:
             raise TimeoutError
@@ -167,7 +167,7 @@ class HookServer:
             )
         self._tripped.set()
         if self._probe is None and not self._closed:
-            self._probe = asyncio.get_running_loop().create_task(self._search())
+            self._probe = spawn("looking for a hook server", self._search())
 
     async def _search(self) -> None:
         """Look for a sign of life until calls may go to the server again."""
@@ -199,7 +199,7 @@ class HookServer:
         self._closed = True
         if self._probe is not None:
             self._probe.cancel()
-        self._channel.close()
+        self._channel.retire()
 
 
 class _Refused(Exception):

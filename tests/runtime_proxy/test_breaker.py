@@ -85,3 +85,12 @@ def test_from_any_state_life_and_success_lead_back_to_closed(steps: list[str]) -
     assert breaker.admit()
     breaker.succeeded()
     assert breaker.state is State.CLOSED
+
+
+def test_an_answer_from_before_the_breaker_opened_does_not_close_it() -> None:
+    breaker = Breaker()
+    assert breaker.admit()
+    breaker.timed_out("slow", 0.0)
+    breaker.succeeded()
+    assert breaker.state is State.OPEN
+    assert breaker.reason == "slow"
