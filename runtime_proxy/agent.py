@@ -81,15 +81,17 @@ class CriAgent:
         return major.isdigit() and int(major) >= 2
 
     async def _sweep(self) -> None:
-        await self._recovery.sweep()
+        self._hooks.vanished(*await self._recovery.sweep())
 
     async def _follow_events(self) -> None:
         async for event in self._runtime.events():
             identifier = event.container_id
             is_pod = self._store.pod(identifier) is not None
-            if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
+            kind = event.container_event_type
+            if kind in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
+                # What is deleted has ended, also where the event that told so was missed.
                 (self._hooks.sandbox_exited if is_pod else self._hooks.container_exited)(identifier)
-            elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+            if kind == cri.CONTAINER_DELETED_EVENT:
                 (self._store.drop_pod if is_pod else self._store.drop_container)(identifier)
 
     # -- what an operator sees --------------------------------------------------------------------
@@ -157,9 +159,12 @@ class CriAgent:
         await self._hooks.settle(_SETTLE_S)
         return cut
 
-    async def close(self) -> None:
+    def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self.stand_back()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
         self._runtime.close()

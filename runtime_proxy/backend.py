@@ -22,6 +22,9 @@ class Backend(Protocol):
     def readiness(self) -> list[str]:
         """What keeps calls from reaching the runtime; empty if nothing does."""
 
+    def stand_back(self) -> None:
+        """A successor serves: leave to it all that is not about calls under way here."""
+
     async def drain(self, limit_s: float) -> int:
         """Let running calls end for at most `limit_s`; how many were cut off then."""
 

@@ -57,6 +57,10 @@ class Recorded:
     containers: dict[str, Container] = field(default_factory=dict)
     torn_bytes: int = 0
 
+    @property
+    def identifiers(self) -> set[str]:
+        return {*self.pods, *self.containers}
+
 
 def read_records(content: bytes) -> tuple[Recorded, int]:
     """The entries in a journal's content, and how many octets of it are sound."""
@@ -73,10 +77,12 @@ def read_records(content: bytes) -> tuple[Recorded, int]:
         body = content[at + _RECORD.size : end]
         if zlib.crc32(body) != crc:
             break
+        at = end
         try:
             record = _decoder.decode(body)
         except msgspec.DecodeError:
-            break
+            # Whole, but not for us: another release wrote it. What follows it counts.
+            continue
         if isinstance(record, _Forget):
             pods.pop(record.id, None)
             containers.pop(record.id, None)
@@ -84,7 +90,6 @@ def read_records(content: bytes) -> tuple[Recorded, int]:
             pods[record.id] = _plain(record, Pod)
         else:
             containers[record.id] = _plain(record, Container)
-        at = end
     return Recorded(pods, containers, len(content) - at), at
 
 
@@ -132,7 +137,8 @@ class Checkpoint:
         self._size = sound
         if sound == 0:
             self._rewrite()
-        else:
+        elif self.recorded.torn_bytes:
+            # Only then: a predecessor may have written more meanwhile.
             os.ftruncate(self._file, sound)
 
     def pod(self, pod: Pod) -> None:
@@ -149,7 +155,10 @@ class Checkpoint:
         os.close(self._file)
 
     def _append(self, identifier: str, record: bytes) -> None:
-        if self._live.get(identifier) != record:
+        if len(record) > _MAX_RECORD_BYTES:
+            # It would end the reading of all that follow it.
+            self.forget(identifier)
+        elif self._live.get(identifier) != record:
             self._live[identifier] = record
             self._write(record)
 

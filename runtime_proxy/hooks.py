@@ -8,7 +8,7 @@ background: a reply never waits for them.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -63,7 +63,8 @@ class Hooks:
     recovery: Lookup
     skip_label: tuple[str, str]
     skipped: Skipped = field(default_factory=Skipped)
-    _background: set[asyncio.Task[None]] = field(default_factory=set)
+    # The last of each pod's after-stages under way.
+    _telling: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def skips(self, pod: Pod) -> bool:
         key, value = self.skip_label
@@ -131,32 +132,42 @@ class Hooks:
         )
         return None
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = spawn("hooks behind a call", work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    def in_background(self, pod_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """What nobody waits for; of one pod it happens in the order in which it came."""
+        task = spawn("hooks behind a call", _after(self._telling.get(pod_id), work))
+        self._telling[pod_id] = task
+        task.add_done_callback(lambda done: self._told(pod_id, done))
+
+    def _told(self, pod_id: str, task: asyncio.Task[None]) -> None:
+        if self._telling.get(pod_id) is task:
+            del self._telling[pod_id]
 
     async def settle(self, limit_s: float) -> None:
         """Wait for the hooks of after-stages that are still running."""
-        if self._background:
-            await asyncio.wait(self._background, timeout=limit_s)
+        if self._telling:
+            await asyncio.wait(self._telling.values(), timeout=limit_s)
 
-    async def tell_of_container(self, stage: Stage, container: Container) -> None:
-        """An after-stage of one container; nobody waits for the answer."""
+    async def tell_of_container(
+        self, stage: Stage, container: Container, pod: Pod | None = None
+    ) -> None:
+        """An after-stage of one container; nobody waits for the answer.
+
+        pod: the container's own, where it may be gone by the time this is told.
+        """
         if not self.servers.serving(stage):
             return
         try:
-            pod = await self.recovery.pod(container.pod_id)
+            pod = pod or await self.recovery.pod(container.pod_id)
         except RuntimeAway:
-            pod = None
+            return
         if pod is None or self.skips(pod):
             return
         await self.ask_about_container(stage, container, pod, Budget(None))
 
-    async def pod_stopped(self, pod: Pod, containers: list[Container]) -> None:
+    async def pod_stopped(self, pod: Pod, containers: Sequence[Container]) -> None:
         """Tell of a stopped sandbox and of the containers that went down with it."""
         for container in containers:
-            await self.tell_of_container(Stage.POST_STOP_CONTAINER, container)
+            await self.tell_of_container(Stage.POST_STOP_CONTAINER, container, pod)
         if self.servers.serving(Stage.POST_STOP_POD_SANDBOX) and not self.skips(pod):
             await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, Budget(None))
 
@@ -164,7 +175,10 @@ class Hooks:
         """The runtime reports that a container ended, whoever ended it."""
         stopped = self.store.stop_container(identifier)
         if stopped is not None:
-            self.in_background(self.tell_of_container(Stage.POST_STOP_CONTAINER, stopped))
+            pod = self.store.pod(stopped.pod_id)
+            self.in_background(
+                stopped.pod_id, self.tell_of_container(Stage.POST_STOP_CONTAINER, stopped, pod)
+            )
 
     def sandbox_exited(self, identifier: str) -> None:
         stopped = self.store.stop_pod(identifier)
@@ -174,7 +188,27 @@ class Hooks:
                 for c in list(self.store.containers_of(identifier))
                 if self.store.stop_container(c.id) is not None
             ]
-            self.in_background(self.pod_stopped(stopped, containers))
+            self.in_background(identifier, self.pod_stopped(stopped, containers))
+
+    def vanished(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
+        """The runtime has these no more, and nobody told us how they ended."""
+        lost = {pod.id: pod for pod in pods}
+        for container in containers:
+            if not container.stopped:
+                pod = lost.get(container.pod_id) or self.store.pod(container.pod_id)
+                self.in_background(
+                    container.pod_id,
+                    self.tell_of_container(Stage.POST_STOP_CONTAINER, container, pod),
+                )
+        for pod in lost.values():
+            if not pod.stopped:
+                self.in_background(pod.id, self.pod_stopped(pod, ()))
+
+
+async def _after(before: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
+    if before is not None:
+        await asyncio.wait({before})
+    await work
 
 
 class Refused(Exception):

@@ -21,6 +21,7 @@ from runtime_proxy.http2.grpc import (
     MessageError,
     Status,
     add_prefix,
+    parse_answer,
     parse_unary_body,
 )
 from runtime_proxy.http2.held import RequestHeld
@@ -37,6 +38,9 @@ from runtime_proxy.server import Forward, InterceptedCall, Verdict
 from runtime_proxy.stages import INTERCEPTED_PATHS, CriMethod, Stage
 
 log = logging.getLogger(__name__)
+
+# Answers that matter here are an id; this bounds what a compressed one may unfold into.
+_MAX_ANSWER_BYTES = 1024 * 1024
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -126,8 +130,8 @@ class _Call(Generic[_Request]):
         if len(body) < MESSAGE_PREFIX_SIZE:
             return
         try:
-            self.succeeded(body[MESSAGE_PREFIX_SIZE:])
-        except DecodeError as error:
+            self.succeeded(parse_answer(body, max_bytes=_MAX_ANSWER_BYTES))
+        except (MessageError, DecodeError) as error:
             log.warning(
                 "unreadable answer", extra={"path": self.held.path.decode(), "reason": str(error)}
             )
@@ -249,7 +253,22 @@ class _CreateContainer(_Call[cri.CreateContainerRequest]):
             self.hooks.store.put_container(msgspec.structs.replace(self.container, id=identifier))
 
 
-class _StartContainer(_Call[cri.StartContainerRequest]):
+class _OfContainer(_Call[_Request]):
+    """A call that changes what is known of a container: the store learns what became of it."""
+
+    known: Container | None = None
+    updated: Container | None = None
+
+    def remember(self) -> None:
+        """Into the store, over what other calls did to the container meanwhile."""
+        if self.known is None or self.updated is None:
+            return
+        current = self.hooks.store.container(self.known.id)
+        if current is not None:
+            self.hooks.store.put_container(merge.carry_over(current, self.known, self.updated))
+
+
+class _StartContainer(_OfContainer[cri.StartContainerRequest]):
     kind = cri.StartContainerRequest
     before = Stage.PRE_START_CONTAINER
 
@@ -257,16 +276,20 @@ class _StartContainer(_Call[cri.StartContainerRequest]):
         known = await _known_container(self.hooks, self.request.container_id)
         if known is None:
             return False
-        container, pod = known
+        self.known, pod = known
         assert self.before is not None
-        after = await self.hooks.ask_about_container(self.before, container, pod, self.budget)
         # There is nothing in the request to change; what later hooks are told does change.
-        self.hooks.store.put_container(after)
+        self.updated = await self.hooks.ask_about_container(
+            self.before, self.known, pod, self.budget
+        )
         return False
 
     def succeeded(self, answer: bytes) -> None:
+        self.remember()
         if self.hooks.servers.serving(Stage.POST_START_CONTAINER):
-            self.hooks.in_background(self._tell())
+            known = self.hooks.store.container(self.request.container_id)
+            pod_id = known.pod_id if known is not None else self.request.container_id
+            self.hooks.in_background(pod_id, self._tell())
 
     async def _tell(self) -> None:
         try:
@@ -281,28 +304,28 @@ class _StopContainer(_Call[cri.StopContainerRequest]):
     kind = cri.StopContainerRequest
 
     def succeeded(self, answer: bytes) -> None:
-        self.hooks.container_exited(self.request.container_id)
+        self.hooks.container_exited(self.hooks.store.container_id(self.request.container_id))
 
 
 class _RemoveContainer(_Call[cri.RemoveContainerRequest]):
     kind = cri.RemoveContainerRequest
 
     def succeeded(self, answer: bytes) -> None:
+        identifier = self.hooks.store.container_id(self.request.container_id)
         # Removing a running container stops it first.
-        self.hooks.container_exited(self.request.container_id)
-        self.hooks.store.drop_container(self.request.container_id)
+        self.hooks.container_exited(identifier)
+        self.hooks.store.drop_container(identifier)
 
 
-class _UpdateContainerResources(_Call[cri.UpdateContainerResourcesRequest]):
+class _UpdateContainerResources(_OfContainer[cri.UpdateContainerResourcesRequest]):
     kind = cri.UpdateContainerResourcesRequest
     before = Stage.PRE_UPDATE_CONTAINER_RESOURCES
 
     def __init__(self, hooks: Hooks, held: RequestHeld, message: bytes) -> None:
         super().__init__(hooks, held, message)
-        self.updated: Container | None = None
-        known = hooks.store.container(self.request.container_id)
-        if known is not None:
-            self.updated = self._requested(known)
+        self.known = hooks.store.container(hooks.store.container_id(self.request.container_id))
+        if self.known is not None:
+            self.updated = self._requested(self.known)
 
     def _requested(self, container: Container) -> Container:
         if not self.request.HasField("linux"):
@@ -316,8 +339,8 @@ class _UpdateContainerResources(_Call[cri.UpdateContainerResourcesRequest]):
         known = await _known_container(self.hooks, self.request.container_id)
         if known is None:
             return False
-        container, pod = known
-        before = self._requested(container)
+        self.known, pod = known
+        before = self._requested(self.known)
         assert self.before is not None
         after = await self.hooks.ask_about_container(self.before, before, pod, self.budget)
         self.updated = after
@@ -335,19 +358,14 @@ class _UpdateContainerResources(_Call[cri.UpdateContainerResourcesRequest]):
         return changed
 
     def succeeded(self, answer: bytes) -> None:
-        if self.updated is not None:
-            current = self.hooks.store.container(self.updated.id)
-            if current is not None:
-                self.hooks.store.put_container(
-                    msgspec.structs.replace(self.updated, stopped=current.stopped)
-                )
+        self.remember()
 
 
 class _StopPodSandbox(_Call[cri.StopPodSandboxRequest]):
     kind = cri.StopPodSandboxRequest
 
     def succeeded(self, answer: bytes) -> None:
-        self.hooks.sandbox_exited(self.request.pod_sandbox_id)
+        self.hooks.sandbox_exited(self.hooks.store.pod_id(self.request.pod_sandbox_id))
 
 
 class _RemovePodSandbox(_Call[cri.RemovePodSandboxRequest]):
@@ -362,7 +380,10 @@ class _RemovePodSandbox(_Call[cri.RemovePodSandboxRequest]):
         return False
 
     def succeeded(self, answer: bytes) -> None:
-        self.hooks.store.drop_pod(self.request.pod_sandbox_id)
+        identifier = self.hooks.store.pod_id(self.request.pod_sandbox_id)
+        # Removing a running sandbox stops it first.
+        self.hooks.sandbox_exited(identifier)
+        self.hooks.store.drop_pod(identifier)
 
 
 class _UpdatePodSandboxResources(_Call[cri.UpdatePodSandboxResourcesRequest]):
@@ -372,9 +393,9 @@ class _UpdatePodSandboxResources(_Call[cri.UpdatePodSandboxResourcesRequest]):
     def __init__(self, hooks: Hooks, held: RequestHeld, message: bytes) -> None:
         super().__init__(hooks, held, message)
         self.updated: Pod | None = None
-        known = hooks.store.pod(self.request.pod_sandbox_id)
-        if known is not None:
-            self.updated = self._requested(known)
+        self.known = hooks.store.pod(hooks.store.pod_id(self.request.pod_sandbox_id))
+        if self.known is not None:
+            self.updated = self._requested(self.known)
 
     def _requested(self, pod: Pod) -> Pod:
         """This call carries the whole of both values, unlike the update of a container."""
@@ -392,7 +413,7 @@ class _UpdatePodSandboxResources(_Call[cri.UpdatePodSandboxResourcesRequest]):
             self.hooks.skipped.unknown_object += 1
             return False
         before = self._requested(pod)
-        self.updated = before
+        self.known, self.updated = pod, before
         if self.hooks.skips(pod):
             return False
         assert self.before is not None
@@ -408,8 +429,11 @@ class _UpdatePodSandboxResources(_Call[cri.UpdatePodSandboxResourcesRequest]):
         return True
 
     def succeeded(self, answer: bytes) -> None:
-        if self.updated is not None and self.hooks.store.pod(self.updated.id) is not None:
-            self.hooks.store.put_pod(self.updated)
+        if self.known is None or self.updated is None:
+            return
+        current = self.hooks.store.pod(self.known.id)
+        if current is not None:
+            self.hooks.store.put_pod(merge.carry_over(current, self.known, self.updated))
 
 
 async def _known_container(hooks: Hooks, identifier: str) -> tuple[Container, Pod] | None:

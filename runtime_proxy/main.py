@@ -112,6 +112,7 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         await ended.event.wait()
         if ended.handed_over:
             watchdog.cancel()
+            agent.stand_back()
             # Our successor answers on the same socket; our figures end here.
             await http.close()
         else:

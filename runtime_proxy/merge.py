@@ -9,6 +9,7 @@ by field, so that fields nobody touched, known or not, reach the runtime as kube
 
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 # make kubelet lose or kill the pod.
 _KUBELET_LABEL_PREFIX = "io.kubernetes."
 _MAX_CGROUP_PARENT = 4096
+
+_Value = TypeVar("_Value", bound=msgspec.Struct)
 
 
 def rule_r(held: Resources | None, answer: Resources | None) -> Resources | None:
@@ -144,6 +147,19 @@ def pod_changes(before: Pod, after: Pod) -> PodChanges:
         annotations=changed_entries(before.annotations, after.annotations),
         cgroup_parent=after.cgroup_parent if after.cgroup_parent != before.cgroup_parent else "",
     )
+
+
+def carry_over(current: _Value, before: _Value, after: _Value) -> _Value:
+    """What changed between `before` and `after`, in `current`: calls may overtake each other."""
+    fields = {}
+    for name in current.__struct_fields__:
+        old, new, now = (getattr(value, name) for value in (before, after, current))
+        if old == new:
+            continue
+        if all(isinstance(value, Resources) for value in (old, new, now)):
+            new = carry_over(now, old, new)
+        fields[name] = new
+    return msgspec.structs.replace(current, **fields)
 
 
 # -- patches: from values back into the CRI message ---------------------------------------------

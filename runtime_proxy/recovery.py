@@ -32,7 +32,8 @@ def with_record(pod: Pod, recorded: Pod | None) -> Pod:
         overhead=pod.overhead or recorded.overhead,
         resources=recorded.resources or pod.resources,
         changes=recorded.changes,
-        stopped=pod.stopped or recorded.stopped,
+        # Not what the runtime says: this is whether the stop was told of.
+        stopped=recorded.stopped,
     )
 
 
@@ -44,7 +45,7 @@ def container_with_record(container: Container, recorded: Container | None) -> C
         resources=container.resources or recorded.resources,
         cgroup_parent=recorded.cgroup_parent,
         annotations={**recorded.annotations, **container.annotations},
-        stopped=container.stopped or recorded.stopped,
+        stopped=recorded.stopped,
     )
 
 
@@ -82,9 +83,9 @@ class Recovery:
         async with asyncio.TaskGroup() as group:
             for listed in containers:
                 group.create_task(adopt_container(listed))
-        self._store.sweep(
-            pods={p.id for p in pods}, containers={c.id for c in containers}, births=births
-        )
+        alive = {*(p.id for p in pods), *(c.id for c in containers)}
+        self._store.sweep(pods=alive, containers=alive, births=births)
+        self._store.disown(self._recorded.identifiers - alive)
         self.done = True
         pod_count, container_count = self._store.sizes
         log.info("recovered", extra={"pods": pod_count, "containers": container_count})
@@ -123,14 +124,15 @@ class Recovery:
             self._store.put_container(known)
         return known
 
-    async def sweep(self) -> None:
-        """Drop what the runtime no longer lists. Raises RuntimeAway."""
+    async def sweep(self) -> tuple[list[Pod], list[Container]]:
+        """Drop what the runtime no longer lists; what that was. Raises RuntimeAway."""
         births = self._store.births
         pods = {pod.id for pod in await self._runtime.pods()}
         containers = {container.id for container in await self._runtime.containers()}
         lost = self._store.sweep(pods=pods, containers=containers, births=births)
         if any(lost):
-            log.info("swept", extra={"pods": lost[0], "containers": lost[1]})
+            log.info("swept", extra={"pods": len(lost[0]), "containers": len(lost[1])})
+        return lost
 
 
 async def with_retries(step: Callable[[], Awaitable[None]], *, retry_s: float) -> None:

@@ -4,12 +4,16 @@ Entries come from answered calls, from recovery and from the runtime on demand; 
 runtime has removed the object or no longer lists it. Every change is told to the journal.
 """
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
 
 from runtime_proxy.model import Container, Pod
+
+# What runtimes make ids of; they take the beginning of one for the whole where only one begins so.
+_BEGINNING = re.compile(r"[0-9a-f]{1,63}")
 
 
 class Journal(Protocol):
@@ -59,6 +63,13 @@ class Store:
 
     def container(self, identifier: str) -> Container | None:
         return self._containers.get(identifier)
+
+    def pod_id(self, reference: str) -> str:
+        """The whole id behind one that is perhaps shortened; the reference itself if unknown."""
+        return _whole(reference, self._pods)
+
+    def container_id(self, reference: str) -> str:
+        return _whole(reference, self._containers)
 
     def containers_of(self, pod_id: str) -> Iterator[Container]:
         for identifier in sorted(self._of_pod.get(pod_id, ())):
@@ -114,20 +125,30 @@ class Store:
 
     def sweep(
         self, *, pods: Collection[str], containers: Collection[str], births: int
-    ) -> tuple[int, int]:
+    ) -> tuple[list[Pod], list[Container]]:
         """Drop what the runtime does not list; `births` is the mark taken before it was asked.
 
-        Answers how many pods and containers left.
+        Answers what left.
         """
         lost_containers = [
-            i for i in self._containers if i not in containers and self._births[i] <= births
+            c
+            for i, c in self._containers.items()
+            if i not in containers and self._births[i] <= births
         ]
-        lost_pods = [i for i in self._pods if i not in pods and self._births[i] <= births]
-        for identifier in lost_containers:
-            self.drop_container(identifier)
-        for identifier in lost_pods:
-            self.drop_pod(identifier)
-        return len(lost_pods), len(lost_containers)
+        lost_pods = [
+            p for i, p in self._pods.items() if i not in pods and self._births[i] <= births
+        ]
+        for container in lost_containers:
+            self.drop_container(container.id)
+        for pod in lost_pods:
+            self.drop_pod(pod.id)
+        return lost_pods, lost_containers
+
+    def disown(self, identifiers: Iterable[str]) -> None:
+        """Strike from the journal what is not here: objects that went while nobody watched."""
+        for identifier in identifiers:
+            if identifier not in self._births:
+                self._journal.forget(identifier)
 
     def snapshot(self) -> tuple[list[Pod], list[Container]]:
         return list(self._pods.values()), list(self._containers.values())
@@ -136,3 +157,10 @@ class Store:
         if identifier not in self._births:
             self._births_so_far += 1
             self._births[identifier] = self._births_so_far
+
+
+def _whole(reference: str, known: Mapping[str, object]) -> str:
+    if reference in known or not _BEGINNING.fullmatch(reference):
+        return reference
+    found = [identifier for identifier in known if identifier.startswith(reference)]
+    return found[0] if len(found) == 1 else reference

@@ -70,10 +70,19 @@ class DockerAgent:
         await with_retries(self._engine.rebuild, retry_s=_RETRY_S)
         while True:
             await asyncio.sleep(_SWEEP_INTERVAL_S)
-            await with_retries(self._engine.sweep, retry_s=_SWEEP_INTERVAL_S)
+            await with_retries(self._sweep, retry_s=_SWEEP_INTERVAL_S)
+
+    async def _sweep(self) -> None:
+        self.hooks.hooks.vanished(*await self._engine.sweep())
+        self.found_again()
 
     def new_connection(self) -> asyncio.Protocol:
         return _Connection(self)
+
+    def found_again(self) -> None:
+        if self.backend_away:
+            log.info("dockerd is back", extra={"socket": self.chosen.backend})
+        self.backend_away = False
 
     def forget(self, connection: "_Connection") -> None:
         self.connections.discard(connection)
@@ -118,9 +127,12 @@ class DockerAgent:
         await self.hooks.hooks.settle(_SETTLE_S)
         return cut
 
-    async def close(self) -> None:
+    def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self.stand_back()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
         if self._checkpoint is not None:
@@ -166,14 +178,14 @@ class _Connection(asyncio.Protocol):
             )
             if self._early:
                 self._refuse()
+            elif self._client_ended:
+                self.close()
 
     def upstream_made(self, transport: asyncio.Transport) -> None:
         if self._closed:
             transport.close()
             return
-        if self._agent.backend_away:
-            log.info("dockerd is back", extra={"socket": self._agent.chosen.backend})
-        self._agent.backend_away = False
+        self._agent.found_again()
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self._upstream = transport
         early, self._early = bytes(self._early), bytearray()
@@ -209,9 +221,12 @@ class _Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that ends its input (docker attach) still reads the output."""
         self._client_ended = True
+        if self._refused:
+            # It came, saw nobody and left.
+            self.close()
         if self._upstream is not None and not self._upstream.is_closing():
             self._upstream.write_eof()
-        return not self._server_ended
+        return not self._server_ended and not self._closed
 
     def upstream_data(self, data: bytes) -> None:
         try:

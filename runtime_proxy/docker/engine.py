@@ -23,6 +23,10 @@ _TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
+class _EngineError(RuntimeAway):
+    """dockerd answered, with an HTTP error."""
+
+
 class Engine:
     def __init__(self, socket: str, store: Store, recorded: Recorded) -> None:
         self._socket = socket
@@ -42,16 +46,22 @@ class Engine:
         births = self._store.births
         identifiers = await self._list()
         for identifier in identifiers:
-            await self._adopt(identifier)
+            try:
+                await self._adopt(identifier)
+            except _EngineError as error:
+                # One that dockerd itself cannot inspect must not keep the others unknown.
+                log.warning("no status", extra={"id": identifier, "reason": str(error)})
         self._store.sweep(pods=identifiers, containers=identifiers, births=births)
+        self._store.disown(self._recorded.identifiers - identifiers)
         self.done = True
         pods, containers = self._store.sizes
         log.info("recovered", extra={"pods": pods, "containers": containers})
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> tuple[list[Pod], list[Container]]:
+        """Drop what the engine no longer lists; what that was. Raises RuntimeAway."""
         births = self._store.births
         listed = await self._list()
-        self._store.sweep(pods=listed, containers=listed, births=births)
+        return self._store.sweep(pods=listed, containers=listed, births=births)
 
     async def pod(self, identifier: str) -> Pod | None:
         known = self._store.pod(identifier)
@@ -118,7 +128,7 @@ class Engine:
         if status == 404:
             return None
         if status != 200:
-            raise RuntimeAway(f"{target}: HTTP {status}")
+            raise _EngineError(f"{target}: HTTP {status}")
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:

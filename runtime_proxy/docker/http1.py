@@ -8,7 +8,8 @@ disagree on where a message ends. Fact: RFC 9112, sections 2, 6 and 7.
 import re
 from dataclasses import dataclass
 
-MAX_HEAD_BYTES = 64 * 1024
+# As Go has it: registries' credentials travel in a header of a build.
+MAX_HEAD_BYTES = 1024 * 1024
 _MAX_CHUNK_LINE = 4096
 _MAX_TRAILER_BYTES = 16 * 1024
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -25,7 +25,7 @@ from runtime_proxy.stages import Stage
 log = logging.getLogger(__name__)
 
 _PATH = re.compile(
-    r"/(?:v\d+\.\d+/)?containers/(?:(?P<create>create)|(?P<id>[A-Za-z0-9][A-Za-z0-9_.-]*)"
+    r"/(?:v[0-9.]+/)?containers/(?:(?P<create>create)|(?P<id>[A-Za-z0-9][A-Za-z0-9_.-]*)"
     r"(?:/(?P<action>start|stop|update))?)"
 )
 
@@ -67,7 +67,7 @@ def route(head: RequestHead) -> Route | None:
     if match["create"]:
         if head.method != b"POST":
             return None
-        name = parse_qs(target.query).get("name", [""])[-1]
+        name = parse_qs(target.query).get("name", [""])[0]
         return Route("create", name) if convert.parse_name(name) is not None else None
     if match["action"]:
         return Route(match["action"], match["id"]) if head.method == b"POST" else None
@@ -218,6 +218,16 @@ class _OfContainer(DockerCall):
     """A call about one container, found by id, name or prefix."""
 
     identifier = ""
+    known: Container | None = None
+    updated: Container | None = None
+
+    def remember(self) -> None:
+        """Into the store, over what other calls did to the container meanwhile."""
+        if self.known is None or self.updated is None:
+            return
+        current = self.hooks.store.container(self.known.id)
+        if current is not None:
+            self.hooks.store.put_container(merge.carry_over(current, self.known, self.updated))
 
     async def find(self) -> tuple[Container, Pod] | None:
         self.identifier = await self.engine.resolve(self.reference)
@@ -230,20 +240,23 @@ class _OfContainer(DockerCall):
 
 class _Start(_OfContainer):
     async def ask(self) -> Verdict:
-        known = await self.find()
-        if known is not None:
-            after = await self.hooks.ask_about_container(
-                Stage.PRE_START_CONTAINER, *known, self.budget
+        found = await self.find()
+        if found is not None:
+            self.known, pod = found
+            self.updated = await self.hooks.ask_about_container(
+                Stage.PRE_START_CONTAINER, self.known, pod, self.budget
             )
-            # A container may be started again: its next stop is news again.
-            self.hooks.store.put_container(msgspec.structs.replace(after, stopped=False))
         return Release()
 
     def succeeded(self, body: bytes) -> None:
+        self.remember()
         container = self.hooks.store.container(self.identifier)
         if container is not None:
+            # A container may be started again: its next stop is news again.
+            self.hooks.store.put_container(msgspec.structs.replace(container, stopped=False))
             self.hooks.in_background(
-                self.hooks.tell_of_container(Stage.POST_START_CONTAINER, container)
+                container.pod_id,
+                self.hooks.tell_of_container(Stage.POST_START_CONTAINER, container),
             )
 
 
@@ -267,17 +280,15 @@ class _Delete(_Stop):
 
 
 class _Update(_OfContainer):
-    updated: Container | None = None
-
     async def ask(self) -> Verdict:
         document = self._document()
-        known = await self.find()
-        if document is None or known is None:
+        found = await self.find()
+        if document is None or found is None:
             return Release()
-        container, pod = known
+        self.known, pod = found
         before = msgspec.structs.replace(
-            container,
-            resources=merge.rule_u(container.resources, convert.read_resources(document)),
+            self.known,
+            resources=merge.rule_u(self.known.resources, convert.read_resources(document)),
         )
         after = await self.hooks.ask_about_container(
             Stage.PRE_UPDATE_CONTAINER_RESOURCES, before, pod, self.budget
@@ -291,11 +302,7 @@ class _Update(_OfContainer):
         return Release(msgspec.json.encode(document) if changed else None)
 
     def succeeded(self, body: bytes) -> None:
-        current = self.hooks.store.container(self.identifier)
-        if self.updated is not None and current is not None:
-            self.hooks.store.put_container(
-                msgspec.structs.replace(self.updated, stopped=current.stopped)
-            )
+        self.remember()
 
 
 _CALLS: dict[str, type[DockerCall]] = {

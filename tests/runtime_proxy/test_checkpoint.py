@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_proxy import checkpoint as checkpoint_module
 from runtime_proxy.checkpoint import Checkpoint, read_records
 from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
 from runtime_proxy.store import Store
@@ -142,3 +146,44 @@ def test_two_processes_may_write_during_a_handover(tmp_path: Path) -> None:
     assert set(recorded.pods) == {"p1", "p2", "p3"}
     assert set(recorded.containers) == {"c1"}
     assert recorded.torn_bytes == 0
+
+
+def test_a_record_of_another_release_costs_itself_alone(tmp_path: Path) -> None:
+    Checkpoint(str(tmp_path)).pod(POD)
+    body = msgspec.msgpack.encode({"kind": "volume", "id": "v"})
+    newer = msgspec.msgpack.encode({"kind": "pod", "id": "p2", "colour": "red"})
+    with journal(tmp_path).open("ab") as file:
+        for record in (body, newer):
+            file.write(struct.pack("<II", len(record), zlib.crc32(record)) + record)
+    again = Checkpoint(str(tmp_path))
+    assert set(again.recorded.pods) == {"p1", "p2"}
+    assert again.recorded.torn_bytes == 0
+    again.container(CONTAINER)
+    assert Checkpoint(str(tmp_path)).recorded.containers == {"c1": CONTAINER}
+
+
+def test_a_record_too_large_to_be_read_back_is_not_written(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint.pod(POD)
+    checkpoint.pod(Pod(id="p1", annotations={"a": "x" * (5 << 20)}))
+    checkpoint.container(CONTAINER)
+    recorded = Checkpoint(str(tmp_path)).recorded
+    assert recorded.pods == {}
+    assert recorded.containers == {"c1": CONTAINER}
+
+
+def test_what_a_predecessor_writes_while_a_successor_opens_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Checkpoint(str(tmp_path))
+    old.pod(POD)
+    real = checkpoint_module.read_records
+
+    def meanwhile(content: bytes) -> tuple[checkpoint_module.Recorded, int]:
+        old.container(CONTAINER)
+        return real(content)
+
+    monkeypatch.setattr(checkpoint_module, "read_records", meanwhile)
+    Checkpoint(str(tmp_path))
+    monkeypatch.undo()
+    assert Checkpoint(str(tmp_path)).recorded.containers == {"c1": CONTAINER}

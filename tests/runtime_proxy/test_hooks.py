@@ -15,6 +15,7 @@ import pytest
 
 from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from runtime_proxy.checkpoint import Checkpoint
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
 from tests.runtime_proxy.node import succeeds
 from tests.runtime_proxy.processes import (
@@ -278,6 +279,42 @@ def test_a_container_that_ended_by_itself_is_told_when_it_is_removed(
     assert service.wait_for("PostStopContainer")[0].container_meta.id == container
 
 
+def test_a_sandbox_removed_while_it_runs_is_told_of_with_its_containers(
+    kubelet: Kubelet, service: HookService
+) -> None:
+    sandbox = kubelet.run()
+    container = kubelet.create(sandbox)
+    kubelet.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+    service.wait_for("PostStopPodSandbox")
+    told = service.asked("PostStopContainer")
+    assert [(r.container_meta.id, r.pod_meta.uid) for r in told] == [(container, "u-1")]
+
+
+def test_after_stages_of_a_pod_come_in_order_however_slow_the_first_is(
+    kubelet: Kubelet, service: HookService
+) -> None:
+    ended: list[str] = []
+
+    def slow(request: Any) -> Any:
+        time.sleep(0.3)
+        ended.append(request.container_meta.id)
+        return echo(request)
+
+    def last(request: Any) -> Any:
+        ended.append("sandbox")
+        return echo(request)
+
+    service.answers["PostStopContainer"] = slow
+    service.answers["PostStopPodSandbox"] = last
+    sandbox = kubelet.run()
+    first, second = kubelet.create(sandbox), kubelet.create(sandbox)
+    kubelet.stop(first)
+    kubelet.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+    kubelet.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+    wait_until(lambda: len(ended) == 3, "all after-stages")
+    assert ended == [first, second, "sandbox"]
+
+
 def test_a_sandboxes_resources_pass_a_hook(
     kubelet: Kubelet, service: HookService, runtime: FakeCri
 ) -> None:
@@ -354,6 +391,37 @@ class _Raw:
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - stands for a message
         return self._octets
+
+
+def test_a_rewritten_registration_lets_the_calls_under_way_end(
+    running: Proxy, kubelet: Kubelet, service: HookService, runtime: FakeCri
+) -> None:
+    running.register(service.socket, STAGES, policy="Fail")
+    go_on = threading.Event()
+    service.answers["PreRunPodSandbox"] = lambda request: go_on.wait(5) and echo(request)
+    with futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(kubelet.run)
+        service.wait_for("PreRunPodSandbox")
+        running.register(service.socket, ["PreRunPodSandbox"], policy="Fail")
+        go_on.set()
+        call.result(timeout=5)
+    assert len(runtime.asked("RunPodSandbox")) == 1
+
+
+def test_a_hook_servers_stack_trace_is_cut_and_the_connection_lives(
+    kubelet: Kubelet, running: Proxy, service: HookService
+) -> None:
+    def fall(request: Any) -> Any:
+        raise ValueError("x" * 6000 + "ß" * 6000)
+
+    kubelet.run()
+    running.register(service.socket, STAGES, policy="Fail")
+    service.answers["PreRunPodSandbox"] = fall
+    with pytest.raises(grpc.RpcError) as caught:
+        kubelet.run()
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.UNKNOWN
+    assert error.details().startswith("hook server err: ")
 
 
 # -- when the hook server does not answer -------------------------------------------------------
@@ -497,6 +565,23 @@ def test_after_a_crash_updates_are_still_decided_on_the_whole_truth(
     assert told.pod_cgroup_parent == "/moved/pod"
     second = kubelet.create(sandbox)
     assert runtime.containers[second].sandbox_config.linux.cgroup_parent == "/moved/pod"
+
+
+def test_what_went_while_the_proxy_was_away_leaves_the_journal(
+    running: Proxy, kubelet: Kubelet, runtime: FakeCri
+) -> None:
+    running.wait_for_log("recovered")
+    for _ in range(3):
+        kubelet.create(kubelet.run())
+    running.stop(signal.SIGKILL)
+    kept = next(iter(runtime.sandboxes))
+    runtime.sandboxes = {kept: runtime.sandboxes[kept]}
+    runtime.containers.clear()
+    running.start()
+    running.wait_for_log("recovered pods=1 containers=0")
+    running.stop()
+    recorded = Checkpoint(str(running.folder / "state")).recorded
+    assert (set(recorded.pods), set(recorded.containers)) == ({kept}, set())
 
 
 def test_an_object_that_the_proxy_never_saw_is_looked_up(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Awaitable
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from google.protobuf.message import Message
 
 from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy import merge
@@ -15,8 +17,8 @@ from runtime_proxy.hooks import Hooks
 from runtime_proxy.http2.grpc import add_prefix
 from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.intercept import CriInterceptor
-from runtime_proxy.model import Container, Pod, PodChanges
-from runtime_proxy.server import Forward, Verdict
+from runtime_proxy.model import Container, Pod, PodChanges, Resources
+from runtime_proxy.server import Forward, InterceptedCall, Verdict
 from runtime_proxy.store import NoJournal, Store
 
 
@@ -36,7 +38,7 @@ def interceptor(store: Store) -> CriInterceptor:
     return CriInterceptor(hooks, max_message_bytes=1 << 20)
 
 
-def held(method: str, request: cri.CreateContainerRequest) -> RequestHeld:
+def held(method: str, request: Message) -> RequestHeld:
     path = f"/runtime.v1.RuntimeService/{method}".encode()
     return RequestHeld(1, path, add_prefix(request.SerializeToString()), None, b"identity")
 
@@ -89,3 +91,78 @@ def test_a_sandboxes_changes_reach_its_containers_without_any_hook_server() -> N
     assert verdict.body is not None
     sent = cri.CreateContainerRequest.FromString(verdict.body[5:])
     assert sent.sandbox_config.linux.cgroup_parent == "/moved"
+
+
+def decided(made: CriInterceptor, method: str, request: Message) -> InterceptedCall:
+    call = made.open(held(method, request))
+    asyncio.run(verdict_of(call.decide()))
+    return call
+
+
+def update(made: CriInterceptor, container: str, **resources: Any) -> InterceptedCall:
+    request = cri.UpdateContainerResourcesRequest(
+        container_id=container, linux=cri.LinuxContainerResources(**resources)
+    )
+    return decided(made, "UpdateContainerResources", request)
+
+
+def known(**fields: Any) -> tuple[Store, CriInterceptor]:
+    store = Store(NoJournal())
+    store.put_pod(Pod(id="p"))
+    store.put_container(
+        Container(id="c0ffee", pod_id="p", resources=Resources(cpu_quota=5), **fields)
+    )
+    return store, interceptor(store)
+
+
+def test_updates_that_overtake_each_other_are_both_remembered() -> None:
+    store, made = known()
+    first = update(made, "c0ffee", cpu_shares=7)
+    second = update(made, "c0ffee", cpuset_cpus="3", unified={"memory.high": "1"})
+    second.answered(add_prefix(b""))
+    first.answered(add_prefix(b""))
+    container = store.container("c0ffee")
+    assert container is not None
+    assert container.resources == Resources(
+        cpu_quota=5, cpu_shares=7, cpuset_cpus="3", unified={"memory.high": "1"}
+    )
+
+
+def test_what_ended_while_a_call_ran_stays_ended() -> None:
+    store, made = known()
+    late = update(made, "c0ffee", cpu_shares=7)
+    store.stop_container("c0ffee")
+    late.answered(add_prefix(b""))
+    container = store.container("c0ffee")
+    assert container is not None
+    assert container.stopped
+    later = update(made, "c0ffee", cpu_shares=8)
+    store.drop_container("c0ffee")
+    later.answered(add_prefix(b""))
+    assert store.container("c0ffee") is None
+
+
+def test_a_shortened_id_is_the_whole_one() -> None:
+    store, made = known()
+    update(made, "c0", cpu_shares=7).answered(add_prefix(b""))
+    container = store.container("c0ffee")
+    assert container is not None
+    assert container.resources == Resources(cpu_quota=5, cpu_shares=7)
+
+    async def remove() -> None:
+        request = cri.RemoveContainerRequest(container_id="c0")
+        made.open(held("RemoveContainer", request)).answered(add_prefix(b""))
+
+    asyncio.run(remove())
+    assert store.container("c0ffee") is None
+
+
+def test_an_answer_that_is_compressed_is_remembered_too() -> None:
+    store = Store(NoJournal())
+    request = cri.RunPodSandboxRequest(config={"metadata": {"uid": "u"}})
+    call = decided(interceptor(store), "RunPodSandbox", request)
+    answer = gzip.compress(cri.RunPodSandboxResponse(pod_sandbox_id="p").SerializeToString())
+    call.answered(b"\1" + len(answer).to_bytes(4, "big") + answer)
+    pod = store.pod("p")
+    assert pod is not None
+    assert pod.meta.uid == "u"

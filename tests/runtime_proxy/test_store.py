@@ -34,7 +34,9 @@ def test_a_sweep_drops_what_is_gone_and_keeps_what_came_after_the_list() -> None
     filled = store()
     births = filled.births
     filled.put_container(Container(id="young", pod_id="p"))
-    assert filled.sweep(pods={"p"}, containers={"a"}, births=births) == (0, 1)
+    lost_pods, lost_containers = filled.sweep(pods={"p"}, containers={"a"}, births=births)
+    assert (lost_pods, [c.id for c in lost_containers]) == ([], ["b"])
     assert [c.id for c in filled.containers_of("p")] == ["a", "young"]
-    assert filled.sweep(pods=set(), containers={"a", "young"}, births=filled.births) == (1, 0)
+    lost_pods, _ = filled.sweep(pods=set(), containers={"a", "young"}, births=filled.births)
+    assert [p.id for p in lost_pods] == ["p"]
     assert filled.sizes == (0, 0)

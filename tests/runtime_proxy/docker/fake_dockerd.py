@@ -36,6 +36,7 @@ class FakeDockerd:
         self.driver = driver
         self.requests: list[Request] = []
         self.containers: dict[str, dict[str, Any]] = {}
+        self.broken: set[str] = set()
         self.say = threading.Event()
         self._ids = itertools.count(1)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -163,6 +164,8 @@ class FakeDockerd:
             return bool(reply("404 Not Found", {"message": f"No such container: {words[-1]}"}))
         (container,) = known
         action = words[2] if len(words) > 2 else ""
+        if action == "json" and container["Id"] in self.broken:
+            return bool(reply("500 Internal Server Error", {"message": "layer does not exist"}))
         if action == "json":
             return bool(reply("200 OK", container))
         if action == "update":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -227,3 +228,39 @@ def test_an_absent_dockerd_is_said_and_found_again(tmp_path: Path) -> None:
             began = time.monotonic()
             assert running.stop() == 0
             assert time.monotonic() - began < 5
+
+
+def test_clients_that_look_in_while_dockerd_is_away_leave_nothing_behind(tmp_path: Path) -> None:
+    with proxy(tmp_path / "docker.sock", flags=["--backend-runtime-mode=Docker"]) as running:
+
+        def sockets() -> int:
+            folder = Path(f"/proc/{running.pid}/fd")
+            return sum(1 for fd in folder.iterdir() if os.readlink(fd).startswith("socket:"))
+
+        before = sockets()
+        for _ in range(30):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(running.socket))
+                time.sleep(0.01)
+        wait_until(lambda: sockets() <= before, "the connections to be closed", timeout_s=5)
+
+
+def test_a_container_that_dockerd_cannot_inspect_keeps_no_other_one_unknown(
+    dockerd: FakeDockerd,
+) -> None:
+    direct = Docker(dockerd.path)
+    broken = direct.run_sandbox()
+    direct.run_sandbox()
+    dockerd.broken.add(broken)
+    with proxy(dockerd.path, flags=["--backend-runtime-mode=Docker"]) as running:
+        running.wait_for_log("recovered pods=1 containers=0")
+
+
+def test_a_sandbox_deleted_while_it_runs_is_told_of_with_its_containers(
+    docker: Docker, service: HookService
+) -> None:
+    sandbox = docker.run_sandbox()
+    container = docker.create_container(sandbox)
+    assert docker.ask("DELETE", f"/v1.41/containers/{sandbox}?force=1")[0] == 204
+    service.wait_for("PostStopPodSandbox")
+    assert [r.container_meta.id for r in service.asked("PostStopContainer")] == [container]

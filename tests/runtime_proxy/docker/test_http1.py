@@ -18,6 +18,7 @@ from runtime_proxy.docker.http1 import (
     split_head,
     with_body,
 )
+from runtime_proxy.docker.intercept import Route, route
 from runtime_proxy.docker.relay import Answered, DockerRelay, Held
 
 
@@ -104,7 +105,19 @@ def test_a_broken_chunk_is_a_fault(data: bytes) -> None:
 
 def test_a_head_without_end_is_a_fault() -> None:
     with pytest.raises(HttpFault):
-        split_head(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000)
+        split_head(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200_000)
+
+
+def test_a_head_that_dockerd_takes_is_taken() -> None:
+    octets = b"POST /build HTTP/1.1\r\nX-Registry-Config: " + b"e" * 900_000 + b"\r\n\r\n"
+    assert split_head(octets) == (octets, b"")
+
+
+@pytest.mark.parametrize("version", ["", "/v1.24", "/v1.99", "/v1", "/v1.41.0"])
+def test_create_is_seen_under_every_version_that_dockerd_takes(version: str) -> None:
+    target = f"{version}/containers/create?name=k8s_POD_p_n_u_0&name=other"
+    head = parse_request(f"POST {target} HTTP/1.1\r\n\r\n".encode())
+    assert route(head) == Route("create", "k8s_POD_p_n_u_0"), "dockerd takes the first name"
 
 
 def test_another_body_gets_its_own_length() -> None:
