@@ -16,6 +16,7 @@ _GAP = "  "
 _BELOW = "    "
 _MOST_ROWS = 20
 _NARROWEST_LAST = 20
+_READABLE = 40
 
 
 def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
@@ -29,7 +30,7 @@ def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
     width = width or shutil.get_terminal_size((120, 40)).columns
     left = sum(widths) + len(_GAP) * len(widths)
-    below = bool(widths) and width - left < _NARROWEST_LAST
+    below = bool(widths) and width - left < max(_NARROWEST_LAST, min(_READABLE, width // 3))
     lines = []
     for row in cells:
         start = _GAP.join(text.ljust(size) for text, size in zip(row, widths, strict=False))
