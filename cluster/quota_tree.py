@@ -114,9 +114,12 @@ class QuotaTree:
         self.nodes: dict[str, QuotaNode] = {}
         self.children: dict[str, list[QuotaNode]] = {}
         self.of_namespace: dict[str, str] = {}
+        self.ambiguous: set[str] = set()
+        """Names that quotas of several namespaces bear, made while no webhook judged them."""
         for quota in sorted(quotas, key=lambda q: (q.metadata.name, q.metadata.namespace)):
             node = quota_node(quota)
-            self.nodes.setdefault(node.name, node)
+            if self.nodes.setdefault(node.name, node) is not node:
+                self.ambiguous.add(node.name)
         for node in self.nodes.values():
             self.children.setdefault(node.parent, []).append(node)
             for namespace in node.namespaces:

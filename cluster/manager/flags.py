@@ -6,6 +6,7 @@ Sources: manager.md 1.1 and 1.2, deploy.md 11.2.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,15 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 _BOOLEANS: Final = frozenset(
     name for name, value in _DEFAULTS.items() if value in ("true", "false")
 ) - {"node-strategy-name-need-check"}
+_NUMBERS: Final = (
+    "rest-config-qps",
+    "rest-config-burst",
+    "workers",
+    "quota-update-max-retries",
+    "colocation-profile-update-pod-qps",
+    "colocation-profile-update-pod-qps-burst",
+    "v",
+)
 
 HELP: Final = """\
 koord-manager: tells nodes what to do and report, what they offer, and what may be admitted.
@@ -116,9 +126,12 @@ class Settings:
 
     def number(self, name: str) -> float:
         try:
-            return float(self.values[name])
+            number = float(self.values[name])
         except ValueError:
-            raise FlagError(f"--{name}={self.values[name]}: expected a number") from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise FlagError(f"--{name}={self.values[name]}: expected a number")
+        return number
 
     def seconds(self, name: str) -> float:
         try:
@@ -131,6 +144,13 @@ class Settings:
 
     def env(self, name: str, default: str) -> str:
         return self.environment.get(name) or default
+
+    def env_port(self, name: str, default: int) -> int:
+        """Return the port that an environment variable names."""
+        text = self.env(name, str(default))
+        if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+            raise FlagError(f"{name}={text}: expected a port")
+        return int(text)
 
     def address(self, name: str) -> tuple[str, int] | None:
         """Return (host, port) of a listening address, None for "0" (off)."""
@@ -166,8 +186,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
     )
     for name in ("metrics-addr", "health-probe-addr", "pprof-addr"):
         settings.address(name)
-    for name in ("rest-config-qps", "rest-config-burst", "workers", "quota-update-max-retries"):
+    for name in _NUMBERS:
         settings.number(name)
+    settings.env_port("WEBHOOK_PORT", 9876)
     for name in _DEFAULTS:
         if name.endswith(("-interval", "-duration", "-jitter")):
             settings.seconds(name)

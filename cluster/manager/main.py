@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster.manager.flags import FlagError, Settings, help_text, parse
+from cluster.webhook.configuration import ConfigurationMissing
 from kube.client import ApiError, Client, Unreachable
 from kube.connection import ConnectionConfigError, load_connection
 from kube.leader import LeadershipLost
@@ -49,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LeadershipLost as error:
         logging.getLogger(__name__).error("%s; ending so that another replica can lead", error)
         return 1
-    except (ApiError, Unreachable, TimeoutError, OSError) as error:
+    except TimeoutError:
+        logging.getLogger(__name__).error("cannot go on: the API server did not answer in time")
+        return 1
+    except (ApiError, Unreachable, ConfigurationMissing, OSError) as error:
         logging.getLogger(__name__).error("cannot go on: %s", error)
         return 1
     return 0

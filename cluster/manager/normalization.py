@@ -125,7 +125,8 @@ def amplification_percents(
                 problem="expected a ratio of at least 1",
             )
         percents[resource] = hundredths(ratio)
-    cpu = percents.get(CPU, 100) * (normalization or 100) // 100
+    # Rounded once, after the product: 1.25 x 1.15 is 1.44.
+    cpu = hundredths(ratios.get(CPU, 1.0) * (normalization or 100) / 100)
     if cpu > 100:
         percents[CPU] = cpu
     return percents

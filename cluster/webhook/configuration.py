@@ -12,6 +12,7 @@ then served, so that no call meets a certificate that it cannot trust.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,8 @@ from apis.keys import ANNOTATION_WEBHOOK_TEMPLATE, LABEL_CONFIGMAP_TYPE, LABEL_C
 from cluster.gates import Gates
 from kube.client import Client, retry_on_conflict
 from kube.resources import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, Resource
+
+_log = logging.getLogger(__name__)
 
 MUTATING_NAME: Final = "koordinator-mutating-webhook-configuration"
 VALIDATING_NAME: Final = "koordinator-validating-webhook-configuration"
@@ -312,7 +315,9 @@ async def sync_configuration(
             )
         annotations = stored.metadata.get("annotations") or {}
         text = annotations.get(ANNOTATION_WEBHOOK_TEMPLATE) or ""
-        template = msgspec.json.decode(text) if text else _without_bundles(stored.webhooks)
+        template = _template(text)
+        if template is None:
+            text, template = "", _without_bundles(stored.webhooks)
         wanted = wanted_webhooks(template, ca_bundle=ca_bundle, address=address, active=active)
         if text and _comparable(stored.webhooks) == _comparable(wanted):
             return False
@@ -328,6 +333,20 @@ async def sync_configuration(
         return True
 
     return await retry_on_conflict(write)
+
+
+def _template(text: str) -> list[dict[str, Any]] | None:
+    """Return the list that the annotation holds, None if it holds none that can be used."""
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=list[dict[str, Any]])
+    except (msgspec.DecodeError, RecursionError):
+        _log.warning(
+            "annotation %s is no list of webhooks; the live list counts",
+            ANNOTATION_WEBHOOK_TEMPLATE,
+        )
+        return None
 
 
 def _without_bundles(webhooks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -112,6 +112,9 @@ class QuotaEvaluator:
         node = tree.nodes.get(name)
         if node is None:
             return denied(f"{request.ref}: elastic quota {name} not found", code=400)
+        if name in tree.ambiguous:
+            problem = f"there are several elastic quotas {name}; names are unique in the cluster"
+            return denied(f"{request.ref}: {problem}", code=400)
         requested = self._requested(request, pod)
         if not requested:
             return verdict

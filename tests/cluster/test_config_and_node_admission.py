@@ -434,11 +434,20 @@ def test_flags_as_charts_pass_them() -> None:
         "--colocation-profile-reconcile-interval=30",
         "--enable-pprof=perhaps",
         "--kubeconfig",
+        "--rest-config-burst=nan",
+        "--colocation-profile-update-pod-qps=inf",
+        "--colocation-profile-update-pod-qps-burst=x",
     ],
 )
 def test_a_wrong_flag_is_named(argument: str) -> None:
     with pytest.raises(FlagError, match=argument.split("=")[0].lstrip("-")):
         parse([argument], {})
+
+
+def test_a_wrong_port_in_the_environment_is_named() -> None:
+    for wrong in ("https", "70000", "-1"):
+        with pytest.raises(FlagError, match="WEBHOOK_PORT"):
+            parse([], {"WEBHOOK_PORT": wrong})
 
 
 def test_the_first_entry_that_fits_a_name_decides() -> None:

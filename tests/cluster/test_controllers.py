@@ -14,7 +14,10 @@ from apis.device import Device
 from apis.meta import format_time
 from apis.nodemetric import NodeMetric
 from apis.topology import NodeResourceTopology
+from cluster.manager.admission import Admission
+from cluster.manager.caches import Caches
 from cluster.manager.config_source import SLOConfigSource
+from cluster.manager.flags import parse
 from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
@@ -30,6 +33,7 @@ from kube.resources import (
     NODES,
     PODS,
 )
+from kube.webhook import ALLOWED, AdmissionRequest, GroupVersionKind
 from tests.kube.scripted import answer, api, status
 
 AMOUNTS = {"cpu": "16", "memory": "64Gi"}
@@ -145,3 +149,24 @@ def test_a_config_map_that_comes_back_is_no_longer_called_stale() -> None:
             assert stale.get() == 0
 
     asyncio.run(run())
+
+
+def test_reviews_that_anybody_can_send_make_no_series() -> None:
+    """The port takes reviews from whoever reaches it."""
+    settings = parse([], {})
+
+    async def run() -> ManagerMetrics:
+        async with Client(Connection("http://localhost")) as client:
+            metrics = ManagerMetrics()
+            source, _ = configured(client, {})
+            caches = Caches(client, settings)
+            served = Admission(client, settings, caches, source, metrics, port=0)
+            for number in range(50):
+                review = AdmissionRequest(
+                    uid="u", kind=GroupVersionKind(kind=f"K{number}"), operation=f"O{number}"
+                )
+                served._observe("/mutate-pod", review, ALLOWED, 0.001)
+        return metrics
+
+    (series,) = asyncio.run(run()).webhook.collect()
+    assert len({tuple(s.labels.items()) for s in series.samples if s.name.endswith("_count")}) == 1

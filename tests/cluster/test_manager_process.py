@@ -183,6 +183,19 @@ def test_a_wrong_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
         load_connection(str(tmp_path / "missing"))
 
 
+def test_missing_webhook_configurations_are_one_line_that_says_what_to_apply(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    running = start(server, tmp_path, free_port(), free_port())
+    try:
+        _, told = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 1
+    assert "apply deploy/manager/50-webhooks.yaml" in told
+    assert "Traceback" not in told
+
+
 def test_an_unreachable_server_is_one_error() -> None:
     async def run() -> None:
         async with Client(Connection(f"http://127.0.0.1:{free_port()}")) as client:
@@ -205,7 +218,7 @@ def test_a_quota_is_never_overbooked(server: ApiServer) -> None:
                 await client.create(
                     ELASTIC_QUOTAS, encode_object(ELASTIC_QUOTAS, quota), namespace="default"
                 )
-                await eventually(lambda: "narrow" in one.tree().nodes)
+                await eventually(lambda: "narrow" in one.caches.quota_tree().nodes)
                 await asyncio.sleep(0.3)
                 label = {"quota.scheduling.koordinator.sh/name": "narrow"}
 

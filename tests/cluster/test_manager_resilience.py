@@ -20,11 +20,15 @@ import yaml
 
 from apis.core import Node
 from apis.decode import Wire
+from cluster.manager.flags import parse
+from cluster.manager.manager import Manager
 from cluster.manager.manifests import CLUSTER_RULES, NAMESPACE_RULES, files
+from cluster.webhook.configuration import Address, sync_configuration
 from kube.cache import Cache
 from kube.certificates import make_certificates, problem_with
 from kube.client import ApiError, Client, encode_object, retry_on_conflict
 from kube.resources import (
+    LEASES,
     MUTATING_WEBHOOKS,
     NODE_METRICS,
     NODE_SLOS,
@@ -42,6 +46,7 @@ from tests.cluster.conftest import (
     read,
     register_webhooks,
     set_config,
+    unregister_webhooks,
 )
 from tests.conftest import require
 
@@ -233,7 +238,7 @@ def test_work_goes_on_after_api_server_and_etcd_restart() -> None:
                 await asyncio.to_thread(fresh.start_apiserver)
                 await make_node(client, "after-apiserver")
                 await eventually(lambda: read(client, NODE_SLOS, "after-apiserver"), seconds=60)
-                lists = one.nodes.lists
+                lists = one.caches.nodes.lists
                 # The watch goes on where it was, unless the new server has forgotten the place.
                 assert lists <= 2
                 await asyncio.to_thread(fresh.stop, "etcd", how=signal.SIGKILL)
@@ -333,7 +338,7 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
         async with server.client() as client:
             await register_webhooks(client)
             async with manager(server, webhooks=True) as one:
-                assert one.webhooks is not None
+                assert one.admission.server is not None
 
                 async def refused() -> bool:
                     """Whether admission judges: this pod contradicts itself."""
@@ -351,7 +356,7 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
                     raise AssertionError("a pod slipped through")
 
                 assert await refused()
-                before = await _served(one.webhooks.port)
+                before = await _served(one.admission.server.port)
                 # The Secret is lost: new certificates, trusted before they are served.
                 await client.delete(SECRETS, "koordinator-webhook-certs", namespace=NAMESPACE)
                 config = await read(
@@ -364,13 +369,71 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
 
                 async def rotated() -> bool:
                     assert await refused()
-                    port = one.webhooks.port if one.webhooks else 0
+                    port = one.admission.server.port if one.admission.server else 0
                     return await _served(port) != before
 
                 await eventually(rotated, seconds=20)
                 assert await refused()
                 secret = await read(client, SECRETS, "koordinator-webhook-certs", NAMESPACE)
                 assert secret["data"]["ca-cert.pem"]
+
+    asyncio.run(run())
+
+
+def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.manager.manager._DRAIN_SECONDS", 2.0)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        async with server.client() as client:
+            await register_webhooks(client)
+            settings = parse(["--metrics-addr=0", "--health-probe-addr=0"], {})
+            one = Manager(client, settings, webhook_port=0)
+            running = asyncio.create_task(one.run(stop))
+            try:
+                await eventually(lambda: one.leading, seconds=30)
+                assert one.admission.server is not None
+                port = one.admission.server.port
+                stop.set()
+                await eventually(lambda: not one.leading)
+                lease = await read(client, LEASES, "koordinator-manager", NAMESPACE)
+                assert not lease["spec"].get("holderIdentity")
+                assert not one.ready
+                assert await _served(port)
+                await asyncio.wait_for(running, 15)
+                with pytest.raises(OSError):
+                    await _served(port)
+            finally:
+                stop.set()
+                await asyncio.wait_for(running, 20)
+                await unregister_webhooks(client)
+
+    asyncio.run(run())
+
+
+def test_a_template_that_is_no_list_gives_way_to_the_live_list(server: ApiServer) -> None:
+    async def run() -> None:
+        name = "koordinator-mutating-webhook-configuration"
+        async with server.client() as client:
+            await register_webhooks(client)
+            try:
+                broken = {"metadata": {"annotations": {"template": '{"not":"a list"}'}}}
+                await client.patch(MUTATING_WEBHOOKS, name, msgspec.json.encode(broken))
+                assert await sync_configuration(
+                    client,
+                    MUTATING_WEBHOOKS,
+                    name,
+                    ca_bundle=make_certificates(("a",)).ca_cert,
+                    address=Address(NAMESPACE, host="127.0.0.1"),
+                    active=frozenset({"/mutate-pod"}),
+                )
+                stored = await read(client, MUTATING_WEBHOOKS, name)
+                kept = msgspec.json.decode(stored["metadata"]["annotations"]["template"])
+                assert {each["name"] for each in stored["webhooks"]} <= {e["name"] for e in kept}
+            finally:
+                await unregister_webhooks(client)
 
     asyncio.run(run())
 

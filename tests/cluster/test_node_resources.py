@@ -203,6 +203,10 @@ def test_amplification_multiplies_cpu_by_the_normalization() -> None:
     rules = ResourceAmplificationStrategy(True, {"memory": 1.5, "cpu": 1.5})
     text = amplification_text(amplification_percents(120, rules))
     assert text == '{"cpu":1.80,"memory":1.50}'
+    # The product is rounded, as a text with two decimals is, not its factors.
+    for ratio, normalized, product in ((1.25, 115, 144), (1.255, 150, 188), (1.0, 100, 100)):
+        rules = ResourceAmplificationStrategy(True, {"cpu": ratio})
+        assert amplification_percents(normalized, rules) == {"cpu": product}
     assert amplification_percents(None, ResourceAmplificationStrategy()) == {}
     with pytest.raises(InputError, match="at least 1"):
         amplification_percents(100, ResourceAmplificationStrategy(True, {"cpu": 0.5}))

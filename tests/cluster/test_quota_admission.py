@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,9 +24,11 @@ from cluster.quota_tree import (
 )
 from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
 from cluster.webhook.pod_resources import replaced_by_annotation
-from cluster.webhook.quota_evaluation import exceeded, masked_request
+from cluster.webhook.quota_evaluation import QuotaEvaluator, exceeded, masked_request
+from kube.client import Client
+from kube.connection import Connection
 from kube.resources import PODS
-from tests.cluster.admission import convert, filled, request
+from tests.cluster.admission import admission, convert, filled, request
 
 PREFIX = "quota.scheduling.koordinator.sh/"
 
@@ -253,6 +256,26 @@ def test_a_pod_books_what_its_quota_counts() -> None:
     )
     assert exceeded(admitted, masked) is None
     assert masked_request(quota("x", most={"example.com/x": "1"}), requested) == {}
+
+
+def test_a_name_that_several_quotas_bear_books_nothing() -> None:
+    """Two namespaces made a quota of one name while the webhook was away."""
+    stored = [to_plain(quota("team")), to_plain(quota("team"))]
+    stored[1]["metadata"]["namespace"] = "other"
+    gates = "EnableQuotaAdmission=true"
+    judge = admission(quotas=stored, gates=gates)
+
+    async def run() -> str:
+        async with Client(Connection("http://127.0.0.1:1")) as client:
+            evaluator = QuotaEvaluator(client, judge, parse_gates(gates), judge.tree)
+            labels = {f"{PREFIX}name": "team"}
+            plain = {
+                "metadata": {"name": "web", "namespace": "default", "labels": labels},
+                "spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}]},
+            }
+            return (await evaluator.validate(request(plain))).message
+
+    assert "several elastic quotas team" in asyncio.run(run())
 
 
 def test_resources_are_renamed_for_counting() -> None:

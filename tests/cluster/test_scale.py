@@ -54,13 +54,13 @@ def test_every_node_is_served_once_for_each_change() -> None:
         async with server.client() as client:
             await set_config(client, ENABLED)
             async with manager(server) as one:
-                await eventually(lambda: len(one.node_metrics.items) == NODES, seconds=60)
+                await eventually(lambda: len(one.caches.node_metrics.items) == NODES, seconds=60)
                 await send(client, 0)
                 await eventually(lambda: writes(one)["noderesource"] >= NODES, seconds=60)
                 await settled(one)
                 offers = [
                     node.status.allocatable["kubernetes.io/batch-cpu"].value()
-                    for node in one.nodes.items.values()
+                    for node in one.caches.nodes.items.values()
                 ]
                 assert len(offers) == NODES and len(set(offers)) == 1 and offers[0] > 0
 

@@ -1,0 +1,268 @@
+"""Admission in one process: which paths are served by what, over TLS, and registered.
+
+Every replica serves. Start order: caches filled, certificates there, listening, then registered, so
+that no review reaches a server that cannot judge it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from apis.core import ObjectMeta
+from apis.decode import Wire
+from cluster.manager.caches import Caches
+from cluster.manager.config_source import SLOConfigSource
+from cluster.manager.flags import Settings
+from cluster.manager.metrics import ManagerMetrics
+from cluster.webhook.binding import BindingAdmission, BindingRules
+from cluster.webhook.certificate_store import (
+    CertificateStore,
+    FolderStore,
+    SecretStore,
+    WebhookRegistration,
+)
+from cluster.webhook.configmap import ConfigMapAdmission
+from cluster.webhook.configuration import MUTATING_NAME, VALIDATING_NAME, Address, active_paths
+from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
+from cluster.webhook.enhanced import EnhancedRulesSource
+from cluster.webhook.node import NodeValidation, mutate_node_status
+from cluster.webhook.pod import PodAdmission, PodCaches
+from cluster.webhook.quota_evaluation import QuotaEvaluator, RetryRules
+from cluster.webhook.reservation import ReservationAdmission
+from kube.cache import Cache, wait_all_synced
+from kube.client import Client
+from kube.webhook import AdmissionRequest, AsyncHandler, Handler, Verdict, WebhookServer
+
+_log = logging.getLogger(__name__)
+
+_RESYNC_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 2.0
+_FIRST_SYNC_SECONDS: Final = 60.0
+
+
+class _Bare(Wire, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class Admission:
+    """The webhooks of one process."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        caches: Caches,
+        source: SLOConfigSource,
+        metrics: ManagerMetrics,
+        *,
+        port: int | None = None,
+    ) -> None:
+        """port: overrides the environment; 0 picks a free one."""
+        self._client = client
+        self._settings = settings
+        self._caches = caches
+        self._source = source
+        self._metrics = metrics
+        self._port = settings.env_port("WEBHOOK_PORT", 9876) if port is None else port
+        self.server: WebhookServer | None = None
+        self._pods_by_quota = caches.pods.index(by_quota)
+        self._unlabelled_pods = caches.pods.index(unlabelled)
+        self._registration = self._make_registration()
+        enhanced = EnhancedRulesSource(
+            caches.enhanced_maps,
+            namespace=settings.text("pod-enhanced-validator-config-namespace"),
+            name=settings.text("pod-enhanced-validator-config-name"),
+        )
+        self._pods = PodAdmission(
+            PodCaches(
+                caches.profiles,
+                caches.namespaces,
+                caches.priority_classes,
+                caches.quotas,
+                caches.quota_profiles,
+            ),
+            settings.gates,
+            caches.quota_tree,
+            enhanced.current,
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the gates leave anything to serve."""
+        return bool(active_paths(self._settings.gates))
+
+    @property
+    def behind_a_service(self) -> bool:
+        """Whether others are told where we are, so that they may ask here after we said goodbye."""
+        return self.wanted and not self._settings.env("WEBHOOK_HOST", "")
+
+    @property
+    def registered(self) -> bool:
+        """Whether certificates are served."""
+        return self._registration.current is not None
+
+    def _make_registration(self) -> WebhookRegistration:
+        settings = self._settings
+        own = settings.env("POD_NAMESPACE", "koordinator-system")
+        host = settings.env("WEBHOOK_HOST", "")
+        address = Address(
+            namespace=own,
+            service=settings.env("SERVICE_NAME", "koordinator-webhook-service"),
+            host=host,
+            port=self._port,
+        )
+        writer = settings.env("WEBHOOK_CERT_WRITER", "fs" if host else "secret")
+        store: CertificateStore
+        if writer == "fs":
+            folder = settings.env("WEBHOOK_CERT_DIR", "/tmp/koordinator-webhook-certs")
+            store = FolderStore(Path(folder))
+        else:
+            name = settings.env("SECRET_NAME", "koordinator-webhook-certs")
+            store = SecretStore(self._client, own, name)
+        return WebhookRegistration(
+            self._client,
+            store,
+            address,
+            active_paths(settings.gates),
+            mutating_name=settings.env("MUTATING_WEBHOOK_NAME", MUTATING_NAME),
+            validating_name=settings.env("VALIDATING_WEBHOOK_NAME", VALIDATING_NAME),
+        )
+
+    def routes(self) -> tuple[dict[str, Handler], dict[str, AsyncHandler]]:
+        """Return the handlers of the paths whose gates are on."""
+        settings, gates, caches = self._settings, self._settings.gates, self._caches
+        quota = QuotaAdmission(
+            caches.quota_tree,
+            self._pods_by_quota,
+            self._unlabelled_pods,
+            gates,
+            self._metrics,
+        )
+        evaluator = QuotaEvaluator(
+            self._client,
+            self._pods,
+            gates,
+            caches.quota_tree,
+            RetryRules(
+                max_retries=int(settings.number("quota-update-max-retries")),
+                jitter_seconds=settings.seconds("quota-update-retry-jitter"),
+                max_total_jitter_seconds=settings.seconds("quota-update-max-total-jitter"),
+            ),
+        )
+        binding = BindingAdmission(
+            BindingRules(
+                user_names=settings.names("binding-admission-user-name"),
+                dry_run=settings.on("binding-admission-dry-run"),
+                namespaces=settings.names("binding-admission-namespaces"),
+                exclude_namespaces=settings.names("binding-admission-exclude-namespaces"),
+                bypass_labels=settings.names("binding-admission-bypass-labels"),
+                bypass_annotations=settings.names("binding-admission-bypass-annotations"),
+            ),
+            caches.pods,
+            lambda decision: self._metrics.binding.labels(decision).inc(),
+        )
+        config = ConfigMapAdmission(
+            namespace=settings.text("config-namespace"),
+            name=settings.text("slo-config-name"),
+            nodes=lambda: caches.nodes.items.values(),
+            names_required=settings.text("node-strategy-name-need-check") == "true",
+        )
+        plain: dict[str, Handler] = {
+            "/mutate-pod": self._pods.mutate,
+            f"/mutate-{_QUOTA_PATH}": quota.mutate,
+            f"/validate-{_QUOTA_PATH}": quota.validate,
+            "/mutate-node-status": mutate_node_status,
+            "/validate-node": NodeValidation(lambda: self._source.config).validate,
+            "/validate-configmap": config.validate,
+            "/mutate-reservation": ReservationAdmission(self._pods.caches).mutate,
+            "/validate-pod-binding": binding.validate,
+        }
+        active = active_paths(gates)
+        waiting: dict[str, AsyncHandler] = {"/validate-pod": evaluator.validate}
+        return (
+            {path: handler for path, handler in plain.items() if path in active},
+            {path: handler for path, handler in waiting.items() if path in active},
+        )
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Serve and register; the server stops with `stack`."""
+        plain, waiting = self.routes()
+        # Answers from caches: none may be given before they are filled.
+        await wait_all_synced(*self._caches.all)
+        certificates = await self._registration.certificates()
+        server = WebhookServer(
+            host="0.0.0.0",
+            port=self._port,
+            certificates=certificates,
+            routes=plain,
+            async_routes=waiting,
+            observe=self._observe,
+        )
+        await server.start()
+        stack.push_async_callback(server.stop)
+        self.server = server
+        self._registration.current = certificates
+        if self._port == 0:
+            self._registration.listen_on(server.port)
+        async with asyncio.timeout(_FIRST_SYNC_SECONDS):
+            await self._registration.sync(server.use)
+
+    async def keep_registered(self) -> None:
+        """Look at certificates and registrations each minute, and at once when one is changed."""
+        changed = asyncio.Event()
+        watches: list[Cache[Any]] = [
+            Cache(self._client, resource, _Bare, field_selector=f"metadata.name={name}")
+            for resource, name in self._registration.names
+        ]
+        for watch in watches:
+            watch.subscribe(lambda _: changed.set())
+        async with asyncio.TaskGroup() as group:
+            for watch in watches:
+                group.create_task(watch.run())
+            pause = _RESYNC_SECONDS
+            while True:
+                try:
+                    await asyncio.wait_for(changed.wait(), pause)
+                except TimeoutError:
+                    _log.debug("looking at webhook registrations")
+                changed.clear()
+                try:
+                    assert self.server is not None
+                    await self._registration.sync(self.server.use)
+                    pause = _RESYNC_SECONDS
+                except Exception as error:  # noqa: BLE001 - tried again, and said
+                    _log.warning("webhook registration: %s", error)
+                    pause = _RETRY_SECONDS
+
+    def _observe(
+        self, path: str, request: AdmissionRequest, verdict: Verdict, seconds: float
+    ) -> None:
+        # What anybody sends must not name series: those stay for the life of the process.
+        kind, plugin = _SERVED.get(path, ("", ""))
+        self._metrics.webhook.labels(
+            "mutate" if path.startswith("/mutate") else "validate",
+            kind,
+            request.operation if request.operation in _OPERATIONS else "",
+            plugin,
+            "allowed" if verdict.allowed else "rejected",
+        ).observe(seconds * 1000)
+
+
+_OPERATIONS: Final = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
+_QUOTA_PATH: Final = "scheduling-sigs-k8s-io-v1alpha1-elasticquota"
+_SERVED: Final = {
+    "/mutate-pod": ("Pod", "ClusterColocationProfile"),
+    "/validate-pod": ("Pod", "ClusterColocationProfile"),
+    "/validate-pod-binding": ("Binding", ""),
+    f"/mutate-{_QUOTA_PATH}": ("ElasticQuota", ""),
+    f"/validate-{_QUOTA_PATH}": ("ElasticQuota", ""),
+    "/mutate-node-status": ("Node", "NodeResourceAmplificationPlugin"),
+    "/validate-node": ("Node", "SLOManagerConfigConflictForNode"),
+    "/validate-configmap": ("ConfigMap", "SLOConfig"),
+    "/mutate-reservation": ("Reservation", "ClusterReservation"),
+}
+"""Path -> (kind, plugin) as the series name them."""
