@@ -150,8 +150,7 @@ class NodeInputs:
     node: Node
     metric: NodeMetricStatus | None
     pods: tuple[PodFacts, ...]
-    listed: frozenset[tuple[str, str]]
-    """Keys of all pods of the node, also ended ones."""
+    """Running and pending ones."""
 
     @cached_property
     def capacity(self) -> Amount:
@@ -225,12 +224,16 @@ class NodeInputs:
 
     @cached_property
     def dangling_usage(self) -> Amount:
-        """Use of reported pods that the API server does not list (any more, or yet)."""
+        """Use of reported pods that the API server does not list as active (any more, or yet).
+
+        What the node measured is in use, whatever the pod is said to be.
+        """
         if self.metric is None:
             return _NOTHING
+        active = {pod.key for pod in self.pods}
         return total(
             usage_of(report.pod_usage)
             for report in self.metric.pods_metric
-            if (report.namespace, report.name) not in self.listed
+            if (report.namespace, report.name) not in active
             and priority_of(report.priority) not in LOW_PRIORITIES
         )

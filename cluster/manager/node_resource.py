@@ -85,7 +85,7 @@ class NodeResourceController:
         self._started = time.monotonic()
         self._written_at: dict[str, float] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
-        self._pods: dict[str, dict[str, tuple[tuple[str, str], PodFacts | None]]] = {}
+        self._pods: dict[str, dict[str, PodFacts]] = {}
         pods.subscribe(self._pod_changed)
         nodes.subscribe(self._node_changed)
         node_metrics.subscribe(self._metric_changed)
@@ -96,15 +96,14 @@ class NodeResourceController:
     # What changed decides which node is looked at again; heartbeats change nothing here.
 
     def _pod_changed(self, event: Event[Pod]) -> None:
-        pod = event.new
         if event.old is not None and event.old.spec.node_name:
-            listed = self._pods.get(event.old.spec.node_name, {})
-            listed.pop(event.key, None)
-            if not listed:
+            active = self._pods.get(event.old.spec.node_name, {})
+            active.pop(event.key, None)
+            if not active:
                 self._pods.pop(event.old.spec.node_name, None)
-        if event.change is not Change.DELETED and pod.spec.node_name:
-            key = (pod.metadata.namespace, pod.metadata.name)
-            self._pods.setdefault(pod.spec.node_name, {})[event.key] = (key, pod_facts(pod))
+        facts = pod_facts(event.new) if event.new.spec.node_name else None
+        if event.change is not Change.DELETED and facts is not None:
+            self._pods.setdefault(event.new.spec.node_name, {})[event.key] = facts
 
     def _node_changed(self, event: Event[Node]) -> None:
         old, new = event.old, event.new
@@ -164,15 +163,13 @@ class NodeResourceController:
         config = self._source.config
         labels = node.metadata.labels
         metric = self._node_metrics.get(name)
-        listed = self._pods.get(name, {})
         normalization, _ = config.cpu_normalization.of(labels)
         amplification, _ = config.resource_amplification.of(labels)
         return NodeView(
             inputs=NodeInputs(
                 node=node,
                 metric=metric.status if metric is not None else None,
-                pods=tuple(facts for _, facts in listed.values() if facts is not None),
-                listed=frozenset(key for key, _ in listed.values()),
+                pods=tuple(self._pods.get(name, {}).values()),
             ),
             metric=metric,
             topology=self._topologies.get(name),

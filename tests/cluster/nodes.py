@@ -121,10 +121,8 @@ def report(
 def inputs(
     of: Node, metric: NodeMetricStatus | None = None, pods: Iterable[Pod] = ()
 ) -> NodeInputs:
-    listed = list(pods)
     return NodeInputs(
         node=of,
         metric=metric,
-        pods=tuple(facts for one in listed if (facts := pod_facts(one)) is not None),
-        listed=frozenset((one.metadata.namespace, one.metadata.name) for one in listed),
+        pods=tuple(facts for one in pods if (facts := pod_facts(one)) is not None),
     )

@@ -97,6 +97,13 @@ def test_a_report_without_node_metric_counts_as_no_system_usage() -> None:
     assert got.amount == Amount(9600, truncate(64 * GI * 65, 100) + 1)
 
 
+def test_what_a_pod_that_ended_was_measured_with_still_counts() -> None:
+    ended = nodes.pod("done", ("8", "8Gi"), phase="Succeeded")
+    metric = nodes.report(pods={"done": ("2", "1Gi")})
+    got = batch_resources(nodes.inputs(nodes.node(), metric, [ended]), nodes.strategy())
+    assert got.amount.cpu == 16000 - 6400 - 2000
+
+
 def test_zones_share_system_use_and_get_the_pods_that_are_bound_to_them() -> None:
     bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
     given_inputs = nodes.inputs(
