@@ -43,7 +43,12 @@ class CriAgent:
         self._registry = HookRegistry(chosen, figures)
         self._runtime = Runtime(chosen.backend)
         self._store = Store(self._checkpoint or NoJournal())
-        self._recovery = Recovery(self._runtime, self._store, recorded)
+        self._recovery = Recovery(
+            self._runtime,
+            self._store,
+            recorded,
+            self._checkpoint.reread if self._checkpoint is not None else Recorded,
+        )
         self._hooks = Hooks(
             servers=self._registry.servers,
             store=self._store,
@@ -162,9 +167,12 @@ class CriAgent:
     def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._checkpoint is not None:
+            self._checkpoint.stand_back()
 
     async def close(self) -> None:
-        self.stand_back()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
         self._runtime.close()

@@ -57,6 +57,9 @@ class Recorded:
     containers: dict[str, Container] = field(default_factory=dict)
     torn_bytes: int = 0
 
+    def __contains__(self, identifier: str) -> bool:
+        return identifier in self.pods or identifier in self.containers
+
     @property
     def identifiers(self) -> set[str]:
         return {*self.pods, *self.containers}
@@ -119,6 +122,7 @@ class Checkpoint:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._path = os.path.join(folder, _NAME)
         self._failed = False
+        self._successor = False
         self.errors = 0
         self._live: dict[str, bytes] = {}
         # Appending, because during a handover two processes write: whole records, one at a time.
@@ -151,6 +155,18 @@ class Checkpoint:
         if self._live.pop(identifier, None) is not None:
             self._write(_record(_Forget(identifier)))
 
+    def reread(self) -> Recorded:
+        """What the file holds now: a predecessor's last calls may end after we have read it."""
+        try:
+            with open(self._path, "rb") as file:
+                return read_records(file.read())[0]
+        except OSError:
+            return Recorded()
+
+    def stand_back(self) -> None:
+        """The file is a successor's from here on: what our last calls add goes to its end."""
+        self._successor = True
+
     def close(self) -> None:
         os.close(self._file)
 
@@ -163,6 +179,9 @@ class Checkpoint:
             self._write(record)
 
     def _write(self, record: bytes) -> None:
+        if self._successor:
+            self._add(record)
+            return
         if self._failed or self._size > _REWRITE_BYTES:
             live = sum(map(len, self._live.values()))
             if self._failed or self._size > 2 * live + _REWRITE_BYTES:
@@ -173,6 +192,17 @@ class Checkpoint:
             if written != len(record):
                 raise OSError(0, f"only {written} of {len(record)} octets were written")
             self._size += written
+        except OSError as error:
+            self._fail(error)
+
+    def _add(self, record: bytes) -> None:
+        """To the file that is there by now: the successor may have put a new one in its place."""
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                os.write(file, record)
+            finally:
+                os.close(file)
         except OSError as error:
             self._fail(error)
 

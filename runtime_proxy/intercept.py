@@ -191,9 +191,9 @@ class _CreateContainer(_Call[cri.CreateContainerRequest]):
 
     def needs_asking(self) -> bool:
         # What hooks changed in the sandbox holds for its containers, whether or not this stage
-        # has a hook; a sandbox that is not in the store (yet) may have such changes too.
-        pod = self.hooks.store.pod(self.request.pod_sandbox_id)
-        return super().needs_asking() or (pod is None and not self.hooks.recovery.done)
+        # has a hook; a sandbox that is not in the store may have such changes too, from before a
+        # restart or from a call that a predecessor brought to its end.
+        return super().needs_asking() or self.hooks.store.pod(self.request.pod_sandbox_id) is None
 
     def unasked(self) -> Verdict:
         pod = self.hooks.store.pod(self.request.pod_sandbox_id)

@@ -50,11 +50,24 @@ def container_with_record(container: Container, recorded: Container | None) -> C
 
 
 class Recovery:
-    def __init__(self, runtime: Runtime, store: Store, recorded: Recorded) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: Store,
+        recorded: Recorded,
+        reread: Callable[[], Recorded] = Recorded,
+    ) -> None:
+        """reread: the journal as it is by now, with what a predecessor added to it."""
         self._runtime = runtime
         self._store = store
         self._recorded = recorded
+        self._reread = reread
         self.done = False
+
+    def _records_with(self, identifier: str) -> Recorded:
+        if identifier in self._recorded or not self.done:
+            return self._recorded
+        return self._reread()
 
     async def rebuild(self) -> None:
         """Everything that the runtime lists, once. Raises RuntimeAway, alone or in a group."""
@@ -104,7 +117,7 @@ class Recovery:
         # Another call may have come first, and its values may be newer.
         known = self._store.pod(found.id)
         if known is None:
-            known = with_record(found, self._recorded.pods.get(found.id))
+            known = with_record(found, self._records_with(found.id).pods.get(found.id))
             self._store.put_pod(known)
         return known
 
@@ -120,7 +133,8 @@ class Recovery:
             return None
         known = self._store.container(found.id)
         if known is None:
-            known = container_with_record(found, self._recorded.containers.get(found.id))
+            recorded = self._records_with(found.id).containers.get(found.id)
+            known = container_with_record(found, recorded)
             self._store.put_container(known)
         return known
 

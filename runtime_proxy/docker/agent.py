@@ -130,9 +130,12 @@ class DockerAgent:
     def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._checkpoint is not None:
+            self._checkpoint.stand_back()
 
     async def close(self) -> None:
-        self.stand_back()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
         if self._checkpoint is not None:

@@ -187,3 +187,20 @@ def test_what_a_predecessor_writes_while_a_successor_opens_is_not_cut_off(
     Checkpoint(str(tmp_path))
     monkeypatch.undo()
     assert Checkpoint(str(tmp_path)).recorded.containers == {"c1": CONTAINER}
+
+
+def test_a_predecessor_adds_to_the_file_that_its_successor_made_anew(tmp_path: Path) -> None:
+    old = Checkpoint(str(tmp_path))
+    old.pod(POD)
+    new = Checkpoint(str(tmp_path))
+    old.stand_back()
+    for number in range(3000):
+        new.pod(Pod(id="busy", labels={"n": f"{number:01000}"}))
+    old.container(CONTAINER)
+    for number in range(3000):
+        old.pod(Pod(id="p3", labels={"n": f"{number:0400}"}))
+    new.pod(Pod(id="p4"))
+    recorded = new.reread()
+    assert set(recorded.pods) == {"p1", "busy", "p3", "p4"}
+    assert recorded.containers == {"c1": CONTAINER}
+    assert Checkpoint(str(tmp_path)).recorded == recorded

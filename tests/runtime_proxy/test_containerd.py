@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -191,6 +193,35 @@ def test_a_container_that_ends_by_itself_is_told_of(here: Node) -> None:
                 time.sleep(0.5)
                 here.cri.remove_container(identifier)
             assert service.wait_for("PostStopContainer")[0].container_meta.id == identifier
+
+
+def test_after_a_handover_an_end_is_told_once_though_the_old_process_lives(here: Node) -> None:
+    with (
+        hook_service(here.proxy.folder / "h.sock") as service,
+        connected(here.proxy.socket) as kept,
+    ):
+        here.proxy.register(service.socket, STAGES)
+        # A stream of kubelet's that never ends keeps the old process.
+        stream = kept.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
+        old, successor = here.proxy.process, 0
+        assert old is not None
+        try:
+            with running_pod(here.kubelet, pod()) as running:
+                old.send_signal(signal.SIGHUP)
+                here.proxy.wait_for_log("handed over")
+                successor = here.proxy.successor()
+                here.cri.stop_container(running.containers["main"])
+                service.wait_for("PostStopContainer")
+                time.sleep(0.5)
+                assert len(service.asked("PostStopContainer")) == 1
+                assert old.poll() is None
+        finally:
+            stream.cancel()
+            old.kill()
+            old.wait()
+            if successor:
+                os.kill(successor, signal.SIGTERM)
+                wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
 
 
 def test_a_list_of_many_megabytes_is_the_same_as_without_the_proxy(here: Node) -> None:

@@ -18,9 +18,18 @@ from typing import Any
 import grpc
 import pytest
 
+from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy.http2 import frames, hpack
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
-from tests.runtime_proxy.processes import AS_MODULE, ROOT, Proxy, fetch, proxy
+from tests.runtime_proxy.processes import (
+    AS_MODULE,
+    ROOT,
+    Proxy,
+    echo,
+    fetch,
+    hook_service,
+    proxy,
+)
 from tests.waiting import wait_until
 
 
@@ -382,6 +391,46 @@ def test_a_handover_under_load_drops_no_call(
                 wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
         assert successor != pid
         assert failures == []
+
+
+def test_what_a_hook_changed_in_a_call_that_outlived_a_handover_is_not_forgotten(
+    tmp_path: Path,
+) -> None:
+    def moved(request: Any) -> Any:
+        go_on.wait(10)
+        answer = echo(request)
+        answer.cgroup_parent = "/moved"
+        return answer
+
+    go_on = threading.Event()
+    with (
+        fake_cri(tmp_path) as runtime,
+        proxy(runtime.socket, flags=["--hook-timeout=10s"]) as running,
+        hook_service(tmp_path / "h.sock", {"PreRunPodSandbox": moved}) as service,
+        futures.ThreadPoolExecutor(1) as pool,
+    ):
+        running.wait_for_log("recovered")
+        running.register(service.socket, ["PreRunPodSandbox"])
+        with connected(running.socket) as before, connected(running.socket) as after:
+            run = before.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")
+            create = after.unary_unary("/runtime.v1.RuntimeService/CreateContainer")
+            late = pool.submit(run, cri.RunPodSandboxRequest().SerializeToString(), timeout=20)
+            service.wait_for("PreRunPodSandbox")
+            assert running.process is not None
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for_log("handed over")
+            successor = running.successor()
+            try:
+                wait_until(lambda: running.log_text().count("recovered") == 2, "its recovery")
+                go_on.set()
+                pod = cri.RunPodSandboxResponse.FromString(late.result()).pod_sandbox_id
+                request = cri.CreateContainerRequest(pod_sandbox_id=pod)
+                create(request.SerializeToString(), timeout=10)
+            finally:
+                os.kill(successor, signal.SIGTERM)
+                wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
+        (container,) = runtime.asked("CreateContainer")
+        assert container.sandbox_config.linux.cgroup_parent == "/moved"
 
 
 def test_after_a_handover_the_successor_alone_tells_figures(tmp_path: Path) -> None:
