@@ -191,7 +191,10 @@ def parse_time(text: str) -> datetime:
     moment = datetime(year, month, day, hour, minute, min(second, 59), micro, tzinfo=UTC)
     if match[8] != "Z":
         sign = -1 if match[8][0] == "+" else 1
-        moment += sign * timedelta(hours=int(match[8][1:3]), minutes=int(match[8][4:6]))
+        try:
+            moment += sign * timedelta(hours=int(match[8][1:3]), minutes=int(match[8][4:6]))
+        except OverflowError:
+            raise ValueError("a time outside the years 1 to 9999") from None
     return moment
 
 

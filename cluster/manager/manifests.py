@@ -222,7 +222,7 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
     }
     spec = {
         "serviceAccountName": ACCOUNT,
-        "terminationGracePeriodSeconds": 20,
+        "terminationGracePeriodSeconds": 30,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 65532,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from apis.errors import InputError
 from cluster.webhook.colocation_profile import (
     apply_metadata,
     apply_scheduling,
@@ -53,10 +54,20 @@ class ReservationAdmission:
             spec = after.setdefault("spec", {})
             template = spec.get("template")
             if isinstance(template, dict):
-                apply_scheduling(template.setdefault("spec", {}), profile, self._priority)
+                apply_scheduling(_pod_spec(template, request.ref), profile, self._priority)
             after = patched(after, profile)
         return Verdict(True, patch=tuple(json_patch(before, after)))
 
     def _priority(self, name: str) -> tuple[int, str | None] | None:
         found = self._caches.priority_classes.get(name)
         return (found.value, found.preemption_policy) if found is not None else None
+
+
+def _pod_spec(template: dict[str, Any], obj: str) -> dict[str, Any]:
+    """Return the template's pod spec, in place. No schema checks templates. Raises InputError."""
+    spec = template.get("spec")
+    if spec is None:
+        spec = template["spec"] = {}
+    if not isinstance(spec, dict):
+        raise InputError(obj=obj, field="spec.template.spec", value=spec, problem="not an object")
+    return spec

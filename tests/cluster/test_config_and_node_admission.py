@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from apis.core import Node, Pod
+from apis.errors import InputError
 from apis.meta import LabelSelector
 from apis.slo_config import SLOConfig, load_slo_config
 from cluster.gates import parse_gates
@@ -382,6 +383,11 @@ def test_a_profile_shapes_a_reservation() -> None:
     assert got["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE"
     template = got["spec"]["template"]["spec"]
     assert (template["priority"], template["schedulerName"]) == (5000, "koord-scheduler")
+    # No schema checks templates, so this reaches admission.
+    odd = {**obj, "spec": {**obj["spec"], "template": {"spec": []}}}
+    review = request(odd, kind="Reservation", resource="reservations", namespace="")
+    with pytest.raises(InputError, match=r"Reservation r: spec\.template\.spec = '\[\]'"):
+        judge.mutate(review)
 
 
 # --- gates and flags ---------------------------------------------------------------------------

@@ -133,6 +133,9 @@ def test_a_report_grows_stale_at_its_time() -> None:
     problem, left = freshness(metric, strategy, NOW + timedelta(minutes=10, seconds=1))
     assert left is None
     assert "is stale" in str(problem)
+    for odd in ("soon", "2026-13-01T00:00:00Z", "9999-12-31T23:59:59-01:00"):
+        metric = NodeMetric(status=nodes.report(at=odd))
+        assert "no readable updateTime" in str(freshness(metric, strategy, NOW)[0])
 
 
 def test_ratios_stand_in_annotations_and_vanish_with_co_location() -> None:
