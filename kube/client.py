@@ -114,6 +114,14 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
+    def sibling(self) -> Client:
+        """Return a client of the same server, to be opened, with connections and a rate of its own.
+
+        For the few requests that must not wait behind all others, such as a lease's renewal; their
+        rate is not limited.
+        """
+        return Client(self._connection, user_agent=self._user_agent)
+
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(
             ssl=self._connection.tls if self._connection.tls is not None else False,

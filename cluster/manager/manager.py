@@ -12,7 +12,7 @@ import logging
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 _METRIC_PAGES: Final = ("/metrics", "/internal-metrics", "/external-metrics", "/all-metrics")
 _LEASE: Final = "koordinator-manager"
+_FLUSH_SECONDS: Final = 3.0
 _DRAIN_SECONDS: Final = 5.0
 """Until readiness, endpoints and the API server's proxy have followed."""
 
@@ -144,7 +145,7 @@ class Manager:
             for cache in self.caches.all:
                 start(f"cache {cache.resource.plural}", cache.run())
             start("events", self.events.run())
-            stack.push_async_callback(self.events.flush)
+            stack.push_async_callback(self._flush_events)
             await self._serve_pages(stack)
             if self.admission.wanted:
                 await _or_stopped(self.admission.start(stack), stop)
@@ -171,17 +172,24 @@ class Manager:
             if self.admission.behind_a_service:
                 await asyncio.sleep(_DRAIN_SECONDS)
 
+    async def _flush_events(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self.events.flush()
+
     async def _lead_when_elected(self) -> None:
         if not self.settings.on("enable-leader-election"):
             await self._control()
             return
-        election = LeaderElection(
-            self.client,
-            namespace=self.settings.text("leader-election-namespace"),
-            name=_LEASE,
-            identity=f"{socket.gethostname()}_{uuid.uuid4()}",
-        )
-        await election.run(self._control)
+        # A renewal that waits for a thousand patches comes too late.
+        async with self.client.sibling() as client:
+            election = LeaderElection(
+                client,
+                namespace=self.settings.text("leader-election-namespace"),
+                name=_LEASE,
+                identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+            )
+            await election.run(self._control)
 
     async def _control(self) -> None:
         self.leading = True

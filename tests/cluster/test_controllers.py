@@ -7,17 +7,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from apis.core import ConfigMap, Node, Pod
 from apis.device import Device
-from apis.meta import format_time
+from apis.meta import ObjectReference, format_time
 from apis.nodemetric import NodeMetric
 from apis.topology import NodeResourceTopology
 from cluster.manager.admission import Admission
 from cluster.manager.caches import Caches
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import parse
+from cluster.manager.manager import Manager
 from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
@@ -170,3 +172,19 @@ def test_reviews_that_anybody_can_send_make_no_series() -> None:
 
     (series,) = asyncio.run(run()).webhook.collect()
     assert len({tuple(s.labels.items()) for s in series.samples if s.name.endswith("_count")}) == 1
+
+
+def test_events_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.manager.manager._FLUSH_SECONDS", 0.2)
+
+    async def silent(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def run() -> None:
+        async with api(silent) as client:
+            one = Manager(client, parse([], {}), webhook_port=0)
+            one.events.warning(ObjectReference(kind="Node", name="n1"), "Reason", "text")
+            await asyncio.wait_for(one._flush_events(), 5)
+
+    asyncio.run(run())

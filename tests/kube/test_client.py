@@ -153,6 +153,24 @@ def test_the_rate_limit_spreads_what_comes_beyond_the_burst() -> None:
     assert asyncio.run(run()) >= 0.09
 
 
+def test_a_siblings_requests_do_not_wait_behind_the_others() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return answer({})
+
+    async def run() -> None:
+        async with api(handler) as server:
+            limited = Client(server._connection, qps=0.01, burst=1)
+            async with limited, limited.sibling() as urgent:
+                await limited.request("GET", "/first")
+                waiting = asyncio.create_task(limited.request("GET", "/second"))
+                await asyncio.wait_for(urgent.request("GET", "/lease"), 5)
+                assert not waiting.done()
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_events_count_up_instead_of_piling_up() -> None:
     made: list[tuple[str, dict[str, object]]] = []
 
