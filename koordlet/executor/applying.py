@@ -115,6 +115,8 @@ class Applier:
             self._count_cookie(slot, "succeeded")
             if slot is None:
                 continue
+            if write.act is Act.MKDIR and slot.resource is Resource.RESCTRL_SCHEMATA:
+                node_wide.note_made(self._table, slot, write.path)
             if slot.file is not None:
                 if write.final and self._settle(slot, write):
                     restored += 1
@@ -160,6 +162,8 @@ class Applier:
                 try:
                     self._texts.host.mkdir(write.path, write.mode)
                 except FileExistsError:
+                    if write.slot[1] is Resource.RESCTRL_SCHEMATA:
+                        raise  # somebody else's, made a moment ago: the next pass looks at it
                     return
             case Act.RMDIR:
                 self._texts.host.rmdir(write.path)

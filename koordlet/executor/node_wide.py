@@ -23,6 +23,9 @@ GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
 SCHED_CORE: Final = "kernel.sched_core"
 SYSCTLS: Final = frozenset({GROUP_IDENTITY, SCHED_CORE})
 """The switches that may be written."""
+_MAKING: Final = "making"
+_MADE: Final = "made"
+"""What a control group's record holds as ours: before the group is made, and after."""
 DIRECTORY_ROOTS: Final = ("/usr/local/vgpu", "/var/run/koordlet", "/run/koordlet")
 """Where host directories may be made, unless the library of HAMi lies elsewhere."""
 
@@ -161,7 +164,7 @@ def left_behind(table: SlotTable) -> list[Record]:
     except OSError:
         return []
     return [
-        Record(place="", inode=0, resource=Resource.RESCTRL_SCHEMATA, key=name, ours=("made",))
+        Record(place="", inode=0, resource=Resource.RESCTRL_SCHEMATA, key=name, ours=(_MADE,))
         for name in names
         if resctrl.is_ours_by_name(name)
         and table.journal.get("", Resource.RESCTRL_SCHEMATA, name) is None
@@ -176,6 +179,31 @@ def explain_refusal(table: SlotTable, slot: Slot, write: PlannedWrite) -> None:
             why = why or "no CLOSID is left: every control group takes one of few"
         if why:
             table.set_state(slot, State.FAILED, f"{slot.detail}: {why}")
+
+
+def _inode(table: SlotTable, path: str) -> int:
+    try:
+        return table.host.inode(path)
+    except OSError:
+        return 0
+
+
+def _of_this_group(record: Record | None, inode: int) -> Record | None:
+    """Return the record if it is about the group that is there, and not one of its name before.
+
+    What we were about to make when the daemon ended, somebody else may have made since.
+    """
+    if record is None or resctrl.is_ours_by_name(record.key):
+        return record
+    if record.original is None and _MADE not in record.ours:
+        return None
+    return record if record.inode in (0, inode) else None
+
+
+def note_made(table: SlotTable, slot: Slot, path: str) -> None:
+    """Journal that a control group is made, and which one it is."""
+    made = Record(place="", inode=_inode(table, path), resource=slot.resource, key=slot.key)
+    table.forget((), [made.with_ours(_MADE)])
 
 
 def _group(
@@ -214,22 +242,26 @@ def _group(
     gaps = resctrl.missing(wanted, root)
     slot.clamp = f"this machine has no {', '.join(gaps)}" if gaps else ""
     slot.text = resctrl.format_schemata(wanted)
-    record = table.journal.get(*slot.slot_key)
     if found is None:
-        plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
+        plan.keep(
+            Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours(_MAKING)
+        )
         plan.add(_operation(Act.MKDIR, path, slot, "", "control group"), out)
         # What a new group shows: everything. It differs from any wish worth writing.
         lines = resctrl.differing(wanted, root)
     else:
         slot.found = resctrl.format_schemata(found)
         lines = resctrl.differing(wanted, found)
-        if record is None and (lines or resctrl.is_ours_by_name(slot.key)):
+        inode = _inode(table, path)
+        known = table.journal.get(*slot.slot_key)
+        record = _of_this_group(known, inode)
+        if record is None and (lines or known or resctrl.is_ours_by_name(slot.key)):
             # A group that an earlier daemon left behind is as good as made by us.
             original = None if resctrl.is_ours_by_name(slot.key) else slot.found
             plan.keep(
                 Record(
-                    place="", inode=0, resource=slot.resource, key=slot.key, original=original
-                ).with_ours("made" if original is None else slot.text)
+                    place="", inode=inode, resource=slot.resource, key=slot.key, original=original
+                ).with_ours(_MADE if original is None else slot.text)
             )
         if not lines:
             slot.failures = 0
@@ -251,6 +283,8 @@ def _undo_group(
     out: list[PlannedWrite],
 ) -> None:
     record = table.journal.get(*slot.slot_key) or slot.restoring
+    if found is not None:
+        record = _of_this_group(record, _inode(table, path))
     if found is None or record is None:
         _done(slot, plan)
         return
@@ -335,7 +369,7 @@ def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
         plan.add(_operation(Act.RMDIR, slot.path, slot, "directory", ""), out)
         return
     # By its name it is the workload's own, so it goes with it even if the hook made it.
-    plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours("made"))
+    plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours(_MADE))
     if exists:
         _applied(table, slot, "directory")
         return

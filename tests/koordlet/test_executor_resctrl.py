@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from koordlet.executor.slots import State, Want
 from linux.resources import Resource
 from tests.koordlet.executor_bed import Bed, claim_of
 from tests.koordlet.test_executor import TWO_CORES
-from tests.simulated import DEBIAN_12_V2, INTEL_RDT
+from tests.simulated import DEBIAN_12_V2, INTEL_RDT, Crash
 
 SCHEMATA, GROUP = Resource.RESCTRL_SCHEMATA, Resource.RESCTRL_GROUP
 ROOT = "/sys/fs/resctrl"
@@ -150,6 +151,28 @@ def test_a_group_that_is_made_anew_under_a_name_of_ours_is_not_ours() -> None:
     bed.run()
     bed.run()
     assert bed.kernel.is_dir(f"{ROOT}/BE")
+
+
+def test_a_group_that_somebody_made_while_the_daemon_was_about_to_is_not_ours(
+    tmp_path: Path,
+) -> None:
+    """It ended after it had put down that it would, and before it did."""
+    bed = Bed(INTEL_RDT, journal_path=str(tmp_path / "journal"))
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.kernel.faults.crash("mkdir")
+    with pytest.raises(Crash):
+        bed.run()
+    bed.restart()
+    bed.kernel.make(f"{ROOT}/BE")
+    before = bed.kernel.text(f"{ROOT}/BE/schemata")
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.run()
+    assert bed.kernel.text(f"{ROOT}/BE/schemata") != before
+    wants(bed, "node", [])
+    bed.run()
+    bed.run()
+    assert bed.kernel.text(f"{ROOT}/BE/schemata") == before
+    assert not len(bed.journal)
 
 
 def test_threads_that_the_runtime_put_into_somebody_elses_group_leave_it_again() -> None:
