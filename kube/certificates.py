@@ -62,6 +62,11 @@ def problem_with(
     return f"the certificate does not name {', '.join(missing)}" if missing else None
 
 
+def ends_at(certificates: Certificates) -> datetime:
+    """Return when the leaf ends. Raises ValueError if it cannot be read."""
+    return x509.load_pem_x509_certificate(certificates.cert).not_valid_after_utc
+
+
 def make_certificates(
     dns_names: Sequence[str],
     *,

@@ -30,7 +30,6 @@ APPLY_PATCH: Final = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML, so JSON bodies go with it too."""
 
 _TRIES: Final = 4
-_LARGEST_ANSWER: Final = 256 * 1024 * 1024
 _LONGEST_LINE: Final = 16 * 1024 * 1024
 
 

@@ -34,6 +34,7 @@ from cluster.webhook.pod import PodAdmission, PodCaches
 from cluster.webhook.quota_evaluation import QuotaEvaluator, RetryRules
 from cluster.webhook.reservation import ReservationAdmission
 from kube.cache import Cache, wait_all_synced
+from kube.certificates import Certificates, ends_at
 from kube.client import Client
 from kube.webhook import AdmissionRequest, AsyncHandler, Handler, Verdict, WebhookServer
 
@@ -206,10 +207,16 @@ class Admission:
         stack.push_async_callback(server.stop)
         self.server = server
         self._registration.current = certificates
+        self._metrics.certificate_expiry.set(ends_at(certificates).timestamp())
         if self._port == 0:
             self._registration.listen_on(server.port)
         async with asyncio.timeout(_FIRST_SYNC_SECONDS):
-            await self._registration.sync(server.use)
+            await self._registration.sync(self._serve)
+
+    def _serve(self, certificates: Certificates) -> None:
+        assert self.server is not None
+        self.server.use(certificates)
+        self._metrics.certificate_expiry.set(ends_at(certificates).timestamp())
 
     async def keep_registered(self) -> None:
         """Look at certificates and registrations each minute, and at once when one is changed."""
@@ -231,8 +238,7 @@ class Admission:
                     _log.debug("looking at webhook registrations")
                 changed.clear()
                 try:
-                    assert self.server is not None
-                    await self._registration.sync(self.server.use)
+                    await self._registration.sync(self._serve)
                     pause = _RESYNC_SECONDS
                 except Exception as error:  # noqa: BLE001 - tried again, and said
                     _log.warning("webhook registration: %s", error)

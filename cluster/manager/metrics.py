@@ -90,7 +90,7 @@ class ManagerMetrics:
             ("key",),
             registry=self.registry,
         )
-        self.config_certificates = Gauge(
+        self.certificate_expiry = Gauge(
             "koord_manager_webhook_certificate_expiry_timestamp_seconds",
             "When the serving certificate ends.",
             registry=self.registry,
