@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 from runtime_proxy.http2.frames import ConnectionFault
@@ -164,7 +165,7 @@ class _Connection(asyncio.Protocol):
         self._relay: Relay | None = None
         self._refusal: Refusal | None = None
         self._calls: dict[int, InterceptedCall] = {}
-        self._deciding: dict[int, asyncio.Task[None]] = {}
+        self._deciding: dict[int, asyncio.Future[Verdict]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._leaving = False
 
@@ -324,9 +325,10 @@ class _Connection(asyncio.Protocol):
             if isinstance(verdict, Forward | Status):
                 self._apply(relay, event.stream, verdict)
             else:
-                self._deciding[event.stream] = self._front.loop.create_task(
-                    self._await_verdict(relay, event.stream, verdict)
-                )
+                # One task and no coroutine around it, which a cancellation might never begin.
+                task = asyncio.ensure_future(verdict)
+                self._deciding[event.stream] = task
+                task.add_done_callback(partial(self._decided, relay, event.stream))
         elif isinstance(event, Answered):
             known = self._calls.pop(event.stream, None)
             if known is not None:
@@ -334,13 +336,10 @@ class _Connection(asyncio.Protocol):
         else:
             self._abandon(event.stream)
 
-    async def _await_verdict(self, relay: Relay, stream: int, pending: Awaitable[Verdict]) -> None:
-        try:
-            verdict = await pending
-        finally:
-            self._deciding.pop(stream, None)
-        if self._state is _State.RELAYING:
-            self._apply(relay, stream, verdict)
+    def _decided(self, relay: Relay, stream: int, task: asyncio.Future[Verdict]) -> None:
+        self._deciding.pop(stream, None)
+        if not task.cancelled() and self._state is _State.RELAYING:
+            self._apply(relay, stream, task.result())
             self._flush()
 
     @staticmethod

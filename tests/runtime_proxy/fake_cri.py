@@ -218,9 +218,6 @@ class FakeCri:
             context.set_trailing_metadata((("grpc-status-details-bin", b"\x08\x05\x12\x01x"),))
             context.abort(grpc.StatusCode.NOT_FOUND, "kein Gefäß: 100% " + "x" * 3000)
 
-        def moan(request: bytes, context: grpc.ServicerContext) -> bytes:
-            context.abort(grpc.StatusCode.INTERNAL, "m" * int(request))
-
         def hang(request: bytes, context: grpc.ServicerContext) -> bytes:
             context.add_callback(self.cancelled.set)
             self.cancelled.wait(20)
@@ -235,7 +232,6 @@ class FakeCri:
             "Collect": grpc.stream_unary_rpc_method_handler(collect),
             "Converse": grpc.stream_stream_rpc_method_handler(converse),
             "Fail": grpc.unary_unary_rpc_method_handler(fail),
-            "Moan": grpc.unary_unary_rpc_method_handler(moan),
             "Hang": grpc.unary_unary_rpc_method_handler(hang),
             "Remaining": grpc.unary_unary_rpc_method_handler(remaining),
         }
