@@ -222,11 +222,11 @@ class PodAdmission:
         cls = priority_class(labels, pod.spec.priority)
         if priority_class(before, old.spec.priority) is not cls:
             return "the priority class cannot change"
-        if before.get(LABEL_PRIORITY) != labels.get(LABEL_PRIORITY) and not self.gates.on(
+        if before.get(LABEL_PRIORITY, "") != labels.get(LABEL_PRIORITY, "") and not self.gates.on(
             "ColocationProfileSkipValidatingPriority"
         ):
             return f"label {LABEL_PRIORITY} cannot change"
-        if before.get(LABEL_PREEMPTIBLE) != labels.get(LABEL_PREEMPTIBLE):
+        if before.get(LABEL_PREEMPTIBLE, "") != labels.get(LABEL_PREEMPTIBLE, ""):
             return f"label {LABEL_PREEMPTIBLE} cannot change"
         return None
 

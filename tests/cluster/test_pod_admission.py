@@ -295,6 +295,9 @@ def test_classes_of_a_running_pod_do_not_change() -> None:
     changed = pod({QOS: "LS", "koordinator.sh/priority": "2"}, priority=9500)
     gate = "ColocationProfileSkipValidatingPriority=true"
     assert verdict_on(changed, old, gates=gate).allowed
+    # An empty label says as much as none.
+    empty = {"koordinator.sh/priority": "", "quota.scheduling.koordinator.sh/preemptible": ""}
+    assert verdict_on(pod({QOS: "LS", **empty}), pod({QOS: "LS"})).allowed
 
 
 @pytest.mark.parametrize(
