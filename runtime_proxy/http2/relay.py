@@ -21,6 +21,8 @@ from runtime_proxy.http2.held import Abandoned, Answered, Event, Held, Phase, Re
 from runtime_proxy.http2.sending import Sending
 
 _PING_SIZE = 8
+# Messages of the largest size that one client may have us hold at a time; kubelet has some KiB.
+_MAX_HELD_MESSAGES = 4
 # What is kept of an answer: the ids that hooks need are in its first hundred octets.
 _MAX_OBSERVED_ANSWER = 64 * 1024
 
@@ -61,6 +63,7 @@ class Relay:
         self._server_rest = b""
         self._decoder = hpack.Decoder()
         self._held: dict[int, Held] = {}
+        self._held_octets = 0
         self._sending = Sending()
         self._drain_limit: int | None = None
         # Whose SETTINGS the server has yet to acknowledge: 0 is the client, else a rejected stream.
@@ -248,7 +251,7 @@ class Relay:
         if held is None or held.phase is not Phase.DECIDING:
             return
         payload = bytes(held.body) if body is None else body
-        held.body = bytearray()
+        self._drop_body(held)
         self._sending.enqueue_message(held, payload)
         self._pump()
 
@@ -263,13 +266,17 @@ class Relay:
         if held is None or not held.waits_for_us:
             return
         self._sending.uncount(held)
-        held.body = bytearray()
+        self._drop_body(held)
         held.phase = Phase.REJECTING
         held.rejection = status
         self._unacknowledged.append(stream)
         self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self.to_server.append(frames.settings({}))
         self._settle()
+
+    def _drop_body(self, held: Held) -> None:
+        self._held_octets -= len(held.body)
+        held.body = bytearray()
 
     def drain(self) -> None:
         """Tell the client to open no more streams here; the ones it has go on to their end."""
@@ -333,7 +340,9 @@ class Relay:
         held.received_flow += flow
         if held.counted:
             self._sending.queued += flow
-        held.body += frames.strip_padding(flags, frame[HEADER_SIZE:])
+        part = frames.strip_padding(flags, frame[HEADER_SIZE:])
+        held.body += part
+        self._held_octets += len(part)
         largest = max(len(held.body), held.body_size) - MESSAGE_PREFIX_SIZE
         if largest > self._max_message_bytes:
             self.reject(
@@ -341,6 +350,14 @@ class Relay:
                 Status.resource_exhausted(
                     f"grpc: received message larger than max ({largest} vs. "
                     f"{self._max_message_bytes})"
+                ),
+            )
+            return
+        if self._held_octets > _MAX_HELD_MESSAGES * self._max_message_bytes:
+            self.reject(
+                held.stream,
+                Status.resource_exhausted(
+                    f"{self._held_octets} octets of requests wait on this connection already"
                 ),
             )
             return
@@ -368,6 +385,7 @@ class Relay:
         self._end_of_call(stream)
         if held is not None:
             self._sending.uncount(held)
+            self._drop_body(held)
             self.events.append(Abandoned(stream))
         self._settle()
         # The server was reset already when a rejection began.
@@ -414,6 +432,7 @@ class Relay:
             self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self._sending.uncount(held)
         self._sending.forget(stream)
+        self._drop_body(held)
         self.events.append(Abandoned(stream))
 
     def _answer_rejection(self, stream: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime_proxy.http2 import frames
+from runtime_proxy.http2 import frames, hpack
 from runtime_proxy.http2.frames import ConnectionFault, ErrorCode
 from runtime_proxy.http2.grpc import Status, add_prefix
 from runtime_proxy.http2.held import Abandoned, Answered, RequestHeld
@@ -474,6 +474,35 @@ def test_a_server_that_answers_before_it_was_sent_the_request_keeps_no_half_open
         world.step()
     assert call.done
     assert world.server.open_inbound_streams == 0
+
+
+def test_half_messages_cannot_fill_the_memory() -> None:
+    largest = 1 << 16
+    relay = Relay(intercepted=[HELD], max_message_bytes=largest, clock=lambda: 0.0)
+    relay.from_client(_preface())
+    relay.from_server(frames.settings({}))
+    block = hpack.encode([(b":method", b"POST"), (b":path", HELD)])
+
+    def half(stream: int) -> None:
+        relay.from_client(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block))
+        body = b"\0" + largest.to_bytes(4, "big") + b"x" * 48_000
+        for at in range(0, len(body), 16_000):
+            relay.from_client(frames.frame(frames.DATA, 0, stream, body[at : at + 16_000]))
+
+    for stream in range(1, 400, 2):
+        relay.to_server.clear()
+        half(stream)
+        if len(relay.to_server) > 1:
+            break
+    assert stream == 11
+    assert frames.rst_stream(stream, ErrorCode.CANCEL) in relay.to_server
+    relay.from_server(frames.SETTINGS_ACK * 2)
+    assert b"octets of requests wait" in b"".join(relay.to_client)
+    for ended in (1, 3):
+        relay.from_client(frames.rst_stream(ended, ErrorCode.CANCEL))
+    relay.to_server.clear()
+    half(13)
+    assert relay.to_server == [frames.frame(frames.HEADERS, frames.END_HEADERS, 13, block)]
 
 
 def _preface() -> bytes:
