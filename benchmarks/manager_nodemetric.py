@@ -25,9 +25,9 @@ from apis.meta import format_time
 from apis.nodemetric import NodeMetric
 from apis.topology import NodeResourceTopology
 from cluster.manager.config_source import SLOConfigSource
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_resource import NodeResourceController
 from cluster.manager.objects import shrink_node, shrink_node_metric, shrink_pod
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache
 from kube.client import Client
 from kube.connection import Connection

@@ -17,7 +17,7 @@ from apis.decode import Wire
 from cluster.manager.caches import Caches
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import Settings
-from cluster.manager.metrics import ManagerMetrics
+from cluster.metrics import ManagerMetrics
 from cluster.webhook.binding import BindingAdmission, BindingRules
 from cluster.webhook.certificate_store import (
     CertificateStore,

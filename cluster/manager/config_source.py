@@ -15,7 +15,7 @@ from apis.core import ConfigMap
 from apis.keys import CONFIG_COLOCATION
 from apis.meta import ObjectReference
 from apis.slo_config import ConfigProblem, SLOConfig, load_slo_config
-from cluster.manager.metrics import ManagerMetrics
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.events import EventRecorder
 

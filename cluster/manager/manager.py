@@ -26,11 +26,11 @@ from cluster.manager.colocation_profile import (
 )
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import Settings
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
 from cluster.manager.node_slo import node_slo_controller
 from cluster.manager.quota_profile import QuotaProfileController
+from cluster.metrics import ManagerMetrics
 from kube.cache import wait_all_synced
 from kube.client import Client
 from kube.events import EventRecorder

@@ -15,8 +15,8 @@ from apis.meta import format_duration, parse_duration
 from apis.nodemetric import NodeMetric, NodeMetricCollectPolicy
 from apis.slo_config import ColocationStrategy, node_colocation
 from cluster.manager.config_source import COLOCATION, SLOConfigSource
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.per_node import PerNode
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.client import Client
 from kube.resources import NODE_METRICS

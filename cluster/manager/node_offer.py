@@ -55,8 +55,8 @@ from cluster.manager.normalization import (
     amplification_text,
     annotated_normalization,
     normalization_percent,
-    ratio_text,
 )
+from cluster.ratios import ratio_text
 
 PLUGINS: Final = (
     "MidResource",

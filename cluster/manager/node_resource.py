@@ -34,10 +34,10 @@ from apis.slo_config import (
 )
 from apis.topology import NodeResourceTopology
 from cluster.manager.config_source import NODE_RESOURCE, SLOConfigSource
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_inputs import NodeInputs, PodFacts, pod_facts
 from cluster.manager.node_offer import PLUGINS, NodeView, Wanted, decide
 from cluster.manager.node_patches import metadata_patch, status_patch, zones_patch
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client
 from kube.events import EventRecorder

@@ -14,9 +14,9 @@ from apis.keys import ANNOTATION_NETWORK_BANDWIDTH
 from apis.meta import ObjectReference
 from apis.slo_config import conform_node_slo, node_slo_spec
 from cluster.manager.config_source import NODE_SLO, SLOConfigSource
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.objects import StoredNodeSLO, conformed_spec, plain_spec
 from cluster.manager.per_node import PerNode
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache
 from kube.client import Client
 from kube.events import EventRecorder

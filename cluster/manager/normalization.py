@@ -8,7 +8,7 @@ an error leaves the last annotation in force (upstream is one round late and del
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from apis.core import Node
@@ -21,6 +21,7 @@ from apis.keys import (
 )
 from apis.slo_config import CPUNormalizationStrategy, ResourceAmplificationStrategy
 from apis.topology import NodeResourceTopology, parse_cpu_basic_info
+from cluster.ratios import hundredths, ratio_text
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -83,16 +84,6 @@ def normalization_percent(
             obj="cpu-normalization-config", field=where, value=ratio, problem="expected 1.0..5.0"
         )
     return hundredths(ratio)
-
-
-def hundredths(ratio: float) -> int:
-    """Return a ratio in hundredths, rounded as a text with two decimals is."""
-    return int(Decimal(ratio).quantize(Decimal("0.01"), ROUND_HALF_EVEN) * 100)
-
-
-def ratio_text(percent: int) -> str:
-    """Return hundredths as the annotation spells them: 120 is "1.20"."""
-    return f"{percent // 100}.{percent % 100:02d}"
 
 
 def annotated_normalization(node: Node) -> int | None:

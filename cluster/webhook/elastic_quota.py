@@ -21,7 +21,7 @@ from apis.keys import (
 from apis.quantity import ResourceList
 from apis.quota import ElasticQuota
 from cluster.gates import Gates
-from cluster.manager.metrics import ManagerMetrics
+from cluster.metrics import ManagerMetrics
 from cluster.quota_tree import (
     QuotaRefused,
     QuotaRules,

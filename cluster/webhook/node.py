@@ -23,7 +23,7 @@ from apis.keys import (
 from apis.meta import matches
 from apis.quantity import Quantity, ResourceList
 from apis.slo_config import SLOConfig
-from cluster.manager.normalization import hundredths
+from cluster.ratios import hundredths
 from cluster.webhook.pod import plain_object
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
 

@@ -20,9 +20,9 @@ from cluster.manager.caches import Caches
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
+from cluster.metrics import ManagerMetrics
 from kube.cache import Cache
 from kube.client import ApiError, Client
 from kube.connection import Connection

@@ -23,8 +23,8 @@ from cluster.manager.normalization import (
     amplification_percents,
     amplification_text,
     normalization_percent,
-    ratio_text,
 )
+from cluster.ratios import ratio_text
 from tests.cluster import nodes
 
 GI = 1024**3

@@ -12,8 +12,8 @@ from apis.core import Pod
 from apis.decode import to_plain
 from apis.quota import ElasticQuota
 from cluster.gates import parse_gates
-from cluster.manager.metrics import ManagerMetrics
 from cluster.manager.quota_profile import scaled, tree_id
+from cluster.metrics import ManagerMetrics
 from cluster.quota_tree import (
     QuotaRefused,
     QuotaRules,
