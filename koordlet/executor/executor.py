@@ -141,6 +141,7 @@ class Executor:
             if slot.slot_key not in plan.planned:
                 self._judge.conclude(slot, plan)
         switches = node_wide.plan(table, table.virtual(), plan, now)
+        files = node_wide.hold_identities(table, files, switches)
         of_tasks = tasks.plan(table, table.virtual(), plan, now)
         # Group identity and core scheduling must never be on together, so what one leaves behind
         # goes first, then the switches (off before on), then what the other brings.

@@ -52,6 +52,35 @@ def ends_group_identity(writes: Sequence[PlannedWrite]) -> bool:
     return any(write.slot[2] == GROUP_IDENTITY and write.new == "0" for write in writes)
 
 
+def hold_identities(
+    table: SlotTable, writes: list[PlannedWrite], switches: Sequence[PlannedWrite]
+) -> list[PlannedWrite]:
+    """Return the writes without those of identities, if the kernel would refuse them.
+
+    It does while their switch is off: a daemon that starts under core scheduling may find
+    identities from before. They have no effect then, and are given back when the switch is on.
+    """
+    of_identity = [write for write in writes if write.slot[1] is Resource.CPU_BVT]
+    if not of_identity or any(write.slot[2] == GROUP_IDENTITY for write in switches):
+        return writes
+    try:
+        found = table.host.read(_path_of(GROUP_IDENTITY))
+    except OSError:
+        return writes  # this kernel has no such switch
+    if found.strip() != b"0":
+        return writes
+    for write in of_identity:
+        slot = table.slots.get(write.slot)
+        if slot is not None:
+            slot.settled = None
+            table.set_state(slot, State.BLOCKED, f"{GROUP_IDENTITY} is 0")
+    return [write for write in writes if write.slot[1] is not Resource.CPU_BVT]
+
+
+def _path_of(switch: str) -> str:
+    return "/proc/sys/" + switch.replace(".", "/")
+
+
 def _applied(table: SlotTable, slot: Slot, found: str) -> None:
     slot.found = slot.text = found
     slot.failures = 0
@@ -70,7 +99,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -
     if slot.key not in SYSCTLS:
         table.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
         return
-    slot.path = "/proc/sys/" + slot.key.replace(".", "/")
+    slot.path = _path_of(slot.key)
     try:
         found = table.host.read(slot.path).decode("ascii", "replace").strip()
     except FileNotFoundError:

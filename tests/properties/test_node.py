@@ -128,6 +128,7 @@ class Life:
 
     plan: str
     slo: str
+    gates: str
     older: list[str]
     younger: list[str]
     apps: frozenset[str]
@@ -141,6 +142,7 @@ LIVES = st.builds(
     Life,
     plan=st.sampled_from(sorted(PLANS)),
     slo=st.sampled_from(sorted(SLOS)),
+    gates=st.sampled_from(sorted(GATES)),
     older=_SOME_PODS,
     younger=_SOME_PODS,
     apps=_SOME_APPS,
@@ -167,6 +169,7 @@ class NodeMachine(RuleBasedStateMachine):
             self._start(kind)
         for name in sorted(life.apps):
             self.node.start_app(name)
+        self.node.set_gates(ALL_GATES | GATES[life.gates])
         self.node.set_slo(SLOS[life.slo])
         self.node.declare(life.declared)
         self.node.publish_topology()

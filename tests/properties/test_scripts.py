@@ -10,7 +10,7 @@ import pytest
 from tests.properties.cpus import PLANS
 from tests.properties.node import ALL_GATES, NO_GATES, OperatedNode
 from tests.properties.pods import KINDS, RunningContainer
-from tests.properties.test_node import PROFILES, QOS_ON
+from tests.properties.test_node import PROFILES, QOS_ON, SLOS
 from tests.properties.twin import differences
 from tests.simulated.kubelet import Limits, quadratic_weight
 
@@ -213,5 +213,24 @@ def test_cpus_that_kubelet_names_are_its_own_though_we_had_written_the_same(prof
         assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
         _switch_off(node)
         assert node.kernel_cpus(container.here.cgroup) == node.twin_cpus(container.twin.cgroup)
+    finally:
+        node.close()
+
+
+def test_identities_from_before_a_restart_wait_while_core_scheduling_has_them_off() -> None:
+    """The kernel takes none then; each try would be refused, for as long as that lasts."""
+    node = boot("anolis-8")
+    try:
+        _one(node, "latency")
+        node.settle()
+        node.set_slo(SLOS["core scheduling"])
+        node.restart()
+        node.reconcile()
+        assert node.kernel.sysctls["kernel.sched_group_identity_enabled"] == 0
+        assert not node.settle().failed
+        assert not node.refusals
+        _switch_off(node)
+        assert not differences(node)
+        assert node.text(node.kubelet.qos_dir("BestEffort"), "cpu.bvt_warp_ns") == "0"
     finally:
         node.close()
