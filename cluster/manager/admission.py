@@ -43,10 +43,38 @@ _log = logging.getLogger(__name__)
 _RESYNC_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 2.0
 _FIRST_SYNC_SECONDS: Final = 60.0
+_PEACE_SECONDS: Final = 300.0
+_A_FIGHT: Final = 5
 
 
 class _Bare(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
+
+
+class Calm:
+    """Pauses between rewrites of a registration that somebody else rewrites too.
+
+    Two versions or gate sets stand side by side during a rolling update, and each is told at once
+    of what the other wrote: without a pause they would answer each other as fast as the API server
+    can store.
+    """
+
+    def __init__(self) -> None:
+        self._rewrites = 0
+        self._last = float("-inf")
+
+    def pause(self, now: float) -> float:
+        """Return the seconds to wait after a rewrite at `now`."""
+        if now - self._last > _PEACE_SECONDS:
+            self._rewrites = 0
+        self._rewrites += 1
+        self._last = now
+        if self._rewrites == _A_FIGHT:
+            _log.warning(
+                "webhook configurations are rewritten by somebody else again and again: "
+                "is another version running, or other feature gates?"
+            )
+        return min(_RESYNC_SECONDS, 0.5 * 2.0 ** min(self._rewrites - 1, 10))
 
 
 class Admission:
@@ -231,6 +259,7 @@ class Admission:
             for watch in watches:
                 group.create_task(watch.run())
             pause = _RESYNC_SECONDS
+            calm = Calm()
             while True:
                 try:
                     await asyncio.wait_for(changed.wait(), pause)
@@ -238,7 +267,8 @@ class Admission:
                     _log.debug("looking at webhook registrations")
                 changed.clear()
                 try:
-                    await self._registration.sync(self._serve)
+                    if await self._registration.sync(self._serve):
+                        await asyncio.sleep(calm.pause(asyncio.get_running_loop().time()))
                     pause = _RESYNC_SECONDS
                 except Exception as error:  # noqa: BLE001 - tried again, and said
                     _log.warning("webhook registration: %s", error)

@@ -194,9 +194,13 @@ class WebhookRegistration:
         """Return the certificates to serve, making them if there are none."""
         return await self._store.ensure(self._address.dns_names, serving=self.current)
 
-    async def sync(self, serve: Callable[[Certificates], None]) -> None:
-        """Make one round: certificates, then trust, then serving. Raises on the first failure."""
+    async def sync(self, serve: Callable[[Certificates], None]) -> bool:
+        """Make one round: certificates, then trust, then serving. Raises on the first failure.
+
+        Return whether a configuration had to be written.
+        """
         certificates = await self.certificates()
+        any_written = False
         for resource, name in self.names:
             written = await sync_configuration(
                 self._client,
@@ -207,7 +211,9 @@ class WebhookRegistration:
                 active=self._active,
             )
             if written:
+                any_written = True
                 _log.info("%s %s was brought up to date", resource.kind, name)
         if certificates != self.current:
             serve(certificates)
             self.current = certificates
+        return any_written

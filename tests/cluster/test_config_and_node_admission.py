@@ -374,7 +374,7 @@ def test_a_profile_shapes_a_reservation() -> None:
         },
     }
     judge = ReservationAdmission(admission(profiles=[profile]).caches)
-    obj = {
+    obj: dict[str, Any] = {
         "metadata": {"name": "r", "labels": {"kind": "batch"}},
         "spec": {"template": {"spec": {"containers": [{"name": "a"}]}}, "owners": [{}]},
     }

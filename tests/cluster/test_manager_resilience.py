@@ -415,6 +415,26 @@ def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
     asyncio.run(run())
 
 
+def test_replicas_that_want_different_webhooks_do_not_storm_the_api_server(
+    server: ApiServer,
+) -> None:
+    """As during a rolling update to other gates; here each also names a port of its own."""
+
+    async def run() -> None:
+        name = "koordinator-mutating-webhook-configuration"
+        async with server.client() as client:
+            await register_webhooks(client)
+            other = "--feature-gates=ReservationMutatingWebhook=true"
+            async with manager(server, webhooks=True), manager(server, [other], webhooks=True):
+                before = (await read(client, MUTATING_WEBHOOKS, name))["metadata"]["generation"]
+                await asyncio.sleep(4)
+                after = (await read(client, MUTATING_WEBHOOKS, name))["metadata"]["generation"]
+                # Each is heard, and each gives way for longer and longer.
+                assert after - before <= 12
+
+    asyncio.run(run())
+
+
 def test_a_template_that_is_no_list_gives_way_to_the_live_list(server: ApiServer) -> None:
     async def run() -> None:
         name = "koordinator-mutating-webhook-configuration"
