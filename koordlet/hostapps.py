@@ -8,7 +8,7 @@ from apis.errors import InputError
 from apis.nodeslo import HostApplication
 from hooks.subject import HostAppSubject
 from linux import cgroup_paths
-from linux.cgroup_paths import HostAppBase, Layout, PathError
+from linux.cgroup_paths import HostAppBase, Layout, PathError, Qos
 
 
 def host_app_subjects(
@@ -52,6 +52,24 @@ def _directory(application: HostApplication, layout: Layout) -> str:
     if path is None:
         return cgroup_paths.default_host_app_dir(application.qos.value, application.name)
     base = path.base.value if path.base is not None else HostAppBase.ROOT.value
-    return cgroup_paths.host_app_dir(
+    found = cgroup_paths.host_app_dir(
         layout, base=base, parent_dir=path.parent_dir, relative_path=path.relative_path
     )
+    if _is_kubelets(found, layout):
+        raise PathError(f"{found[:128]!r} is kubelet's own directory, not an application's")
+    return found
+
+
+def _is_kubelets(path: str, layout: Layout) -> bool:
+    """Tell whether a directory is the pods' root, around it, a QoS class's or within a pod.
+
+    These have values of their own; who of the two would win there depends on who came first.
+    """
+    if not layout.kubepods:
+        return False
+    if cgroup_paths.is_below(layout.kubepods, path):
+        return True
+    if any(path == cgroup_paths.qos_dir(layout.driver, layout.kubepods, qos) for qos in Qos):
+        return True
+    place = cgroup_paths.parse(path)
+    return place is not None and bool(place.pod_uid)

@@ -142,6 +142,14 @@ def test_host_applications_lie_where_they_are_declared(
         ([HostApplication(name="../x")], "is not a host application name"),
         ([HostApplication(name="a", cgroup_path=CgroupPath(relative_path="../.."))], "not a plain"),
         ([HostApplication(name="a", cgroup_path=CgroupPath())], "the path is empty"),
+        *(
+            ([HostApplication(name="a", cgroup_path=CgroupPath(relative_path=path))], "kubelet's")
+            for path in (
+                "kubepods",
+                "kubepods/burstable",
+                "kubepods/burstable/pod0b8c2a49-2b1e-4b5c-9d7e-6a1f5a0e9c11/x",
+            )
+        ),
     ],
 )
 def test_a_host_application_without_a_place_is_left_out(
