@@ -79,6 +79,7 @@ _DEFAULTED_LOWERS: Final = frozenset({"memoryEvictLowerPercent", "cpuEvictLowerP
 """Without them a node stops two percent below the threshold."""
 _CLASSES: Final = ("lsrClass", "lsClass", "beClass", "systemClass", "cgroupRoot")
 _MOST_VIRTUAL_NODES: Final = 4096
+_MOST_MATCHES: Final = 400_000
 
 
 class ConfigMapAdmission:
@@ -257,10 +258,12 @@ def _network_problems(strategy: Mapping[str, Any], total: str) -> list[tuple[str
 
 def overlapping(strategies: Strategies[dict[str, Any]]) -> list[str]:
     """Return the names of entries that one node, made for one of them, would match; else []."""
+    # Reviews wait for each other: many entries get fewer nodes each. Real nodes are judged besides.
+    share = max(1, min(_MOST_VIRTUAL_NODES, _MOST_MATCHES // max(1, len(strategies.entries)) ** 2))
     for entry in strategies.entries:
         if entry.selector is None:
             continue
-        for labels in virtual_nodes(entry.selector):
+        for labels in itertools.islice(virtual_nodes(entry.selector), share):
             names = [other.name for other in strategies.entries if matches(other.selector, labels)]
             if len(names) > 1:
                 return names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 from typing import Any
 
@@ -15,7 +17,7 @@ from cluster.gates import parse_gates
 from cluster.manager.flags import FlagError, chosen, parse
 from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import BindingAdmission, BindingRules
-from cluster.webhook.configmap import ConfigMapAdmission, virtual_nodes
+from cluster.webhook.configmap import ConfigMapAdmission, overlapping, virtual_nodes
 from cluster.webhook.node import NodeValidation, mutate_node_status
 from cluster.webhook.reservation import ReservationAdmission
 from kube.resources import PODS
@@ -196,6 +198,28 @@ def test_a_node_that_matches_two_entries_is_named() -> None:
     assert judged(both) == ""
     assert '"exampleNodes":["n7"]' in judged(both, nodes=[node])
     assert "ExistNodeConfict" in judged(both, nodes=[node])
+
+
+def test_many_entries_with_many_values_are_judged_in_bounded_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every other review waits meanwhile."""
+    tried = 0
+
+    def counted(*_: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        return False
+
+    entries = [{"name": f"e{n}", "nodeSelector": {"matchLabels": {"a": f"{n}"}}} for n in range(60)]
+    config, _ = load_slo_config(
+        {"colocation-config": json.dumps({"nodeConfigs": entries})}, old=SLOConfig(), obj="x"
+    )
+    most = itertools.repeat({"a": "b"}, 4096)
+    monkeypatch.setattr("cluster.webhook.configmap.virtual_nodes", lambda _: copy.copy(most))
+    monkeypatch.setattr("cluster.webhook.configmap.matches", counted)
+    assert overlapping(config.colocation) == []
+    assert 60 * 60 <= tried <= 400_000
 
 
 def test_every_combination_of_values_is_tried() -> None:
