@@ -21,7 +21,7 @@ _STATIC: tuple[Header, ...] = tuple((bytes(n), bytes(v)) for n, v in HeaderTable
 _STATIC_COUNT = len(_STATIC)
 _STATIC_NAME_INDEX = {name: at + 1 for at, (name, _) in reversed(list(enumerate(_STATIC)))}
 _ENTRY_OVERHEAD = 32
-_DEFAULT_TABLE_SIZE = 4096
+DEFAULT_TABLE_SIZE = 4096
 _LARGEST_TABLE_SIZE = 1024 * 1024
 # A decoded list larger than this is refused: grpc-go's own servers take 16 MiB, kubelet sends 300
 # bytes, and a small block can name a large table entry again and again.
@@ -50,8 +50,8 @@ class Decoder:
     def __init__(self) -> None:
         self._entries: deque[Header] = deque()
         self._size = 0
-        self._max_size = _DEFAULT_TABLE_SIZE
-        self._limit = _DEFAULT_TABLE_SIZE
+        self._max_size = DEFAULT_TABLE_SIZE
+        self._limit = DEFAULT_TABLE_SIZE
 
     def set_limit(self, limit: int) -> None:
         """The receiver announced SETTINGS_HEADER_TABLE_SIZE: the encoder may go up to it.
@@ -179,6 +179,14 @@ def _integer(value: int, prefix_bits: int, pattern: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def table_size_update(size: int) -> bytes:
+    """What the first block after a receiver's smaller table must begin with (RFC 7541, 4.2).
+
+    An encoder that shrank its own table says so again in its next block, to the same effect.
+    """
+    return _integer(size, 5, 0x20)
 
 
 def encode(headers: Iterable[Header]) -> bytes:

@@ -21,6 +21,7 @@ class Refusal:
         self.last_stream = 0
         self.refused = 0
         self._answer = hpack.encode(status_headers(status, trailers=False))
+        self._table_update = b""
         self._preface_seen = False
         self._rest = b""
         self._block_stream = 0
@@ -72,7 +73,11 @@ class Refusal:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
             self._end_block(flags)
         elif kind == frames.SETTINGS and not flags & frames.ACK:
-            frames.parse_settings(payload)
+            for identifier, value in frames.parse_settings(payload):
+                if identifier == frames.SETTING_HEADER_TABLE_SIZE:
+                    # Ours is empty; a smaller one than the usual has to be said.
+                    small = value < hpack.DEFAULT_TABLE_SIZE
+                    self._table_update = hpack.table_size_update(value) if small else b""
             self.output.append(frames.SETTINGS_ACK)
         elif kind == frames.PING and not flags & frames.ACK:
             self.output.append(frames.ping_ack(payload))
@@ -89,7 +94,10 @@ class Refusal:
         self.refused += 1
         self.output.append(
             frames.frame(
-                frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, stream, self._answer
+                frames.HEADERS,
+                frames.END_STREAM | frames.END_HEADERS,
+                stream,
+                self._table_update + self._answer,
             )
         )
         if not self._block_flags & frames.END_STREAM:

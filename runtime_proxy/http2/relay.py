@@ -66,11 +66,19 @@ class Relay:
         self._held_octets = 0
         self._sending = Sending()
         self._drain_limit: int | None = None
-        # Whose SETTINGS the server has yet to acknowledge: 0 is the client, else a rejected stream.
-        self._unacknowledged: deque[int] = deque()
+        # Whose SETTINGS the server has yet to acknowledge: a rejected stream, or 0 for the client
+        # with the header table that it allows.
+        self._unacknowledged: deque[tuple[int, int]] = deque()
+        self._client_table = hpack.DEFAULT_TABLE_SIZE
+        # What our own next block to the client has to begin with, if it comes before the server's.
+        self._table_update = b""
 
         self._server_leaving = False
+        # Settings of the server's that the client has yet to acknowledge: the server may hold us to
+        # the old ones until then.
+        self._unconfirmed: deque[list[tuple[int, int]]] = deque()
         self._initial_window = frames.DEFAULT_WINDOW
+        self._confirmed_window = frames.DEFAULT_WINDOW
         # The largest frames that either end ever said it takes: a smaller limit binds the other end
         # only when it has seen it, and whoever set it enforces it.
         self._client_max_frame = frames.DEFAULT_MAX_FRAME_SIZE
@@ -95,6 +103,7 @@ class Relay:
         size = len(buffer)
         held_streams = self._held
         sending = self._sending
+        confirmed = False
         while size - at >= HEADER_SIZE:
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(buffer, at)
             length = high << 8 | low
@@ -139,12 +148,10 @@ class Relay:
                 if not forward and run < at:
                     self.to_server.append(buffer[run:at])
             elif kind == frames.SETTINGS:
-                if not flags & frames.ACK:
-                    self._unacknowledged.append(0)
-                    payload = buffer[at + HEADER_SIZE : end]
-                    for identifier, value in frames.parse_settings(payload):
-                        if identifier == frames.SETTING_MAX_FRAME_SIZE:
-                            self._client_max_frame = max(self._client_max_frame, value)
+                if flags & frames.ACK:
+                    confirmed = self._confirm() or confirmed
+                else:
+                    self._client_settings(buffer[at + HEADER_SIZE : end])
             elif kind == frames.CONTINUATION:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
             elif self._drain_limit is not None and stream > self._drain_limit:
@@ -157,7 +164,9 @@ class Relay:
         if run < at:
             self.to_server.append(buffer if run == 0 and at == size else buffer[run:at])
         self._client_rest = buffer[at:] if at < size else b""
-        if sending.owing:
+        if confirmed:
+            self._pump()
+        elif sending.owing:
             self._settle()
 
     def from_server(self, data: bytes) -> None:
@@ -188,6 +197,8 @@ class Relay:
                 if block_end == 0:
                     break
                 end = block_end
+                if self._table_update:
+                    self._table_update = b""
                 if kind == frames.HEADERS:
                     held = held_streams.get(stream)
                     if held is not None and held.phase is Phase.REJECTING:
@@ -223,12 +234,17 @@ class Relay:
             elif kind == frames.SETTINGS:
                 if not flags & frames.ACK:
                     self._server_settings(buffer[at + HEADER_SIZE : end])
-                elif self._unacknowledged and (rejected := self._unacknowledged.popleft()):
-                    forward = False
-                    if run < at:
-                        self.to_client.append(buffer[run:at])
-                        run = at
-                    self._answer_rejection(rejected)
+                elif self._unacknowledged:
+                    rejected, table = self._unacknowledged.popleft()
+                    if rejected:
+                        forward = False
+                        if run < at:
+                            self.to_client.append(buffer[run:at])
+                            run = at
+                        self._answer_rejection(rejected)
+                    elif table < self._client_table:
+                        self._table_update = hpack.table_size_update(table)
+                        self._client_table = table
             if not forward:
                 if run < at:
                     self.to_client.append(buffer[run:at])
@@ -269,7 +285,7 @@ class Relay:
         self._drop_body(held)
         held.phase = Phase.REJECTING
         held.rejection = status
-        self._unacknowledged.append(stream)
+        self._unacknowledged.append((stream, 0))
         self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self.to_server.append(frames.settings({}))
         self._settle()
@@ -288,6 +304,15 @@ class Relay:
         return frames.goaway(self.last_stream, fault.code, fault.reason)
 
     # -- the client's frames -----------------------------------------------------------------------
+
+    def _client_settings(self, payload: bytes) -> None:
+        table = self._client_table
+        for identifier, value in frames.parse_settings(payload):
+            if identifier == frames.SETTING_MAX_FRAME_SIZE:
+                self._client_max_frame = max(self._client_max_frame, value)
+            elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
+                table = min(table, value)
+        self._unacknowledged.append((0, table))
 
     def _client_headers(self, stream: int, flags: int, headers: list[hpack.Header]) -> bool:
         """Whether the block goes on. It does, except for streams that come after our GOAWAY."""
@@ -316,7 +341,7 @@ class Relay:
                 timeout_s=parse_timeout(fields.get(b"grpc-timeout")),
                 encoding=fields.get(b"grpc-encoding", b"identity"),
                 client_window=self._initial_window,
-                server_window=self._initial_window,
+                server_window=self._confirmed_window,
             )
             self._let_finish(self._held[stream])
         return True
@@ -405,18 +430,31 @@ class Relay:
         return False
 
     def _server_settings(self, payload: bytes) -> None:
-        for identifier, value in frames.parse_settings(payload):
+        """What holds for the client from here on; for us it does once the client has said so."""
+        pairs = frames.parse_settings(payload)
+        self._unconfirmed.append(pairs)
+        for identifier, value in pairs:
             if identifier == frames.SETTING_INITIAL_WINDOW_SIZE:
-                change = value - self._initial_window
-                self._initial_window = value
                 for held in self._held.values():
-                    held.client_window += change
-                    held.server_window += change
+                    held.client_window += value - self._initial_window
+                self._initial_window = value
             elif identifier == frames.SETTING_MAX_FRAME_SIZE:
-                self._sending.max_frame_size = value
                 self._server_max_frame = max(self._server_max_frame, value)
             elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
                 self._decoder.set_limit(value)
+
+    def _confirm(self) -> bool:
+        """The client acknowledges the server's settings; whether the server told any."""
+        if not self._unconfirmed:
+            return False
+        for identifier, value in self._unconfirmed.popleft():
+            if identifier == frames.SETTING_INITIAL_WINDOW_SIZE:
+                for held in self._held.values():
+                    held.server_window += value - self._confirmed_window
+                self._confirmed_window = value
+            elif identifier == frames.SETTING_MAX_FRAME_SIZE:
+                self._sending.max_frame_size = value
+        return True
 
     def _finish(self, stream: int, *, reset: bool = False) -> None:
         """The server has said its last word on a stream."""
@@ -440,7 +478,10 @@ class Relay:
         if held is None or held.rejection is None:
             return
         self._end_of_call(stream)
-        block = hpack.encode(status_headers(held.rejection, trailers=held.answer_started))
+        block = self._table_update + hpack.encode(
+            status_headers(held.rejection, trailers=held.answer_started)
+        )
+        self._table_update = b""
         self.to_client.append(
             frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, stream, block)
         )

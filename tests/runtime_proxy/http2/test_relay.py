@@ -23,6 +23,7 @@ from runtime_proxy.http2 import frames, hpack
 from runtime_proxy.http2.frames import ConnectionFault, ErrorCode
 from runtime_proxy.http2.grpc import Status, add_prefix
 from runtime_proxy.http2.held import Abandoned, Answered, RequestHeld
+from runtime_proxy.http2.refusal import Refusal
 from runtime_proxy.http2.relay import Relay
 
 HELD = b"/test.Service/Held"
@@ -503,6 +504,60 @@ def test_half_messages_cannot_fill_the_memory() -> None:
     relay.to_server.clear()
     half(13)
     assert relay.to_server == [frames.frame(frames.HEADERS, frames.END_HEADERS, 13, block)]
+
+
+def test_a_client_that_allows_no_header_table_reads_our_refusal() -> None:
+    call = Call(HELD, message(100), Status(2, "hook server err: no"))
+    world = World([call])
+    world.random.random = lambda: 1.0  # type: ignore[method-assign]
+    for _ in range(10):
+        world.step()
+    world.client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
+    for _ in range(10):
+        world.step()
+    world.relay.reject(1, Status(2, "hook server err: no"))
+    for _ in range(10):
+        world.step()
+    assert call.trailers["grpc-status"] == "2"
+
+
+def test_a_client_that_allows_no_header_table_is_told_that_the_runtime_is_away() -> None:
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.local_settings = h2.settings.Settings(
+        client=True, initial_values={h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0}
+    )
+    client.initiate_connection()
+    client.decoder.max_allowed_table_size = 0
+    client.send_headers(
+        1,
+        [(":method", "POST"), (":path", "/a/b"), (":scheme", "http"), (":authority", "x")],
+    )
+    refusal = Refusal(Status.unavailable("away"))
+    refusal.receive(client.data_to_send())
+    events = client.receive_data(b"".join(refusal.output))
+    assert any(isinstance(event, h2.events.ResponseReceived) for event in events)
+
+
+def test_a_released_message_keeps_to_settings_that_the_client_has_acknowledged() -> None:
+    relay = _relay()
+    relay.from_server(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 100}))
+    relay.from_client(frames.SETTINGS_ACK)
+    block = hpack.encode([(b":method", b"POST"), (b":path", HELD)])
+    body = message(300)
+    relay.from_client(
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1, block)
+        + frames.frame(frames.DATA, frames.END_STREAM, 1, body)
+    )
+    relay.from_server(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1000}))
+    relay.to_server.clear()
+    relay.release(1)
+    assert relay.to_server == [frames.frame(frames.DATA, 0, 1, body[:100])]
+    relay.to_server.clear()
+    relay.from_client(frames.SETTINGS_ACK)
+    assert relay.to_server == [
+        frames.SETTINGS_ACK,
+        frames.frame(frames.DATA, frames.END_STREAM, 1, body[100:]),
+    ]
 
 
 def _preface() -> bytes:
