@@ -40,9 +40,10 @@ def plan(
             _directory(table, slot, plan, writes)
     _groups(table, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
     switches: list[PlannedWrite] = []
-    for slot in virtual.get(Resource.SYSCTL, ()):
+    # Core scheduling first: whether it ends now decides what group identity may do.
+    for slot in sorted(virtual.get(Resource.SYSCTL, ()), key=lambda slot: slot.key != SCHED_CORE):
         if slot.retry_at <= now:
-            _switch(table, slot, plan, switches)
+            _switch(table, slot, plan, switches, now)
     writes += sorted(switches, key=lambda write: write.new != "0")
     return writes
 
@@ -95,7 +96,31 @@ def _done(slot: Slot, plan: Plan) -> None:
 # -- switches ------------------------------------------------------------------------------------
 
 
-def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
+def _waits(
+    table: SlotTable, slot: Slot, wanted: str, planned: Sequence[PlannedWrite], now: float
+) -> str:
+    """Return what a switch has to wait for, "" if for nothing.
+
+    Core scheduling stays on while tasks have cookies of ours: afterwards nobody could take them
+    back. And until it is off, group identity must not come on.
+    """
+    if slot.key == SCHED_CORE and wanted == "0":
+        for record in table.journal.records():
+            if record.resource is Resource.CORE_SCHED_COOKIE:
+                holder = table.slots.get(record.record_key)
+                if holder is None or holder.retry_at > now:
+                    return "cookies that have to be taken back before"
+    if slot.key == GROUP_IDENTITY and wanted == "1":
+        try:
+            on = table.host.read(_path_of(SCHED_CORE)).strip() == b"1"
+        except OSError:
+            on = False
+        if on and not any(write.slot[2] == SCHED_CORE and write.new == "0" for write in planned):
+            return f"{SCHED_CORE}, which is still 1"
+    return ""
+
+
+def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], now: float) -> None:
     if slot.key not in SYSCTLS:
         table.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
         return
@@ -123,6 +148,10 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -
         if found == wanted:
             _applied(table, slot, found)
             return
+    if waits := _waits(table, slot, wanted, out, now):
+        table.set_state(slot, State.PENDING, f"waits for {waits}")
+        return
+    if slot.want is not None:
         if record is None:
             record = Record(place="", inode=0, resource=slot.resource, key=slot.key, original=found)
         elif found not in record.ours:

@@ -1,53 +1,32 @@
 """A node in memory that runs the product's own parts, beside a twin that never had it.
 
-`OperatedNode` wires state, NRI handler, engine, executor, journal and reconciler as the daemon
-does, on a simulated kernel, and acts as kubelet, runtime and scheduler. Whatever kubelet and the
-runtime do is done on the twin too, with kubelet's own values: what the node must look like when
-everything is switched off again.
+`OperatedNode` acts as kubelet, runtime, scheduler and operator around a `Daemon`. Whatever they do
+is done on the twin too, with kubelet's own values: what the node must look like when everything is
+switched off again.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
-from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
-from apis.nodeslo import decode_nodeslo
 from hooks.decision import Decision
-from hooks.engine import Engine
-from hooks.facts import NodeInputs, NodeMeta, Settings
-from hooks.policies import BUILTIN
 from hooks.subject import ContainerSubject, Requested, SandboxSubject
-from koordlet.decider import Decider
-from koordlet.events import Events
-from koordlet.executor.executor import Executor
-from koordlet.executor.slots import State
-from koordlet.executor.table import Limits as WriteLimits
-from koordlet.hostapps import host_app_subjects
-from koordlet.journal import Journal
-from koordlet.kernel import probe
 from koordlet.nri_handler import NriHandler
-from koordlet.reconciler import PassReport, Reconciler
-from koordlet.requests_log import RequestsLog
-from koordlet.snapshot import Snapshot
-from koordlet.state import NodeState
+from koordlet.reconciler import PassReport
 from linux.cpuset import CpuSet
-from linux.discovery import discover
 from linux.resctrl import MOUNT as RESCTRL
-from linux.resources import Resource, Value
+from linux.resources import Resource
 from nri_plugin.capabilities import runtime_profile
 from nri_plugin.handler import Container as ContainerMessage
 from nri_plugin.handler import ContainerState
 from nri_plugin.handler import Sandbox as SandboxMessage
 from tests.properties import host_apps
+from tests.properties.answers import files_of
 from tests.properties.cpus import PLANS, CpuManager, CpuPlan, Cpus, Pools
+from tests.properties.daemon import BE_CPU_MANAGER, Daemon
 from tests.properties.pods import (
     Kind,
     Running,
@@ -60,25 +39,22 @@ from tests.properties.pods import (
 from tests.simulated import Kubelet, Profile, SimulatedKernel
 from tests.simulated.cpuset import effective
 from tests.simulated.kernel import UNDER_TEST, Write
-from tests.simulated.kubelet import Limits, linear_weight, quadratic_weight
-from tests.simulated.profiles import Runtime, WeightFormula
+from tests.simulated.kubelet import Limits
+from tests.simulated.profiles import Runtime
 
-BE_CPU_MANAGER = "BECPUManager"
 SHARED = PLANS["shared"]
 _RUNTIMES = {
     Runtime.CONTAINERD: ("containerd", "v2.1.0"),
     Runtime.CRIO: ("cri-o", "1.34.0"),
     Runtime.DOCKER: ("containerd", "v1.7.0"),
 }
-NO_GATES = {policy.gate: False for policy in BUILTIN}
-ALL_GATES = {policy.gate: True for policy in BUILTIN}
 CONTAINERS = ("c0", "c1")
 """The containers of every pod; each may run or not."""
 Event = Callable[[NriHandler], object]
 
 
-class OperatedNode:
-    """See the module. Use as a context manager: it owns a folder for journal and requests log."""
+class OperatedNode(Daemon):
+    """See the module."""
 
     def __init__(self, profile: Profile, plan: CpuPlan = SHARED) -> None:
         self.profile = profile
@@ -86,160 +62,17 @@ class OperatedNode:
         self.pools = Pools()
         name, version = _RUNTIMES[profile.runtime]
         self.runtime = runtime_profile(name, version, cgroup_version=profile.cgroup)
-        self.folder = Path(tempfile.mkdtemp(prefix="koord-properties-"))
-        self.kernel, self.twin = SimulatedKernel(profile), SimulatedKernel(profile)
-        self.kubelet, self.twin_kubelet = Kubelet(self.kernel), Kubelet(self.twin)
+        kernel, self.twin = SimulatedKernel(profile), SimulatedKernel(profile)
+        self.kubelet, self.twin_kubelet = Kubelet(kernel), Kubelet(self.twin)
         self.pods: list[Running] = []
+        self.apps: set[str] = set()
         self.late: list[Event] = []
         self.refusals: list[Write] = []
-        self.expected_refusals = 0
         self._made = 0
-        self.layout = discover(self.kernel)
-        self.probed = probe(self.kernel, self.layout)
-        self.kernel.writes.clear()
-        self.kernel.on_write(self._watch)
-        self.inputs = NodeInputs(
-            node=NodeMeta(name="n1", allocatable_memory_bytes=self.kernel.memory_bytes),
-            kernel=self.probed.facts,
-            settings=Settings(feature_gates=ALL_GATES),
-        )
-        self.engine = Engine.build(BUILTIN, self.inputs)
-        self._spec: dict[str, Any] = {}
-        self.declared: frozenset[str] = frozenset()
-        self.apps: set[str] = set()
-        self._start()
+        super().__init__(kernel)
+        kernel.on_write(self._watch)
 
-    def close(self) -> None:
-        self.journal.close()
-        self.reconciler.close()
-        shutil.rmtree(self.folder)
-
-    # The daemon
-
-    def _start(self) -> None:
-        """What the daemon makes at its start."""
-        self.requests = RequestsLog(str(self.folder / "requests.log"))
-        self.state = NodeState(
-            remembered=self.requests.load(), layout=self.layout, awaited=["runtime"]
-        )
-        self.events = Events()
-        self._work: list[Callable[[], None]] = []
-        self._ended: list[str] = []
-        self.handler = NriHandler(
-            state=self.state,
-            decider=Decider(self.events),
-            events=self.events,
-            requests=self.requests,
-            surroundings=self,
-        )
-        self.journal = Journal(str(self.folder / "journal"), boot="b1")
-        self.executor = self._executor(burst_above_quota=self.probed.burst_above_quota)
-        self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
-        self.connected = False
-        self._place_host_apps()
-
-    def restart(self, *, torn: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """The daemon ends without a word and starts again; nothing is connected yet.
-
-        torn: the file's name -> what its last write left of a line that did not get through.
-        What the runtime was handed reaches the journal with the pass that follows each reply at
-        once; a kill within these milliseconds is left out.
-        """
-        self.kernel.restart_program()
-        self._stop()
-        for name, left in torn.items():
-            with (self.folder / name).open("ab") as file:
-                file.write(left)
-        self._start()
-
-    def _stop(self) -> None:
-        self.journal.update()
-        self.requests.close()
-        self.journal.close()
-        self.reconciler.close()
-
-    def _executor(self, *, burst_above_quota: bool = False) -> Executor:
-        return Executor(
-            self.kernel,
-            self.layout,
-            self.journal,
-            limits=WriteLimits(),
-            burst_above_quota=burst_above_quota,
-            clock=lambda: self.kernel.clock.now,
-            wall_clock=lambda: self.kernel.clock.now,
-        )
-
-    def _snapshot(self) -> Snapshot:
-        return self.state.snapshot(self.engine)
-
-    # `koordlet.nri_handler.Surroundings`
-
-    def after_reply(self, work: Callable[[], None]) -> None:
-        self._work.append(work)
-
-    def state_changed(self, reason: str) -> None:
-        """The tests run passes by hand."""
-
-    def pod_appeared(self, uid: str) -> None:
-        """There is no kubelet list here."""
-
-    def delivered(
-        self,
-        container_id: str,
-        resource: Resource,
-        requested: Value | None,
-        value: Value,
-        policy: str,
-    ) -> None:
-        self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
-
-    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
-        self.journal.supersede(container_id, resources)
-
-    def ended(self, container_id: str) -> None:
-        self._ended.append(container_id)
-
-    def resctrl_groups(self) -> Collection[str]:
-        return () if self.kernel.resctrl is None else [g for g in self.kernel.resctrl.groups if g]
-
-    def _drain(self) -> None:
-        work, self._work = self._work, []
-        for each in work:
-            each()
-
-    # What objects and settings say
-
-    def change(self, **inputs: Any) -> None:
-        """Change node inputs and build the engine anew."""
-        self.inputs = msgspec.structs.replace(self.inputs, **inputs)
-        self.engine = Engine.build(BUILTIN, self.inputs, previous=self.engine)
-
-    def set_slo(self, spec: Mapping[str, Any]) -> None:
-        self._spec = dict(spec)
-        self._tell_slo()
-
-    def declare(self, names: Collection[str]) -> None:
-        """The NodeSLO declares these host applications from now on."""
-        self.declared = frozenset(names)
-        self._tell_slo()
-
-    def _tell_slo(self) -> None:
-        spec = self._spec | {"hostApplications": host_apps.declarations(self.declared)}
-        self.change(slo=decode_nodeslo(spec, obj="NodeSLO n1"))
-        self._place_host_apps()
-
-    def _place_host_apps(self) -> None:
-        subjects, errors = host_app_subjects(self.inputs.slo.host_applications, self.layout)
-        assert not errors
-        self.state.set_host_apps(subjects)
-
-    def set_ratio(self, ratio: str) -> None:
-        """The node's CPU normalization ratio; "" takes the annotation away."""
-        annotations = {ANNOTATION_CPU_NORMALIZATION_RATIO: ratio} if ratio else {}
-        self.change(node=msgspec.structs.replace(self.inputs.node, annotations=annotations))
-
-    def set_gates(self, gates: Mapping[str, bool]) -> None:
-        self.change(settings=Settings(feature_gates=gates))
+    # What is told of CPUs
 
     def publish_topology(self) -> None:
         """Tell the share pools as they are now."""
@@ -270,25 +103,6 @@ class OperatedNode:
 
     # Passes
 
-    def uninstall(self) -> None:
-        """`koordlet restore`: a process that knows nothing but the journal gives all back."""
-        self.kernel.faults.clear()
-        self.kernel.restart_program()
-        self._stop()
-        nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
-        self.journal = Journal(str(self.folder / "journal"), boot="b1")
-        self.reconciler = Reconciler(self._executor(), self.journal, lambda: nothing)
-        report = self.reconciler.restore_all()
-        assert not report.failed, report
-        assert not self.journal.records()
-
-    def reconcile(self) -> PassReport:
-        ended, self._ended = self._ended, []
-        report = self.reconciler.run_once("test")
-        for container_id in ended:
-            self.journal.done_with(container_id)
-        return report
-
     def settle(self) -> PassReport:
         """Let the daemon hear everything and finish; returns the last pass, which is quiet."""
         self.kernel.faults.clear()
@@ -315,14 +129,14 @@ class OperatedNode:
             return
         for _ in range(times if self.connected else 0):
             event(self.handler)
-            self._drain()
+            self.drain()
 
     def deliver_late(self) -> None:
         events, self.late = self.late, []
         for event in events:
             if self.connected:
                 event(self.handler)
-                self._drain()
+                self.drain()
 
     def synchronize(self) -> None:
         """Register anew: the runtime tells all it has, and applies what the answer says."""
@@ -333,7 +147,7 @@ class OperatedNode:
         by_id = {c.here.id: c for pod in self.pods for c in pod.containers}
         for container_id, decision in list(self.handler.synchronize(sandboxes, containers)):
             self._apply_update(by_id[container_id], decision, Requested())
-        self._drain()
+        self.drain()
 
     def _sandbox_message(self, pod: Running) -> SandboxMessage:
         assert pod.here.sandbox is not None
@@ -424,9 +238,9 @@ class OperatedNode:
             decision: Decision | None = None
             for _ in range(times):
                 decision = self.handler.create_container(message)
-                self._drain()
+                self.drain()
             if decision is not None:
-                adjusted = self._files(decision, self.runtime.creation)
+                adjusted = files_of(decision, self.runtime.creation, self.profile)
                 rdt_class = self._rdt_class(decision)
                 oom_score_adj = self._oom_score_adj(decision)
                 stored = over(asked, decision)
@@ -485,7 +299,7 @@ class OperatedNode:
         decision: Decision | None = None
         if hooked and self.connected:
             decision = self.handler.update_container(self._container_message(container, asked))
-            self._drain()
+            self.drain()
         if decision is None:
             container.stored = laid_over(asked, container.stored)
             self.kubelet.resize(container.here, limits)
@@ -496,7 +310,7 @@ class OperatedNode:
         self, container: RunningContainer, decision: Decision, asked: Requested
     ) -> None:
         container.stored = over(laid_over(asked, container.stored), decision)
-        files = self._files(decision, self.runtime.update)
+        files = files_of(decision, self.runtime.update, self.profile)
         if asked != Requested():
             self.kubelet.resize(container.here, container.limits, adjusted=files)
             return
@@ -519,38 +333,6 @@ class OperatedNode:
             return None
         assert isinstance(outcome.value, int)
         return outcome.value
-
-    def _files(self, decision: Decision, may: frozenset[Resource]) -> dict[str, str]:
-        """A decision as the runtime writes it."""
-        v2 = self.profile.cgroup == 2
-        quadratic = self.kubelet.weights is WeightFormula.QUADRATIC
-        weight = quadratic_weight if quadratic else linear_weight
-        files: dict[str, str] = {}
-        for (resource, _), outcome in decision.outcomes.items():
-            value = outcome.value
-            if resource not in may:
-                continue
-            match resource, value:
-                case Resource.CPU_SHARES, int(number):
-                    files |= (
-                        {"cpu.weight": str(weight(number))} if v2 else {"cpu.shares": str(number)}
-                    )
-                case Resource.CPU_CFS_QUOTA, int(number) if v2:
-                    files["cpu.max"] = f"{'max' if number < 0 else number} 100000"
-                case Resource.CPU_CFS_QUOTA, int(number):
-                    files["cpu.cfs_quota_us"] = str(number)
-                case Resource.MEMORY_LIMIT, int(number) if v2:
-                    files["memory.max"] = "max" if number < 0 else str(number)
-                case Resource.MEMORY_LIMIT, int(number):
-                    files["memory.limit_in_bytes"] = str(number)
-                case Resource.CPUSET_CPUS, _:
-                    files["cpuset.cpus"] = str(value)
-                case ((Resource.MEMORY_MIN | Resource.MEMORY_LOW | Resource.MEMORY_HIGH), int(n)):
-                    if v2:
-                        files[resource.value] = "max" if n < 0 or n >= 1 << 62 else str(n)
-                case _:
-                    pass
-        return files
 
     def fork(self, container: RunningContainer) -> None:
         """A process of the container starts another one, on both."""
@@ -582,23 +364,6 @@ class OperatedNode:
             kernel.make(f"{RESCTRL}/{name}")
             half = (1 << kernel.profile.rdt.l3_ways // 2) - 1 if kernel.profile.rdt else 0
             kernel.write_as("operator", f"{RESCTRL}/{name}/schemata", f"L3:0={half:x}\n")
-
-    def starved(self) -> list[str]:
-        """The control groups that are wanted and for which the machine has no CLOSID left.
-
-        Asserts that there is none left indeed, and that whoever should be in one is told so.
-        """
-        starved = [
-            view.key
-            for _, view in self.reconciler.standing([Resource.RESCTRL_SCHEMATA])
-            if view.state is State.FAILED and "CLOSID" in view.detail
-        ]
-        if starved:
-            assert self.kernel.resctrl is not None
-            assert len(self.kernel.resctrl.groups) == self.kernel.resctrl.closids
-            for _, view in self.reconciler.standing([Resource.RESCTRL_GROUP]):
-                assert (view.state is State.BLOCKED) is (view.desired in starved), view
-        return starved
 
     def daemon_reload(self) -> None:
         """systemd puts its view of every unit back, on both."""

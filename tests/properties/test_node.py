@@ -28,8 +28,9 @@ from koordlet.executor.slots import State
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 from tests.properties.cpus import NONE, PLANS
+from tests.properties.daemon import ALL_GATES, BE_CPU_MANAGER, NO_GATES
 from tests.properties.host_apps import APPS
-from tests.properties.node import ALL_GATES, BE_CPU_MANAGER, NO_GATES, OperatedNode
+from tests.properties.node import OperatedNode
 from tests.properties.pods import GIB, KINDS, Running, RunningContainer
 from tests.properties.twin import differences
 from tests.simulated import (

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.properties.cpus import PLANS
-from tests.properties.node import ALL_GATES, NO_GATES, OperatedNode
+from tests.properties.daemon import ALL_GATES, NO_GATES
+from tests.properties.node import OperatedNode
 from tests.properties.pods import KINDS, RunningContainer
 from tests.properties.test_node import PROFILES, QOS_ON, SLOS
 from tests.properties.twin import differences
@@ -232,5 +233,26 @@ def test_identities_from_before_a_restart_wait_while_core_scheduling_has_them_of
         _switch_off(node)
         assert not differences(node)
         assert node.text(node.kubelet.qos_dir("BestEffort"), "cpu.bvt_warp_ns") == "0"
+    finally:
+        node.close()
+
+
+def test_core_scheduling_stays_on_until_its_cookies_are_taken_back() -> None:
+    """The kernel shows and takes no cookie once it is off, and after a restart nobody is known."""
+    node = boot("anolis-8")
+    try:
+        node.set_slo(SLOS["core scheduling"])
+        container = _one(node, "latency")
+        node.settle()
+        assert container.here.task.cookie
+        node.restart()
+        node.set_slo(QOS_ON)
+        node.reconcile()
+        assert node.kernel.sysctls["kernel.sched_core"] == 1
+        assert not node.settle().failed
+        assert node.kernel.sysctls["kernel.sched_core"] == 0
+        assert not container.here.task.cookie
+        _switch_off(node)
+        assert not differences(node)
     finally:
         node.close()

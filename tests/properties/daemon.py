@@ -1,0 +1,236 @@
+"""The product's parts on one simulated kernel, wired as the daemon wires them.
+
+State, NRI handler, engine, executor, journal and reconciler, without threads and sockets: passes
+run when a test says so, and what follows a reply follows it at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
+from apis.nodeslo import decode_nodeslo
+from hooks.engine import Engine
+from hooks.facts import NodeInputs, NodeMeta, Settings
+from hooks.policies import BUILTIN
+from koordlet.decider import Decider
+from koordlet.events import Events
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import State
+from koordlet.executor.table import Limits as WriteLimits
+from koordlet.hostapps import host_app_subjects
+from koordlet.journal import Journal
+from koordlet.kernel import probe
+from koordlet.nri_handler import NriHandler
+from koordlet.reconciler import PassReport, Reconciler
+from koordlet.requests_log import RequestsLog
+from koordlet.snapshot import Snapshot
+from koordlet.state import NodeState
+from linux.discovery import discover
+from linux.resources import Resource, Value
+from tests.properties import host_apps
+from tests.simulated import SimulatedKernel
+
+BE_CPU_MANAGER = "BECPUManager"
+NO_GATES = {policy.gate: False for policy in BUILTIN}
+ALL_GATES = {policy.gate: True for policy in BUILTIN}
+
+
+class Daemon:
+    """See the module. It owns a folder for journal and requests log: `close` it.
+
+    kernel: with the pods' root in place.
+    """
+
+    def __init__(self, kernel: SimulatedKernel) -> None:
+        self.kernel = kernel
+        self.folder = Path(tempfile.mkdtemp(prefix="koord-properties-"))
+        self.layout = discover(kernel)
+        self.probed = probe(kernel, self.layout)
+        kernel.writes.clear()
+        self.inputs = NodeInputs(
+            node=NodeMeta(name="n1", allocatable_memory_bytes=kernel.memory_bytes),
+            kernel=self.probed.facts,
+            settings=Settings(feature_gates=ALL_GATES),
+        )
+        self.engine = Engine.build(BUILTIN, self.inputs)
+        self._spec: dict[str, Any] = {}
+        self.declared: frozenset[str] = frozenset()
+        self._start()
+
+    def close(self) -> None:
+        self.journal.close()
+        self.reconciler.close()
+        shutil.rmtree(self.folder)
+
+    # Its lives
+
+    def _start(self) -> None:
+        """What the daemon makes at its start."""
+        self.requests = RequestsLog(str(self.folder / "requests.log"))
+        self.state = NodeState(
+            remembered=self.requests.load(), layout=self.layout, awaited=["runtime"]
+        )
+        self.events = Events()
+        self._work: list[Callable[[], None]] = []
+        self._ended: list[str] = []
+        self.handler = NriHandler(
+            state=self.state,
+            decider=Decider(self.events),
+            events=self.events,
+            requests=self.requests,
+            surroundings=self,
+        )
+        self.journal = Journal(str(self.folder / "journal"), boot="b1")
+        self.executor = self._executor(burst_above_quota=self.probed.burst_above_quota)
+        self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
+        self.connected = False
+        self._place_host_apps()
+
+    def restart(self, *, torn: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """The daemon ends without a word and starts again; nothing is connected yet.
+
+        torn: the file's name -> what its last write left of a line that did not get through.
+        What the runtime was handed reaches the journal with the pass that follows each reply at
+        once; a kill within these milliseconds is left out.
+        """
+        self.kernel.restart_program()
+        self._stop()
+        for name, left in torn.items():
+            with (self.folder / name).open("ab") as file:
+                file.write(left)
+        self._start()
+
+    def _stop(self) -> None:
+        self.journal.update()
+        self.requests.close()
+        self.journal.close()
+        self.reconciler.close()
+
+    def _executor(self, *, burst_above_quota: bool = False) -> Executor:
+        return Executor(
+            self.kernel,
+            self.layout,
+            self.journal,
+            limits=WriteLimits(),
+            burst_above_quota=burst_above_quota,
+            clock=lambda: self.kernel.clock.now,
+            wall_clock=lambda: self.kernel.clock.now,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        return self.state.snapshot(self.engine)
+
+    # `koordlet.nri_handler.Surroundings`
+
+    def after_reply(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+
+    def state_changed(self, reason: str) -> None:
+        """The tests run passes by hand."""
+
+    def pod_appeared(self, uid: str) -> None:
+        """There is no kubelet list here."""
+
+    def delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        value: Value,
+        policy: str,
+    ) -> None:
+        self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
+
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        self.journal.supersede(container_id, resources)
+
+    def ended(self, container_id: str) -> None:
+        self._ended.append(container_id)
+
+    def resctrl_groups(self) -> Collection[str]:
+        return () if self.kernel.resctrl is None else [g for g in self.kernel.resctrl.groups if g]
+
+    def drain(self) -> None:
+        work, self._work = self._work, []
+        for each in work:
+            each()
+
+    # What objects and settings say
+
+    def change(self, **inputs: Any) -> None:
+        """Change node inputs and build the engine anew."""
+        self.inputs = msgspec.structs.replace(self.inputs, **inputs)
+        self.engine = Engine.build(BUILTIN, self.inputs, previous=self.engine)
+
+    def set_slo(self, spec: Mapping[str, Any]) -> None:
+        self._spec = dict(spec)
+        self._tell_slo()
+
+    def declare(self, names: Collection[str]) -> None:
+        """The NodeSLO declares these host applications from now on."""
+        self.declared = frozenset(names)
+        self._tell_slo()
+
+    def _tell_slo(self) -> None:
+        spec = self._spec | {"hostApplications": host_apps.declarations(self.declared)}
+        self.change(slo=decode_nodeslo(spec, obj="NodeSLO n1"))
+        self._place_host_apps()
+
+    def _place_host_apps(self) -> None:
+        subjects, errors = host_app_subjects(self.inputs.slo.host_applications, self.layout)
+        assert not errors
+        self.state.set_host_apps(subjects)
+
+    def set_ratio(self, ratio: str) -> None:
+        """The node's CPU normalization ratio; "" takes the annotation away."""
+        annotations = {ANNOTATION_CPU_NORMALIZATION_RATIO: ratio} if ratio else {}
+        self.change(node=msgspec.structs.replace(self.inputs.node, annotations=annotations))
+
+    def set_gates(self, gates: Mapping[str, bool]) -> None:
+        self.change(settings=Settings(feature_gates=gates))
+
+    # Passes
+
+    def uninstall(self) -> None:
+        """`koordlet restore`: a process that knows nothing but the journal gives all back."""
+        self.kernel.faults.clear()
+        self.kernel.restart_program()
+        self._stop()
+        nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
+        self.journal = Journal(str(self.folder / "journal"), boot="b1")
+        self.reconciler = Reconciler(self._executor(), self.journal, lambda: nothing)
+        report = self.reconciler.restore_all()
+        assert not report.failed, report
+        assert not self.journal.records()
+
+    def reconcile(self) -> PassReport:
+        ended, self._ended = self._ended, []
+        report = self.reconciler.run_once("test")
+        for container_id in ended:
+            self.journal.done_with(container_id)
+        return report
+
+    def starved(self) -> list[str]:
+        """The control groups that are wanted and for which the machine has no CLOSID left.
+
+        Asserts that there is none left indeed, and that whoever should be in one is told so.
+        """
+        starved = [
+            view.key
+            for _, view in self.reconciler.standing([Resource.RESCTRL_SCHEMATA])
+            if view.state is State.FAILED and "CLOSID" in view.detail
+        ]
+        if starved:
+            assert self.kernel.resctrl is not None
+            assert len(self.kernel.resctrl.groups) == self.kernel.resctrl.closids
+            for _, view in self.reconciler.standing([Resource.RESCTRL_GROUP]):
+                assert (view.state is State.BLOCKED) is (view.desired in starved), view
+        return starved
