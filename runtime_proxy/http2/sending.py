@@ -98,8 +98,12 @@ class Sending:
         """Whether all of it went out."""
         held = pending.held
         if held is None:
-            if pending.flow > self.server_window:
-                return False
+            while pending.flow > (room := min(self.server_window, self.max_frame_size)):
+                # A server grants more only when much of its window is used: waiting for room for
+                # the whole frame could be waiting for ever.
+                if room <= 0:
+                    return False
+                out.append(self._first_part(pending, room))
             self.server_window -= pending.flow
             self.queued -= pending.flow
             out.append(pending.payload)
@@ -120,6 +124,17 @@ class Sending:
         if done:
             held.phase = Phase.WAITING
         return done
+
+    def _first_part(self, pending: _Pending, room: int) -> bytes:
+        """Cut `room` octets off a client's frame; its padding goes."""
+        flags = pending.payload[4]
+        body = frames.strip_padding(flags, pending.payload[frames.HEADER_SIZE :])
+        part, rest = body[:room], body[room:]
+        self.queued -= pending.flow - len(rest)
+        self.server_window -= len(part)
+        pending.payload = frames.frame(frames.DATA, flags & frames.END_STREAM, pending.stream, rest)
+        pending.flow = len(rest)
+        return frames.frame(frames.DATA, 0, pending.stream, part)
 
     def uncount(self, held: Held) -> None:
         """A held message leaves the hold: its octets are no longer among the queued ones."""
