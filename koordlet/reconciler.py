@@ -266,11 +266,11 @@ class Reconciler:
                 self._executor.want(subject, ())
             self._known.clear()
             self._journal.update()
-            self._executor.adopt_all_deliveries()
             self._executor.look_again()
             self._executor.watch_handed()
             total = WriteReport()
             while True:
+                self._executor.adopt_all_deliveries()
                 for record in self._executor.orphans():
                     self._executor.restore(record)
                 self._executor.fill_budget()

@@ -99,10 +99,11 @@ class Executor:
 
     def adopt_deliveries(self, container_id: str, place: str) -> None:
         """Journal what the runtime was handed for a container, now that its group exists."""
-        if self._originals.adopt_deliveries(
+        waiting = self._originals.adopt_deliveries(
             container_id, place, partial(tasks.adopted, self._table)
-        ):
-            self._table.journal_grew()
+        )
+        self._judge.leave_alone((place, resource) for resource in waiting)
+        self._table.journal_grew()
 
     def adopt_all_deliveries(self) -> None:
         """The same for every container with a delivery, wherever its group is."""

@@ -7,7 +7,7 @@ else, and is what has to be put back one day.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ from koordlet.executor.table import SlotTable
 from koordlet.journal import Record, plain
 from linux.cgroup_files import field_text, number
 from linux.cgroup_paths import is_below
+from linux.resources import Resource
 from linux.weights import Formula
 
 _FIGHT: Final = 4
@@ -37,11 +38,17 @@ class Judge:
         self._files = files
         self.lacking: list[Slot] = []
         """Slots whose group is there and whose file is not, as of the last reading."""
+        self._left_alone: set[tuple[str, Resource]] = set()
+
+    def leave_alone(self, places: Iterable[tuple[str, Resource]]) -> None:
+        """Judge nothing of these until the next pass: whose value stands there is not known yet."""
+        self._left_alone.update(places)
 
     def dirty(self, plan: Plan, now: float, pause: Callable[[], None] | None) -> list[Slot]:
         """Return the slots about which something may have to be done, their wishes worked out."""
         self.lacking.clear()
         judged = [slot for slot in self._read(now, pause) if self._judge(slot, plan, now)]
+        self._left_alone.clear()
         return [slot for slot in judged if self._wish(slot)]
 
     def _read(self, now: float, pause: Callable[[], None] | None) -> list[Slot]:
@@ -53,6 +60,9 @@ class Judge:
             if pause is not None and index % SLICE == SLICE - 1:
                 pause()
             if slot.retry_at > now:
+                continue
+            if self._left_alone and (slot.place, slot.resource) in self._left_alone:
+                slot.settled = None
                 continue
             if not self._may_write(slot):
                 continue

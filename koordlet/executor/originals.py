@@ -133,28 +133,33 @@ class Originals:
 
     # -- values handed over at creation ----------------------------------------------------------
 
-    def adopt_deliveries(self, container_id: str, place: str, of_processes: OfProcesses) -> bool:
+    def adopt_deliveries(
+        self, container_id: str, place: str, of_processes: OfProcesses
+    ) -> Collection[Resource]:
         """Journal what the runtime was handed for a container, now that its group exists.
 
-        Returns whether it could be told: else the next pass tries again. of_processes: see there.
+        Returns the resources of which that cannot be told now; the next pass tries again.
+        of_processes: see there.
         """
         deliveries = self._journal.deliveries(container_id)
         if not deliveries or not place:
-            return False
+            return ()
         file = FILES[Resource.CPU_SHARES]
         if not self._texts.layout.has(file.controller) or not self._texts.host.is_dir(
             self._texts.layout.directory(file.controller, place)
         ):
-            return False
-        try:
-            adopted = [
-                one
-                for delivery in deliveries.values()
-                if (one := self._adopted(delivery, place, of_processes)) is not None
-            ]
-        except OSError as error:
-            log.warning("container %s: tried again at the next pass: %s", container_id, error)
-            return False
+            return ()
+        adopted: list[tuple[Record, Handed | None]] = []
+        waiting: list[Resource] = []
+        for delivery in deliveries.values():
+            try:
+                one = self._adopted(delivery, place, of_processes)
+            except OSError as error:
+                log.warning("container %s, %s: %s", container_id, delivery.resource, error)
+                waiting.append(delivery.resource)
+                continue
+            if one is not None:
+                adopted.append(one)
         # What a full disk cannot take is in memory, goes to the file with the next append, and is
         # told of by the pass.
         with contextlib.suppress(JournalError):
@@ -162,8 +167,9 @@ class Originals:
                 [record for record, _ in adopted],
                 handed=[handed for _, handed in adopted if handed is not None],
             )
-            self._journal.done_with(container_id)
-        return True
+            if not waiting:
+                self._journal.done_with(container_id)
+        return waiting
 
     def places_of(self, container_ids: Collection[str]) -> dict[str, str]:
         """Return the groups of these containers, found by their names below the pods' root.
@@ -213,6 +219,9 @@ class Originals:
                 asked = record.asked
                 if asked is not None and (delivery.anew or not self.echoes(known, asked)):
                     known = msgspec.structs.replace(known, original=None, asked=asked)
+                elif known.original in record.ours:
+                    # Judged before the note of the delivery came: it was never anybody else's.
+                    known = msgspec.structs.replace(known, original=record.original, asked=asked)
                 record = known.with_ours(*record.ours)
             earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
             return record, self.handed_by(delivery.container_id, record, earlier)

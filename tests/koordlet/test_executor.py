@@ -634,6 +634,54 @@ def test_an_original_that_nobody_knows_stops_no_pass() -> None:
 
 
 @BOTH
+def test_a_handed_value_is_nobody_elses_while_its_delivery_cannot_be_adopted(
+    profile: Profile,
+) -> None:
+    """The runtime was handed another value since, and a read fails in the pass that would know."""
+    bed, name = Bed(profile), "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    container = bed.kubelet.add_pod(TWO_CORES).start(Asked(1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    bed.run()
+    bed.set(container.cgroup, name, "120000", writer="runtime")
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 120_000)
+    bed.journal.update()
+    bed.want("container/c1", (container.cgroup, QUOTA, 120_000))
+    path = bed.kubelet.path(container.cgroup, name)
+    bed.kernel.faults.fail("read", errno.EIO, path=path, nth=0)
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.kernel.faults.clear()
+    bed.run()
+    # systemd is back at what the container was made with before the delivery was ever adopted.
+    bed.set(container.cgroup, name, "150000", writer="systemd")
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+@BOTH
+def test_handed_cpus_that_were_found_before_their_note_came_are_nobody_elses(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.want("container/c1", (container.cgroup, CPUS, CpuSet([0])))
+    bed.run()
+    bed.set(container.cgroup, "cpuset.cpus", "1", writer="runtime")
+    bed.run()
+    bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
+    bed.journal.update()
+    bed.set(container.cgroup, "cpuset.cpus", "1", writer="runtime")
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1")
+    bed.run()
+    assert bed.text(container.cgroup, "cpuset.cpus") == "0-3"
+
+
+@BOTH
 def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
     profile: Profile, tmp_path: Path
 ) -> None:
