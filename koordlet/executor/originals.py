@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from koordlet.executor.slots import GONE, Plan, Slot
+from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, plain
 from linux.cgroup_files import DEFAULTS, FILES
@@ -228,10 +228,8 @@ class Originals:
         except ValueError as error:
             log.warning("container %s, %s: %s", delivery.container_id, resource, error)
             return None
-        except OSError as error:
-            if error.errno in GONE:
-                return None
-            raise
+        except FileNotFoundError:
+            return None  # the group has no such file: nothing was put there
 
     def _adopt(
         self, place: str, resource: Resource, requested: Value | None, delivered: Value, policy: str

@@ -598,9 +598,10 @@ def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
 
 
 @BOTH
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENODEV])
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
-    profile: Profile, nth: int
+    profile: Profile, nth: int, error: int
 ) -> None:
     bed = Bed(profile)
     pod = bed.kubelet.add_pod(TWO_CORES)
@@ -608,7 +609,7 @@ def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
     container = pod.start(Asked(cpu_request_milli=1000, cpus="1"))
     bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
     bed.journal.update()
-    bed.kernel.faults.fail("read", errno.EIO, nth=nth)
+    bed.kernel.faults.fail("read", error, nth=nth)
     for _ in range(2):
         bed.executor.adopt_deliveries("c1", container.cgroup)
     bed.kernel.faults.clear()
