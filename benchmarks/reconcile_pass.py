@@ -43,7 +43,7 @@ from koordlet.executor.table import Limits
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.objects import Directory
-from koordlet.reconciler import Reconciler
+from koordlet.reconciler.reconciler import Reconciler
 from koordlet.snapshot import Snapshot
 from linux.cgroup_paths import Layout, qos_dir
 from linux.discovery import discover

@@ -24,7 +24,7 @@ from koordlet.explain import Plain
 from koordlet.machine import in_nodes_view
 from koordlet.objects import Directory
 from koordlet.parts import Parts
-from koordlet.reconciler import SubjectView
+from koordlet.reconciler.reports import SubjectView
 from service.http_server import Request, Response, Routes, json
 
 SOCKET: Final = "admin.sock"

@@ -14,7 +14,9 @@ from hooks.decision import Decision, Outcome
 from hooks.subject import ContainerSubject, PodSubject, SandboxSubject, Subject
 from koordlet.decider import name_of
 from koordlet.executor.slots import ResourceView, State, WriteNote
-from koordlet.reconciler import AT_CREATION_ONLY, SubjectView, requested_value
+from koordlet.reconciler.reports import SubjectView
+from koordlet.reconciler.wishes import AT_CREATION_ONLY
+from koordlet.requested import requested_value
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 
 Plain = dict[str, Any]

@@ -27,7 +27,7 @@ from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.config import HookService as Settings
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
-from koordlet.reconciler import asked_for
+from koordlet.requested import asked_for
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES
 from linux.cpuset import CpuSet

@@ -25,7 +25,7 @@ from koordlet.container_metrics import CookieKey, Standing
 from koordlet.decider import RepairKey, Stage, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.machine import WriteKey
-from koordlet.reconciler import ReconcileStats
+from koordlet.reconciler.reports import ReconcileStats
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 from nri_plugin.statistics import State, Statistics

@@ -17,7 +17,7 @@ from hooks.subject import ContainerSubject, Pod
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
 from koordlet.executor.tasks import GIVEN_AT_CREATION
-from koordlet.reconciler import requested_value
+from koordlet.requested import requested_value
 from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES

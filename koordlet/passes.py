@@ -21,7 +21,8 @@ from koordlet.executor.slots import State as ValueState
 from koordlet.executor.table import Limits
 from koordlet.journal import Journal, JournalError
 from koordlet.kubepods_lock import KubepodsLock
-from koordlet.reconciler import PassReport, Reconciler
+from koordlet.reconciler.reconciler import Reconciler
+from koordlet.reconciler.reports import PassReport
 from koordlet.rules import Rules
 from koordlet.snapshot import Snapshot
 from koordlet.state import NodeState

@@ -28,7 +28,7 @@ from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
 from koordlet.objects import NodeObjects
 from koordlet.podspec import known_pod
-from koordlet.reconciler import plan_for
+from koordlet.reconciler.wishes import plan_for
 from koordlet.requests_log import RequestsLog
 from koordlet.rules import policy_state
 from koordlet.state import NodeState, Source

@@ -25,7 +25,7 @@ from koordlet.gates import BEYOND_POLICIES
 from koordlet.journal import Journal, JournalError
 from koordlet.kubepods_lock import KubepodsLock
 from koordlet.machine import layout_of, local_host
-from koordlet.reconciler import Reconciler
+from koordlet.reconciler.reconciler import Reconciler
 from koordlet.snapshot import Snapshot
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id

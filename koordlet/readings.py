@@ -10,7 +10,7 @@ from koordlet.decider import RepairKey, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.machine import TimedHost, WriteKey
 from koordlet.parts import Parts
-from koordlet.reconciler import ReconcileStats
+from koordlet.reconciler.reports import ReconcileStats
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 from nri_plugin.statistics import Statistics

@@ -20,7 +20,7 @@ from koordlet.executor.executor import Executor
 from koordlet.executor.slots import State, Want
 from koordlet.journal import Journal
 from koordlet.kernel import probe
-from koordlet.reconciler import Reconciler
+from koordlet.reconciler.reconciler import Reconciler
 from koordlet.snapshot import Snapshot
 from linux.cgroup_files import FILES, field_text
 from linux.cgroup_paths import Layout

@@ -21,7 +21,8 @@ from hooks.subject import ContainerSubject, Level, PodSubject, Subject, make_pod
 from koordlet.executor.executor import Executor
 from koordlet.executor.slots import State
 from koordlet.journal import Journal
-from koordlet.reconciler import Reconciler, plan_for
+from koordlet.reconciler.reconciler import Reconciler
+from koordlet.reconciler.wishes import plan_for
 from koordlet.snapshot import Snapshot
 from linux.resources import Resource
 from tests.koordlet.executor_bed import Bed

@@ -29,7 +29,8 @@ from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
 from koordlet.kernel import probe
 from koordlet.nri_handler import NriHandler
-from koordlet.reconciler import PassReport, Reconciler
+from koordlet.reconciler.reconciler import Reconciler
+from koordlet.reconciler.reports import PassReport
 from koordlet.requests_log import RequestsLog
 from koordlet.snapshot import Snapshot
 from koordlet.state import NodeState

@@ -15,7 +15,7 @@ import msgspec
 from hooks.decision import Decision
 from hooks.subject import ContainerSubject, Requested, SandboxSubject
 from koordlet.nri_handler import NriHandler
-from koordlet.reconciler import PassReport
+from koordlet.reconciler.reports import PassReport
 from linux.cpuset import CpuSet
 from linux.resctrl import MOUNT as RESCTRL
 from linux.resources import Resource

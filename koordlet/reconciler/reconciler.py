@@ -1,0 +1,332 @@
+"""The reconciler: decides for every subject again, and has the executor make it so.
+
+A pass is a plain function of the snapshot and of what the kernel shows; the loop around it is three
+lines in a thread of its own, since a kernel write may block for seconds. A pass runs on the timer
+and at once after a trigger; triggers that come together make one pass.
+
+It is cheap while nothing changes: a decision is kept as long as subject and engine are the same, a
+file that reads as it did when it was last judged is not looked at further, and the thread gives way
+between slices, so that hook replies in the same process are not held up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from hooks.engine import Guard
+from hooks.subject import Subject
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import ResourceView, State, WriteReport
+from koordlet.journal import Journal, JournalError
+from koordlet.reconciler.outside import OutsideChanges
+from koordlet.reconciler.reports import PassReport, ReconcileStats, SubjectView
+from koordlet.reconciler.triggers import Triggers
+from koordlet.reconciler.wishes import Wishes
+from koordlet.snapshot import Snapshot
+from linux.cgroup_paths import Layout
+from linux.resources import Resource
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_EVERY: Final = 6
+_PAUSE_S: Final = 0.0005
+_AFTER_CRASH_S: Final = 0.05
+
+
+class OnPass(Protocol):
+    """Called in the reconciler's thread after each pass."""
+
+    def __call__(self, report: PassReport, /) -> None: ...
+
+
+class Reconciler:
+    """See the module. `run_once` may be called by any thread; passes never overlap.
+
+    snapshot_source: returns the snapshot in force; called once a pass.
+    guard: how policies are called, see `hooks.engine`. interval_s: the timer.
+    watch: look for outside changes with inotify.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        journal: Journal,
+        snapshot_source: Callable[[], Snapshot],
+        *,
+        interval_s: float = 10.0,
+        guard: Guard | None = None,
+        on_pass: OnPass | None = None,
+        watch: bool = False,
+        here: Callable[[str], str] = lambda path: path,
+    ) -> None:
+        self._executor = executor
+        self._journal = journal
+        self._snapshot_source = snapshot_source
+        self.interval_s = interval_s
+        self._on_pass = on_pass
+        self._lock = threading.Lock()
+        self._wishes = Wishes(executor, journal, guard=guard)
+        self._outside = OutsideChanges(executor, here=here) if watch else None
+        self._triggers = Triggers()
+        self._passes_since_look = 0
+        self._stats = ReconcileStats()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._new_layout: tuple[Layout, bool] | None = None
+
+    # -- for the daemon --------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> ReconcileStats:
+        return self._stats
+
+    def start(self) -> None:
+        """Start the thread; the first pass runs at once."""
+        if self._thread is not None:
+            raise RuntimeError("the reconciler runs already")
+        self._stopping = False
+        self.trigger("start")
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """End the thread after the pass in progress; False when it has not ended in time."""
+        self._stopping = True
+        self._triggers.wake()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def close(self) -> None:
+        """Release what the reconciler holds; after `stop`."""
+        if self._outside is not None:
+            self._outside.close()
+        self._triggers.close()
+
+    def trigger(self, reason: str) -> None:
+        """Have a pass run soon. Any thread; never blocks."""
+        self._triggers.add(reason)
+
+    def set_layout(self, layout: Layout, *, burst_above_quota: bool = False) -> None:
+        """Work with another layout from the next pass on. Any thread; never blocks."""
+        self._new_layout = (layout, burst_above_quota)
+        self.trigger("layout")
+
+    def explain(self, subject_key: str) -> SubjectView | None:
+        """Return what is decided for a subject and how it stands; None if it is not known.
+
+        Waits for a pass in progress.
+        """
+        with self._lock:
+            known = self._wishes.known.get(subject_key)
+            if known is None:
+                return None
+            views = tuple(self._executor.views(subject_key))
+            return SubjectView(known.subject, known.decision, views)
+
+    def explain_all(self) -> list[SubjectView]:
+        """Return `explain` of every subject, in the snapshot's order."""
+        with self._lock:
+            return [
+                SubjectView(known.subject, known.decision, tuple(self._executor.views(key)))
+                for key, known in self._wishes.known.items()
+            ]
+
+    def explain_file(self, path: str) -> list[tuple[str, ResourceView]]:
+        """Return (subject, view) of whatever is wanted for one file."""
+        with self._lock:
+            return [
+                (key, view)
+                for key in self._wishes.known
+                for view in self._executor.views(key)
+                if view.path == path
+            ]
+
+    def restoring(self) -> list[ResourceView]:
+        """Return the originals that are still to be put back."""
+        with self._lock:
+            return self._executor.restoring()
+
+    def states(self) -> dict[tuple[Resource, State], int]:
+        """Count values by resource and state."""
+        with self._lock:
+            return self._executor.states()
+
+    def standing(self, resources: Collection[Resource]) -> list[tuple[Subject, ResourceView]]:
+        """Return how everything stands that is wanted of some resources."""
+        with self._lock:
+            return [
+                (known.subject, view)
+                for key, view in self._executor.standing(resources)
+                if (known := self._wishes.known.get(key)) is not None
+            ]
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def run_once(self, *reasons: str) -> PassReport:
+        """Run one pass now, in the calling thread."""
+        with self._lock:
+            return self._pass(reasons)
+
+    def restore_all(self) -> PassReport:
+        """Put every original back: for the uninstall. Claims are ignored from here on.
+
+        Repeats while there is progress; what could not be put back stays in the journal.
+        """
+        with self._lock:
+            started, cpu = time.monotonic(), time.thread_time()
+            self._wishes.nothing()
+            self._journal.update()
+            self._executor.look_again()
+            self._executor.watch_handed()
+            total = WriteReport()
+            while True:
+                self._executor.adopt_all_deliveries()
+                for record in self._executor.orphans():
+                    self._executor.restore(record)
+                self._executor.fill_budget()
+                report = self._executor.apply(self._executor.plan())
+                total = _sum(total, report)
+                self._executor.look_again()
+                if not (report.written or report.restored):
+                    break
+            return PassReport(
+                reasons=("restore",),
+                written=total.written,
+                failed=total.failed,
+                deferred=total.deferred,
+                restored=total.restored,
+                wall_ms=(time.monotonic() - started) * 1000,
+                cpu_ms=(time.thread_time() - cpu) * 1000,
+            )
+
+    def _pass(self, reasons: Sequence[str]) -> PassReport:
+        started, cpu = time.monotonic(), time.thread_time()
+        if self._new_layout is not None:
+            (layout, burst_above_quota), self._new_layout = self._new_layout, None
+            self._executor.set_layout(layout)
+            self._executor.set_burst_above_quota(allowed=burst_above_quota)
+        snapshot = self._snapshot_source()
+        pause = self._pause if self._thread is threading.current_thread() else None
+        journal_error = ""
+        try:
+            self._journal.update()
+        except JournalError as error:
+            journal_error = str(error)
+        decided, faults = self._wishes.update(snapshot, pause)
+        self._wishes.restore_leftovers(snapshot)
+        self._passes_since_look += 1
+        if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
+            self._passes_since_look = 0
+            self._executor.look_again()
+        plan = self._executor.plan(pause)
+        done = self._executor.apply(plan, pause)
+        report = PassReport(
+            reasons=tuple(reasons),
+            subjects=len(snapshot.subjects),
+            decided=decided,
+            written=done.written,
+            failed=done.failed,
+            deferred=done.deferred,
+            restored=done.restored,
+            faults=faults,
+            wall_ms=(time.monotonic() - started) * 1000,
+            cpu_ms=(time.thread_time() - cpu) * 1000,
+            generation=snapshot.engine.generation,
+        )
+        # Events of our own writes are queued by now; what else there is came from others.
+        foreign = 0
+        if self._outside is not None:
+            foreign = self._outside.count(own=done.paths)
+            self._outside.watch(snapshot)
+        self._stats = msgspec.structs.replace(
+            self._stats,
+            passes=self._stats.passes + 1,
+            written=self._stats.written + done.written,
+            failed=self._stats.failed + done.failed,
+            restored=self._stats.restored + done.restored,
+            foreign_changes=self._stats.foreign_changes + foreign,
+            last=report,
+            last_finished_at=time.time(),
+            journal_records=len(self._journal),
+            journal_error=journal_error,
+        )
+        if foreign:
+            self.trigger("outside change")
+        if any(path.endswith("/cgroup.subtree_control") for path in done.paths):
+            self.trigger("controllers")  # files that were missing are there now
+        return report
+
+    @staticmethod
+    def _pause() -> None:
+        time.sleep(_PAUSE_S)
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Wait for a reason and run one pass. A defect must not end repair for good."""
+        try:
+            reasons = self._wait()
+            if not reasons or self._stopping:
+                return
+            report = self.run_once(*reasons)
+            if report.deferred:
+                threading.Timer(1.0, self.trigger, ("write budget",)).start()
+            if self._on_pass is not None:
+                self._on_pass(report)
+        except Exception:
+            # The next pass starts from what the kernel shows, so nothing is carried over.
+            log.exception("a reconcile pass failed")
+            self._stats = msgspec.structs.replace(
+                self._stats, crashed_passes=self._stats.crashed_passes + 1
+            )
+            time.sleep(_AFTER_CRASH_S)
+
+    def _wait(self) -> tuple[str, ...]:
+        """Sleep until the timer, a trigger or a foreign write; return why it ended."""
+        deadline = time.monotonic() + self.interval_s
+        while not self._stopping:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return (*self._triggers.take(), "timer")
+            also = self._outside.descriptors() if self._outside is not None else ()
+            if not self._triggers.sleep(left, also):
+                continue
+            self._look_outside()
+            if reasons := self._triggers.gathered():
+                return reasons
+        return ()
+
+    def _look_outside(self) -> None:
+        if self._outside is None:
+            return
+        with self._lock:
+            foreign = self._outside.count()
+        if foreign:
+            self._stats = msgspec.structs.replace(
+                self._stats, foreign_changes=self._stats.foreign_changes + foreign
+            )
+            self._triggers.add("outside change")
+
+
+def _sum(one: WriteReport, other: WriteReport) -> WriteReport:
+    return WriteReport(
+        written=one.written + other.written,
+        failed=one.failed + other.failed,
+        deferred=one.deferred + other.deferred,
+        restored=one.restored + other.restored,
+    )

@@ -1,0 +1,222 @@
+"""What is wanted of every subject, told to the executor.
+
+A decision is kept as long as subject and engine are the same. What a subject wanted goes when the
+subject has left for good, what an earlier run wrote when nobody turns out to want it; what a policy
+wanted stays while its input is bad.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+from hooks.decision import Decision, Outcome
+from hooks.engine import Engine, Guard
+from hooks.policy import OffBecause
+from hooks.subject import ContainerSubject, Subject
+from koordlet.executor.executor import Executor
+from koordlet.executor.slots import PlannedWrite, Want
+from koordlet.journal import Journal, JournalError, Record
+from koordlet.requested import requested_value
+from koordlet.snapshot import Snapshot
+from linux.resources import Resource
+
+AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})
+"""What only the runtime can give a container, when it makes it."""
+_OF_NODE: Final = frozenset({Resource.SYSCTL, Resource.RESCTRL_SCHEMATA, Resource.HOST_DIRECTORY})
+_ABSENT_PASSES: Final = 2
+_DELIVERY_PATIENCE_S: Final = 600.0
+
+
+class Known:
+    """What the last pass knew of a subject."""
+
+    __slots__ = ("cgroup", "decision", "engine", "subject")
+
+    def __init__(self, subject: Subject, engine: Engine, decision: Decision) -> None:
+        self.subject = subject
+        self.engine = engine
+        self.decision = decision
+        self.cgroup = subject.cgroup
+
+
+class Wishes:
+    """See the module. Belongs to whoever holds the reconciler's lock.
+
+    guard: how policies are called, see `hooks.engine`.
+    """
+
+    def __init__(self, executor: Executor, journal: Journal, *, guard: Guard | None) -> None:
+        self._executor = executor
+        self._journal = journal
+        self._guard = guard
+        self.known: dict[str, Known] = {}
+        """By the subject's key, in the order of the snapshot."""
+        self._absent: dict[str, int] = {}
+        self._handed_at: dict[str, float] = {}
+
+    def update(
+        self,
+        snapshot: Snapshot,
+        pause: Callable[[], None] | None,
+    ) -> tuple[int, int]:
+        """Tell the executor what is wanted now; return (decisions made, faults in them)."""
+        engine = snapshot.engine
+        known_before, known = self.known, {}
+        decided = faults = 0
+        held = _without_input(engine)
+        fresh = self._awaited_deliveries(snapshot)
+        for index, subject in enumerate(snapshot.subjects):
+            if pause is not None and index % 64 == 63:
+                pause()
+            key = subject.key
+            before = known_before.get(key)
+            if fresh and isinstance(subject, ContainerSubject) and subject.id in fresh:
+                self._executor.adopt_deliveries(subject.id, subject.cgroup)
+            if (
+                before is not None
+                and before.engine is engine
+                and (before.subject is subject or before.subject == subject)
+            ):
+                known[key] = before
+                faults += len(before.decision.faults)
+                continue
+            decision = engine.decide(
+                subject, self._guard, before=before.decision if before is not None else None
+            )
+            decided += 1
+            faults += len(decision.faults)
+            known[key] = Known(subject, engine, decision)
+            if (
+                before is not None
+                and not held
+                and not decision.faults
+                and not before.decision.faults
+                and before.subject == subject
+                and before.decision.outcomes == decision.outcomes
+            ):
+                continue  # another engine, or another object, and the same wishes
+            self._executor.want(key, self._wants(subject, decision, held))
+        self.known = known
+        self._let_go(snapshot)
+        return decided, faults
+
+    def nothing(self) -> None:
+        """Want nothing of any subject any more."""
+        for subject in self._executor.subjects():
+            self._executor.want(subject, ())
+        self.known.clear()
+
+    def restore_leftovers(self, snapshot: Snapshot) -> None:
+        """Put back what an earlier run wrote and nobody wants any more."""
+        if not snapshot.complete:
+            return
+        self._executor.watch_handed()
+        orphans = self._executor.orphans()
+        if not orphans:
+            return
+        holding = _without_input(snapshot.engine)
+        faulty = {
+            (known.cgroup, fault.policy)
+            for known in self.known.values()
+            for fault in known.decision.faults
+        }
+        for record in orphans:
+            if not _held(record, holding, faulty):
+                self._executor.restore(record)
+
+    def _awaited_deliveries(self, snapshot: Snapshot) -> set[str]:
+        """Return the containers that were handed values and have not been seen since.
+
+        One whose creation failed, or that lived shorter than a pass, is forgotten after a while.
+        """
+        awaited = set(self._journal.containers_with_deliveries())
+        now = time.monotonic()
+        self._handed_at = {one: self._handed_at.get(one, now) for one in awaited}
+        if snapshot.complete:
+            for one, at in self._handed_at.items():
+                if now - at > _DELIVERY_PATIENCE_S:
+                    awaited.discard(one)
+                    with contextlib.suppress(JournalError):  # the next append tells the file
+                        self._journal.done_with(one)
+        return awaited
+
+    def _wants(self, subject: Subject, decision: Decision, held: set[str]) -> list[Want]:
+        wants = wants_of(subject, decision)
+        # Bad input holds what was in force: the last good value stays until the object is mended.
+        holding = {fault.policy for fault in decision.faults} | held
+        if holding:
+            present = {want.slot_key for want in wants}
+            wants += [
+                want
+                for slot_key, want in self._executor.wanted(subject.key).items()
+                if slot_key not in present and want.claim.policy in holding
+            ]
+        return wants
+
+    def _let_go(self, snapshot: Snapshot) -> None:
+        """Want nothing any more of subjects that left."""
+        for key in self._executor.subjects():
+            if key in self.known:
+                self._absent.pop(key, None)
+            elif snapshot.complete:
+                # A subject that left takes its cgroup along, as a rule a moment later.
+                passes = self._absent.get(key, 0) + 1
+                self._absent[key] = passes
+                if passes >= _ABSENT_PASSES:
+                    self._absent.pop(key)
+                    self._executor.want(key, ())
+
+
+def plan_for(
+    executor: Executor, snapshot: Snapshot, guard: Guard | None = None
+) -> list[PlannedWrite]:
+    """Return what a pass over `snapshot` would write, through a fresh executor; writes nothing.
+
+    `executor` must be one of its own, with a journal from `Journal.copy_in_memory`.
+    """
+    for subject in snapshot.subjects:
+        executor.want(subject.key, wants_of(subject, snapshot.engine.decide(subject, guard)))
+    if snapshot.complete:
+        executor.watch_handed()
+        for record in executor.orphans():
+            executor.restore(record)
+    return executor.plan().writes
+
+
+def wants_of(subject: Subject, decision: Decision) -> list[Want]:
+    """Return what a decision wants of the kernel."""
+    return [
+        _want(subject, resource, key, outcome)
+        for (resource, key), outcome in decision.outcomes.items()
+        if resource not in AT_CREATION_ONLY
+    ]
+
+
+def _want(subject: Subject, resource: Resource, key: str, outcome: Outcome) -> Want:
+    # Node-wide things have no cgroup: sysctls, control groups and directories are keyed.
+    place = "" if resource in _OF_NODE else subject.cgroup
+    return Want(
+        subject=subject.key,
+        place=place,
+        resource=resource,
+        key=key,
+        value=outcome.value,
+        claim=outcome.winner,
+        requested=requested_value(subject, resource),
+    )
+
+
+def _without_input(engine: Engine) -> set[str]:
+    """Return the policies that are off because their input is bad: what they did stays."""
+    return {
+        state.policy.name
+        for state in engine.states
+        if state.off is not None and state.off.because is OffBecause.BAD_INPUT
+    }
+
+
+def _held(record: Record, holding: set[str], faulty: set[tuple[str, str]]) -> bool:
+    return record.policy in holding or (record.place, record.policy) in faulty
