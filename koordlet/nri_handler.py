@@ -2,7 +2,8 @@
 
 Every method runs on the event loop inside the runtime's node-wide lock. It reads and changes the
 state, asks the engine, and returns; files are the reconciler's business, which is woken right after
-the reply. Contract: `nri_plugin.handler`.
+the reply. Only a directory that the runtime is about to mount is made before it. Contract:
+`nri_plugin.handler`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Surroundings(Protocol):
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         """kubelet asked the runtime anew: what it was handed of these before is history."""
+        ...
+
+    def make_host_directory(self, path: str, mode: int) -> None:
+        """Make a directory that the runtime mounts after the reply."""
         ...
 
     def ended(self, container_id: str) -> None:
@@ -168,6 +173,9 @@ class NriHandler:
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
+        for (resource, key), outcome in decision.outcomes.items():
+            if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
+                self._daemon.make_host_directory(key, outcome.value)
         self._daemon.after_reply(lambda: self._note_creation(subject, decision))
         self._daemon.state_changed("create-container")
         return decision if decision.outcomes else None

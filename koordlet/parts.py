@@ -20,6 +20,7 @@ from koordlet.background import Background
 from koordlet.config import Config
 from koordlet.decider import Decider
 from koordlet.events import Events, Severity
+from koordlet.executor.node_wide import make_host_directory
 from koordlet.feeds import KUBELET, Feeds, awaited
 from koordlet.health import Health
 from koordlet.hostapps import host_app_subjects
@@ -35,7 +36,7 @@ from koordlet.site_policies import Site
 from koordlet.site_watch import SiteWatch
 from koordlet.state import NodeState
 from koordlet.sweep import Sweep
-from linux.cgroup_paths import Layout
+from linux.cgroup_paths import Layout, PathError
 from linux.host import Host
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
@@ -209,6 +210,17 @@ class Parts:
         policy: str,
     ) -> None:
         self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
+
+    def make_host_directory(self, path: str, mode: int) -> None:
+        try:
+            make_host_directory(self.host, path, mode)
+        except (OSError, PathError) as error:
+            self.events.add(
+                "host-directory",
+                path,
+                f"cannot be made, so the container that mounts it will not start: {error}",
+                severity=Severity.ERROR,
+            )
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         self.journal.supersede(container_id, resources)

@@ -32,7 +32,6 @@ class Executor:
 
     burst_above_quota: this kernel takes a burst above the quota (Alibaba Cloud Linux); mainline
         does not.
-    directory_roots: below which host directories may be made.
     """
 
     def __init__(
@@ -44,14 +43,11 @@ class Executor:
         limits: Limits = DEFAULT_LIMITS,
         page_size_bytes: int = 4096,
         burst_above_quota: bool = False,
-        directory_roots: Sequence[str] = node_wide.DIRECTORY_ROOTS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         texts = Texts(host, layout, page_size_bytes=page_size_bytes)
-        self._table = SlotTable(
-            texts, journal, limits=limits, directory_roots=directory_roots, clock=clock
-        )
+        self._table = SlotTable(texts, journal, limits=limits, clock=clock)
         self._originals = Originals(texts, journal)
         self._files = FilePlanner(
             texts, self._originals, journal, burst_above_quota=burst_above_quota

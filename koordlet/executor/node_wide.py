@@ -1,8 +1,8 @@
 """Planning what belongs to the node: switches in /proc/sys, resctrl groups, host directories.
 
-Only known switches are written, only control groups that a claim names or that are koordlet's by
-name, and only directories in known places. A group or directory that we made is removed again when
-nobody claims it. Facts: linux-interfaces.md sections 8 and 12, hooks.md 4.6 and 4.8.
+Only known switches are written, and only control groups that a claim names or that are koordlet's
+by name. A group or directory that we made is removed again when nobody claims it. Facts:
+linux-interfaces.md sections 8 and 12, hooks.md 4.6 and 4.8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
 from koordlet.journal import Record
 from linux import resctrl, resctrl_groups
-from linux.cgroup_paths import PathError, check_relative, is_below
+from linux.cgroup_paths import PathError, check_relative
 from linux.host import Host
 from linux.resources import Resource
 
@@ -26,8 +26,6 @@ SYSCTLS: Final = frozenset({GROUP_IDENTITY, SCHED_CORE})
 _MAKING: Final = "making"
 _MADE: Final = "made"
 """What a control group's record holds as ours: before the group is made, and after."""
-DIRECTORY_ROOTS: Final = ("/usr/local/vgpu", "/var/run/koordlet", "/run/koordlet")
-"""Where host directories may be made, unless the library of HAMi lies elsewhere."""
 
 
 def plan(
@@ -378,15 +376,6 @@ def _operation(act: Act, path: str, slot: Slot, old: str, new: str, data: str = 
 # -- host directories ----------------------------------------------------------------------------
 
 
-def check_directory(path: str, roots: Sequence[str] = DIRECTORY_ROOTS) -> str:
-    """Return `path` if a host directory may be made there; PathError otherwise."""
-    checked = "/" + check_relative(path)
-    if not any(checked != root and is_below(checked, root) for root in roots):
-        known = ", ".join(roots)
-        raise PathError(f"{path[:128]!r} is not in a place for host directories: {known}")
-    return checked
-
-
 def missing_directories(host: Host, path: str) -> list[str]:
     """Return the directories to make for `path`, outermost first."""
     made: list[str] = []
@@ -396,25 +385,23 @@ def missing_directories(host: Host, path: str) -> list[str]:
     return made
 
 
-def make_host_directory(
-    host: Host, path: str, mode: int, roots: Sequence[str] = DIRECTORY_ROOTS
-) -> None:
+def make_host_directory(host: Host, path: str, mode: int) -> None:
     """Make a host directory at once, for a container that is about to be started on it.
 
-    The hook calls this before it replies: the runtime mounts the directory soon after. PathError
-    for a place that is not one for host directories; OSError as the kernel says.
+    The hook calls this before it replies: the runtime mounts the directory soon after, and starts
+    no container without it. PathError for a path that is not plain; OSError as the kernel says.
     """
-    checked = check_directory(path, roots)
-    for one in missing_directories(host, checked):
+    plain = "/" + check_relative(path)
+    for one in missing_directories(host, plain):
         try:
-            host.mkdir(one, mode if one == checked else 0o755)
+            host.mkdir(one, mode if one == plain else 0o755)
         except FileExistsError:
             continue
 
 
 def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
     try:
-        slot.path = check_directory(slot.key, table.directory_roots)
+        slot.path = "/" + check_relative(slot.key)
     except PathError as error:
         table.set_state(slot, State.BLOCKED, str(error))
         return

@@ -48,10 +48,7 @@ def describe(error: OSError) -> str:
 
 
 class SlotTable:
-    """See the module. Every part of the executor works on the same one.
-
-    directory_roots: below which host directories may be made.
-    """
+    """See the module. Every part of the executor works on the same one."""
 
     def __init__(
         self,
@@ -59,13 +56,11 @@ class SlotTable:
         journal: Journal,
         *,
         limits: Limits,
-        directory_roots: Sequence[str],
         clock: Callable[[], float],
     ) -> None:
         self.texts = texts
         self.journal = journal
         self.limits = limits
-        self.directory_roots = directory_roots
         self.clock = clock
         self.slots: dict[SlotKey, Slot] = {}
         self._files: list[Slot] = []

@@ -35,7 +35,12 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.containerd
 
-GATES = {"CPUNormalization": True, "GPUEnvInject": True, "OOMScoreAdj": True}
+GATES = {
+    "CPUNormalization": True,
+    "GPUEnvInject": True,
+    "HamiCoreVGPUMonitor": True,
+    "OOMScoreAdj": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +143,13 @@ def test_a_shared_gpu_gets_its_limits_and_the_library(bed: Containerd, koordlet:
         assert "CUDA_DEVICE_SM_LIMIT=50" in environment
         assert f"LD_PRELOAD={library}" in environment
         mounts = bed.cri.execute(container, ["cat", "/proc/mounts"]).stdout
-        assert {library, "/tmp/vgpulock"} <= {line.split()[1] for line in mounts.splitlines()}
+        mounted = {line.split()[1] for line in mounts.splitlines()}
+        assert {library, "/tmp/vgpulock", str(_hami_library(bed).parent)} <= mounted
+        # The monitor finds what the container writes into its own directory.
+        write = f"test -e {library} && echo 1 > {_hami_library(bed).parent}/usage"
+        assert bed.cri.execute(container, ["sh", "-c", write]).exit_code == 0
+        [own] = _hami_library(bed).parent.joinpath("containers").iterdir()
+        assert own.name.endswith("_main") and (own / "usage").exists()
 
 
 @contextlib.contextmanager

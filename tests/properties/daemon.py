@@ -23,6 +23,7 @@ from hooks.policies import BUILTIN
 from koordlet.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
+from koordlet.executor.node_wide import make_host_directory
 from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
 from koordlet.hostapps import host_app_subjects
@@ -152,6 +153,9 @@ class Daemon:
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         self.journal.supersede(container_id, resources)
+
+    def make_host_directory(self, path: str, mode: int) -> None:
+        make_host_directory(self.kernel, path, mode)
 
     def ended(self, container_id: str) -> None:
         self._ended.append(container_id)
