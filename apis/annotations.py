@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 from msgspec import Meta, Struct, field
 
 from apis.cpuset import format_cpuset, parse_cpuset
-from apis.decode import Wire, decode_field, json_decoder
+from apis.decode import Wire, decode_field, field_decoder
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BLKIO_QOS,
@@ -78,9 +78,9 @@ def _parser(parse: Callable[[str], T]) -> Callable[[str, str], T]:
 
 
 def _json_parser(type_: type[T], key: str) -> Callable[[str], T]:
-    decode = json_decoder(type_)
+    decoder = field_decoder(type_)
     where = annotation_field(key)
-    return lambda text: decode_field(decode, text, obj="", field=where)
+    return lambda text: decode_field(decoder, text, obj="", field=where)
 
 
 # --- resource-status ---------------------------------------------------------------------------

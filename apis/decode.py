@@ -7,12 +7,13 @@ place turns its errors into `InputError`. Input is bounded before it is parsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from apis.errors import InputError, InputErrors
+from apis.expected import Step, problem_of
 from apis.quantity import Quantity, parse_quantity
 
 T = TypeVar("T")
@@ -68,13 +69,16 @@ def to_plain(value: Any) -> Any:
 
 
 def json_decoder(type_: type[T]) -> Callable[[bytes | str], T]:
-    """Return a decoder for JSON text; it raises msgspec's errors (see `decode_field`)."""
-    return msgspec.json.Decoder(type_, dec_hook=dec_hook).decode
+    """Return a decoder for the JSON of a whole object; it raises msgspec's errors."""
+    return field_decoder(type_).decode
 
 
-def decode_field(
-    decode: Callable[[bytes | str], T], text: bytes | str, *, obj: str, field: str
-) -> T:
+def field_decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
+    """Return a decoder for `decode_field`."""
+    return msgspec.json.Decoder(type_, dec_hook=dec_hook)
+
+
+def decode_field(decoder: msgspec.json.Decoder[T], text: bytes | str, *, obj: str, field: str) -> T:
     """Decode the JSON `text` of one field; raise InputError that names the inner field.
 
     Members that are null count as absent, as they do for Go's decoder.
@@ -84,7 +88,7 @@ def decode_field(
         problem = f"longer than {LARGEST_ANNOTATION} bytes"
         raise InputError(obj=obj, field=field, value=shown, problem=problem)
     try:
-        return decode(text)
+        return decoder.decode(text)
     except msgspec.ValidationError as error:
         first = error
     except (msgspec.DecodeError, RecursionError) as error:
@@ -97,29 +101,31 @@ def decode_field(
         problem = f"not valid JSON: {error}"
         raise InputError(obj=obj, field=field, value=shown, problem=problem) from None
     try:
-        return decode(msgspec.json.encode(plain))
+        return decoder.decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
         first = error
     problem, path = _split(first)
     steps = _steps(path)
     if len(text) <= _LARGEST_SEARCHED:
-        steps = _pin_down(plain, steps, lambda part: decode(msgspec.json.encode(part)), str(first))
+        steps = _pin_down(
+            plain, steps, lambda part: decoder.decode(msgspec.json.encode(part)), str(first)
+        )
     found = _at(plain, steps)
     raise InputError(
         obj=obj,
         field=field + "".join(_spelled(step) for step in steps),
         value=shown if found is _ABSENT or not steps else found,
-        problem=problem,
+        problem=problem_of(problem, decoder.type, steps, found),
     )
 
 
 def decode_optional_field(
-    decode: Callable[[bytes | str], T], text: bytes | str, *, obj: str, field: str
+    decoder: msgspec.json.Decoder[T], text: bytes | str, *, obj: str, field: str
 ) -> T | None:
     """Decode as `decode_field` does; the text `null` is None."""
     if text.strip() in ("null", b"null"):
         return None
-    return decode_field(decode, text, obj=obj, field=field)
+    return decode_field(decoder, text, obj=obj, field=field)
 
 
 def without_nulls(value: Any) -> Any:
@@ -150,6 +156,7 @@ def decode_leniently(
     """
     plain = without_nulls(parse_json_object(raw, obj=obj, largest=largest))
     errors: list[InputError] = []
+    left_out: dict[tuple[Step, ...], set[int]] = {}
 
     def convert(part: Any) -> T:
         return msgspec.convert(part, type_, dec_hook=dec_hook)
@@ -160,13 +167,17 @@ def decode_leniently(
         except msgspec.ValidationError as error:
             problem, path = _split(error)
             steps = _pin_down(plain, _steps(path), convert, str(error))
-            field = "".join(_spelled(step) for step in steps).lstrip(".") or "(whole object)"
+            given = _as_given(steps, left_out)
+            field = "".join(_spelled(step) for step in given).lstrip(".") or "(whole object)"
             value = _at(plain, steps)
             shown = "(absent)" if value is _ABSENT else value
+            problem = problem_of(problem, type_, steps, value)
             errors.append(InputError(obj=obj, field=field, value=shown, problem=problem))
             if value is _ABSENT or not steps or len(errors) >= _MOST_ERRORS:
                 return None, errors
             plain = _without(plain, steps)
+            if isinstance(last := given[-1], int):
+                left_out.setdefault(tuple(given[:-1]), set()).add(last)
 
 
 def parse_json_object(
@@ -209,9 +220,6 @@ def parse_json_object(
 
 
 # --- paths of msgspec's errors -----------------------------------------------------------------
-
-Step = str | int | None
-"""A member name, a list index, or None for "some element" (msgspec says `[...]`)."""
 
 _ABSENT: Final = object()
 _PATH: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
@@ -286,6 +294,17 @@ def _with(root: Any, steps: list[Step], value: Any) -> Any:
     copy = root.copy()
     copy[steps[0]] = _with(root[steps[0]], steps[1:], value)
     return copy
+
+
+def _as_given(steps: list[Step], left_out: Mapping[tuple[Step, ...], set[int]]) -> list[Step]:
+    """Return where `steps` led before elements of lists were left out: the others moved up."""
+    given: list[Step] = []
+    for step in steps:
+        if isinstance(step, int):
+            for gone in sorted(left_out.get(tuple(given), ())):
+                step += gone <= step
+        given.append(step)
+    return given
 
 
 def _without(root: Any, steps: list[Step]) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import LARGEST_ANNOTATION, Wire, decode_optional_field, json_decoder
+from apis.decode import LARGEST_ANNOTATION, Wire, decode_optional_field, field_decoder, json_decoder
 from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from apis.meta import REQUIRED, Int32, StatusCondition
@@ -111,7 +111,7 @@ DeviceAllocations = Mapping[str, tuple[DeviceAllocation, ...]]
 """Device type ("gpu", "rdma", ...) -> allocations in the order that they were written."""
 
 _FIELD: Final = f'metadata.annotations["{ANNOTATION_DEVICE_ALLOCATED}"]'
-_decode_allocations = json_decoder(dict[str, tuple[DeviceAllocation, ...]])
+_decode_allocations = field_decoder(dict[str, tuple[DeviceAllocation, ...]])
 _LARGEST_CACHED: Final = 4096
 _MOST_DEVICES: Final = 1024
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import field
 
-from apis.decode import Wire, canonical_json, decode_field, json_decoder
+from apis.decode import Wire, canonical_json, decode_field, field_decoder
 from apis.meta import parse_time
 
 ANNOTATION_RESOURCE_EXPLANATION: Final = "node.koordinator.sh/resource-explanation"
@@ -41,7 +41,7 @@ class NodeExplanation(Wire, frozen=True):
     resources: dict[str, Explanation] = field(default_factory=dict)
 
 
-_decode = json_decoder(NodeExplanation)
+_decode = field_decoder(NodeExplanation)
 
 
 def parse_explanation(text: str, *, obj: str) -> NodeExplanation:

@@ -399,7 +399,8 @@ def decode_nodeslo(raw: bytes | str | dict[str, Any], *, obj: str) -> NodeSLOSpe
             )
     merged = overlay(_DEFAULT_SPEC, plain)
     spec, errors = decode_leniently(merged, NodeSLOSpec, obj=obj, largest=_LARGEST_NODESLO)
-    if spec is not None:
+    # With an element of a list left out the indices of what decoded are not the object's.
+    if spec is not None and not any(error.field.endswith("]") for error in errors):
         errors.extend(_beyond_types(spec, obj))
     if errors or spec is None:
         raise InputErrors([_prefixed(error, prefix) for error in errors])

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from apis.core import ObjectMeta
 from apis.cpuset import format_cpuset, parse_cpuset
-from apis.decode import Wire, decode_optional_field, json_decoder
+from apis.decode import Wire, decode_optional_field, field_decoder, json_decoder
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
@@ -154,13 +154,13 @@ class _SystemQOS(Wire, frozen=True):
     cpuset_exclusive: bool | None = None
 
 
-_decode_pools = json_decoder(tuple[_Pool, ...])
-_decode_policy = json_decoder(CPUManagerPolicy)
-_decode_system_qos = json_decoder(_SystemQOS)
-_decode_basic_info = json_decoder(CPUBasicInfo)
-_decode_cpu_topology = json_decoder(CPUTopology)
-_decode_pod_allocs = json_decoder(tuple[PodCPUAlloc, ...])
-_decode_reservation = json_decoder(NodeReservation)
+_decode_pools = field_decoder(tuple[_Pool, ...])
+_decode_policy = field_decoder(CPUManagerPolicy)
+_decode_system_qos = field_decoder(_SystemQOS)
+_decode_basic_info = field_decoder(CPUBasicInfo)
+_decode_cpu_topology = field_decoder(CPUTopology)
+_decode_pod_allocs = field_decoder(tuple[PodCPUAlloc, ...])
+_decode_reservation = field_decoder(NodeReservation)
 
 
 def _field(key: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from apis.decode import decode_field, json_decoder
+from apis.decode import decode_field, field_decoder
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_QUOTA_GUARANTEED,
@@ -31,8 +31,8 @@ from apis.quota import ElasticQuota
 
 BUILT_IN: Final = frozenset({ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA})
 
-_decode_names = json_decoder(tuple[str, ...])
-_decode_resources = json_decoder(ResourceList)
+_decode_names = field_decoder(tuple[str, ...])
+_decode_resources = field_decoder(ResourceList)
 
 
 def resource_annotation(quota: ElasticQuota, key: str) -> ResourceList:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from apis.errors import InputError
+from apis.expected import problem_of
 
 T = TypeVar("T")
 
@@ -22,18 +23,6 @@ MAX_ERRORS: Final = 64
 """After so many bad fields nobody wants the rest; the object as a whole is called bad."""
 
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
-_QUOTED: Final = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
-_WORDS: Final = {
-    "object": "a mapping",
-    "array": "a list",
-    "str": "text",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "null": "nothing",
-}
-"""What msgspec's names of types are called by people who write YAML."""
-
 _MOST_TRIED: Final = 1000
 _AT: Final = re.compile(r" - at `(?P<path>\$.*|key in .*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]|\[(\.\.\.)\]|\[\"([^\"]*)\"\]")
@@ -62,7 +51,8 @@ def decode_collecting(
             if " - at `" in str(error) and "[...]" in str(error):
                 path = _entry(left, path, type_, dec_hook)
             value = _get(left, path)
-            hint = None
+            problem = problem_of(problem, type_, path, value)
+            problem, hint = problem[:1].lower() + problem[1:], None
             unknown = _UNKNOWN_FIELD.search(str(error))
             if unknown is not None:
                 problem = "unknown field"
@@ -135,11 +125,7 @@ def _read(message: str, tree: Any) -> tuple[str, Path | None]:
     # msgspec writes [...] for a key or an item that it does not name.
     if path is not None and "..." in path:
         path = path[: path.index("...")]
-    return _QUOTED.sub(_in_words, problem[:1].lower() + problem[1:]), path
-
-
-def _in_words(quoted: re.Match[str]) -> str:
-    return " or ".join(_WORDS.get(name, name) for name in quoted.group(1).split(" | "))
+    return problem, path
 
 
 def _entry(tree: Any, path: Path, type_: Any, dec_hook: Callable[[type, Any], Any] | None) -> Path:

@@ -19,7 +19,7 @@ from apis.core import (
     pod_qos,
     pod_requests,
 )
-from apis.decode import decode_field, json_decoder
+from apis.decode import decode_field, field_decoder
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
@@ -140,7 +140,7 @@ def usage_of(resources: ResourceMap) -> Amount:
     return Amount.of(resources.resources)
 
 
-_decode_resources = json_decoder(ResourceList)
+_decode_resources = field_decoder(ResourceList)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from apis.core import Node
-from apis.decode import canonical_json, decode_field, json_decoder
+from apis.decode import canonical_json, decode_field, field_decoder
 from apis.device import Device
 from apis.errors import InputError
 from apis.explanation import (
@@ -80,7 +80,7 @@ class _ThirdPartyAllocations(msgspec.Struct):
     allocations: list[_ThirdParty] = msgspec.field(default_factory=list)
 
 
-_decode_third_party = json_decoder(_ThirdPartyAllocations)
+_decode_third_party = field_decoder(_ThirdPartyAllocations)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.core import Node
-from apis.decode import canonical_json, decode_field, json_decoder, to_plain
+from apis.decode import canonical_json, decode_field, field_decoder, to_plain
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_QUOTA_RESOURCE_KEYS,
@@ -38,7 +38,7 @@ MAX_AMOUNT: Final = (2**63 - 1) // 2000
 """What `max` says for "no limit": far enough below int64 that sums do not overflow anywhere."""
 
 _SETTLE_SECONDS: Final = 1.0
-_decode_keys = json_decoder(tuple[str, ...])
+_decode_keys = field_decoder(tuple[str, ...])
 
 
 def tree_id(namespace: str, name: str) -> str:

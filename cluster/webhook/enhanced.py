@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from apis.core import ConfigMap
-from apis.decode import decode_field, json_decoder
+from apis.decode import decode_field, field_decoder
 from apis.errors import InputError
 from kube.cache import Cache, Change, Event
 
@@ -44,7 +44,7 @@ class EnhancedRules(msgspec.Struct, frozen=True):
         return None
 
 
-_decode_rules = json_decoder(tuple[Rule, ...])
+_decode_rules = field_decoder(tuple[Rule, ...])
 
 
 def parse_rules(data: Mapping[str, str], *, obj: str) -> EnhancedRules:

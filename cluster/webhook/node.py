@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.core import Node
-from apis.decode import canonical_json, decode_field, decode_object, json_decoder
+from apis.decode import canonical_json, decode_field, decode_object, field_decoder
 from apis.errors import InputErrors
 from apis.keys import (
     ANNOTATION_RAW_ALLOCATABLE,
@@ -27,8 +27,8 @@ from cluster.ratios import hundredths
 from cluster.webhook.pod import plain_object
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
 
-_decode_ratios = json_decoder(dict[str, float])
-_decode_resources = json_decoder(ResourceList)
+_decode_ratios = field_decoder(dict[str, float])
+_decode_resources = field_decoder(ResourceList)
 
 
 def mutate_node_status(request: AdmissionRequest) -> Verdict:

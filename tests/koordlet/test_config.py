@@ -62,7 +62,7 @@ def errors(text: str = "", *flags: str) -> list[str]:
             "featureGates: {CoreSched: true, GroupIdentity: 1}",
             "featureGates.GroupIdentity = '1': expected true or false, got a whole number",
         ),
-        ("nri: [1]", "nri = '[1]': expected a mapping, got a list"),
+        ("nri: [1]", "nri = '[1]': expected an object, got a list"),
         ("objectsDir: ''", "objectsDir = '': not an absolute path"),
         ("objectsDir: /", "objectsDir = '/': not a directory of its own"),
         ("runDir: ''", "runDir = '': not an absolute path"),

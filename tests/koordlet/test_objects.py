@@ -200,6 +200,25 @@ def test_a_bad_host_application_is_left_out_as_a_whole(directory: Directory) -> 
     assert len(objects.problems) == 2
 
 
+def test_a_bad_host_application_costs_no_other_one_its_place(directory: Directory) -> None:
+    """What is no object at all is left out first, and must not shift the blame."""
+    apps = [
+        None,
+        {"name": "first"},
+        "x",
+        {"name": "second"},
+        {"name": 7},
+        {"name": "out", "cgroupPath": {"relativePath": "../x"}},
+        {"name": "third"},
+    ]
+    objects = write(directory, "slo.yaml", dump(slo(hostApplications=apps)))
+    assert objects.slo is not None
+    assert [app.name for app in objects.slo.host_applications] == ["first", "second", "third"]
+    said = "\n".join(map(str, objects.problems))
+    for field in ("[0]", "[2]", "[4].name"):
+        assert f"spec.hostApplications{field} = " in said
+
+
 def test_times_stay_text() -> None:
     (tree,) = load_documents(b"metadata: {creationTimestamp: 2024-01-02T03:04:05Z}")
     assert tree["metadata"]["creationTimestamp"] == "2024-01-02T03:04:05Z"
