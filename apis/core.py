@@ -19,7 +19,6 @@ from apis.qos import (
     KubeQoS,
     PriorityClass,
     QoSClass,
-    priority_class,
     priority_class_with_default,
     qos_class,
     qos_class_with_default,
@@ -55,11 +54,6 @@ class ObjectMeta(Wire, frozen=True):
 class ResourceRequirements(Wire, frozen=True):
     requests: ResourceList = field(default_factory=dict)
     limits: ResourceList = field(default_factory=dict)
-
-
-class EnvVar(Wire, frozen=True):
-    name: str = ""
-    value: str = ""
 
 
 class VolumeMount(Wire, frozen=True):
@@ -393,13 +387,8 @@ def pod_qos_with_default(pod: Pod) -> QoSClass:
     return qos_class_with_default(pod.metadata.labels, kube_qos(pod))
 
 
-def pod_priority_class(pod: Pod) -> PriorityClass:
-    """Return the class of the label, or of the band that spec.priority lies in."""
-    return priority_class(pod.metadata.labels, pod.spec.priority)
-
-
 def pod_priority_class_with_default(pod: Pod) -> PriorityClass:
-    """Return `pod_priority_class`, or what the pod's QoS class implies."""
+    """Return the class of the label, of spec.priority's band, or what the QoS class implies."""
     return priority_class_with_default(pod.metadata.labels, pod.spec.priority, kube_qos(pod))
 
 

@@ -32,7 +32,6 @@ class OffBecause(StrEnum):
     GATE = "gate"  # its feature gate is off
     NODESLO = "nodeslo"  # the NodeSLO (or node object) does not ask for it
     UNSUPPORTED = "unsupported"  # the kernel cannot do it
-    NO_INPUT = "no-input"  # an object that it needs has not arrived
     BAD_INPUT = "bad-input"  # an object is malformed and there was no good one before
 
 

@@ -64,7 +64,6 @@ class Decider:
         self.site_names: frozenset[str] = frozenset()
         self.timings: dict[TimingKey, Histogram] = {}
         self.repairs: dict[RepairKey, Histogram] = {}
-        self.faults = 0
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
         """Return the engine's decision, for a runtime that waits."""
@@ -125,7 +124,6 @@ class Decider:
 
     def _tell(self, fault: Fault, subject: Subject) -> None:
         """Leave an event for a fault."""
-        self.faults += 1
         kind, severity = "bad-input", Severity.WARNING
         message = f"{fault.policy}: {fault.message}"
         if not fault.input_error:

@@ -72,12 +72,6 @@ VALIDATING_WEBHOOKS: Final = Resource(
 NODE_SLOS: Final = Resource("slo.koordinator.sh", "v1alpha1", "nodeslos", "NodeSLO", False)
 NODE_METRICS: Final = Resource("slo.koordinator.sh", "v1alpha1", "nodemetrics", "NodeMetric", False)
 DEVICES: Final = Resource("scheduling.koordinator.sh", "v1alpha1", "devices", "Device", False)
-RESERVATIONS: Final = Resource(
-    "scheduling.koordinator.sh", "v1alpha1", "reservations", "Reservation", False
-)
-POD_MIGRATION_JOBS: Final = Resource(
-    "scheduling.koordinator.sh", "v1alpha1", "podmigrationjobs", "PodMigrationJob", False
-)
 PROFILES: Final = Resource(
     "config.koordinator.sh",
     "v1alpha1",
@@ -88,7 +82,6 @@ PROFILES: Final = Resource(
 ELASTIC_QUOTAS: Final = Resource(
     "scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas", "ElasticQuota", True
 )
-POD_GROUPS: Final = Resource("scheduling.sigs.k8s.io", "v1alpha1", "podgroups", "PodGroup", True)
 QUOTA_PROFILES: Final = Resource(
     "quota.koordinator.sh", "v1alpha1", "elasticquotaprofiles", "ElasticQuotaProfile", True
 )

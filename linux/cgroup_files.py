@@ -15,15 +15,7 @@ from typing import Final
 
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
-from linux.weights import (
-    MAX_SHARES,
-    MAX_WEIGHT,
-    MIN_SHARES,
-    MIN_WEIGHT,
-    Formula,
-    shares_of_weight,
-    weight_of_shares,
-)
+from linux.weights import MAX_SHARES, MIN_SHARES, Formula, weight_of_shares
 
 INT64_MAX: Final = (1 << 63) - 1
 V1_UNLIMITED_BYTES: Final = 0x7FFFFFFFFFFFF000 - 0xFFFF
@@ -273,25 +265,6 @@ def encode(
     return str(value)
 
 
-def canonical(
-    file: CgroupFile,
-    version: int,
-    text: str,
-    *,
-    formula: Formula = Formula.LINEAR,
-    period_us: int = DEFAULT_PERIOD_US,
-) -> Number:
-    """Return the canonical value of a field's text: shares of a weight, a quota per 100 ms."""
-    found = number(file, text)
-    if isinstance(found, CpuSet):
-        return found
-    if file.codec is Codec.SHARES and version == 2:
-        return shares_of_weight(found, formula)
-    if file.codec is Codec.QUOTA and found != UNLIMITED and period_us != DEFAULT_PERIOD_US:
-        return found * DEFAULT_PERIOD_US // period_us
-    return found
-
-
 def content(file: CgroupFile, version: int, text: str, current: bytes) -> bytes:
     """Return the bytes to write so that the resource's field becomes `text`.
 
@@ -319,6 +292,3 @@ DEFAULTS: Final[Mapping[Resource, tuple[str, str]]] = MappingProxyType(
     }
 )
 """What a new group shows on (v1, v2): the original where the runtime was asked for nothing."""
-
-WEIGHT_RANGE: Final = (MIN_WEIGHT, MAX_WEIGHT)
-"""Valid weights of `cpu.weight`; 0 is read while `cpu.idle` is 1."""

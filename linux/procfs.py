@@ -46,13 +46,6 @@ def oom_score_adj_path(pid: int) -> str:
     return f"/proc/{pid}/oom_score_adj"
 
 
-def start_time(host: Host, pid: int) -> int:
-    """Return the start time in clock ticks: together with the pid it names one process for ever."""
-    content = host.read(f"/proc/{pid}/stat")
-    # The command's name may hold blanks and parentheses: what counts follows the last one.
-    return int(content[content.rindex(b")") + 1 :].split()[19])
-
-
 def cgroup_paths(content: bytes) -> dict[str, str]:
     """Parse /proc/<pid>/cgroup: controller -> path; "" is the v2 hierarchy."""
     paths: dict[str, str] = {}

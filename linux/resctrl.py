@@ -13,7 +13,6 @@ from typing import Final
 
 MOUNT: Final = "/sys/fs/resctrl"
 POD_GROUP_PREFIX: Final = "koordlet-"
-CLASS_GROUPS: Final = ("LSR", "LS", "BE")
 _GROUP = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 _RESERVED: Final = frozenset({"info", "mon_data", "mon_groups"})
 _LINE = re.compile(r"\s*([A-Z0-9]+)\s*:(.*)")

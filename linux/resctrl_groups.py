@@ -7,7 +7,6 @@ parent's group. Source: linux-interfaces.md section 12.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from linux.host import Host
@@ -104,15 +103,3 @@ def last_status(host: Host, mount: str = MOUNT) -> str:
 
 def tasks(host: Host, name: str, mount: str = MOUNT) -> set[int]:
     return set(parse_ids(host.read(f"{group_path(name, mount)}/tasks")))
-
-
-def move_tasks(host: Host, name: str, tids: Iterable[int], mount: str = MOUNT) -> list[int]:
-    """Move tasks into the group ("" is the root); return those that were gone or refused."""
-    path = f"{group_path(name, mount)}/tasks" if name else f"{mount}/tasks"
-    failed: list[int] = []
-    for tid in tids:
-        try:
-            host.write(path, str(tid).encode())
-        except OSError:
-            failed.append(tid)
-    return failed

@@ -44,20 +44,6 @@ def weight_of_shares(shares: int, formula: Formula) -> int:
     return min(max(weight, MIN_WEIGHT), MAX_WEIGHT)
 
 
-@lru_cache(maxsize=4096)
-def shares_of_weight(weight: int, formula: Formula) -> int:
-    """Return shares that `formula` turns into `weight`: the smallest of them."""
-    weight = min(max(weight, MIN_WEIGHT), MAX_WEIGHT)
-    low, high = MIN_SHARES, MAX_SHARES
-    while low < high:
-        middle = (low + high) // 2
-        if weight_of_shares(middle, formula) < weight:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def detect(samples: Iterable[tuple[int, int]]) -> Formula | None:
     """Return the formula that explains most of `samples`: (shares asked for, weight found).
 

@@ -58,7 +58,6 @@ class Container(msgspec.Struct, frozen=True):
         an update the values that the update gives (None: not given), else nothing.
     current: the values in the runtime's stored specification, which hold what plugins, this one
         included, set earlier. They are no base for another division or minimum.
-    created_at_ns: nanoseconds since the epoch, 0 where the runtime does not tell (before 2.3).
     """
 
     subject: ContainerSubject
@@ -66,7 +65,6 @@ class Container(msgspec.Struct, frozen=True):
     current: Requested = NOTHING_REQUESTED
     state: ContainerState = ContainerState.UNKNOWN
     pid: int = 0
-    created_at_ns: int = 0
 
 
 class Refused(Exception):

@@ -311,8 +311,6 @@ class Session:
             self._note_fault("Synchronize")
         encoded = response.SerializeToString()
         self._statistics.synchronizations += 1
-        self._statistics.last_synchronize_containers = len(containers)
-        self._statistics.last_synchronize_s = self._clock() - started
         self._become_synchronized()
         return encoded
 
@@ -373,7 +371,6 @@ class Session:
     ) -> None:
         lacks = replies.lacks_at_creation(message, decision)
         if lacks:
-            self._statistics.lacking += 1
             self._handler.unrepairable(container, lacks)
 
     # ---------------------------------------------------------------- events

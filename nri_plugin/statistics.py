@@ -56,8 +56,8 @@ class Statistics:
     missed: adjustments and updates that the runtime did not get, by reason.
     created_while_away: containers found by a Synchronize that this daemon had not seen created,
         although it had been connected before.
-    lacking: containers found without the environment, mounts or devices that they should have.
     truncated_synchronizations: replies that left updates to the reconciler: no time or no room.
+    unusable_values: decided values, or whole answers, that could not be put into a reply.
     refused: CRI calls that the handler made fail.
     """
 
@@ -79,10 +79,7 @@ class Statistics:
         self.disconnections = 0
         self.synchronizations = 0
         self.truncated_synchronizations = 0
-        self.last_synchronize_s = 0.0
-        self.last_synchronize_containers = 0
         self.created_while_away = 0
-        self.lacking = 0
 
     def enter(self, state: State) -> None:
         """Note a change of state."""

@@ -123,7 +123,6 @@ def _container(
         current=current,
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
         pid=message.pid,
-        created_at_ns=message.created_at,
     )
 
 

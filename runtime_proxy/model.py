@@ -6,25 +6,11 @@ the hook service's LinuxContainerResources share number for number.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
 from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
-
-
-class ResourcesMessage(Protocol):
-    """LinuxContainerResources of either package."""
-
-    cpu_period: int
-    cpu_quota: int
-    cpu_shares: int
-    memory_limit_in_bytes: int
-    oom_score_adj: int
-    cpuset_cpus: str
-    cpuset_mems: str
-    memory_swap_limit_in_bytes: int
 
 
 class Resources(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -66,7 +66,6 @@ class Traffic:
     """What the front counts; `observe` gets each finished call's path and seconds."""
 
     observe: Callable[[bytes, float], None]
-    accepted: int = 0
     refused_calls: int = 0
     faults: int = 0
 
@@ -180,7 +179,6 @@ class _Connection(asyncio.Protocol):
         self._client = cast(asyncio.Transport, transport)
         self._client.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self._front.connections.add(self)
-        self._front.traffic.accepted += 1
         self._connecting = self._front.loop.create_task(self._connect())
 
     async def _connect(self) -> None:

@@ -71,7 +71,6 @@ class ColocationProfileController:
         self._limit = RateLimit(settings.qps, settings.burst)
         self._done: dict[tuple[str, str, str], float] = {}
         self.queue = WorkQueue(self.name)
-        self.patches = 0
         profiles.subscribe(lambda event: self.queue.add(event.key))
 
     async def reconcile(self, name: str) -> float | None:
@@ -135,7 +134,6 @@ class ColocationProfileController:
                 await self._client.patch(
                     PODS, meta.name, msgspec.json.encode(patch), namespace=meta.namespace
                 )
-                self.patches += 1
         except ApiError as error:
             if error.not_found or error.conflict:
                 return

@@ -29,11 +29,6 @@ def labels_of(obj: Mapping[str, Any]) -> dict[str, str]:
     return (obj.get("metadata") or {}).get("labels") or {}
 
 
-def annotations_of(obj: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of a plain object."""
-    return (obj.get("metadata") or {}).get("annotations") or {}
-
-
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     """Return whether an optional selector matches; an absent or empty one matches all.
 

@@ -210,7 +210,6 @@ class CriClient:
             current=_values(spec) if spec else NOTHING_REQUESTED,
             state=ContainerState.RUNNING if running else ContainerState.CREATED,
             pid=info.pid,
-            created_at_ns=one.created_at,
         )
 
 

@@ -325,10 +325,6 @@ class FakeRuntime:
         await self._tell("StopPodSandbox", pod, None)
         await self._tell("RemovePodSandbox", pod, None)
 
-    async def update_pod_sandbox(self, pod: nri.PodSandbox) -> None:
-        self.pods[pod.id] = pod
-        await self._tell("PostUpdatePodSandbox", pod, None)
-
     async def create_container(self, container: nri.Container) -> Created:
         """Ask the plugins, merge, and keep the container as created.
 

@@ -13,7 +13,6 @@ class Profile:
     """What differs between the generations on the runtime's side.
 
     conflict_by_field: conflicts name the Field enum, not a subject in words.
-    keeps_removed_mounts: a pure removal of a mount reaches the runtime.
     """
 
     nri: str
@@ -27,7 +26,6 @@ class Profile:
     checks_name: bool
     conflict_by_field: bool
     closes_when_synchronize_fails: bool
-    keeps_removed_mounts: bool
 
 
 A = Profile(
@@ -42,7 +40,6 @@ A = Profile(
     checks_name=False,
     conflict_by_field=False,
     closes_when_synchronize_fails=False,
-    keeps_removed_mounts=False,
 )
 B = Profile(
     nri="0.8.0",
@@ -56,7 +53,6 @@ B = Profile(
     checks_name=False,
     conflict_by_field=False,
     closes_when_synchronize_fails=True,
-    keeps_removed_mounts=True,
 )
 C = Profile(
     nri="0.11.0",
@@ -70,7 +66,6 @@ C = Profile(
     checks_name=False,
     conflict_by_field=True,
     closes_when_synchronize_fails=True,
-    keeps_removed_mounts=True,
 )
 D = Profile(
     nri="0.12.2",
@@ -84,7 +79,6 @@ D = Profile(
     checks_name=True,
     conflict_by_field=True,
     closes_when_synchronize_fails=True,
-    keeps_removed_mounts=True,
 )
 
 ALL = (A, B, C, D)

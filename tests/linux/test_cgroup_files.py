@@ -10,7 +10,6 @@ from linux.cgroup_files import (
     FILES,
     INT64_MAX,
     Codec,
-    canonical,
     content,
     encode,
     field_text,
@@ -20,7 +19,6 @@ from linux.cgroup_files import (
 )
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
-from linux.weights import Formula
 
 R = Resource
 
@@ -68,13 +66,6 @@ def test_a_quota_follows_the_period_and_never_gets_too_small() -> None:
     assert encode(quota, 1, 1_001, period_us=10_000) == "1000"
     assert encode(quota, 1, UNLIMITED, period_us=10_000) == "-1"
     assert encode(FILES[R.CPU_CFS_BURST], 1, 150_000, period_us=10_000) == "15000"
-    assert canonical(quota, 1, "15000", period_us=10_000) == 150_000
-
-
-def test_a_weight_is_read_as_the_shares_that_make_it() -> None:
-    shares = FILES[R.CPU_SHARES]
-    assert canonical(shares, 1, "512") == 512
-    assert canonical(shares, 2, "100", formula=Formula.QUADRATIC) in range(1000, 1025)
 
 
 @pytest.mark.parametrize(

@@ -108,12 +108,6 @@ def test_gpus_are_named_by_minor_number_and_the_rest_of_the_driver_by_name() -> 
     ]
 
 
-def test_a_process_is_named_by_pid_and_start_time() -> None:
-    kernel = SimulatedKernel(DEBIAN_12_V2)
-    task = kernel.spawn_process("a) R 1 (b")
-    assert procfs.start_time(kernel, task.pid) >= 0
-
-
 def test_mount_tables_and_cpuinfo_take_what_machines_write() -> None:
     (mount,) = procfs.parse_mounts(b"cgroup /a\\040b cgroup rw,cpu,cpuacct 0 0\nshort line\n")
     assert mount.path == "/a b" and "cpuacct" in mount.options

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from linux.weights import Formula, detect, shares_of_weight, weight_of_shares
+from linux.weights import Formula, detect, weight_of_shares
 
 
 @pytest.mark.parametrize(
@@ -22,13 +20,6 @@ def test_both_formulas_on_known_values(shares: int, linear: int, quadratic: int)
 @pytest.mark.parametrize(("shares", "weight"), [(-1, 1), (0, 1), (1 << 30, 10000)])
 def test_shares_out_of_range_are_clamped(shares: int, weight: int) -> None:
     assert {weight_of_shares(shares, formula) for formula in Formula} == {weight}
-
-
-@given(st.integers(1, 10000), st.sampled_from(Formula))
-def test_a_weight_survives_the_way_back(weight: int, formula: Formula) -> None:
-    back = weight_of_shares(shares_of_weight(weight, formula), formula)
-    # The quadratic formula leaves gaps among small weights.
-    assert back == weight or (formula is Formula.QUADRATIC and back >= weight)
 
 
 @pytest.mark.parametrize(

@@ -153,10 +153,6 @@ class SimulatedKernel:
         """Make a file system appear at an absolute path."""
         self._mounts[tuple(part for part in path.split("/") if part)] = filesystem
 
-    def unmount(self, path: str) -> None:
-        """Take the file system at the path away."""
-        del self._mounts[tuple(part for part in path.split("/") if part)]
-
     def mounts_text(self) -> str:
         """/proc/mounts."""
         kinds = {
@@ -272,12 +268,6 @@ class SimulatedKernel:
         task = Task(pid, tgid or pid, ppid, comm, cmdline or (comm,), tgid or pid)
         self.tasks[pid] = task
         return task
-
-    def reuse_pid(self, pid: int) -> None:
-        """Let the next process get this number."""
-        if pid in self.tasks:
-            raise ValueError(f"{pid} is in use")
-        self._next_pid = pid
 
     def threads_of(self, tgid: int) -> list[Task]:
         return [task for task in self.tasks.values() if task.tgid == tgid]

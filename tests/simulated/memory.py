@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulated.profiles import Feature
-from tests.simulated.tree import Cgroup, CgroupFile, Controller, Task
+from tests.simulated.tree import Cgroup, CgroupFile, Controller
 from tests.simulated.values import PAGE_SIZE, PAGES_UNLIMITED, pages, refuse, signed, unsigned
 
 
@@ -211,9 +211,6 @@ def _write_reclaim(group: Cgroup, text: str) -> None:
         refuse(errno.EAGAIN, "reclaimed less than asked")
 
 
-STAT_KEYS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable")
-
-
 def _stat_v2(group: Cgroup) -> str:
     anon, file = anon_bytes(group), file_bytes(group)
     return (
@@ -387,8 +384,3 @@ MEMORY = Controller(
         *ALIBABA_FILES,
     ),
 )
-
-
-def forget_task(group: Cgroup, task: Task) -> None:
-    """A task that ended leaves nothing anonymous behind."""
-    task.anon_bytes = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = 0x7655821
 AMD_UNLIMITED = 2048
-MAX_MBPS = U32_UNLIMITED = (1 << 32) - 1
+U32_UNLIMITED = (1 << 32) - 1
 MODES = ("shareable", "exclusive")
 _inodes = count(1_000_000)
 

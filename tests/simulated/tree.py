@@ -117,9 +117,6 @@ class Cgroup:
         for kind in kinds:
             self._states.pop(kind, None)
 
-    def forget_all(self) -> None:
-        self._states.clear()
-
     def walk(self) -> Iterator[Cgroup]:
         """This group and all below it, parents first."""
         yield self
