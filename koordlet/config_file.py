@@ -83,10 +83,7 @@ def build(
     merged = _overlay(_DAEMON_SET_DEFAULTS if mode is Mode.DAEMON_SET else {}, tree)
     for target, value in flags.values.items():
         steps = parse_dotted(target)
-        if target == "config" or steps is None:
-            continue
-        if target == "hookService.disabledStages":
-            value = [stage for stage in str(value).split(",") if stage]  # type: ignore[assignment]
+        assert steps is not None, target  # FLAGS names it
         set_field(merged, steps, value)
     config, merged_errors = decode_collecting(merged, Config, obj=obj, dec_hook=_dec_hook)
     errors += [_of_flag(one) for one in merged_errors if one.field in flags.values]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry
+
 from koordlet.admin import MAX_BODY_BYTES, SOCKET, admin_routes
 from koordlet.events import Severity
 from koordlet.metrics import CONTENT_TYPE, Registries
@@ -92,7 +94,9 @@ class Endpoints:
         """A port that is taken costs metrics and health, not the node's care."""
         registries = Registries(DaemonReadings(self._parts))
 
-        def exposition(which: Any) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        def exposition(
+            which: CollectorRegistry,
+        ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             async def serve(request: Request) -> Response:
                 return Response(200, Registries.text(which), CONTENT_TYPE)
 

@@ -208,7 +208,7 @@ def orphan(view: ResourceView) -> Plain:
     return {"resource": view.resource.value, "key": view.key} | _kernel_side(view)
 
 
-def counts(states: Mapping[tuple[Resource, Any], int]) -> dict[str, int]:
+def counts(states: Mapping[tuple[Resource, State], int]) -> dict[str, int]:
     """Return state -> how many values."""
     made: dict[str, int] = {}
     for (_, state), count in states.items():

@@ -27,6 +27,7 @@ from koordlet.watch import DirectoryWatch
 
 if TYPE_CHECKING:
     from koordlet.sources.apiserver import ApiServer
+    from koordlet.sources.cri import RuntimeList
     from koordlet.sources.kubelet import KubeletClient
 
 OBJECTS: Final = "objects"
@@ -255,7 +256,7 @@ class Feeds:
             self._daemon.state_changed(KUBELET)
         self._first_words(KUBELET)
 
-    def _cri_list(self, lists: Any, taken_at: int) -> None:
+    def _cri_list(self, lists: RuntimeList, taken_at: int) -> None:
         sandboxes, containers = lists
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._first_words(RUNTIME)

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     INT = "int"
     DURATION = "duration"
     SECONDS = "seconds"  # an integer that upstream counts in seconds
+    LIST = "list"  # texts, with commas between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,26 @@ class Flag:
     help: str = ""
 
 
+Value = str | bool | int | list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a command line says: config places, gate texts, flags without effect, the rest."""
+    """What a command line says.
 
-    values: Mapping[str, str | bool | int]
+    values: place of the configuration -> value. config: the file that is named, None for none.
+    gates: the texts of all -feature-gates, joined.
+    """
+
+    values: Mapping[str, Value]
+    config: str | None
     without_effect: tuple[str, ...]
     gates: str
     positional: tuple[str, ...]
 
 
 _T, _B, _I, _D, _S = Kind.TEXT, Kind.BOOL, Kind.INT, Kind.DURATION, Kind.SECONDS
+_L = Kind.LIST
 
 FLAGS: Final[Mapping[str, Flag]] = {
     # ours
@@ -98,7 +108,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
         _T, "hookService.registrationDir", "where the registration file for the proxy goes"
     ),
     "runtime-hooks-disable-stages": Flag(
-        _T, "hookService.disabledStages", "stages that are not registered with the proxy"
+        _L, "hookService.disabledStages", "stages that are not registered with the proxy"
     ),
     "disable-unset-cpu-quota": Flag(_B, "disableUnsetCpuQuota", "cpuset pods keep their quota"),
     # HTTP, API server, kubelet
@@ -199,7 +209,8 @@ _QUIET: Final = frozenset({"logtostderr", "stderrthreshold", "alsologtostderr"})
 def parse_flags(arguments: Sequence[str]) -> Parsed:
     """Read a command line; raises InputError for an unknown flag or a bad value."""
     words = read_flags(arguments, known=FLAGS, booleans=_BOOLEANS, program="koordlet")
-    values: dict[str, str | bool | int] = {}
+    values: dict[str, Value] = {}
+    config: str | None = None
     without_effect: list[str] = []
     gates: list[str] = []
     for name, text in words.flags:
@@ -208,22 +219,22 @@ def parse_flags(arguments: Sequence[str]) -> Parsed:
         if name == "feature-gates":
             gates.append(text)
         elif name == "config":
-            values["config"] = text
+            config = text
         elif flag.target:
             values[flag.target] = value
         elif name not in _QUIET:
             without_effect.append(name)
-    return Parsed(values, tuple(without_effect), ",".join(gates), words.positional)
+    return Parsed(values, config, tuple(without_effect), ",".join(gates), words.positional)
 
 
 def help_text() -> str:
-    """Return one line per flag that has an effect, then the names of those without."""
+    """Return one line for each flag that has an effect here."""
     width = max(len(name) for name, flag in FLAGS.items() if flag.help)
     lines = [f"  -{name:<{width}}  {flag.help}" for name, flag in FLAGS.items() if flag.help]
     return "\n".join(lines)
 
 
-def _value(name: str, flag: Flag, text: str) -> str | bool | int:
+def _value(name: str, flag: Flag, text: str) -> Value:
     if flag.kind is Kind.BOOL:
         on = parse_bool(text)
         if on is None:
@@ -234,4 +245,6 @@ def _value(name: str, flag: Flag, text: str) -> str | bool | int:
             return int(text)
         except ValueError:
             raise bad_flag(name, text, "not an integer") from None
+    if flag.kind is Kind.LIST:
+        return [one for one in text.split(",") if one]
     return text

@@ -41,7 +41,7 @@ _Plain = int | str
 class Record(msgspec.Struct, frozen=True):
     """The original of one resource in one place.
 
-    place: the cgroup; "" for the node, "resctrl/<group>" for a control group.
+    place: the cgroup; "" for the node, where `key` names a switch, a directory or a control group.
     inode: of the cgroup's directory; 0 where the place has none.
     original: the field's text before we wrote; None: the thing itself did not exist.
     asked: the original as a canonical value, where the file never showed it: the runtime was handed

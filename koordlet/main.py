@@ -84,9 +84,8 @@ def _command(given: list[str]) -> int:
 
 
 def _load(flags: Parsed, mode: Mode, environment: Mapping[str, str] = os.environ) -> Config:
-    path = flags.values.get("config")
     return load(
-        path=str(path) if path is not None else None,
+        path=flags.config,
         flags=flags,
         environment=environment,
         mode=mode,

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hooks.engine import Engine
+from hooks.engine import Engine, PolicyState
 from hooks.facts import NodeInputs
 from hooks.policies import BUILTIN
 from hooks.policy import OffBecause, Policy
@@ -107,8 +107,8 @@ class Rules:
         self._problems = problems
 
 
-def policy_state(state: Any) -> tuple[str, str]:
-    """Return ("on", "off" or "degraded", why) of a `PolicyState`."""
+def policy_state(state: PolicyState) -> tuple[str, str]:
+    """Return ("on", "off" or "degraded", why)."""
     if state.off is not None:
         because, detail = state.off.because, state.off.detail
         if detail and because in (OffBecause.GATE, OffBecause.NODESLO):

@@ -39,18 +39,18 @@ def decode_collecting(
     is not changed. Field names in errors are as the file writes them.
     """
     errors: list[InputError] = []
-    left = _copy(tree)
+    left = copy_tree(tree)
     while len(errors) < MAX_ERRORS:
         try:
             return msgspec.convert(left, type_, dec_hook=dec_hook), errors
         except msgspec.ValidationError as error:
-            problem, path = _read(str(error), left)
+            problem, path = _read(str(error))
             if path is None:
                 errors.append(InputError(obj=obj, field="", value=left, problem=problem))
                 return None, errors
             if " - at `" in str(error) and "[...]" in str(error):
                 path = _entry(left, path, type_, dec_hook)
-            value = _get(left, path)
+            value = get_field(left, path)
             problem = problem_of(problem, type_, path, value)
             problem, hint = problem[:1].lower() + problem[1:], None
             unknown = _UNKNOWN_FIELD.search(str(error))
@@ -60,7 +60,7 @@ def decode_collecting(
             errors.append(
                 InputError(obj=obj, field=dotted(path), value=value, problem=problem, hint=hint)
             )
-            if not path or not _remove(left, path):
+            if not path or not remove_field(left, path):
                 return None, errors
     return None, errors
 
@@ -83,16 +83,6 @@ def parse_dotted(text: str) -> Path | None:
     return _steps("." + text if text and not text.startswith("[") else text)
 
 
-def remove_field(tree: Any, path: Path) -> bool:
-    """Take the field at `path` out of `tree`; tells whether there was one."""
-    return _remove(tree, path)
-
-
-def get_field(tree: Any, path: Path) -> Any:
-    """Return the value at `path`, or None."""
-    return _get(tree, path)
-
-
 def set_field(tree: Any, path: Path, value: Any) -> bool:
     """Put `value` at `path` of nested mappings; False when the way there is no mapping."""
     *way, last = path
@@ -106,12 +96,7 @@ def set_field(tree: Any, path: Path, value: Any) -> bool:
     return True
 
 
-def copy_tree(tree: Any) -> Any:
-    """Copy the mappings and lists of a tree; the leaves are shared."""
-    return _copy(tree)
-
-
-def _read(message: str, tree: Any) -> tuple[str, Path | None]:
+def _read(message: str) -> tuple[str, Path | None]:
     """Split msgspec's message into what is wrong and where."""
     at = _AT.search(message)
     problem = message[: at.start()] if at else message
@@ -130,16 +115,16 @@ def _read(message: str, tree: Any) -> tuple[str, Path | None]:
 
 def _entry(tree: Any, path: Path, type_: Any, dec_hook: Callable[[type, Any], Any] | None) -> Path:
     """Return the path of the entry of a mapping that is at fault, which msgspec does not name."""
-    entries = _get(tree, path)
+    entries = get_field(tree, path)
     if not isinstance(entries, Mapping) or len(entries) > _MOST_TRIED:
         return path
     for key, value in entries.items():
-        alone = _copy(tree)
+        alone = copy_tree(tree)
         if not isinstance(key, str) or not set_field(alone, (*path, key), value):
             return path
         for other in entries:
             if other != key:
-                _remove(alone, (*path, other))
+                remove_field(alone, (*path, other))
         try:
             msgspec.convert(alone, type_, dec_hook=dec_hook)
         except msgspec.ValidationError:
@@ -160,7 +145,8 @@ def _steps(text: str) -> Path | None:
     return tuple(steps)
 
 
-def _get(tree: Any, path: Path) -> Any:
+def get_field(tree: Any, path: Path) -> Any:
+    """Return the value at `path`, or None."""
     for step in path:
         if isinstance(step, int):
             if not isinstance(tree, list) or step >= len(tree):
@@ -173,9 +159,10 @@ def _get(tree: Any, path: Path) -> Any:
     return tree
 
 
-def _remove(tree: Any, path: Path) -> bool:
+def remove_field(tree: Any, path: Path) -> bool:
+    """Take the field at `path` out of `tree`; tells whether there was one."""
     *way, last = path
-    parent = _get(tree, tuple(way))
+    parent = get_field(tree, tuple(way))
     if isinstance(parent, dict) and last in parent:
         del parent[last]
         return True
@@ -185,11 +172,12 @@ def _remove(tree: Any, path: Path) -> bool:
     return False
 
 
-def _copy(tree: Any) -> Any:
+def copy_tree(tree: Any) -> Any:
+    """Copy the mappings and lists of a tree; the leaves are shared."""
     if isinstance(tree, Mapping):
-        return {key: _copy(value) for key, value in tree.items()}
+        return {key: copy_tree(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_copy(value) for value in tree]
+        return [copy_tree(value) for value in tree]
     return tree
 
 

@@ -86,11 +86,6 @@ def _applied(table: SlotTable, slot: Slot, found: str) -> None:
     table.in_force(slot)
 
 
-def _done(slot: Slot, plan: Plan) -> None:
-    plan.done.append(slot)
-    plan.forget.append(slot.slot_key)
-
-
 # -- switches ------------------------------------------------------------------------------------
 
 
@@ -127,7 +122,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
         found = table.host.read(slot.path).decode("ascii", "replace").strip()
     except FileNotFoundError:
         if slot.want is None:
-            _done(slot, plan)
+            plan.finish(slot)
         else:
             table.set_state(slot, State.UNSUPPORTED, f"there is no {slot.path}")
         return
@@ -139,7 +134,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
     if slot.want is None:
         wanted = record.original if record is not None else None
         if record is None or wanted is None or found not in record.ours or found == wanted:
-            _done(slot, plan)
+            plan.finish(slot)
             return
     else:
         wanted = str(slot.want.value)
@@ -194,7 +189,7 @@ def _groups(
     except FileNotFoundError:
         for slot in slots:
             if slot.want is None:
-                _done(slot, plan)
+                plan.finish(slot)
             else:
                 table.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
         return
@@ -342,7 +337,7 @@ def _undo_group(
     if found is not None:
         record = _of_this_group(record, _inode(table, path))
     if found is None or record is None:
-        _done(slot, plan)
+        plan.finish(slot)
         return
     if record.original is None:
         plan.add(_operation(Act.RMDIR, path, slot, "control group", ""), out)
@@ -353,7 +348,7 @@ def _undo_group(
         table.set_state(slot, State.FAILED, f"the journal's original: {error}")
         return
     if not lines:
-        _done(slot, plan)
+        plan.finish(slot)
     for name, domains in lines.items():
         text = resctrl.format_schemata({name: domains})
         old = resctrl.format_schemata({name: found[name]})
@@ -409,7 +404,7 @@ def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
     if slot.want is None:
         record = table.journal.get(*slot.slot_key)
         if not exists or record is None or slot.errno == errno.ENOTEMPTY:
-            _done(slot, plan)  # what the workload left in it is not ours to remove
+            plan.finish(slot)  # what the workload left in it is not ours to remove
             return
         plan.add(_operation(Act.RMDIR, slot.path, slot, "directory", ""), out)
         return

@@ -67,7 +67,8 @@ class Originals:
                 original=self.handed_down(slot, plan) or slot.found,
             )
         if slot.want is not None:
-            record = _replace(record, policy=slot.want.claim.policy, support_of="")
+            policy = slot.want.claim.policy
+            record = msgspec.structs.replace(record, policy=policy, support_of="")
         plan.keep(record.with_ours(*texts))
 
     def handed_down(self, slot: Slot, plan: Plan) -> str | None:
@@ -303,20 +304,6 @@ class Originals:
         return text is not None and any(
             self._texts.same(slot.file, ours, text) for ours in record.ours
         )
-
-
-def _replace(record: Record, *, policy: str, support_of: str) -> Record:
-    return Record(
-        place=record.place,
-        inode=record.inode,
-        resource=record.resource,
-        key=record.key,
-        original=record.original,
-        asked=record.asked,
-        ours=record.ours,
-        policy=policy,
-        support_of=support_of,
-    )
 
 
 def _canonical(kept: int | str | None) -> Value | None:

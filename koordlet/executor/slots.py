@@ -202,6 +202,11 @@ class Plan:
         """Have the journal hold `record` before anything is written."""
         self.records[record.record_key] = record
 
+    def finish(self, slot: Slot) -> None:
+        """A restore needs no write any more: let the slot and its record go."""
+        self.done.append(slot)
+        self.forget.append(slot.slot_key)
+
     def add(self, write: PlannedWrite, to: list[PlannedWrite]) -> None:
         """Put a write into one of the lists that become `writes`."""
         to.append(write)

@@ -75,15 +75,10 @@ def _ids(table: SlotTable, slot: Slot, plan: Plan, name: str) -> list[int] | Non
             table.reject(slot, error)
             return None
     if slot.want is None:
-        _done(slot, plan)
+        plan.finish(slot)
     else:
         table.set_state(slot, State.PENDING, "no such cgroup at this time")
     return None
-
-
-def _done(slot: Slot, plan: Plan) -> None:
-    plan.done.append(slot)
-    plan.forget.append(slot.slot_key)
 
 
 def _record(table: SlotTable, slot: Slot, original: str | None) -> Record:
@@ -167,12 +162,12 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
             asked = None if record.asked is None else str(record.asked)
             original = record.original if record.original is not None else asked
         if record is None or original is None:
-            _done(slot, plan)
+            plan.finish(slot)
             return
         wanted = original
         pids_to_write = [pid for pid, value in values.items() if value in record.ours]
         if not pids_to_write or wanted in record.ours:
-            _done(slot, plan)
+            plan.finish(slot)
             return
     else:
         wanted = str(slot.want.value)
@@ -255,7 +250,7 @@ def _read_cookies(
                 # Alibaba Cloud Linux: cookies work after the switch, which this plan turns on.
                 return dict.fromkeys(pids, 0)
             elif slot.want is None:
-                _done(slot, plan)
+                plan.finish(slot)
             else:
                 detail = "this kernel, or this machine without SMT, has no core scheduling"
                 table.set_state(slot, State.UNSUPPORTED, detail)
@@ -266,7 +261,7 @@ def _read_cookies(
 def _clear(slot: Slot, cookies: Mapping[int, int], plan: Plan, out: list[PlannedWrite]) -> None:
     holding = [pid for pid, cookie in cookies.items() if cookie]
     if not holding:
-        _done(slot, plan)
+        plan.finish(slot)
         return
     plan.add(_cookie_write(Act.COOKIE_COPY, slot, (0, *holding), "", "no cookie"), out)
 
@@ -431,7 +426,7 @@ def _leave(
         ours = {tid for group in record.ours for tid in members(group) or ()}
         inside = [tid for tid in tids if tid in ours]
     if not inside:
-        _done(slot, plan)
+        plan.finish(slot)
         return
     plan.add(_move(slot, f"{resctrl.MOUNT}/tasks", inside, "the default group"), out)
 

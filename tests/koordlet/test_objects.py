@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.errors import InputError
-from koordlet.objects import Directory, NodeObjects, load_documents
+from koordlet.documents import load_documents
+from koordlet.objects import Directory, NodeObjects
 from tests.koordlet.builders import pod_manifest
 
 SLO = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeSLO", "metadata": {"name": "n1"}}
