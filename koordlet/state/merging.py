@@ -38,6 +38,7 @@ class PodView:
     """One pod, merged. Parts that did not change are the same objects as before.
 
     started: the containers whose processes run, or ran: the others are no subjects yet.
+    caught_up: container id -> what kubelet asked for, where an update went by that nobody heard.
     """
 
     pod: Pod
@@ -45,6 +46,7 @@ class PodView:
     sandboxes: tuple[SandboxSubject, ...]
     containers: tuple[ContainerSubject, ...]
     started: tuple[ContainerSubject, ...]
+    caught_up: Mapping[str, Requested]
 
 
 def merge_pod(
@@ -81,6 +83,11 @@ def merge_pod(
         pod = before.pod
     old_sandboxes = {each.id: each for each in before.sandboxes} if before else {}
     old_containers = {each.id: each for each in before.containers} if before else {}
+    caught_up = {each.id: asked for each in running if (asked := _unheard(each, known))}
+    running = [
+        msgspec.structs.replace(each, asked=caught_up[each.id]) if each.id in caught_up else each
+        for each in running
+    ]
     containers = [container_of(pod, container, known) for container in running]
     if known is not None:
         containers += [
@@ -103,6 +110,7 @@ def merge_pod(
         ),
         containers=made,
         started=tuple(each for each in made if each.id not in waiting) if waiting else made,
+        caught_up=caught_up,
     )
 
 
@@ -190,6 +198,24 @@ def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
     base = record.first if specified is None else laid_over(specified, record.first)
     # An update names what changes; the rest of the request went by before anybody listened.
     return base if record.asked is None else laid_over(record.asked, base)
+
+
+def _unheard(record: ContainerRecord, known: KnownPod | None) -> Requested | None:
+    """Return what is asked for now, if an update of it went by while nobody listened.
+
+    A value that the runtime has and the specification names, but that nobody asked of us, came by
+    such an update. Until it is carried out the runtime has another one, kubelet's older or ours.
+    """
+    specified = known.by_container.get(record.name) if known is not None else None
+    if record.asked is None or specified is None or record.current == record.asked:
+        return None
+    unheard = {
+        name: value
+        for name in Requested.__struct_fields__
+        if (value := getattr(specified, name)) is not None
+        and value == getattr(record.current, name) != getattr(record.asked, name)
+    }
+    return msgspec.structs.replace(record.asked, **unheard) if unheard else None
 
 
 def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[ContainerSubject]:

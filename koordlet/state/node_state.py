@@ -66,6 +66,7 @@ class NodeState:
         self._objects = PodObjects()
         self._layout = layout
         self._awaited = set(awaited)
+        self._caught_up: set[str] = set()
         self._views: dict[str, PodView] = {}
         self._qos: dict[KubeQoS, QosSubject] = {}
         self._pods_changed = True
@@ -261,6 +262,12 @@ class NodeState:
         found = ((record.id, record.remembered) for record in self._runtime.containers())
         return {id_: remembered for id_, remembered in found if remembered is not None}
 
+    def take_caught_up(self) -> dict[str, Remembered]:
+        """Return once what is to be remembered of containers that were resized unheard."""
+        ids, self._caught_up = self._caught_up, set()
+        found = ((id_, self.remembered(id_)) for id_ in ids)
+        return {id_: remembered for id_, remembered in found if remembered is not None}
+
     def known_to_kubelet(self, uid: str) -> bool:
         """Tell whether kubelet's latest list has the pod."""
         return self._objects.lists(Source.KUBELET, uid)
@@ -306,6 +313,9 @@ class NodeState:
                 self._views.pop(uid, None)
             else:
                 self._views[uid] = view
+                for container_id, asked in view.caught_up.items():
+                    self._runtime.catch_up(container_id, asked)
+                    self._caught_up.add(container_id)
             if (before and before.pod) is not (view and view.pod):
                 self._pods_changed = True
         return self._views.get(uid)

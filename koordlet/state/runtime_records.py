@@ -43,8 +43,8 @@ class SandboxRecord(msgspec.Struct):
 class ContainerRecord(msgspec.Struct):
     """A container.
 
-    first: the values at first sight; asked: what kubelet asked of us, in updates only the values
-    that change, None where no hook saw any.
+    current: the values that the runtime has, as it told last. first: those at first sight. asked:
+    what kubelet asked of us, in updates only the values that change, None where no hook saw any.
     hooked: a hook saw the creation. lacks: what only its creation could have given.
     """
 
@@ -201,7 +201,14 @@ class RuntimeRecords:
         asked = container.subject.requested
         if asked != NOTHING_REQUESTED:
             record.asked = asked if record.asked is None else laid_over(asked, record.asked)
+            # What it has is about to be what is asked for, or ours.
+            record.current = laid_over(asked, record.current)
         return record
+
+    def catch_up(self, container_id: str, asked: Requested) -> None:
+        """Kubelet asked for this of the runtime while nobody listened."""
+        if record := self._containers.get(container_id):
+            record.asked = asked
 
     def start_container(self, container: Container) -> None:
         """A container's process runs, so its group exists and has the runtime's values."""

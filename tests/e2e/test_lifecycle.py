@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.errors import BedError
@@ -56,6 +57,29 @@ def test_a_pod_created_while_the_daemon_is_away_is_repaired_on_its_return(bed: C
             koordlet.start()
             eventually(bed, pod, "cpu.cfs_quota_us", "80000", level="container")
             eventually(bed, pod, "cpuset.cpus", SHARED, level="container")
+
+
+def test_a_container_resized_while_the_daemon_is_away_has_its_new_limit_for_good(
+    bed: Containerd,
+) -> None:
+    manifest = ls_pod("shrunk")
+    with (
+        daemon(bed, [*_objects(), manifest], gates=GATES, config=EVERY_SECOND) as koordlet,
+        running_pod(bed, manifest) as pod,
+    ):
+        assert container_value(bed, pod, "cpu.cfs_quota_us") == "80000"
+        koordlet.stop(signal.SIGKILL)
+        resized = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000)
+        bed.cri.update_resources(pod.containers["main"], resized)
+        manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "500m"
+        koordlet.put(manifest)
+        koordlet.start()
+        eventually(bed, pod, "cpu.cfs_quota_us", "40000", level="container")
+        koordlet.stop(signal.SIGKILL)
+        koordlet.start()
+        eventually(bed, pod, "cpu.cfs_quota_us", "40000", level="container")
+        koordlet.put(node())
+        eventually(bed, pod, "cpu.cfs_quota_us", "50000", level="container")
 
 
 def test_a_container_starts_again_while_nobody_answers(bed: Containerd) -> None:

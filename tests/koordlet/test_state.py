@@ -245,6 +245,53 @@ def test_what_kubelet_asked_for_survives_a_restart() -> None:
     assert state.all_remembered() == {"c1": asked}
 
 
+@pytest.mark.parametrize(
+    ("current_us", "expected_us"),
+    [
+        pytest.param(200_000, 200_000, id="resized while nobody listened"),
+        pytest.param(80_000, 100_000, id="not resized yet: ours stands"),
+        pytest.param(100_000, 100_000, id="not resized yet: kubelet's stands"),
+        pytest.param(-1, 100_000, id="somebody else's value is no request"),
+    ],
+)
+def test_a_resize_that_nobody_heard_is_read_from_runtime_and_specification_together(
+    current_us: int, expected_us: int
+) -> None:
+    before = Remembered(Requested(cpu_shares=512, cfs_quota_us=100_000), hooked=True)
+    state = NodeState(remembered={"c1": before}, layout=LAYOUT)
+    pod = runtime_pod("u1")
+    limits = {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "2"}}}
+    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
+    state.pods_list(Source.KUBELET, [known(manifest)])
+    current = Requested(cpu_shares=512, cfs_quota_us=current_us)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
+    expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
+    assert the_container(state, "c1").requested == expected
+    remembered = state.take_caught_up()
+    assert remembered == (
+        {"c1": Remembered(expected, hooked=True)} if expected_us > 100_000 else {}
+    )
+    # Then the runtime is handed ours in its place, and the daemon is started again.
+    ours = Requested(cpu_shares=512, cfs_quota_us=80_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(state, "c1").requested == expected
+    assert state.take_caught_up() == {}
+
+
+def test_an_update_that_is_heard_is_not_taken_back_for_what_the_runtime_still_has() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    state.run_sandbox(sandbox(pod, "s1"))
+    limits = {"resources": {"limits": {"cpu": "1"}}}
+    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
+    state.pods_list(Source.KUBELET, [known(manifest)])
+    one, two = Requested(cfs_quota_us=100_000), Requested(cfs_quota_us=200_000)
+    state.create_container(container(pod, "c1", "s1", requested=one, current=one))
+    subject = state.update_container(container(pod, "c1", "s1", requested=two, current=one))
+    assert subject is not None and subject.requested.cfs_quota_us == 200_000
+    assert the_container(state, "c1").requested.cfs_quota_us == 200_000
+
+
 def test_of_a_container_that_no_hook_saw_the_first_values_are_what_was_asked() -> None:
     """What the runtime tells later may be what we handed it."""
     state = NodeState(layout=LAYOUT)
