@@ -2,7 +2,8 @@
 
 Configuration is merged sparse: a key that is absent must stay absent. `conform` keeps the members
 that a type knows (their names match in any letter case, as Go's decoder matches them), drops the
-rest and null, prints quantities canonically, and leaves everything else as it was written.
+rest and null, prints quantities canonically, and leaves everything else as it was written. An empty
+text where one of some words is expected says nothing, as in Go, which leaves it out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def conform(plain: dict[str, Any], type_: type[msgspec.Struct]) -> dict[str, Any
         found = members.get(key) or members.get(key.lower())
         if found is not None:
             name, member = found
+            if value == "" and _is_choice(member):
+                continue
             # An exact name wins over one that matches only in another letter case.
             if key == name or name not in result:
                 result[name] = _value(value, member)
@@ -47,9 +50,18 @@ def _members(type_: type[msgspec.Struct]) -> dict[str, tuple[str, inspect.Type]]
     return members
 
 
-def _value(value: Any, type_: inspect.Type) -> Any:
+def _is_choice(type_: inspect.Type) -> bool:
+    return isinstance(_bare(type_), inspect.EnumType)
+
+
+def _bare(type_: inspect.Type) -> inspect.Type:
     while isinstance(type_, inspect.Metadata):
         type_ = type_.type
+    return type_
+
+
+def _value(value: Any, type_: inspect.Type) -> Any:
+    type_ = _bare(type_)
     if isinstance(type_, inspect.UnionType):
         inner = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
         return _value(value, inner[0]) if len(inner) == 1 else value

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
-from apis.errors import InputError
+from apis.errors import InputError, printable
 
 COMMAND_LINE: Final = "command line"
 
@@ -61,10 +61,11 @@ def bad_flag(name: str, value: str, problem: str) -> InputError:
 def _unknown(argument: str, name: str, known: Collection[str], program: str) -> InputError:
     close = get_close_matches(name, known, n=3)
     hint = "did you mean " + " or ".join(f"-{each}" for each in close) + "?" if close else None
+    written = printable(argument.partition("=")[0])
     return InputError(
         obj=COMMAND_LINE,
-        field=f"-{name}",
+        field="",
         value=argument,
-        problem="unknown flag",
+        problem=f"unknown flag {written}",
         hint=hint or f"'{program} --help' lists the flags",
     )

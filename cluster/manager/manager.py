@@ -166,11 +166,11 @@ class Manager:
             # No part ends by itself: whichever is first was told to, or failed for good.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self.ready = False
-            for task in done:
-                task.result()
             await _end([controllers])
             if self.admission.behind_a_service:
                 await asyncio.sleep(_DRAIN_SECONDS)
+            for task in done:
+                task.result()
 
     async def _flush_events(self) -> None:
         with suppress(TimeoutError):

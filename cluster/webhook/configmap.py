@@ -38,6 +38,9 @@ _MEMBERS: Final = {
 
 Range = tuple[float | None, float | None]
 
+_NORMALIZATION: Final = (1.0, 5.0)
+_AMPLIFICATION: Final = (1.0, 1000.0)
+
 _RANGES: Final[Mapping[str, Mapping[str, Range]]] = {
     "colocation": {
         "resourceDiffThreshold": (None, 1.0),
@@ -54,6 +57,7 @@ _RANGES: Final[Mapping[str, Mapping[str, Range]]] = {
         "cfsQuotaBurstPeriodSeconds": (-1, None),
         "sharePoolThresholdPercent": (0, 100),
     },
+    "cpu_normalization": {"defaultRatio": _NORMALIZATION},
     "system": {
         "minFreeKbytesFactor": (1, None),
         "watermarkScaleFactor": (1, 400),
@@ -193,6 +197,14 @@ def strategy_problems(
 ) -> list[tuple[str, str]]:
     """Return (field, what is wrong) of one merged strategy."""
     wrong = _out_of_range(strategy, _RANGES.get(member, {}))
+    if member == "cpu_normalization":
+        for model, ratios in (strategy.get("ratioModel") or {}).items():
+            for field, text in _out_of_range(ratios, dict.fromkeys(ratios, _NORMALIZATION)):
+                wrong.append((f"ratioModel[{model}].{field}", text))
+    if member == "resource_amplification":
+        ratios = strategy.get("resourceAmplificationRatio") or {}
+        for field, text in _out_of_range(ratios, dict.fromkeys(ratios, _AMPLIFICATION)):
+            wrong.append((f"resourceAmplificationRatio.{field}", text))
     if member == "threshold":
         for lower, upper in _PAIRS:
             low, high = strategy.get(lower), strategy.get(upper)

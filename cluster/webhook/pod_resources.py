@@ -72,7 +72,7 @@ def replace_resources(pod: Plain, cls: PriorityClass, *, obj: str) -> None:
         limits = resources.get("limits") or {}
         for name in names.values():
             if name in limits and name not in (resources.get("requests") or {}):
-                resources.setdefault("requests", {})[name] = limits[name]
+                resources["requests"] = {**(resources.get("requests") or {}), name: limits[name]}
     overhead = (pod.get("spec") or {}).get("overhead")
     if overhead:
         _rename(overhead, names, obj=obj, where="spec.overhead")

@@ -34,7 +34,8 @@ def test_flags_are_taken_apart(
     [
         ("--nmae=1", "did you mean -name?"),
         ("-zzz", "'it --help' lists the flags"),
-        ("---name=1", "unknown flag"),
+        ("--nope=1", "command line: unknown flag --nope "),
+        ("---name=1", "unknown flag ---name "),
         ("--size", "needs a value"),
     ],
 )

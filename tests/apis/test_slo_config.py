@@ -188,6 +188,22 @@ def test_letter_case_of_keys_does_not_matter_and_unknown_keys_are_dropped() -> N
     }
 
 
+def test_an_empty_choice_is_none_and_is_never_sent_to_a_node() -> None:
+    config, problems = load(
+        cpu_burst_config={
+            "clusterStrategy": {"policy": "auto"},
+            "nodeStrategies": [{"name": "db", "nodeSelector": DB, "policy": ""}],
+        },
+        resource_threshold_config={"clusterStrategy": {"cpuSuppressPolicy": ""}},
+        host_application_config={"applications": [{"name": "nginx", "qos": "", "priority": ""}]},
+    )
+    assert problems == []
+    got = spec(config, {"pool": "db"})
+    assert got["cpuBurstStrategy"]["policy"] == "auto"
+    assert got["resourceUsedThresholdWithBE"]["cpuSuppressPolicy"] == "cpuset"
+    assert got["hostApplications"] == [{"name": "nginx"}]
+
+
 def test_bandwidth_is_inherited_by_entries_and_replaced_by_the_nodes_annotation() -> None:
     config, _ = load(
         system_config={

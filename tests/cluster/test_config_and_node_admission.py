@@ -106,6 +106,18 @@ def entries(*strategies: dict[str, Any]) -> dict[str, Any]:
             },
             "40 is not below 30",
         ),
+        (
+            {"cpu_normalization_config": {"enable": True, "defaultRatio": 0.9}},
+            'cluster: defaultRatio":"0.9 is outside 1.0..5.0',
+        ),
+        (
+            {"cpu_normalization_config": {"ratioModel": {"X": {"turboEnabledRatio": 5.5}}}},
+            'ratioModel[X].turboEnabledRatio":"5.5 is outside 1.0..5.0',
+        ),
+        (
+            {"resource_amplification_config": {"resourceAmplificationRatio": {"cpu": 0.5}}},
+            'resourceAmplificationRatio.cpu":"0.5 is outside 1.0..1000.0',
+        ),
         # resource-qos-config alone is judged without system-config.
         (
             {

@@ -27,6 +27,7 @@ from cluster.webhook.configuration import Address, sync_configuration
 from kube.cache import Cache
 from kube.certificates import make_certificates, problem_with
 from kube.client import ApiError, Client, encode_object, retry_on_conflict
+from kube.leader import LeadershipLost
 from kube.resources import (
     LEASES,
     MUTATING_WEBHOOKS,
@@ -382,8 +383,9 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("because", ["told", "lease lost"])
 def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, because: str
 ) -> None:
     monkeypatch.setattr("cluster.manager.manager._DRAIN_SECONDS", 2.0)
 
@@ -398,18 +400,28 @@ def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
                 await eventually(lambda: one.leading, seconds=30)
                 assert one.admission.server is not None
                 port = one.admission.server.port
-                stop.set()
+                if because == "told":
+                    stop.set()
+                else:
+                    taken = msgspec.json.encode({"spec": {"holderIdentity": "another"}})
+                    await client.patch(LEASES, "koordinator-manager", taken, namespace=NAMESPACE)
                 await eventually(lambda: not one.leading)
                 lease = await read(client, LEASES, "koordinator-manager", NAMESPACE)
-                assert not lease["spec"].get("holderIdentity")
+                left = "" if because == "told" else "another"
+                assert lease["spec"].get("holderIdentity", "") == left
                 assert not one.ready
                 assert await _served(port)
-                await asyncio.wait_for(running, 15)
+                if because == "told":
+                    await asyncio.wait_for(running, 15)
+                else:
+                    with pytest.raises(LeadershipLost):
+                        await asyncio.wait_for(running, 15)
                 with pytest.raises(OSError):
                     await _served(port)
             finally:
                 stop.set()
-                await asyncio.wait_for(running, 20)
+                await asyncio.wait({running}, timeout=20)
+                await client.delete(LEASES, "koordinator-manager", namespace=NAMESPACE)
                 await unregister_webhooks(client)
 
     asyncio.run(run())

@@ -109,6 +109,14 @@ def test_init_containers_mid_resources_and_overhead_are_replaced_and_described()
     }
 
 
+def test_a_limit_becomes_the_request_that_is_missing() -> None:
+    said: list[dict[str, Any]] = [{}, {"requests": None}, {"requests": {}}]
+    for requests in said:
+        got = mutated(pod({"team": "ml"}, {**requests, "limits": {"cpu": "1"}}), [BATCH])
+        resources = got["spec"]["containers"][0]["resources"]
+        assert resources["requests"] == resources["limits"] == {"kubernetes.io/batch-cpu": "1k"}
+
+
 def test_profiles_apply_by_name_and_later_ones_win() -> None:
     got = mutated(
         pod(),
