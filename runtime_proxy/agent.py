@@ -5,16 +5,15 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from protos.cri.v1 import api_pb2 as cri
-from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
-from runtime_proxy.hooks import Hooks, Skipped
+from runtime_proxy.hooks import Hooks
 from runtime_proxy.intercept import CriInterceptor
 from runtime_proxy.options import Options
+from runtime_proxy.records import Records
 from runtime_proxy.recovery import Recovery, with_retries
 from runtime_proxy.runtime import Runtime, RuntimeAway
 from runtime_proxy.server import Front, Traffic
 from runtime_proxy.status import Figures, Gauge
-from runtime_proxy.store import NoJournal, Store
 from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
@@ -29,25 +28,12 @@ class CriAgent:
 
     def __init__(self, chosen: Options, figures: Figures) -> None:
         self._chosen = chosen
-        self._checkpoint: Checkpoint | None = None
-        recorded = Recorded()
-        if chosen.state_dir:
-            try:
-                self._checkpoint = Checkpoint(chosen.state_dir)
-                recorded = self._checkpoint.recorded
-            except OSError as error:
-                log.error(
-                    "no journal: a restart will recover from the runtime alone",
-                    extra={"folder": chosen.state_dir, "reason": error.strerror or str(error)},
-                )
+        self._records = Records(chosen.state_dir)
         self._registry = HookRegistry(chosen, figures)
         self._runtime = Runtime(chosen.backend)
-        self._store = Store(self._checkpoint or NoJournal())
+        self._store = self._records.store
         self._recovery = Recovery(
-            self._runtime,
-            self._store,
-            recorded,
-            self._checkpoint.reread if self._checkpoint is not None else Recorded,
+            self._runtime, self._store, self._records.recorded, self._records.reread
         )
         self._hooks = Hooks(
             servers=self._registry.servers,
@@ -104,15 +90,6 @@ class CriAgent:
     @property
     def gauges(self) -> tuple[Gauge, ...]:
         prefix = "koord_runtime_proxy_"
-
-        def skipped(field: str) -> Gauge:
-            return Gauge(
-                f"{prefix}hooks_skipped_{field}",
-                _SKIP_REASONS[field],
-                lambda: float(getattr(self._hooks.skipped, field)),
-                counter=True,
-            )
-
         return (
             Gauge(
                 f"{prefix}connections",
@@ -137,16 +114,8 @@ class CriAgent:
                 "1 unless the runtime refuses connections",
                 lambda: float(not self._front.backend_away),
             ),
-            Gauge(f"{prefix}stored_pods", "Sandboxes known", lambda: self._store.sizes[0]),
-            Gauge(f"{prefix}stored_containers", "Containers known", lambda: self._store.sizes[1]),
-            Gauge(
-                f"{prefix}journal_errors",
-                "Writes of the journal that failed",
-                lambda: self._checkpoint.errors if self._checkpoint is not None else 0,
-                counter=True,
-            ),
-            *(skipped(field) for field in Skipped.__dataclass_fields__),
-            *hook_gauges(self._registry),
+            *self._records.gauges(),
+            *hook_gauges(self._registry, self._hooks.skipped),
         )
 
     def health(self) -> list[str]:
@@ -167,8 +136,7 @@ class CriAgent:
     def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
-        if self._checkpoint is not None:
-            self._checkpoint.stand_back()
+        self._records.stand_back()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -176,17 +144,7 @@ class CriAgent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
         self._runtime.close()
-        if self._checkpoint is not None:
-            self._checkpoint.close()
-
-
-_SKIP_REASONS = {
-    "unreadable": "Intercepted requests that could not be read and went on as they were",
-    "labelled": "Intercepted calls of pods whose label keeps hooks away",
-    "unknown_object": "Intercepted calls for objects that neither we nor the runtime know",
-    "runtime_away": "Intercepted calls whose object could not be looked up",
-    "fault": "Intercepted calls that went on after a fault of the proxy's own",
-}
+        self._records.close()
 
 
 async def _forever(step: Callable[[], Awaitable[None]], interval_s: float) -> None:

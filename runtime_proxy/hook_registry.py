@@ -6,6 +6,7 @@ import os
 
 from runtime_proxy.breaker import State
 from runtime_proxy.hook_server import HookCounts, HookServers
+from runtime_proxy.hooks import Skipped
 from runtime_proxy.options import Options
 from runtime_proxy.registration import FolderWatch, Registrations
 from runtime_proxy.status import Figures, Gauge
@@ -75,7 +76,26 @@ class HookRegistry:
         self.servers.close()
 
 
-def hook_gauges(registry: HookRegistry) -> tuple[Gauge, ...]:
+_SKIPPED_BECAUSE = {
+    "unreadable": "Intercepted requests that could not be read and went on as they were",
+    "labelled": "Intercepted calls of pods whose label keeps hooks away",
+    "unknown_object": "Intercepted calls for objects that neither we nor the runtime know",
+    "runtime_away": "Intercepted calls whose object could not be looked up",
+    "fault": "Intercepted calls that went on after a fault of the proxy's own",
+}
+
+
+def hook_gauges(registry: HookRegistry, skipped: Skipped) -> tuple[Gauge, ...]:
+    """Return what an operator sees of hooks, in either mode."""
+
+    def skips(reason: str, what: str) -> Gauge:
+        return Gauge(
+            f"koord_runtime_proxy_hooks_skipped_{reason}",
+            what,
+            lambda: float(getattr(skipped, reason)),
+            counter=True,
+        )
+
     return (
         Gauge(
             "koord_runtime_proxy_hook_servers",
@@ -93,4 +113,5 @@ def hook_gauges(registry: HookRegistry) -> tuple[Gauge, ...]:
             lambda: sum(s.breaker.trips for s in registry.servers.all),
             counter=True,
         ),
+        *(skips(reason, what) for reason, what in _SKIPPED_BECAUSE.items()),
     )

@@ -68,7 +68,7 @@ class Hooks:
 
     def skips(self, pod: Pod) -> bool:
         key, value = self.skip_label
-        if pod.labels.get(key) == value and key in pod.labels:
+        if pod.labels.get(key) == value:
             self.skipped.labelled += 1
             return True
         return False

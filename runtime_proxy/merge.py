@@ -40,22 +40,12 @@ def rule_r(held: Resources | None, answer: Resources | None) -> Resources | None
     if held is None or answer is None:
         return held
     return msgspec.structs.replace(
-        held,
-        cpu_period=answer.cpu_period if answer.cpu_period > 0 else held.cpu_period,
-        cpu_quota=answer.cpu_quota if answer.cpu_quota != 0 else held.cpu_quota,
-        cpu_shares=answer.cpu_shares if answer.cpu_shares > 0 else held.cpu_shares,
-        memory_limit_in_bytes=answer.memory_limit_in_bytes
-        if answer.memory_limit_in_bytes > 0
-        else held.memory_limit_in_bytes,
-        memory_swap_limit_in_bytes=answer.memory_swap_limit_in_bytes
-        if answer.memory_swap_limit_in_bytes > 0
-        else held.memory_swap_limit_in_bytes,
+        _with_limits(held, answer),
         oom_score_adj=answer.oom_score_adj
         if -1000 <= answer.oom_score_adj <= 1000
         else held.oom_score_adj,
         cpuset_cpus=answer.cpuset_cpus,
         cpuset_mems=answer.cpuset_mems,
-        unified={**held.unified, **answer.unified},
     )
 
 
@@ -64,19 +54,23 @@ def rule_u(held: Resources | None, request: Resources | None) -> Resources | Non
     if held is None or request is None:
         return held
     return msgspec.structs.replace(
-        held,
-        cpu_period=request.cpu_period if request.cpu_period > 0 else held.cpu_period,
-        cpu_quota=request.cpu_quota if request.cpu_quota != 0 else held.cpu_quota,
-        cpu_shares=request.cpu_shares if request.cpu_shares > 0 else held.cpu_shares,
-        memory_limit_in_bytes=request.memory_limit_in_bytes
-        if request.memory_limit_in_bytes > 0
-        else held.memory_limit_in_bytes,
-        memory_swap_limit_in_bytes=request.memory_swap_limit_in_bytes
-        if request.memory_swap_limit_in_bytes > 0
-        else held.memory_swap_limit_in_bytes,
+        _with_limits(held, request),
         cpuset_cpus=request.cpuset_cpus or held.cpuset_cpus,
         cpuset_mems=request.cpuset_mems or held.cpuset_mems,
-        unified={**held.unified, **request.unified},
+    )
+
+
+_ABOVE_0 = ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes")
+
+
+def _with_limits(held: Resources, new: Resources) -> Resources:
+    """What both rules take alike: limits above 0, a quota other than 0, `unified` by key."""
+    limits = {name: value for name in _ABOVE_0 if (value := getattr(new, name)) > 0}
+    return msgspec.structs.replace(
+        held,
+        **limits,
+        cpu_quota=new.cpu_quota or held.cpu_quota,
+        unified={**held.unified, **new.unified},
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, cast
 
-from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.docker.engine import Engine
 from runtime_proxy.docker.http1 import HttpFault, plain_response
 from runtime_proxy.docker.intercept import DockerCall, DockerHooks, Release
@@ -14,9 +13,9 @@ from runtime_proxy.docker.relay import DockerRelay, Held
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
 from runtime_proxy.hooks import Hooks
 from runtime_proxy.options import Options
+from runtime_proxy.records import Records
 from runtime_proxy.recovery import with_retries
 from runtime_proxy.status import Figures, Gauge
-from runtime_proxy.store import NoJournal, Store
 from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
@@ -33,24 +32,13 @@ class DockerAgent:
 
     def __init__(self, chosen: Options, figures: Figures) -> None:
         self.chosen = chosen
-        self._checkpoint: Checkpoint | None = None
-        recorded = Recorded()
-        if chosen.state_dir:
-            try:
-                self._checkpoint = Checkpoint(chosen.state_dir)
-                recorded = self._checkpoint.recorded
-            except OSError as error:
-                log.error(
-                    "no journal: a restart will recover from dockerd alone",
-                    extra={"folder": chosen.state_dir, "reason": error.strerror or str(error)},
-                )
+        self._records = Records(chosen.state_dir)
         self._registry = HookRegistry(chosen, figures)
-        self._store = Store(self._checkpoint or NoJournal())
-        self._engine = Engine(chosen.backend, self._store, recorded)
+        self._engine = Engine(chosen.backend, self._records.store, self._records.recorded)
         self.hooks = DockerHooks(
             Hooks(
                 servers=self._registry.servers,
-                store=self._store,
+                store=self._records.store,
                 recovery=self._engine,
                 skip_label=(chosen.skip_key, chosen.skip_value),
             ),
@@ -99,9 +87,8 @@ class DockerAgent:
                 "1 unless dockerd refused the last connection",
                 lambda: float(not self.backend_away),
             ),
-            Gauge(f"{prefix}stored_pods", "Sandboxes known", lambda: self._store.sizes[0]),
-            Gauge(f"{prefix}stored_containers", "Containers known", lambda: self._store.sizes[1]),
-            *hook_gauges(self._registry),
+            *self._records.gauges(),
+            *hook_gauges(self._registry, self.hooks.hooks.skipped),
         )
 
     def health(self) -> list[str]:
@@ -130,16 +117,14 @@ class DockerAgent:
     def stand_back(self) -> None:
         for task in self._tasks:
             task.cancel()
-        if self._checkpoint is not None:
-            self._checkpoint.stand_back()
+        self._records.stand_back()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registry.close()
-        if self._checkpoint is not None:
-            self._checkpoint.close()
+        self._records.close()
 
 
 class _Connection(asyncio.Protocol):

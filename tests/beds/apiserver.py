@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -31,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from kube.client import Client
 from kube.connection import Connection
+from tests.ports import free_ports
 
 USERS = ("admin", "koord-manager", "koordlet", "nobody")
 
@@ -38,17 +38,6 @@ USERS = ("admin", "koord-manager", "koordlet", "nobody")
 def assets() -> Path:
     """Return the folder in which kube-apiserver and etcd are looked for."""
     return Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass
@@ -195,7 +184,7 @@ def api_server(*, etcd_flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     )
-    etcd_port, peer_port, port = _free_ports(3)
+    etcd_port, peer_port, port = free_ports(3)
     server = ApiServer(folder, tokens, etcd_port, peer_port, port, etcd_flags)
     try:
         server.start_etcd()

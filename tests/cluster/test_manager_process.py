@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -31,14 +30,9 @@ from tests.cluster.conftest import (
     set_config,
     unregister_webhooks,
 )
+from tests.ports import free_port
 
 pytestmark = pytest.mark.apiserver
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def get(url: str) -> tuple[int, str]:

@@ -19,6 +19,7 @@ from linux.resources import Resource
 from nri_plugin.node_lock import LockHeld, lock_directory
 from tests.koordlet.builders import pod_manifest
 from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
+from tests.ports import free_port
 from tests.simulated import ANOLIS_8, Kubelet
 from tests.simulated.kubelet import Limits
 
@@ -374,8 +375,7 @@ def test_status_tells_connection_policies_and_values() -> None:
 
 
 def test_metrics_and_health_are_served() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
 
     async def test() -> None:
         address = ("127.0.0.1", port)

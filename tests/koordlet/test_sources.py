@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from koordlet.state import NodeState
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.kubelet import running_pod
 from tests.koordlet.builders import pod_manifest
+from tests.ports import free_port
 
 BED_POD = {
     "apiVersion": "v1",
@@ -202,9 +202,7 @@ def test_an_answer_that_is_no_pod_list_says_what_to_do(
 
 
 def test_a_kubelet_that_is_not_there_is_an_error_of_the_source() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    config = Kubelet(read_only=True, read_only_port=port)
+    config = Kubelet(read_only=True, read_only_port=free_port())
     with pytest.raises(SourceError, match="is it running"):
         KubeletClient(config, lambda *_: None).fetch()
 

@@ -20,6 +20,7 @@ import pytest
 
 from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy.http2 import frames, hpack
+from tests.ports import free_port
 from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
 from tests.runtime_proxy.processes import (
     AS_MODULE,
@@ -418,9 +419,7 @@ def test_what_a_hook_changed_in_a_call_that_outlived_a_handover_is_not_forgotten
 
 
 def test_after_a_handover_the_successor_alone_tells_figures(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def started_at() -> str:
         _, text = fetch(f"http://127.0.0.1:{port}/metrics")
@@ -474,9 +473,7 @@ def test_the_socket_of_a_running_process_is_not_taken(running: Proxy) -> None:
 
 
 def test_the_pages_tell_counts_and_health(runtime: FakeCri, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with proxy(runtime.socket, flags=[f"--http-address=127.0.0.1:{port}"]) as running:
         running.wait_for_log("recovered")
         with connected(running.socket) as channel:

@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.runtime_proxy.docker.client import POD_LABELS, Docker
 from tests.runtime_proxy.docker.fake_dockerd import FakeDockerd, fake_dockerd
 from tests.runtime_proxy.processes import (
+    STAGES,
     HookService,
     Proxy,
     answering,
+    fetch,
+    hook_service,
     proxy,
 )
 from tests.waiting import wait_until
@@ -264,3 +268,18 @@ def test_a_sandbox_deleted_while_it_runs_is_told_of_with_its_containers(
     assert docker.ask("DELETE", f"/v1.41/containers/{sandbox}?force=1")[0] == 204
     service.wait_for("PostStopPodSandbox")
     assert [r.container_meta.id for r in service.asked("PostStopContainer")] == [container]
+
+
+def test_calls_that_go_on_without_hooks_are_counted(dockerd: FakeDockerd) -> None:
+    port = free_port()
+    flags = ["--backend-runtime-mode=Docker", f"--http-address=127.0.0.1:{port}"]
+    with (
+        proxy(dockerd.path, flags=flags) as running,
+        hook_service(running.folder / "hook.sock") as service,
+    ):
+        running.register(service.socket, STAGES)
+        labels = {**POD_LABELS, "runtimeproxy.koordinator.sh/skip-hookserver": "true"}
+        Docker(running.socket).create("k8s_POD_web-0_default_u-1_0", labels)
+        _, text = fetch(f"http://127.0.0.1:{port}/metrics")
+    assert "koord_runtime_proxy_hooks_skipped_labelled_total 1.0" in text
+    assert "koord_runtime_proxy_journal_errors_total 0.0" in text
