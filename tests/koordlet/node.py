@@ -19,6 +19,7 @@ from koordlet.daemon import Daemon
 from koordlet.flags import parse_flags
 from koordlet.kubepods_lock import KubepodsLock
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from tests import waiting
 from tests.fake_runtime.adaptation import Created, FakeRuntime
 from tests.fake_runtime.profiles import B
 from tests.simulated import UBUNTU_24_04, Kubelet, Pod, Profile, SimulatedKernel
@@ -182,8 +183,4 @@ async def node(
 
 async def until(what: str, condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
     """Wait for something that the daemon does by itself."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not condition():
-        assert loop.time() < deadline, f"not within {timeout_s:g} s: {what}"
-        await asyncio.sleep(0.01)
+    await waiting.until(condition, what, timeout_s=timeout_s)

@@ -19,6 +19,7 @@ from koordlet.events import Events
 from koordlet.objects import NodeObjects
 from koordlet.sources.apiserver import KEPT_FILE, ApiServer
 from kube.connection import Connection, ConnectionConfigError, load_connection
+from tests.waiting import until
 
 PLURALS = ("nodeslos", "nodes", "noderesourcetopologies", "devices")
 BE_ON = {"resourceQOSStrategy": {"beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}}}
@@ -144,12 +145,6 @@ class Node:
             self._workers.shutdown()
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - anything may be waited for
-            await asyncio.sleep(0.01)
-
-
 def test_this_nodes_objects_arrive_whole_and_follow_the_server(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving() as server:
@@ -210,11 +205,11 @@ def test_a_server_that_goes_away_costs_nothing_and_its_return_is_noticed(tmp_pat
                 await until(lambda: n.identity == -1)
                 server.refusal = 503
                 server.hang_up()
-                await until(lambda: "not now" in n.source.problem, 20)
+                await until(lambda: "not now" in n.source.problem, timeout_s=20)
                 assert n.identity == -1 and n.source.failures
                 server.refusal = 0
                 server.stored["nodeslos"]["n1"] = slo(9, {})
-                await until(lambda: n.source.problem == "", 30)
+                await until(lambda: n.source.problem == "", timeout_s=30)
                 assert "answers again" in n.messages
 
     asyncio.run(scenario())
@@ -237,7 +232,7 @@ def test_a_restart_without_the_server_starts_from_its_last_word(tmp_path: Path) 
                 await until(lambda: second.source.failures == 1)
                 assert second.identity == -1
                 server.refusal = 0
-                await until(lambda: second.source.objects.slo is None, 30)
+                await until(lambda: second.source.objects.slo is None, timeout_s=30)
 
     asyncio.run(scenario())
 
@@ -286,9 +281,9 @@ def test_an_object_without_a_bottom_leaves_the_last_good_one_in_force(tmp_path: 
                     watcher.put_nowait(line)
                 await until(lambda: any(cache.restarts for cache in n.source._caches))
                 assert n.identity == -1
-                await until(lambda: server.watchers["nodeslos"] - broken, 20)
+                await until(lambda: server.watchers["nodeslos"] - broken, timeout_s=20)
                 server.put("nodeslos", slo(3, {}))
-                await until(lambda: n.identity == 0, 20)
+                await until(lambda: n.identity == 0, timeout_s=20)
 
     asyncio.run(scenario())
 
@@ -326,7 +321,7 @@ def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
 
             n = Node(tmp_path, connect)
             async with n.following():
-                await until(lambda: n.identity == -1, 20)
+                await until(lambda: n.identity == -1, timeout_s=20)
 
     asyncio.run(scenario())
 
@@ -360,7 +355,7 @@ def test_a_kubeconfig_that_is_being_written_ends_nothing(tmp_path: Path, text: s
             async with n.following():
                 await until(lambda: "no usable configuration" in n.source.problem)
                 path.write_text(KUBECONFIG.format("").replace("https://x", server.url))
-                await until(lambda: n.identity == -1, 20)
+                await until(lambda: n.identity == -1, timeout_s=20)
 
     asyncio.run(scenario())
 
@@ -379,7 +374,7 @@ def test_credentials_that_cannot_be_had_are_asked_for_again(tmp_path: Path) -> N
             server.put("nodeslos", slo(1, BE_ON))
             n = Node(tmp_path, lambda: Connection(server.url, None, authorization))
             async with n.following():
-                await until(lambda: n.identity == -1, 20)
+                await until(lambda: n.identity == -1, timeout_s=20)
                 assert len(answers) > 1
 
     asyncio.run(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
@@ -24,13 +23,7 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.fake_runtime import profiles
 from tests.fake_runtime.adaptation import Behaviour, FakeRuntime
 from tests.nri_plugin.scenes import SHARES, RecordingHandler, container, options, running
-
-
-async def until(condition: object, timeout_s: float = 10.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - plain polling keeps the tests readable
-            await asyncio.sleep(0.005)
+from tests.waiting import until
 
 
 def test_a_socket_that_is_missing_at_the_start_is_waited_for(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from runtime_proxy.channel import Channel, NotConnected
 from runtime_proxy.http2 import frames
 from runtime_proxy.http2.grpc import add_prefix
+from tests.waiting import until
 
 
 class Server:
@@ -54,14 +55,6 @@ class Server:
         for _, writer in self.open:
             # h2 itself ends all streams with GOAWAY.
             writer.write(frames.goaway(frames.LARGEST_WINDOW, frames.ErrorCode.NO_ERROR))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not within 5 s")
 
 
 def run(folder: Path, test: Callable[[Server, Channel], Awaitable[None]]) -> None:
