@@ -13,11 +13,11 @@ from apis.keys import KOORDINATOR_NAMESPACE
 
 ACCOUNT: Final = "koordlet"
 
-_READ: Final = ["get", "list", "watch"]
+_FOLLOW: Final = ["list", "watch"]
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 CLUSTER_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
-    {"apiGroups": [group], "resources": [resource], "verbs": _READ}
+    {"apiGroups": [group], "resources": [resource], "verbs": _FOLLOW}
     for group, resource in (
         ("", "nodes"),
         ("slo.koordinator.sh", "nodeslos"),

@@ -21,7 +21,7 @@ ACCOUNT: Final = "koord-manager"
 SECRET_NAME: Final = "koordinator-webhook-certs"
 IMAGE: Final = "koord-manager:0.1.0"
 
-_READ: Final = ("get", "list", "watch")
+_FOLLOW: Final = ("list", "watch")
 
 
 def _rule(
@@ -38,35 +38,37 @@ def _rule(
 
 
 CLUSTER_RULES: Final = (
-    _rule("", ("namespaces",), _READ),
-    # patch: the controller of colocation profiles, gate ColocationProfileController.
-    _rule("", ("pods",), (*_READ, "patch")),
-    _rule("", ("nodes",), (*_READ, "patch")),
+    _rule("", ("namespaces",), _FOLLOW),
+    # get, patch: the controller of colocation profiles, gate ColocationProfileController.
+    _rule("", ("pods",), ("get", *_FOLLOW, "patch")),
+    _rule("", ("nodes",), (*_FOLLOW, "patch")),
     _rule("", ("nodes/status",), ("patch",)),
     _rule("", ("events",), ("create", "patch")),
-    _rule("scheduling.k8s.io", ("priorityclasses",), _READ),
+    _rule("scheduling.k8s.io", ("priorityclasses",), _FOLLOW),
     _rule(
         "admissionregistration.k8s.io",
         ("mutatingwebhookconfigurations",),
-        (*_READ, "patch"),
+        ("get", *_FOLLOW, "patch"),
         MUTATING_NAME,
     ),
     _rule(
         "admissionregistration.k8s.io",
         ("validatingwebhookconfigurations",),
-        (*_READ, "patch"),
+        ("get", *_FOLLOW, "patch"),
         VALIDATING_NAME,
     ),
-    _rule("config.koordinator.sh", ("clustercolocationprofiles",), _READ),
-    _rule("quota.koordinator.sh", ("elasticquotaprofiles",), (*_READ, "patch")),
-    _rule("scheduling.koordinator.sh", ("devices",), _READ),
-    _rule("scheduling.sigs.k8s.io", ("elasticquotas",), (*_READ, "create", "patch")),
-    _rule("slo.koordinator.sh", ("nodeslos", "nodemetrics"), (*_READ, "create", "patch", "delete")),
-    _rule("topology.node.k8s.io", ("noderesourcetopologies",), (*_READ, "patch")),
+    _rule("config.koordinator.sh", ("clustercolocationprofiles",), _FOLLOW),
+    _rule("quota.koordinator.sh", ("elasticquotaprofiles",), (*_FOLLOW, "patch")),
+    _rule("scheduling.koordinator.sh", ("devices",), _FOLLOW),
+    _rule("scheduling.sigs.k8s.io", ("elasticquotas",), ("get", *_FOLLOW, "create", "patch")),
+    _rule(
+        "slo.koordinator.sh", ("nodeslos", "nodemetrics"), (*_FOLLOW, "create", "patch", "delete")
+    ),
+    _rule("topology.node.k8s.io", ("noderesourcetopologies",), (*_FOLLOW, "patch")),
 )
 
 NAMESPACE_RULES: Final = (
-    _rule("", ("configmaps",), _READ),
+    _rule("", ("configmaps",), _FOLLOW),
     # A name cannot restrict create.
     _rule("", ("secrets",), ("create",)),
     _rule("", ("secrets",), ("get", "patch"), SECRET_NAME),

@@ -50,6 +50,7 @@ class ApiServer:
     etcd_peer_port: int
     port: int
     etcd_flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -99,6 +100,7 @@ class ApiServer:
             "--allow-privileged=true",
             "--max-requests-inflight=800",
             "--max-mutating-requests-inflight=400",
+            *self.flags,
         ]
         if "v1.20" in self._version() or "v1.19" in self._version():
             flags.append("--insecure-port=0")
@@ -160,7 +162,9 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(*, etcd_flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
+def api_server(
+    *, etcd_flags: tuple[str, ...] = (), flags: tuple[str, ...] = ()
+) -> Iterator[ApiServer]:
     """Run a fresh API server; everything it was and wrote is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="koord-apiserver-"))
     tokens = {user: secrets.token_hex(16) for user in USERS}
@@ -185,7 +189,7 @@ def api_server(*, etcd_flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
         )
     )
     etcd_port, peer_port, port = free_ports(3)
-    server = ApiServer(folder, tokens, etcd_port, peer_port, port, etcd_flags)
+    server = ApiServer(folder, tokens, etcd_port, peer_port, port, etcd_flags, flags)
     try:
         server.start_etcd()
         server.start_apiserver()
