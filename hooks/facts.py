@@ -12,6 +12,7 @@ import msgspec
 
 from apis.nodeslo import NodeSLOSpec, default_nodeslo
 from apis.topology import NodeCPUFacts
+from linux.cpuset import CpuSet
 from linux.resources import DeviceNode, Resource
 
 
@@ -37,6 +38,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
     supported: the resources whose files were written with success in a scratch cgroup, or that are
         supported by other evidence. A policy whose resource is missing says so: unsupported or
         degraded.
+    pods_cpus: on cgroup v1, the CPUs of the pods' root: a group below it that asks for another one
+        is refused, and so is the container. None: any may be asked for, or nobody knows.
     rdma: PCI address -> verbs device node, for RDMA injection.
     rdma_cm: the connection manager's device node, if there is one.
     gpus: minor number -> device node of NVIDIA's driver; gpu_control: the nodes of all its users.
@@ -50,6 +53,7 @@ class KernelFacts(msgspec.Struct, frozen=True):
     core_sched: bool = False
     resctrl: ResctrlFacts | None = None
     page_size_bytes: int = 4096
+    pods_cpus: CpuSet | None = None
     rdma: Mapping[str, DeviceNode] = {}
     rdma_cm: DeviceNode | None = None
     gpus: Mapping[int, DeviceNode] = {}

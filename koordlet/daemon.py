@@ -171,7 +171,8 @@ class Daemon:
                 await parts.kernel.probe()
 
     async def sweep(self) -> None:
-        """Look for what nobody told of: the pods' root, starts and ends."""
+        """Look for what nobody told of: the pods' root, CPUs, starts and ends."""
         await self.parts.find_kubepods()
+        await self.parts.kernel.look_at_cpus()
         if (layout := self.parts.kernel.layout) is not None:
             await self.parts.sweep.run(layout)

@@ -115,12 +115,28 @@ def probe(host: Host, layout: Layout) -> Probed:
             cdp=offer.cdp,
         ),
         page_size_bytes=os.sysconf("SC_PAGE_SIZE"),
+        pods_cpus=pods_cpus(host, layout),
         rdma=rdma,
         rdma_cm=rdma_cm,
         gpus=gpus,
         gpu_control=gpu_control,
     )
     return Probed(facts, burst_above_quota, reasons)
+
+
+def pods_cpus(host: Host, layout: Layout) -> CpuSet | None:
+    """Return the CPUs to which cgroup v1 holds every group below the pods' root; None: none.
+
+    One that goes offline leaves this set for good.
+    """
+    file = FILES[Resource.CPUSET_CPUS]
+    if layout.version == 2 or not layout.kubepods or not layout.has(file.controller):
+        return None
+    try:
+        raw = host.read(f"{layout.directory(file.controller, layout.kubepods)}/{file.v1}")
+        return CpuSet.parse(raw.decode("ascii", "replace")) or None
+    except (OSError, ValueError):
+        return None
 
 
 def _in_order() -> list[CgroupFile]:

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as Workers
 
+import msgspec
+
 from koordlet import kernel
 from koordlet.config import Config
 from koordlet.events import Events, Severity
@@ -65,6 +67,16 @@ class NodeKernel:
         loop = asyncio.get_running_loop()
         self.probed = await loop.run_in_executor(self._workers, kernel.probe, self._host, layout)
         self._rules.change(kernel=self.probed.facts)
+
+    async def look_at_cpus(self) -> None:
+        """Find out which CPUs pods can have now: they go offline and come back."""
+        if self.layout is None or self.probed is None:
+            return
+        loop = asyncio.get_running_loop()
+        cpus = await loop.run_in_executor(self._workers, kernel.pods_cpus, self._host, self.layout)
+        facts = msgspec.structs.replace(self.probed.facts, pods_cpus=cpus)
+        self.probed = msgspec.structs.replace(self.probed, facts=facts)
+        self._rules.change(kernel=facts)
 
     async def find_kubepods(self, live: Iterable[str]) -> None:
         """Look for the pods' root while it is not known, and probe there. live: pods' cgroups."""

@@ -5,8 +5,10 @@ the share pools, which are what the allocations leave over. Best-effort pods are
 suppression, and everyone without an own set to kubelet where its static policy is on.
 
 The decision is the ten-row table of hooks.md 4.2, first match wins; the rows are numbered below.
-Pools are joined as sets: an empty pool adds nothing (8.14). Row 8, "no CPU set", cannot be asked
-of a runtime and is no claim: whatever was claimed before is withdrawn by its absence.
+Pools are joined as sets: an empty pool adds nothing (8.14), and on cgroup v1 a CPU that the pods'
+root lacks is in none of them: a runtime that is told to use it cannot make the container.
+Row 8, "no CPU set", cannot be asked of a runtime and is no claim: whatever was claimed before is
+withdrawn by its absence.
 """
 
 from __future__ import annotations
@@ -72,9 +74,13 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """topology: None while there is no NodeResourceTopology; own CPUs are given even then."""
+    """topology: None while there is no NodeResourceTopology; own CPUs are given even then.
+
+    pods_cpus: as in `KernelFacts`.
+    """
 
     topology: Topology | None
+    pods_cpus: CpuSet | None
     be_cpu_manager: bool
     unset_quota: bool
 
@@ -90,15 +96,17 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
                 source = _SYSTEM_OF_NODE
             except InputError as error:
                 bad = error
+        there = inputs.kernel.pods_cpus
         topology = Topology(
-            ls=_pools(facts.shared_pools, _LS_POOLS),
-            be=_pools(facts.be_shared_pools, _BE_POOLS),
-            system=CpuSet(system.cpus) if system else _NO_CPUS,
+            ls=_pools(facts.shared_pools, _LS_POOLS, there),
+            be=_pools(facts.be_shared_pools, _BE_POOLS, there),
+            system=_within(CpuSet(system.cpus), there) if system else _NO_CPUS,
             system_source=source,
             kubelet_static=facts.cpu_manager_policy.policy == "static",
         )
     rule = Rule(
         topology=topology,
+        pods_cpus=inputs.kernel.pods_cpus,
         be_cpu_manager=inputs.settings.gate("BECPUManager", default=False),
         unset_quota=not inputs.settings.disable_unset_cpu_quota,
     )
@@ -116,10 +124,14 @@ def _with_system_of(last: Rule, rule: Rule) -> Rule:
     return replace(rule, topology=topology)
 
 
-def _pools(pools: Iterable[CPUSharedPool], source: str) -> Pools:
+def _within(cpus: CpuSet, there: CpuSet | None) -> CpuSet:
+    return cpus if there is None else cpus & there
+
+
+def _pools(pools: Iterable[CPUSharedPool], source: str, there: CpuSet | None) -> Pools:
     by_node: dict[int, CpuSet] = {}
     for pool in pools:
-        by_node[pool.node] = by_node.get(pool.node, _NO_CPUS) | CpuSet(pool.cpus)
+        by_node[pool.node] = by_node.get(pool.node, _NO_CPUS) | _within(CpuSet(pool.cpus), there)
     return Pools(by_node, reduce(or_, by_node.values(), _NO_CPUS), source)
 
 
@@ -137,8 +149,12 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
     status = parse_resource_status(text, obj=pod.obj) if text else _NO_STATUS  # 1
     if status.cpuset:  # 2
+        cpus, lacks = CpuSet.parse(status.cpuset), ""
+        there = _within(cpus, rule.pods_cpus)
+        if there and there != cpus:  # without any, nothing would be right: the kernel refuses it
+            cpus, lacks = there, f"the pods' root has no CPU {cpus - there}"
         return _claim(
-            CpuSet.parse(status.cpuset), "CPUs allocated to the pod", f"{_STATUS}.cpuset", Rank.POD
+            cpus, "CPUs allocated to the pod", f"{_STATUS}.cpuset", Rank.POD, degraded=lacks
         )
     topology = rule.topology
     if topology is None:  # 3

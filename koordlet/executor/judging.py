@@ -18,7 +18,7 @@ from koordlet.executor.slots import GONE, Plan, Slot, State
 from koordlet.executor.table import SlotTable
 from koordlet.journal import Record, plain
 from linux.cgroup_files import field_text, number
-from linux.cgroup_paths import is_below
+from linux.cgroup_paths import is_below, parent_of
 from linux.resources import Resource
 from linux.weights import Formula
 
@@ -127,7 +127,7 @@ class Judge:
         file, found = slot.file, slot.found
         assert file is not None and found is not None
         record = self._originals.record_of(slot, plan)
-        if record is not None and any(self._texts.same(file, one, found) for one in record.ours):
+        if record is not None and self._stands(slot, record, plan):
             # A weight by the new formula came from the runtime, if by our answer. One by the old
             # formula may be our own first guess, and says nothing.
             self._texts.learn(slot, {Formula.QUADRATIC})
@@ -151,6 +151,16 @@ class Judge:
             return False
         return True
 
+    def _stands(self, slot: Slot, record: Record, plan: Plan) -> bool:
+        """Tell whether what was found is a value of ours, or what the kernel left of one."""
+        assert slot.file is not None and slot.found is not None
+        if any(self._texts.same(slot.file, one, slot.found) for one in record.ours):
+            return True
+        if not self._originals.cut_down(slot, record.ours):
+            return False
+        plan.keep(record.with_ours(slot.found))
+        return True
+
     def _yield_to_other(self, slot: Slot, now: float) -> None:
         """Somebody writes another value again and again: leave it to them for a while."""
         rest = min(60.0 * 2**slot.fights, self._table.limits.max_backoff_s * 2)
@@ -168,6 +178,15 @@ class Judge:
             plan.keep(left)
         else:
             plan.forget.append(slot.slot_key)
+
+    def _restored_as_far_as_can_be(self, slot: Slot) -> bool:
+        """Tell whether the original stands, or what the kernel would have left of it by now."""
+        assert slot.file is not None and slot.found is not None and slot.text is not None
+        if self._texts.same(slot.file, slot.text, slot.found):
+            return True
+        above = self._table.slots.get((parent_of(slot.place), slot.resource, slot.key))
+        moves = above is not None and not above.parked
+        return not moves and self._originals.cut_down(slot, [slot.text])
 
     def _wish(self, slot: Slot) -> bool:
         try:
@@ -188,7 +207,7 @@ class Judge:
             self._table.set_state(slot, State.BLOCKED, slot.blocked_by)
             return
         if slot.want is None:
-            if self._texts.same(slot.file, slot.text, slot.found):
+            if self._restored_as_far_as_can_be(slot):
                 self._finish(slot, plan)
             else:
                 self._table.set_state(slot, State.DEGRADED, f"not restored in full: {slot.clamp}")

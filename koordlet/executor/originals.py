@@ -16,7 +16,7 @@ import msgspec
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, plain
-from linux.cgroup_files import DEFAULTS, FILES
+from linux.cgroup_files import DEFAULTS, FILES, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
 from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
@@ -106,6 +106,21 @@ class Originals:
             # Written by somebody else since, while the cause did not stand.
             record = msgspec.structs.replace(record, original=found, asked=None)
         plan.keep(record.with_ours(*texts))
+
+    def cut_down(self, slot: Slot, texts: Collection[str]) -> bool:
+        """Tell whether the kernel made one of `texts` what was found.
+
+        v1 takes a CPU that goes offline out of every group's set, and never puts it back.
+        """
+        file = slot.file
+        if file is None or file.codec is not Codec.CPUS or self._texts.layout.version != 1:
+            return False
+        try:
+            above = CpuSet.parse(self._texts.standing(file, parent_of(slot.place)))
+            left = CpuSet.parse(slot.found or "")
+            return any(CpuSet.parse(text) & above == left for text in texts)
+        except (OSError, ValueError):
+            return False
 
     def text(self, slot: Slot, record: Record) -> str:
         if record.original is not None:

@@ -17,6 +17,7 @@ from apis.keys import (
     BATCH_CPU,
 )
 from apis.qos import KubeQoS, QoSClass
+from hooks.facts import KernelFacts
 from hooks.policies.cpuset_allocator import POLICY
 from hooks.subject import HostAppSubject
 from linux.cpuset import CpuSet
@@ -142,6 +143,28 @@ def test_pools_are_joined_as_sets_and_empty_ones_add_nothing(pools: Any, cpus: A
     inputs = node(topology=topology({ANNOTATION_CPU_SHARED_POOLS: pools}))
     decision = decide(a_container(a_pod("LS")), inputs, POLICY)
     assert decision.value(Resource.CPUSET_CPUS) == (None if cpus is None else CpuSet.parse(cpus))
+
+
+@pytest.mark.parametrize(
+    ("status", "there", "cpus", "said"),
+    [
+        (None, "0-15", ALL, ""),
+        (None, "1-9", "1-3,8-9", ""),
+        (NUMA_1, "0-3", "0-3", "the share pools of the allocated NUMA nodes 1 are empty"),
+        (OWN, "0-6", "4-5", "the pods' root has no CPU 7"),
+        (OWN, "0-3", "4-5,7", ""),
+    ],
+)
+def test_cpus_that_the_pods_root_lacks_are_not_asked_for(
+    status: Any, there: str, cpus: str, said: str
+) -> None:
+    """cgroup v1 refuses them, and so the container; where none is left the kernel has to say so."""
+    kernel = KernelFacts(pods_cpus=CpuSet.parse(there))
+    inputs = node(topology=topology(TWO_NODES), kernel=kernel)
+    for make in (a_container, a_sandbox):
+        decision = decide(make(_pod("LS", BU, status)), inputs, POLICY)
+        outcome = decision.outcomes[Resource.CPUSET_CPUS, ""]
+        assert (str(outcome.value), outcome.winner.degraded) == (cpus, said)
 
 
 def test_an_empty_pool_of_the_allocated_node_is_said() -> None:

@@ -20,7 +20,7 @@ from nri_plugin.node_lock import LockHeld, lock_directory
 from tests.koordlet.builders import pod_manifest
 from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, until
 from tests.ports import free_port
-from tests.simulated import ANOLIS_8, Kubelet
+from tests.simulated import ANOLIS_8, DEBIAN_12_V1, Kubelet
 from tests.simulated.kubelet import Limits
 
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
@@ -517,6 +517,24 @@ def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
                 assert daemon.parts.state.counts == (1, 0)
                 await daemon.sweep()
                 assert daemon.parts.state.counts == (0, 0)
+
+    run(test)
+
+
+def test_a_container_starts_though_a_cpu_went_offline() -> None:
+    """On cgroup v1 it has left every group for good, and what is asked for besides is refused."""
+
+    async def test() -> None:
+        async with node(DEBIAN_12_V1) as n:
+            n.put(SLO)
+            async with n.running() as daemon:
+                n.kernel.set_online(0, online=False)
+                await daemon.sweep()
+                facts = daemon.parts.rules.inputs.kernel
+                assert str(facts.pods_cpus) == "1-3"
+                n.kernel.set_online(0, online=True)
+                await daemon.sweep()
+                assert daemon.parts.rules.inputs.kernel == facts
 
     run(test)
 

@@ -10,7 +10,7 @@ Facts: docs/policies.md, "CPUs".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from apis.topology import CPUManagerPolicy, CPUSharedPool, NodeCPUFacts, SystemQOSResource
 from linux.cpuset import CpuSet
@@ -51,6 +51,18 @@ class Pools:
     def together(self) -> Cpus:
         return NONE.union(*self.ls.values())
 
+    def within(self, cpus: CpuSet | None) -> Pools:
+        """Return the pools less what pods cannot have."""
+        if cpus is None:
+            return self
+        there = frozenset(cpus)
+        return replace(
+            self,
+            ls={node: of & there for node, of in self.ls.items()},
+            be={node: of & there for node, of in self.be.items()},
+            system=self.system & there,
+        )
+
     def facts(self, topology: Topology) -> NodeCPUFacts:
         """The same as the daemon reads it."""
         system = None
@@ -85,6 +97,8 @@ class CpuManager:
         self.lse: set[str] = set()
         self.pinned: dict[tuple[str, str], Cpus] = {}
         self.overruled: dict[tuple[str, str], Cpus] = {}
+        self.offline: Cpus = NONE
+        self.lost: Cpus = NONE
 
     def _next_cores(self, cores: Iterator[int], count: int) -> Cpus:
         taken = [next(cores) for _ in range(count)]
@@ -98,7 +112,7 @@ class CpuManager:
         One CPU at least stays in the share pools.
         """
         free = self.all - self.reserved - self.system - NONE.union(*self.given.values())
-        free -= NONE.union(*self.pinned.values())
+        free -= NONE.union(*self.pinned.values()) | self.offline | self.lost
         near = self.topology.cpus_where("node", node)
         chosen: list[int] = []
         for core in sorted(range(self.topology.cores), reverse=True, key=lambda core: (
@@ -151,11 +165,23 @@ class CpuManager:
             for key in [key for key in of if key[0] == uid]:
                 del of[key]
 
+    # Offline and online
+
+    def may_go_offline(self, cpu: int) -> bool:
+        """Tell whether nobody has the CPU alone, and others are left for the pools.
+
+        kubelet's static policy does not know of CPUs that go: its containers could not be made.
+        """
+        alone = self.reserved | self.system | NONE.union(*self.given.values())
+        left = self.all - alone - self.offline - self.lost - {cpu}
+        return not self.plan.static and cpu not in alone | self.offline and bool(left)
+
     # Telling
 
     def pools(self) -> Pools:
         """The share pools: the complement of what somebody has alone and of what is reserved."""
         left = self.all - self.reserved - self.system - NONE.union(*self.pinned.values())
+        left -= self.offline
         exclusive = NONE.union(*self.given.values())
         alone = NONE.union(*(self.given[uid] for uid in self.lse))
         return Pools(

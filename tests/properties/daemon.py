@@ -28,7 +28,7 @@ from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
 from koordlet.hostapps import host_app_subjects
 from koordlet.journal import Journal
-from koordlet.kernel import probe
+from koordlet.kernel import pods_cpus, probe
 from koordlet.nri_handler import NriHandler
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
@@ -201,6 +201,11 @@ class Daemon:
 
     def set_gates(self, gates: Mapping[str, bool]) -> None:
         self.change(settings=Settings(feature_gates=gates))
+
+    def look_at_cpus(self) -> None:
+        """Find out which CPUs pods can have now."""
+        cpus = pods_cpus(self.kernel, self.layout)
+        self.change(kernel=msgspec.structs.replace(self.inputs.kernel, pods_cpus=cpus))
 
     # Passes
 

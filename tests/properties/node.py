@@ -86,6 +86,7 @@ class OperatedNode(Daemon):
         """
         gates = self.inputs.settings.feature_gates
         kind = pod.kind
+        pools = pools.within(self.inputs.kernel.pods_cpus)
         if not gates["CPUSetAllocator"]:
             return None
         if pod.cpus:
@@ -107,6 +108,7 @@ class OperatedNode(Daemon):
         """Let the daemon hear everything and finish; returns the last pass, which is quiet."""
         self.kernel.faults.clear()
         self.kernel.restart_program()
+        self.look_at_cpus()
         self.deliver_late()
         self.synchronize()
         report = PassReport()
@@ -369,6 +371,17 @@ class OperatedNode(Daemon):
         """systemd puts its view of every unit back, on both."""
         self.kubelet.systemd.daemon_reload()
         self.twin_kubelet.systemd.daemon_reload()
+
+    def set_online(self, cpu: int, *, online: bool) -> None:
+        """A CPU goes, if nobody has it alone, or comes back; on both."""
+        books = self.cpus
+        if not online and not books.may_go_offline(cpu):
+            return
+        for kernel in (self.kernel, self.twin):
+            kernel.set_online(cpu, online=online)
+        books.offline = books.offline - {cpu} if online else books.offline | {cpu}
+        if not online and self.profile.cgroup == 1:
+            books.lost |= {cpu}
 
     # Looking
 

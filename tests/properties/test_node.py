@@ -290,6 +290,21 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.declare(names)
         self.ever_declared |= names
 
+    @rule(cpu=st.integers(0, 15), seen=st.booleans())
+    def a_cpu_goes_offline(self, cpu: int, seen: bool) -> None:
+        self._hotplug(cpu, online=False, seen=seen)
+
+    @rule(cpu=st.integers(0, 15), seen=st.booleans())
+    def a_cpu_comes_back(self, cpu: int, seen: bool) -> None:
+        self._hotplug(cpu, online=True, seen=seen)
+
+    def _hotplug(self, cpu: int, *, online: bool, seen: bool) -> None:
+        """Until the daemon has looked, a runtime may be told of a CPU that v1 does not give."""
+        self.node.set_online(cpu % self.node.profile.topology.cpus, online=online)
+        self.unhooked = True
+        if seen:
+            self.node.look_at_cpus()
+
     # What reaches the daemon
 
     @rule()
@@ -470,7 +485,7 @@ class NodeMachine(RuleBasedStateMachine):
         pools = books.pools()
         exclusive = [pod.cpus for pod in node.pods if pod.cpus]
         assert sum(map(len, exclusive)) == len(NONE.union(*exclusive))
-        free = books.all - books.reserved - books.system
+        free = books.all - books.reserved - books.system - books.offline
         pinned = NONE.union(*books.pinned.values())
         assert pools.together == free - pinned - NONE.union(*exclusive)
         for pod in node.pods:
@@ -478,14 +493,16 @@ class NodeMachine(RuleBasedStateMachine):
             expected = node.expected_cpus(pod, pools)
             groups = [(each.here.cgroup, each.twin.cgroup) for each in pod.containers]
             groups.append((pod.here.sandbox.cgroup, pod.twin.sandbox.cgroup))
+            may = node.twin_cpus(pod.twin.cgroup)
             for here, twin in groups:
                 found = node.kernel_cpus(here)
-                wanted = expected or node.twin_cpus(twin)
+                wanted = ((expected or NONE) & may) or node.twin_cpus(twin)
                 assert found == wanted, f"{pod.name} {here}: {found} not {wanted}"
         for app in (APPS[name] for name in node.apps):
             cgroup = app.cgroup(node.kubelet)
             pooled = app.name in node.declared and app.qos == "LS"
-            wanted = pools.together if pooled else node.twin_cpus(cgroup)
+            shared = pools.within(node.inputs.kernel.pods_cpus).together
+            wanted = shared if pooled else node.twin_cpus(cgroup)
             assert node.kernel_cpus(cgroup) == wanted, app.name
 
     def teardown(self) -> None:

@@ -256,3 +256,28 @@ def test_core_scheduling_stays_on_until_its_cookies_are_taken_back() -> None:
         assert not differences(node)
     finally:
         node.close()
+
+
+@pytest.mark.parametrize("profile", ["debian-12-v1", "debian-12-v2"])
+@pytest.mark.parametrize("back", [True, False])
+def test_a_cpu_that_goes_offline_is_no_other_writer(profile: str, back: bool) -> None:
+    """v1 takes it out of every set for good; what kubelet gave comes back without it."""
+    node = boot(profile)
+    container = _one(node, "latency")
+    _one(node, "reserved")
+    node.publish_topology()
+    node.settle()
+    for kernel in (node.kernel, node.twin):
+        kernel.set_online(0, online=False)
+    node.settle()
+    assert node.kernel_cpus(container.here.cgroup) == {1, 2}
+    if back:
+        for kernel in (node.kernel, node.twin):
+            kernel.set_online(0, online=True)
+    node.look_at_cpus()
+    younger = _one(node, "latency")
+    assert node.kernel_cpus(younger.here.cgroup) == node.twin_cpus(younger.twin.cgroup) - {3}
+    _switch_off(node)
+    assert not differences(node)
+    assert not node.reconciler.restoring()
+    node.close()

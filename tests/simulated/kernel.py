@@ -199,7 +199,8 @@ class SimulatedKernel:
         return bool(self.sysctls.get("kernel.sched_group_identity_enabled", 1))
 
     def set_online(self, cpu_number: int, *, online: bool) -> None:
-        """Hotplug a CPU. v1 drops an offline CPU from every group's list; v2 keeps the wish."""
+        """Hotplug a CPU. v2 keeps the wish; v1 drops an offline CPU from every group's list for
+        good, and moves the tasks of a group that has none left to the next one above that has."""
         if online:
             self.offline_cpus.discard(cpu_number)
             return
@@ -209,7 +210,11 @@ class SimulatedKernel:
         if self.profile.cgroup == 1:
             for group in self.hierarchy("cpuset").root.walk():
                 state = group.state(cpuset.CpusetState)
+                lost = state.cpus == {cpu_number}
                 state.cpus -= {cpu_number}
+                for task in list(group.tasks.values()) if lost else ():
+                    above = next(one for one in group.ancestors() if cpuset.configured(one, "cpus"))
+                    self.move(group.hierarchy, task, above)
 
     # Groups and tasks
 
