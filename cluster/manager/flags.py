@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from apis.errors import InputError, InputErrors
@@ -23,85 +25,121 @@ from service.addresses import parse_address
 
 CONTROLLERS: Final = ("colocationprofile", "nodemetric", "noderesource", "nodeslo", "quotaprofile")
 
-_DEFAULTS: Final[Mapping[str, str]] = {
-    "metrics-addr": ":8080",
-    "health-probe-addr": ":8000",
-    "enable-leader-election": "true",
-    "leader-election-namespace": "koordinator-system",
-    "leader-elect-resource-lock": "leases",
-    "namespace": "",
-    "enable-pprof": "true",
-    "pprof-addr": ":8090",
-    "sync-period": "",
-    "rest-config-qps": "30",
-    "rest-config-burst": "50",
-    "controllers": "*",
-    "noderesource-plugins": "*",
-    "disable-no-deepcopy": "false",
-    "slo-config-name": "slo-controller-config",
-    "config-namespace": "koordinator-system",
-    "node-strategy-name-need-check": "false",
-    "colocation-profile-reconcile-by-default": "false",
-    "colocation-profile-reconcile-interval": "30s",
-    "colocation-profile-force-update-pod-duration": "5m",
-    "colocation-profile-expire-pod-cache-duration": "10m",
-    "colocation-profile-update-pod-qps": "10",
-    "colocation-profile-update-pod-qps-burst": "100",
-    "pod-enhanced-validator-config-namespace": "koordinator-system",
-    "pod-enhanced-validator-config-name": "pod-enhanced-validator-config",
-    "pod-enhanced-validator-reconcile-interval": "5m",
-    "quota-update-max-retries": "3",
-    "quota-update-retry-jitter": "0",
-    "quota-update-max-total-jitter": "1s",
-    "quota-update-conflict-fresh-get": "false",
-    "binding-admission-user-name": "",
-    "binding-admission-dry-run": "false",
-    "binding-admission-namespaces": "",
-    "binding-admission-exclude-namespaces": "kube-system",
-    "binding-admission-bypass-labels": "koordinator.sh/binding-admission-bypass",
-    "binding-admission-bypass-annotations": "",
-    "feature-gates": "",
-    "kubeconfig": "",
-    "master": "",
-    "v": "0",
-    "logtostderr": "true",
-    "stderrthreshold": "0",
-    "alsologtostderr": "false",
-    "log_dir": "",
-    "log_file": "",
-    "vmodule": "",
-    "workers": "16",
-}
-_BOOLEANS: Final = frozenset(
-    name for name, value in _DEFAULTS.items() if value in ("true", "false")
-) - {"node-strategy-name-need-check"}
-_NUMBERS: Final = (
-    "rest-config-qps",
-    "rest-config-burst",
-    "workers",
-    "quota-update-max-retries",
-    "colocation-profile-update-pod-qps",
-    "colocation-profile-update-pod-qps-burst",
-    "v",
-)
 
-HELP: Final = """\
+class Kind(StrEnum):
+    """What a flag's value looks like."""
+
+    TEXT = "text"
+    BOOL = "bool"
+    NUMBER = "number"
+    DURATION = "duration"
+    ADDRESS = "address"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag with upstream's default. help: "" where it has no effect here."""
+
+    default: str
+    kind: Kind
+    help: str = ""
+
+
+_T, _B, _N, _D, _A = Kind.TEXT, Kind.BOOL, Kind.NUMBER, Kind.DURATION, Kind.ADDRESS
+
+FLAGS: Final[Mapping[str, Flag]] = {
+    # the process
+    "kubeconfig": Flag("", _T, "how to reach the API server; without it the pod's account is used"),
+    "master": Flag("", _T, "the API server's address, instead of the kubeconfig's"),
+    "namespace": Flag("", _T, "look at pods of this namespace only"),
+    "rest-config-qps": Flag("30", _N, "requests a second to the API server"),
+    "rest-config-burst": Flag("50", _N, "requests at once"),
+    "workers": Flag("16", _N, "objects that a controller works on at once (ours)"),
+    "metrics-addr": Flag(":8080", _A, "where /metrics is served; 0 is nowhere"),
+    "health-probe-addr": Flag(":8000", _A, "where /healthz and /readyz are served"),
+    "enable-leader-election": Flag("true", _B, "controllers act on one replica only"),
+    "leader-election-namespace": Flag("koordinator-system", _T, "where the lease is"),
+    "feature-gates": Flag("", _T, "Name=true,Name=false,..."),
+    "v": Flag("0", _N, "5 and above: debug"),
+    # what it does
+    "controllers": Flag("*", _T, f"*, name or -name of {', '.join(CONTROLLERS)}"),
+    "noderesource-plugins": Flag("*", _T, f"*, name or -name of {', '.join(PLUGINS)}"),
+    "config-namespace": Flag("koordinator-system", _T, "where slo-controller-config is"),
+    "slo-config-name": Flag("slo-controller-config", _T, "another name for it"),
+    "node-strategy-name-need-check": Flag(
+        "false", _T, "true: node entries of the config map need names, each its own"
+    ),
+    "colocation-profile-reconcile-by-default": Flag(
+        "false", _B, "also profiles without the label that asks for it"
+    ),
+    "colocation-profile-reconcile-interval": Flag("30s", _D, "how often a profile is looked at"),
+    "colocation-profile-force-update-pod-duration": Flag(
+        "5m", _D, "after this a pod is patched again"
+    ),
+    "colocation-profile-update-pod-qps": Flag("10", _N, "pods that are patched a second"),
+    "colocation-profile-update-pod-qps-burst": Flag("100", _N, "pods that are patched at once"),
+    "pod-enhanced-validator-config-namespace": Flag(
+        "koordinator-system", _T, "where the enhanced validation's config map is"
+    ),
+    "pod-enhanced-validator-config-name": Flag("pod-enhanced-validator-config", _T, "its name"),
+    "quota-update-max-retries": Flag("3", _N, "of a quota's update that met another"),
+    "quota-update-retry-jitter": Flag("0", _D, "pause before each of them, at most"),
+    "quota-update-max-total-jitter": Flag("1s", _D, "pauses of one request, at most"),
+    "binding-admission-user-name": Flag("", _T, "users whose bindings are looked at"),
+    "binding-admission-dry-run": Flag("false", _B, "count, and refuse nothing"),
+    "binding-admission-namespaces": Flag("", _T, "only of these namespaces"),
+    "binding-admission-exclude-namespaces": Flag("kube-system", _T, "not of these namespaces"),
+    "binding-admission-bypass-labels": Flag(
+        "koordinator.sh/binding-admission-bypass", _T, "not of pods with one of these labels"
+    ),
+    "binding-admission-bypass-annotations": Flag("", _T, "nor with one of these annotations"),
+    # accepted, so that manifests start
+    "leader-elect-resource-lock": Flag("leases", _T),
+    "enable-pprof": Flag("true", _B),
+    "pprof-addr": Flag(":8090", _A),
+    "sync-period": Flag("", _T),
+    "disable-no-deepcopy": Flag("false", _B),
+    "colocation-profile-expire-pod-cache-duration": Flag("10m", _D),
+    "pod-enhanced-validator-reconcile-interval": Flag("5m", _D),
+    "quota-update-conflict-fresh-get": Flag("false", _B),
+    "logtostderr": Flag("true", _B),
+    "stderrthreshold": Flag("0", _T),
+    "alsologtostderr": Flag("false", _B),
+    "log_dir": Flag("", _T),
+    "log_file": Flag("", _T),
+    "vmodule": Flag("", _T),
+}
+_BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
+
+_HELP: Final = """\
 koord-manager: tells nodes what to do and report, what they offer, and what may be admitted.
 
 usage: koord-manager [flags]
 
-flags (upstream's; defaults in brackets):
+flags, each with one or two dashes; upstream's, with upstream's defaults in brackets:
 {flags}
+accepted, without effect here:
+{without_effect}
 
 environment: POD_NAMESPACE, SERVICE_NAME, SECRET_NAME, MUTATING_WEBHOOK_NAME,
 VALIDATING_WEBHOOK_NAME, WEBHOOK_PORT, WEBHOOK_CERT_DIR, WEBHOOK_CERT_WRITER, WEBHOOK_HOST
-"""
+More: docs/manager.md."""
 
 
 def help_text() -> str:
     """Return what --help prints."""
-    lines = [f"  --{name} [{value}]" for name, value in sorted(_DEFAULTS.items())]
-    return HELP.format(flags="\n".join(lines))
+    lines = [
+        f"  --{name} [{flag.default}]\n      {flag.help}"
+        for name, flag in FLAGS.items()
+        if flag.help
+    ]
+    idle = ", ".join(f"--{name}" for name, flag in FLAGS.items() if not flag.help)
+    return _HELP.format(
+        flags="\n".join(lines),
+        without_effect=textwrap.fill(
+            idle, 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        ),
+    )
 
 
 class FlagError(ValueError):
@@ -167,10 +205,10 @@ class Settings:
 def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings that a command line gives. Raises FlagError."""
     try:
-        words = read_flags(arguments, known=_DEFAULTS, booleans=_BOOLEANS, program="koord-manager")
+        words = read_flags(arguments, known=FLAGS, booleans=_BOOLEANS, program="koord-manager")
         if words.positional:
             raise FlagError(f"{words.positional[0]!r} is no flag")
-        values = {**_DEFAULTS, **dict(words.flags)}
+        values = {name: flag.default for name, flag in FLAGS.items()} | dict(words.flags)
         for name in _BOOLEANS:
             if parse_bool(values[name]) is None:
                 raise bad_flag(name, values[name], "not a boolean: write true or false")
@@ -184,14 +222,15 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
         plugins=chosen(values["noderesource-plugins"], PLUGINS, "noderesource-plugins"),
         environment=os.environ if environment is None else environment,
     )
-    for name in ("metrics-addr", "health-probe-addr", "pprof-addr"):
-        settings.address(name)
-    for name in _NUMBERS:
-        settings.number(name)
+    for name, flag in FLAGS.items():
+        match flag.kind:
+            case Kind.ADDRESS:
+                settings.address(name)
+            case Kind.NUMBER:
+                settings.number(name)
+            case Kind.DURATION:
+                settings.seconds(name)
     settings.env_port("WEBHOOK_PORT", 9876)
-    for name in _DEFAULTS:
-        if name.endswith(("-interval", "-duration", "-jitter")):
-            settings.seconds(name)
     return settings
 
 

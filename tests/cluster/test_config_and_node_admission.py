@@ -14,7 +14,7 @@ from apis.errors import InputError
 from apis.meta import LabelSelector
 from apis.slo_config import SLOConfig, load_slo_config
 from cluster.gates import parse_gates
-from cluster.manager.flags import FlagError, chosen, parse
+from cluster.manager.flags import FLAGS, FlagError, chosen, help_text, parse
 from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import BindingAdmission, BindingRules
 from cluster.webhook.configmap import ConfigMapAdmission, overlapping, virtual_nodes
@@ -484,6 +484,12 @@ def test_flags_as_charts_pass_them() -> None:
 def test_a_wrong_flag_is_named(argument: str) -> None:
     with pytest.raises(FlagError, match=argument.split("=")[0].lstrip("-")):
         parse([argument], {})
+
+
+def test_help_names_every_flag_and_says_which_have_no_effect() -> None:
+    told, _, idle = help_text().partition("without effect")
+    for name, flag in FLAGS.items():
+        assert f"--{name}" in (told if flag.help else idle), name
 
 
 def test_a_wrong_port_in_the_environment_is_named() -> None:
