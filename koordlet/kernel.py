@@ -27,12 +27,13 @@ from linux.rdma import read_rdma
 from linux.resctrl import MOUNT
 from linux.resctrl_groups import read_offer
 from linux.resources import Resource
+from linux.sysctls import GROUP_IDENTITY, SCHED_CORE, path_of
 
 log = logging.getLogger(__name__)
 
 SCRATCH: Final = "koordlet-probe"
-GROUP_IDENTITY_SWITCH: Final = "/proc/sys/kernel/sched_group_identity_enabled"
-SCHED_CORE_SWITCH: Final = "/proc/sys/kernel/sched_core"
+_GROUP_IDENTITY_SWITCH: Final = path_of(GROUP_IDENTITY)
+_SCHED_CORE_SWITCH: Final = path_of(SCHED_CORE)
 _NO_KERNEL_HELP: Final = frozenset(
     {Resource.ENV, Resource.MOUNT, Resource.DEVICE, Resource.SYSCTL, Resource.HOST_DIRECTORY}
 )
@@ -96,8 +97,8 @@ def probe(host: Host, layout: Layout) -> Probed:
         cgroup_version=layout.version,
         kernel_release=_release(host),
         supported=frozenset(supported),
-        group_identity_sysctl=_readable(host, GROUP_IDENTITY_SWITCH),
-        sched_core_sysctl=_readable(host, SCHED_CORE_SWITCH),
+        group_identity_sysctl=_readable(host, _GROUP_IDENTITY_SWITCH),
+        sched_core_sysctl=_readable(host, _SCHED_CORE_SWITCH),
         core_sched=Resource.CORE_SCHED_COOKIE in supported,
         resctrl=None
         if offer is None
@@ -201,7 +202,7 @@ def _try(host: Host, layout: Layout, scratch: str, file: CgroupFile, made: set[s
             host.write(path, b"0")
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error.errno))
-        if file.resource is Resource.CPU_BVT and _readable(host, GROUP_IDENTITY_SWITCH):
+        if file.resource is Resource.CPU_BVT and _readable(host, _GROUP_IDENTITY_SWITCH):
             return f"by evidence: {name} answers {code} as it does while its switch is off"
         return f"{name} refused {tried!r}: {code}"
     return ""
@@ -261,10 +262,10 @@ def _processes(host: Host, supported: set[Resource], reasons: dict[Resource, str
         host.core_sched_cookie(0)
         supported.add(Resource.CORE_SCHED_COOKIE)
     except OSError as error:
-        if _readable(host, SCHED_CORE_SWITCH):
+        if _readable(host, _SCHED_CORE_SWITCH):
             # Alibaba Cloud Linux: cookies work once the switch is on, which the policy sees to.
             supported.add(Resource.CORE_SCHED_COOKIE)
-            reasons[Resource.CORE_SCHED_COOKIE] = f"by evidence: {SCHED_CORE_SWITCH} exists"
+            reasons[Resource.CORE_SCHED_COOKIE] = f"by evidence: {_SCHED_CORE_SWITCH} exists"
         elif error.errno == errno.ENODEV:
             reasons[Resource.CORE_SCHED_COOKIE] = "SMT is off or absent"
         else:

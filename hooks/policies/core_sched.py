@@ -26,7 +26,6 @@ from apis.qos import KubeQoS, QoSClass
 from hooks import compat
 from hooks.claim import Claim, Rank
 from hooks.facts import KernelFacts, NodeInputs
-from hooks.policies.group_identity import SYSCTL_GROUP_IDENTITY, SYSCTL_SCHED_CORE
 from hooks.policy import Off, OffBecause, Policy
 from hooks.subject import (
     ContainerSubject,
@@ -37,7 +36,9 @@ from hooks.subject import (
     QosSubject,
     SandboxSubject,
 )
+from hooks.switches import switch_claims
 from linux.resources import Resource
+from linux.sysctls import GROUP_IDENTITY, SCHED_CORE
 
 NAME: Final = "CoreSched"
 EXPELLER_SUFFIX: Final = "-expeller"
@@ -123,20 +124,10 @@ def _sysctls(kernel: KernelFacts) -> tuple[Claim, ...]:
     """Group identity off, then core scheduling on: both at once can lock an Anolis kernel up."""
     wanted = []
     if kernel.group_identity_sysctl:
-        wanted.append((SYSCTL_GROUP_IDENTITY, "0", "core scheduling excludes group identity"))
+        wanted.append((GROUP_IDENTITY, "0", "core scheduling excludes group identity"))
     if kernel.sched_core_sysctl:
-        wanted.append((SYSCTL_SCHED_CORE, "1", "core scheduling is switched on by a class"))
-    return tuple(
-        Claim(
-            resource=Resource.SYSCTL,
-            key=key,
-            value=value,
-            policy=NAME,
-            reason=reason,
-            source=f"{_STRATEGY}.policies.cpuPolicy",
-        )
-        for key, value, reason in wanted
-    )
+        wanted.append((SCHED_CORE, "1", "core scheduling is switched on by a class"))
+    return switch_claims(NAME, f"{_STRATEGY}.policies.cpuPolicy", wanted)
 
 
 def _entry_of(rule: Rule, pod: Pod) -> Entry | None:

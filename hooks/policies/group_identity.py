@@ -39,13 +39,12 @@ from hooks.subject import (
     QosSubject,
     SandboxSubject,
 )
+from hooks.switches import switch_claims
 from linux.resources import Resource
+from linux.sysctls import GROUP_IDENTITY, SCHED_CORE
 from linux.weights import MIN_SHARES
 
 NAME: Final = "GroupIdentity"
-
-SYSCTL_GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
-SYSCTL_SCHED_CORE: Final = "kernel.sched_core"
 
 _STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
 _ANNOTATION: Final = f"annotation {ANNOTATION_CPU_QOS}"
@@ -150,19 +149,9 @@ def _sysctls(kernel: KernelFacts) -> tuple[Claim, ...]:
     wanted = []
     if kernel.group_identity_sysctl:
         if kernel.sched_core_sysctl:
-            wanted.append((SYSCTL_SCHED_CORE, "0", "group identity excludes core scheduling"))
-        wanted.append((SYSCTL_GROUP_IDENTITY, "1", "group identity is switched on by a class"))
-    return tuple(
-        Claim(
-            resource=Resource.SYSCTL,
-            key=key,
-            value=value,
-            policy=NAME,
-            reason=reason,
-            source=f"{_STRATEGY}.policies.cpuPolicy",
-        )
-        for key, value, reason in wanted
-    )
+            wanted.append((SCHED_CORE, "0", "group identity excludes core scheduling"))
+        wanted.append((GROUP_IDENTITY, "1", "group identity is switched on by a class"))
+    return switch_claims(NAME, f"{_STRATEGY}.policies.cpuPolicy", wanted)
 
 
 def identity_of_pod(rule: Rule, pod: Pod) -> tuple[Identity, Rank]:

@@ -14,15 +14,12 @@ from typing import Final
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
 from koordlet.journal import Record
-from linux import resctrl, resctrl_groups
+from linux import resctrl, resctrl_groups, sysctls
 from linux.cgroup_paths import PathError, check_relative
 from linux.host import Host
 from linux.resources import Resource
+from linux.sysctls import GROUP_IDENTITY, SCHED_CORE
 
-GROUP_IDENTITY: Final = "kernel.sched_group_identity_enabled"
-SCHED_CORE: Final = "kernel.sched_core"
-SYSCTLS: Final = frozenset({GROUP_IDENTITY, SCHED_CORE})
-"""The switches that may be written."""
 _MAKING: Final = "making"
 _MADE: Final = "made"
 """What a control group's record holds as ours: before the group is made, and after."""
@@ -63,7 +60,7 @@ def hold_identities(
     if not of_identity or any(write.slot[2] == GROUP_IDENTITY for write in switches):
         return writes
     try:
-        found = table.host.read(_path_of(GROUP_IDENTITY))
+        found = table.host.read(sysctls.path_of(GROUP_IDENTITY))
     except OSError:
         return writes  # this kernel has no such switch
     if found.strip() != b"0":
@@ -74,10 +71,6 @@ def hold_identities(
             slot.settled = None
             table.set_state(slot, State.BLOCKED, f"{GROUP_IDENTITY} is 0")
     return [write for write in writes if write.slot[1] is not Resource.CPU_BVT]
-
-
-def _path_of(switch: str) -> str:
-    return "/proc/sys/" + switch.replace(".", "/")
 
 
 def _applied(table: SlotTable, slot: Slot, found: str) -> None:
@@ -105,7 +98,7 @@ def _waits(
                     return "cookies that have to be taken back before"
     if slot.key == GROUP_IDENTITY and wanted == "1":
         try:
-            on = table.host.read(_path_of(SCHED_CORE)).strip() == b"1"
+            on = table.host.read(sysctls.path_of(SCHED_CORE)).strip() == b"1"
         except OSError:
             on = False
         if on and not any(write.slot[2] == SCHED_CORE and write.new == "0" for write in planned):
@@ -114,10 +107,10 @@ def _waits(
 
 
 def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], now: float) -> None:
-    if slot.key not in SYSCTLS:
+    if slot.key not in sysctls.OURS:
         table.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
         return
-    slot.path = _path_of(slot.key)
+    slot.path = sysctls.path_of(slot.key)
     try:
         found = table.host.read(slot.path).decode("ascii", "replace").strip()
     except FileNotFoundError:

@@ -21,11 +21,12 @@ from linux import resctrl, resctrl_groups
 from linux.host import Host
 from linux.procfs import oom_score_adj_path, parse_ids
 from linux.resources import Resource
+from linux.sysctls import SCHED_CORE
 
 _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
 )
-_SWITCH: Final = ("", Resource.SYSCTL, "kernel.sched_core")
+_SWITCH: Final = ("", Resource.SYSCTL, SCHED_CORE)
 
 
 GIVEN_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
