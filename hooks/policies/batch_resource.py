@@ -44,9 +44,9 @@ from hooks.amounts import (
     sum_of_limits,
     sum_of_requests,
 )
-from hooks.claim import Claim, Op
+from hooks.claim import Claim
 from hooks.facts import NodeInputs
-from hooks.policies.cpu_normalization import RATIO_SOURCE, node_ratio
+from hooks.policies.cpu_normalization import division, node_ratio
 from hooks.policy import Partial, Policy, never
 from hooks.subject import Amounts, ContainerSpec, ContainerSubject, Level, Pod, PodSubject
 from linux.resources import UNLIMITED, Resource, Value
@@ -226,15 +226,7 @@ def _claims(
         reason += " is missing"
     yield claim(Resource.CPU_CFS_QUOTA, quota, reason, f"{source}.limits.batch-cpu")
     if rule.ratio > 1.0:
-        yield Claim(
-            resource=Resource.CPU_CFS_QUOTA,
-            value=0,
-            policy=NAME,
-            reason=f"CPU normalisation ratio {rule.ratio:g}",
-            source=RATIO_SOURCE,
-            op=Op.DIVIDE,
-            factor=rule.ratio,
-        )
+        yield division(rule.ratio, NAME)
     reason = f"{whose} batch-memory limit"
     if memory_bytes == UNLIMITED:
         reason += " is missing"

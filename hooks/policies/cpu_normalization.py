@@ -55,27 +55,31 @@ def node_ratio(node: NodeMeta) -> float | None:
     return parse_cpu_normalization_ratio(text, obj=f"Node {node.name}")
 
 
+def division(ratio: float, policy: str) -> Claim:
+    """Return the claim that divides a CFS quota by the ratio."""
+    return Claim(
+        resource=Resource.CPU_CFS_QUOTA,
+        value=0,
+        policy=policy,
+        reason=f"CPU normalisation ratio {ratio:g}",
+        source=RATIO_SOURCE,
+        op=Op.DIVIDE,
+        factor=ratio,
+    )
+
+
 def parse(inputs: NodeInputs) -> Rule | Off:
     ratio = node_ratio(inputs.node)
     if ratio is None:
         return Off(OffBecause.NODESLO, f"{RATIO_SOURCE} is not set")
     if ratio <= 1.0:
         return Off(OffBecause.NODESLO, f"{RATIO_SOURCE} is {ratio:g}: quotas stay as requested")
-    divide = Claim(
-        resource=Resource.CPU_CFS_QUOTA,
-        value=0,
-        policy=NAME,
-        reason=f"CPU normalisation ratio {ratio:g}",
-        source=RATIO_SOURCE,
-        op=Op.DIVIDE,
-        factor=ratio,
-    )
     pods = inputs.kernel.cgroup_version == 2 or (
         compat.NORMALIZED_PODS_ON_V1 in inputs.settings.compat
     )
     facts = inputs.topology
     static = facts is not None and facts.cpu_manager_policy.policy == "static"
-    return Rule(ratio, divide, pods, static)
+    return Rule(ratio, division(ratio, NAME), pods, static)
 
 
 def _in_scope(rule: Rule, subject: ContainerSubject | PodSubject) -> bool:

@@ -14,14 +14,8 @@ import pytest
 from hooks.claim import Claim
 from hooks.subject import NodeSubject, PodSubject
 from koordlet.events import Events
-from koordlet.site_policies import (
-    MOST_SUBJECTS_OFF,
-    Alarm,
-    Interrupter,
-    Overtime,
-    SiteGuard,
-    SiteLoader,
-)
+from koordlet.overtime import Alarm, Interrupter, Overtime
+from koordlet.site_policies import MOST_SUBJECTS_OFF, SiteGuard, SiteLoader
 from tests.koordlet.builders import runtime_pod
 
 GOOD = """
