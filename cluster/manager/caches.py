@@ -21,8 +21,8 @@ from cluster.manager.objects import (
     shrink_node_metric,
     shrink_pod,
 )
-from cluster.quota_tree import QuotaTree
-from kube.cache import Cache
+from cluster.quota_tree import QuotaTree, quota_node
+from kube.cache import Cache, Change, Event
 from kube.client import Client
 from kube.resources import (
     CONFIG_MAPS,
@@ -70,7 +70,7 @@ class Caches:
         self.priority_classes = self._cache(PRIORITY_CLASSES, PriorityClassObject)
 
         self._tree: QuotaTree | None = None
-        self.quotas.subscribe(lambda _: self._forget_tree())
+        self.quotas.subscribe(self._quota_changed)
 
     def _cache(self, resource: Resource, type_: type[Any], **options: Any) -> Cache[Any]:
         cache: Cache[Any] = Cache(self._client, resource, type_, **options)
@@ -83,8 +83,12 @@ class Caches:
             self._tree = QuotaTree(self.quotas.items.values())
         return self._tree
 
-    def _forget_tree(self) -> None:
-        self._tree = None
+    def _quota_changed(self, event: Event[ElasticQuota]) -> None:
+        # The scheduler writes what pods use into quotas all the time, and admission books on them:
+        # a tree made anew for each pod would take milliseconds of every review.
+        old = quota_node(event.old) if event.old is not None else None
+        if event.change is not Change.MODIFIED or quota_node(event.new) != old:
+            self._tree = None
 
     def waiting(self) -> list[str]:
         """Return the types whose lists were not read yet."""

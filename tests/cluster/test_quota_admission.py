@@ -12,6 +12,8 @@ from apis.core import Pod
 from apis.decode import to_plain
 from apis.quota import ElasticQuota
 from cluster.gates import parse_gates
+from cluster.manager.caches import Caches
+from cluster.manager.flags import parse
 from cluster.manager.quota_profile import scaled, tree_id
 from cluster.metrics import ManagerMetrics
 from cluster.quota_tree import (
@@ -222,6 +224,26 @@ def test_pods_use_a_quota_by_label_or_by_where_they_live(
 def test_a_change_of_status_is_not_judged() -> None:
     broken = quota("b", parent="nobody")
     assert changed(broken, quota("b", parent="nobody", used={"cpu": "3"})) == ""
+
+
+def test_what_pods_use_of_a_quota_leaves_the_tree_as_it_is() -> None:
+    """The scheduler writes it all the time: a tree for each such write would cost every review."""
+    caches = Caches(Client(Connection("http://localhost")), parse([], {}))
+    caches.quotas.put(quota("a", most={"cpu": "20"}))
+    tree = caches.quota_tree()
+    booked = {"child-request": {"cpu": "3"}, "runtime": {"cpu": "9"}}
+    caches.quotas.put(quota("a", most={"cpu": "20"}, used={"cpu": "3"}, annotations=booked))
+    assert caches.quota_tree() is tree
+    for change in (
+        quota("a", most={"cpu": "21"}),
+        quota("a", most={"cpu": "21"}, annotations={"namespaces": ["team"]}),
+        quota("b", most={"cpu": "1"}),
+    ):
+        caches.quotas.put(change)
+        assert caches.quota_tree() is not tree
+        tree = caches.quota_tree()
+    assert tree.of_namespace == {"team": "a"}
+    assert set(tree.nodes) == {"a", "b"}
 
 
 def test_a_quota_that_is_used_is_not_deleted() -> None:
