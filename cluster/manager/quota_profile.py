@@ -1,7 +1,8 @@
 """ElasticQuotaProfile: a quota tree's root sized by the nodes that a selector picks.
 
-Nodes are watched, so a node that joins or is cordoned counts within a second. Quantities compare
-by value, and only what differs is patched. Source: manager.md section 16.
+Nodes are watched, so a node that joins or is cordoned counts within a second, and what it offers
+within ten: batch resources change all the time somewhere, and each total sums up all nodes.
+Quantities compare by value, and only what differs is patched. Source: manager.md section 16.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ MAX_AMOUNT: Final = (2**63 - 1) // 2000
 """What `max` says for "no limit": far enough below int64 that sums do not overflow anywhere."""
 
 _SETTLE_SECONDS: Final = 1.0
+_AMOUNTS_SETTLE_SECONDS: Final = 10.0
 _decode_keys = field_decoder(tuple[str, ...])
 
 
@@ -159,11 +161,15 @@ class QuotaProfileController:
             event.change is not Change.MODIFIED
             or old is None
             or old.metadata.labels != new.metadata.labels
-            or old.status.allocatable != new.status.allocatable
             or is_ready(old) != is_ready(new)
         ):
-            for key in self._profiles.items:
-                self.queue.add_after(key, _SETTLE_SECONDS)
+            pause = _SETTLE_SECONDS
+        elif old.status.allocatable != new.status.allocatable:
+            pause = _AMOUNTS_SETTLE_SECONDS
+        else:
+            return
+        for key in self._profiles.items:
+            self.queue.add_after(key, pause)
 
     async def reconcile(self, key: str) -> float | None:
         """Bring the quota of one profile up to date."""

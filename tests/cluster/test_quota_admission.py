@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from apis.core import Pod
+from apis.core import Node, Pod
 from apis.decode import to_plain
-from apis.quota import ElasticQuota
+from apis.quota import ElasticQuota, ElasticQuotaProfile
 from cluster.gates import parse_gates
 from cluster.manager.caches import Caches
 from cluster.manager.flags import parse
-from cluster.manager.quota_profile import scaled, tree_id
+from cluster.manager.quota_profile import QuotaProfileController, scaled, tree_id
 from cluster.metrics import ManagerMetrics
 from cluster.quota_tree import (
     QuotaRefused,
@@ -29,6 +29,7 @@ from cluster.webhook.pod_resources import replaced_by_annotation
 from cluster.webhook.quota_evaluation import QuotaEvaluator, exceeded, masked_request
 from kube.client import Client
 from kube.connection import Connection
+from kube.events import EventRecorder
 from kube.resources import PODS
 from tests.cluster.admission import admission, convert, filled, request
 
@@ -303,6 +304,45 @@ def test_a_name_that_several_quotas_bear_books_nothing() -> None:
 def test_resources_are_renamed_for_counting() -> None:
     resources = {"a": "1", "b": "2", "c": "3"}
     assert replaced_by_annotation(resources, "a:x, b:, c, d:e, c:y:z") == {"c": "3", "x": "1"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "ready", "cpu", "pauses"),
+    [
+        ("x", "True", "8", []),
+        ("y", "True", "8", [1.0]),
+        ("x", "False", "8", [1.0]),
+        ("x", "True", "9", [10.0]),
+        ("y", "True", "9", [1.0]),
+    ],
+)
+def test_amounts_that_change_all_the_time_are_summed_up_seldom(
+    monkeypatch: pytest.MonkeyPatch, labels: str, ready: str, cpu: str, pauses: list[float]
+) -> None:
+    def node(labels: str, ready: str, cpu: str) -> Node:
+        status = {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "allocatable": {"kubernetes.io/batch-cpu": cpu},
+        }
+        metadata = {"name": "n", "labels": {"pool": labels}}
+        return cast(Node, convert({"metadata": metadata, "status": status}, Node))
+
+    client = Client(Connection("http://localhost"))
+    caches = Caches(client, parse([], {}))
+    controller = QuotaProfileController(
+        client,
+        caches.quota_profiles,
+        caches.quotas,
+        caches.nodes,
+        EventRecorder(client, component="test"),
+    )
+    asked: list[float] = []
+    monkeypatch.setattr(controller.queue, "add_after", lambda _, seconds: asked.append(seconds))
+    caches.nodes.put(node("x", "True", "8"))
+    profile = {"metadata": {"name": "p", "namespace": "default"}, "spec": {"quotaName": "q"}}
+    caches.quota_profiles.put(convert(profile, ElasticQuotaProfile))
+    caches.nodes.put(node(labels, ready, cpu))
+    assert asked == pauses
 
 
 def test_the_numbers_of_a_profile() -> None:
