@@ -38,8 +38,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
     supported: the resources whose files were written with success in a scratch cgroup, or that are
         supported by other evidence. A policy whose resource is missing says so: unsupported or
         degraded.
-    pods_cpus: on cgroup v1, the CPUs of the pods' root: a group below it that asks for another one
-        is refused, and so is the container. None: any may be asked for, or nobody knows.
+    pods_cpus: on cgroup v1 the CPUs of the pods' root, on v2 those that the machine can have: a
+        group that asks for another one is refused, and so is the container. None: nobody knows.
     rdma: PCI address -> verbs device node, for RDMA injection.
     rdma_cm: the connection manager's device node, if there is one.
     gpus: minor number -> device node of NVIDIA's driver; gpu_control: the nodes of all its users.

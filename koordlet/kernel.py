@@ -126,16 +126,19 @@ def probe(host: Host, layout: Layout) -> Probed:
 
 
 def pods_cpus(host: Host, layout: Layout) -> CpuSet | None:
-    """Return the CPUs to which cgroup v1 holds every group below the pods' root; None: none.
+    """Return the CPUs that the kernel lets a group below the pods' root ask for; None: unknown.
 
-    One that goes offline leaves this set for good.
+    On cgroup v1 one that goes offline leaves the root's set for good; v2 minds none but those that
+    the machine cannot have.
     """
-    file = FILES[Resource.CPUSET_CPUS]
-    if layout.version == 2 or not layout.kubepods or not layout.has(file.controller):
-        return None
+    path = "/sys/devices/system/cpu/possible"
+    if layout.version == 1:
+        file = FILES[Resource.CPUSET_CPUS]
+        if not layout.kubepods or not layout.has(file.controller):
+            return None
+        path = f"{layout.directory(file.controller, layout.kubepods)}/{file.v1}"
     try:
-        raw = host.read(f"{layout.directory(file.controller, layout.kubepods)}/{file.v1}")
-        return CpuSet.parse(raw.decode("ascii", "replace")) or None
+        return CpuSet.parse(host.read(path).decode("ascii", "replace")) or None
     except (OSError, ValueError):
         return None
 

@@ -5,8 +5,8 @@ the share pools, which are what the allocations leave over. Best-effort pods are
 suppression, and everyone without an own set to kubelet where its static policy is on.
 
 The decision is the ten-row table of hooks.md 4.2, first match wins; the rows are numbered below.
-Pools are joined as sets: an empty pool adds nothing (8.14), and on cgroup v1 a CPU that the pods'
-root lacks is in none of them: a runtime that is told to use it cannot make the container.
+Pools are joined as sets: an empty pool adds nothing (8.14), and a CPU that the kernel lets no pod
+have is in none of them: a runtime that is told to use it cannot make the container.
 Row 8, "no CPU set", cannot be asked of a runtime and is no claim: whatever was claimed before is
 withdrawn by its absence.
 """
@@ -21,7 +21,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from apis.annotations import NUMANodeResource, ResourceStatus, parse_resource_status
+from apis.annotations import (
+    NUMANodeResource,
+    ResourceStatus,
+    annotation_field,
+    parse_resource_status,
+)
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
@@ -64,6 +69,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     system: of the Node itself where it says so. An administrator writes it there, and the
         NodeResourceTopology only repeats it (koordlet.md 4.2).
+    lacking: the share pools' CPUs that are not there, and stand in none of the sets.
     """
 
     ls: Pools
@@ -71,6 +77,7 @@ class Topology(msgspec.Struct, frozen=True):
     system: CpuSet
     system_source: str
     kubelet_static: bool
+    lacking: CpuSet
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -103,6 +110,7 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
             system=_within(CpuSet(system.cpus), there) if system else _NO_CPUS,
             system_source=source,
             kubelet_static=facts.cpu_manager_policy.policy == "static",
+            lacking=_lacking(facts.shared_pools, there),
         )
     rule = Rule(
         topology=topology,
@@ -135,6 +143,11 @@ def _pools(pools: Iterable[CPUSharedPool], source: str, there: CpuSet | None) ->
     return Pools(by_node, reduce(or_, by_node.values(), _NO_CPUS), source)
 
 
+def _lacking(pools: Iterable[CPUSharedPool], there: CpuSet | None) -> CpuSet:
+    named = reduce(or_, (CpuSet(pool.cpus) for pool in pools), _NO_CPUS)
+    return named - _within(named, there)
+
+
 def allocated_cpus(pod: Pod) -> CpuSet:
     """Return the CPUs that the scheduler gave the pod for itself. Raises InputError."""
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
@@ -151,7 +164,14 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
     if status.cpuset:  # 2
         cpus, lacks = CpuSet.parse(status.cpuset), ""
         there = _within(cpus, rule.pods_cpus)
-        if there and there != cpus:  # without any, nothing would be right: the kernel refuses it
+        if not there:
+            raise InputError(
+                obj=pod.obj,
+                field=f"{annotation_field(ANNOTATION_RESOURCE_STATUS)}.cpuset",
+                value=status.cpuset,
+                problem=f"none of these CPUs is there, only {rule.pods_cpus}",
+            )
+        if there != cpus:
             cpus, lacks = there, f"the pods' root has no CPU {cpus - there}"
         return _claim(
             cpus, "CPUs allocated to the pod", f"{_STATUS}.cpuset", Rank.POD, degraded=lacks
@@ -243,6 +263,13 @@ def claim_host_app(rule: Rule, subject: HostAppSubject) -> Iterator[Claim]:
         )
 
 
+def _degraded(rule: Rule) -> str:
+    if rule.topology is None:
+        return "no NodeResourceTopology yet: only CPUs of their own are given"
+    lacking = rule.topology.lacking
+    return f"share pools without CPU {lacking}, which is not there" if lacking else ""
+
+
 POLICY: Final = Policy(
     name=NAME,
     gate="CPUSetAllocator",
@@ -255,8 +282,6 @@ POLICY: Final = Policy(
         Level.CONTAINER: claim_container,
         Level.HOST_APP: claim_host_app,
     },
-    degraded=lambda rule: (
-        "" if rule.topology else "no NodeResourceTopology yet: only CPUs of their own are given"
-    ),
+    degraded=_degraded,
     individual=never,
 )

@@ -20,6 +20,7 @@ from tests.beds.kubelet import (
 )
 from tests.e2e.manifests import (
     BE_IDENTITY,
+    CPUS,
     SHARED,
     Manifest,
     batch_pod,
@@ -80,6 +81,18 @@ def test_a_container_resized_while_the_daemon_is_away_has_its_new_limit_for_good
         eventually(bed, pod, "cpu.cfs_quota_us", "40000", level="container")
         koordlet.put(node())
         eventually(bed, pod, "cpu.cfs_quota_us", "50000", level="container")
+
+
+def test_a_pool_with_cpus_that_are_gone_stops_no_container_from_starting(bed: Containerd) -> None:
+    gone = CPUS[-1] + 1
+    objects = [node(), nodeslo(), topology(f"{SHARED},{gone}")]
+    own = pinned_pod("half-gone", f"{CPUS[0]},{gone}")
+    with daemon(bed, objects, config=EVERY_SECOND) as koordlet:
+        with running_pod(bed, ls_pod("shared")) as pod:
+            assert container_value(bed, pod, "cpuset.cpus") == SHARED
+        koordlet.put(own)
+        with running_pod(bed, own) as pod:
+            assert container_value(bed, pod, "cpuset.cpus") == str(CPUS[0])
 
 
 def test_a_container_starts_again_while_nobody_answers(bed: Containerd) -> None:

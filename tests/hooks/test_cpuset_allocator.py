@@ -150,21 +150,25 @@ def test_pools_are_joined_as_sets_and_empty_ones_add_nothing(pools: Any, cpus: A
     [
         (None, "0-15", ALL, ""),
         (None, "1-9", "1-3,8-9", ""),
+        (None, "16-31", "", ""),  # another machine's report
         (NUMA_1, "0-3", "0-3", "the share pools of the allocated NUMA nodes 1 are empty"),
         (OWN, "0-6", "4-5", "the pods' root has no CPU 7"),
-        (OWN, "0-3", "4-5,7", ""),
     ],
 )
 def test_cpus_that_the_pods_root_lacks_are_not_asked_for(
     status: Any, there: str, cpus: str, said: str
 ) -> None:
-    """cgroup v1 refuses them, and so the container; where none is left the kernel has to say so."""
+    """The kernel refuses them, and so the container."""
     kernel = KernelFacts(pods_cpus=CpuSet.parse(there))
     inputs = node(topology=topology(TWO_NODES), kernel=kernel)
     for make in (a_container, a_sandbox):
         decision = decide(make(_pod("LS", BU, status)), inputs, POLICY)
-        outcome = decision.outcomes[Resource.CPUSET_CPUS, ""]
-        assert (str(outcome.value), outcome.winner.degraded) == (cpus, said)
+        outcome = decision.outcomes.get((Resource.CPUSET_CPUS, ""))
+        found = (str(outcome.value), outcome.degraded) if outcome is not None else ("", "")
+        assert found == (cpus, said)
+    state = engine(inputs, POLICY).state(POLICY.name)
+    assert state is not None
+    assert bool(POLICY.degraded(state.rule)) == (there != "0-15")
 
 
 def test_an_empty_pool_of_the_allocated_node_is_said() -> None:
@@ -173,6 +177,15 @@ def test_an_empty_pool_of_the_allocated_node_is_said() -> None:
     outcome = decision.outcomes[Resource.CPUSET_CPUS, ""]
     assert str(outcome.value) == "0-3"
     assert "NUMA nodes 1" in outcome.degraded
+
+
+def test_an_allocation_of_which_nothing_is_there_is_an_error_and_keeps_the_quota() -> None:
+    inputs = node(topology=topology(TWO_NODES), kernel=KernelFacts(pods_cpus=CpuSet.parse("0-3")))
+    decision = decide(a_container(_pod("LSR", G, OWN)), inputs, POLICY)
+    assert decision.outcomes == {}
+    message = only_fault(decision)
+    assert f'{ANNOTATION_RESOURCE_STATUS}"].cpuset' in message and "4-5,7" in message
+    assert "only 0-3" in message
 
 
 def test_an_lsr_pod_without_cpus_of_its_own_is_said() -> None:

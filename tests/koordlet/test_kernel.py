@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from koordlet.kernel import SCRATCH, Probed, probe
+from koordlet.kernel import SCRATCH, Probed, pods_cpus, probe
 from linux.discovery import discover
 from linux.resources import Resource
 from tests.simulated import (
@@ -123,3 +123,15 @@ def test_before_any_pod_nothing_of_the_groups_is_known() -> None:
     result = probe(kernel, discover(kernel))
     assert Resource.CPU_SHARES not in result.facts.supported
     assert Resource.ENV in result.facts.supported
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_the_cpus_of_pods_are_those_that_the_kernel_lets_them_ask_for(profile: Profile) -> None:
+    kernel = SimulatedKernel(profile)
+    Kubelet(kernel)
+    everything = kernel.online_cpus
+    last = max(everything)
+    assert set(probe(kernel, discover(kernel)).facts.pods_cpus or ()) == everything
+    kernel.set_online(last, online=False)
+    left = everything - {last} if profile.cgroup == 1 else everything
+    assert set(pods_cpus(kernel, discover(kernel)) or ()) == left
