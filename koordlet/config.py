@@ -84,6 +84,22 @@ class Kubernetes(Section, frozen=True):
         return bool(self.kubeconfig) if self.enabled is None else self.enabled
 
 
+POD_STAGES = (
+    "PreRunPodSandbox",
+    "PostStopPodSandbox",
+    "PreRemoveRunPodSandbox",
+    "PreUpdatePodSandboxResources",
+)
+CONTAINER_STAGES = (
+    "PreCreateContainer",
+    "PreStartContainer",
+    "PostStartContainer",
+    "PostStopContainer",
+    "PreUpdateContainerResources",
+)
+"""The names that the hook protocol has for its stages (runtime-proxy.md 2.3), and one of ours."""
+
+
 class HookService(Section, frozen=True):
     """The gRPC service that koord-runtime-proxy calls."""
 

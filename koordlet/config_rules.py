@@ -10,15 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from apis.errors import InputError
 from hooks.compat import SWITCHES
+from koordlet.config import CONTAINER_STAGES, POD_STAGES, Config
 from service.addresses import parse_address
 from service.unix import LONGEST_PATH
-
-if TYPE_CHECKING:
-    from koordlet.config import Config
 
 _ADMIN_SOCKET: Final = "/admin.sock"
 
@@ -150,6 +148,10 @@ def _choices(config: Config) -> Iterator[Wrong]:
                 f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(SWITCHES)}"
             )
             yield "compat", switch, "not a compatible switch", hint
+    for stage in config.hook_service.disabled_stages:
+        if stage not in (*POD_STAGES, *CONTAINER_STAGES):
+            known = f"known: {', '.join((*POD_STAGES, *CONTAINER_STAGES))}"
+            yield "hookService.disabledStages", stage, "not a stage of the hook service", known
     if config.log.level not in ("debug", "info", "warning", "error"):
         yield "log.level", config.log.level, "one of debug, info, warning, error"
     if config.log.format not in ("text", "json"):

@@ -24,6 +24,7 @@ import msgspec
 from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.subject import ContainerSubject, Pod, Requested, make_pod
+from koordlet.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.config import HookService as Settings
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
@@ -52,19 +53,6 @@ _STAGES: Final = (
     "PreUpdateContainerResources",
     "PostStopContainer",
     "PostStopPodSandbox",
-)
-_POD_STAGES: Final = (
-    "PreRunPodSandbox",
-    "PostStopPodSandbox",
-    "PreRemoveRunPodSandbox",
-    "PreUpdatePodSandboxResources",
-)
-_CONTAINER_STAGES: Final = (
-    "PreCreateContainer",
-    "PreStartContainer",
-    "PostStartContainer",
-    "PostStopContainer",
-    "PreUpdateContainerResources",
 )
 
 _NUMBERS: Final[Mapping[Resource, str]] = {
@@ -352,13 +340,13 @@ class HookServer:
                 hook.PodSandboxHookRequest,
                 lambda request, stage=stage: self._answers.pod(stage, request),
             )
-            for stage in _POD_STAGES
+            for stage in POD_STAGES
         } | {
             stage: (
                 hook.ContainerResourceHookRequest,
                 lambda request, stage=stage: self._answers.container(stage, request),
             )
-            for stage in _CONTAINER_STAGES
+            for stage in CONTAINER_STAGES
         }
         return {
             f"{stage}Hook": grpc.unary_unary_rpc_method_handler(

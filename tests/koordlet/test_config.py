@@ -55,6 +55,11 @@ def errors(text: str = "", *flags: str) -> list[str]:
         ("sitePolicies: {timeLimit: 3s}", "sitePolicies.timeLimit = '3.0': not between"),
         ("log: {level: loud}", "log.level = 'loud': one of debug"),
         ("log: {format: xml}", "log.format = 'xml': one of text, json"),
+        (
+            "hookService: {disabledStages: [PreCreateContainer, PreCreateContainers]}",
+            "hookService.disabledStages = 'PreCreateContainers': not a stage of the hook service",
+        ),
+        ("hookService: {disabledStages: [x]}", "known: PreRunPodSandbox, PostStopPodSandbox, Pre"),
         ("hookService: {failurePolicy: Maybe}", "hookService.failurePolicy = 'Maybe'"),
         ("compat: [GPUMinorNumber]", "did you mean GPUMinorNumbers?"),
         ("featureGates: {GroupIdentty: true}", "did you mean GroupIdentity?"),
@@ -118,6 +123,7 @@ def test_a_runtimes_endpoint_is_taken_as_upstreams_flag_has_it(endpoint: str) ->
         ("-runtime-hooks-nri-plugin-index=7", "two digits"),
         ("-runtime-hooks-failure-policy=ignore", "Fail or Ignore"),
         ("-run-dir=run", "not an absolute path"),
+        ("-runtime-hooks-disable-stages=PreCreate", "not a stage of the hook service"),
     ],
 )
 def test_a_mistake_in_a_flag_is_not_blamed_on_the_file(flag: str, expected: str) -> None:
