@@ -16,6 +16,7 @@ class Phase(enum.Enum):
     SENDING = enum.auto()
     WAITING = enum.auto()
     REJECTING = enum.auto()
+    ENDED = enum.auto()
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Held:
     body: bytearray = field(default_factory=bytearray)
     received_flow: int = 0
     counted: bool = True
+    client_ended: bool = False
     answer: bytearray = field(default_factory=bytearray)
     answer_started: bool = False
     rejection: Status | None = None

@@ -189,6 +189,45 @@ def table_size_update(size: int) -> bytes:
     return _integer(size, 5, 0x20)
 
 
+class ReceiversTable:
+    """The table of a decoder that gets somebody's blocks and now and then one of ours between them.
+
+    Where the receiver has allowed less than its table has, the next block has to begin with that.
+    """
+
+    __slots__ = ("_allowed", "_size")
+
+    def __init__(self) -> None:
+        self._size = DEFAULT_TABLE_SIZE
+        # The least that was allowed since the last block.
+        self._allowed = _MAX_INTEGER
+
+    def allow(self, sizes: Iterable[int]) -> None:
+        """The encoder has acknowledged the receiver's settings."""
+        for size in sizes:
+            self._allowed = min(self._allowed, size)
+
+    def follow(self, block: bytes) -> None:
+        """The other sender's block: the sizes that it begins with are the table's from here on."""
+        self._allowed = _MAX_INTEGER
+        at = 0
+        while at < len(block) and block[at] >> 5 == 1:
+            self._size = block[at] & 0x1F
+            at += 1
+            if self._size == 0x1F:
+                try:
+                    self._size, at = _continued_integer(block, at, 0x1F)
+                except IndexError as error:
+                    raise _fault("header block ends inside a size") from error
+
+    def update(self) -> bytes:
+        """What our own block, sent now, has to begin with."""
+        if self._allowed >= self._size:
+            return b""
+        self._size = self._allowed
+        return table_size_update(self._size)
+
+
 def encode(headers: Iterable[Header]) -> bytes:
     """A block of literals without indexing: valid in any table state, changing none."""
     out = bytearray()

@@ -21,10 +21,13 @@ from runtime_proxy.http2.held import Abandoned, Answered, Event, Held, Phase, Re
 from runtime_proxy.http2.sending import Sending
 
 _PING_SIZE = 8
+_PLAIN_HEADERS = frames.END_STREAM | frames.END_HEADERS
 # Messages of the largest size that one client may have us hold at a time; kubelet has some KiB.
 _MAX_HELD_MESSAGES = 4
 # What is kept of an answer: the ids that hooks need are in its first hundred octets.
 _MAX_OBSERVED_ANSWER = 64 * 1024
+# Streams that ended while their client was sending: some of that may be under way yet.
+_MAX_TURNED_AWAY = 64
 
 
 def _ignore_call(path: bytes, started: float) -> None:
@@ -67,13 +70,17 @@ class Relay:
         self._sending = Sending()
         self._drain_limit: int | None = None
         # Whose SETTINGS the server has yet to acknowledge: a rejected stream, or 0 for the client
-        # with the header table that it allows.
-        self._unacknowledged: deque[tuple[int, int]] = deque()
-        self._client_table = hpack.DEFAULT_TABLE_SIZE
-        # What our own next block to the client has to begin with, if it comes before the server's.
-        self._table_update = b""
+        # with the header tables that it allows, in order.
+        self._unacknowledged: deque[tuple[int, list[int]]] = deque()
+        self._client_table = hpack.ReceiversTable()
 
+        # Frames of ours for the client that must come behind what the server has sent: its settings
+        # before all else.
+        self._behind: list[bytes] = []
+        self._server_known = False
         self._server_leaving = False
+        # Above it the server looks at no stream.
+        self._server_limit = frames.STREAM_MASK
         # Settings of the server's that the client has yet to acknowledge: the server may hold us to
         # the old ones until then.
         self._unconfirmed: deque[list[tuple[int, int]]] = deque()
@@ -197,11 +204,18 @@ class Relay:
                 if block_end == 0:
                     break
                 end = block_end
-                if self._table_update:
-                    self._table_update = b""
                 if kind == frames.HEADERS:
+                    # The first octet tells whether it sets the table's size; padding hides it.
+                    if flags & ~_PLAIN_HEADERS or not length or buffer[at + HEADER_SIZE] >> 5 == 1:
+                        self._client_table.follow(frames.header_block(buffer, at, block_end))
+                    else:
+                        self._client_table.follow(b"")
                     held = held_streams.get(stream)
-                    if held is not None and held.phase is Phase.REJECTING:
+                    if (
+                        held is not None
+                        and held.phase is Phase.REJECTING
+                        and not held.answer_started
+                    ):
                         # The handler noticed the reset and still got a word in. Its block must
                         # reach the client (header compression), its end of stream must not.
                         held.answer_started = True
@@ -224,6 +238,9 @@ class Relay:
             elif kind == frames.GOAWAY:
                 # The ping that follows asks whether the client knows, before streams are counted.
                 self._server_leaving = True
+                self._server_limit = frames.parse_uint31(buffer[at + HEADER_SIZE : end])
+                for unseen in [one for one in self.active if one > self._server_limit]:
+                    self._finish(unseen, reset=True)
             elif kind == frames.RST_STREAM:
                 held = held_streams.get(stream)
                 # The echo of our own reset must not reach the client before its answer does.
@@ -235,16 +252,14 @@ class Relay:
                 if not flags & frames.ACK:
                     self._server_settings(buffer[at + HEADER_SIZE : end])
                 elif self._unacknowledged:
-                    rejected, table = self._unacknowledged.popleft()
+                    rejected, tables = self._unacknowledged.popleft()
                     if rejected:
                         forward = False
                         if run < at:
                             self.to_client.append(buffer[run:at])
                             run = at
                         self._answer_rejection(rejected)
-                    elif table < self._client_table:
-                        self._table_update = hpack.table_size_update(table)
-                        self._client_table = table
+                    self._client_table.allow(tables)
             if not forward:
                 if run < at:
                     self.to_client.append(buffer[run:at])
@@ -258,6 +273,9 @@ class Relay:
         for held in held_streams.values():
             self._let_finish(held)
         self._pump()
+
+    def _tell_client(self, frame: bytes) -> None:
+        (self.to_client if self._server_known else self._behind).append(frame)
 
     # -- decisions about held requests -------------------------------------------------------------
 
@@ -285,7 +303,7 @@ class Relay:
         self._drop_body(held)
         held.phase = Phase.REJECTING
         held.rejection = status
-        self._unacknowledged.append((stream, 0))
+        self._unacknowledged.append((stream, []))
         self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self.to_server.append(frames.settings({}))
         self._settle()
@@ -298,7 +316,7 @@ class Relay:
         """Tell the client to open no more streams here; the ones it has go on to their end."""
         if self._drain_limit is None:
             self._drain_limit = self.last_stream
-            self.to_client.append(frames.goaway(self.last_stream, ErrorCode.NO_ERROR, "draining"))
+            self._tell_client(frames.goaway(self.last_stream, ErrorCode.NO_ERROR, "draining"))
 
     def fault_goodbye(self, fault: ConnectionFault) -> bytes:
         return frames.goaway(self.last_stream, fault.code, fault.reason)
@@ -306,13 +324,13 @@ class Relay:
     # -- the client's frames -----------------------------------------------------------------------
 
     def _client_settings(self, payload: bytes) -> None:
-        table = self._client_table
+        tables: list[int] = []
         for identifier, value in frames.parse_settings(payload):
             if identifier == frames.SETTING_MAX_FRAME_SIZE:
                 self._client_max_frame = max(self._client_max_frame, value)
             elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
-                table = min(table, value)
-        self._unacknowledged.append((0, table))
+                tables.append(value)
+        self._unacknowledged.append((0, tables))
 
     def _client_headers(self, stream: int, flags: int, headers: list[hpack.Header]) -> bool:
         """Whether the block goes on. It does, except for streams that come after our GOAWAY."""
@@ -327,6 +345,8 @@ class Relay:
         if self._drain_limit is not None:
             return False
         self.last_stream = stream
+        if stream > self._server_limit:
+            return True
         path = b""
         for name, value in headers:
             if name == b":path":
@@ -351,13 +371,22 @@ class Relay:
         held = self._held.get(stream)
         if held is not None:
             self._hold(held, flags, frame)
-        elif self._drain_limit is None or stream <= self._drain_limit:
+        elif self._drain_limit is not None and stream > self._drain_limit:
+            pass
+        elif stream in self.active or stream > self._server_limit:
             self._sending.enqueue_frame(stream, frame)
+        else:
+            # Its end must not wait: the client takes the stream for closed and opens another.
+            self._give_up(stream, client_ended=bool(flags & frames.END_STREAM))
         self._pump()
 
     def _hold(self, held: Held, flags: int, frame: bytes) -> None:
         flow = len(frame) - HEADER_SIZE
-        if held.phase is Phase.REJECTING:
+        if held.phase is Phase.REJECTING or held.phase is Phase.ENDED:
+            if flags & frames.END_STREAM:
+                held.client_ended = True
+                if held.phase is Phase.ENDED:
+                    del self._held[held.stream]
             return
         if held.phase is not Phase.RECEIVING:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "data after the end of a stream")
@@ -387,6 +416,7 @@ class Relay:
             )
             return
         if flags & frames.END_STREAM:
+            held.client_ended = True
             held.phase = Phase.DECIDING
             self.events.append(
                 RequestHeld(held.stream, held.path, bytes(held.body), held.timeout_s, held.encoding)
@@ -400,7 +430,7 @@ class Relay:
         if held.phase is Phase.RECEIVING and missing > held.client_window:
             grant = missing - held.client_window
             held.client_window += grant
-            self.to_client.append(frames.window_update(held.stream, grant))
+            self._tell_client(frames.window_update(held.stream, grant))
 
     def _client_reset(self, stream: int) -> bool:
         if self._drain_limit is not None and stream > self._drain_limit:
@@ -408,13 +438,13 @@ class Relay:
         held = self._held.pop(stream, None)
         self._sending.forget(stream)
         self._end_of_call(stream)
-        if held is not None:
+        if held is not None and held.phase is not Phase.ENDED:
             self._sending.uncount(held)
             self._drop_body(held)
             self.events.append(Abandoned(stream))
         self._settle()
-        # The server was reset already when a rejection began.
-        return held is None or held.phase is not Phase.REJECTING
+        # The server was reset already when a rejection began, or when it answered too early.
+        return held is None or held.phase not in (Phase.REJECTING, Phase.ENDED)
 
     # -- the server's frames -----------------------------------------------------------------------
 
@@ -431,6 +461,7 @@ class Relay:
 
     def _server_settings(self, payload: bytes) -> None:
         """What holds for the client from here on; for us it does once the client has said so."""
+        self._server_known = True
         pairs = frames.parse_settings(payload)
         self._unconfirmed.append(pairs)
         for identifier, value in pairs:
@@ -461,31 +492,56 @@ class Relay:
         self._end_of_call(stream)
         held = self._held.pop(stream, None)
         if held is None:
+            if self._sending.queue and self._sending.has(stream):
+                ended = self._sending.forget(stream)
+                if not reset:
+                    self._give_up(stream, client_ended=ended)
+            return
+        if held.phase is Phase.ENDED:
             return
         if held.phase is Phase.WAITING and not reset:
             self.events.append(Answered(stream, bytes(held.answer)))
             return
-        if held.phase in (Phase.DECIDING, Phase.SENDING) and not reset:
-            # The client has ended its side, which the server will never see from us.
+        if held.phase in (Phase.RECEIVING, Phase.DECIDING, Phase.SENDING) and not reset:
+            # The server will never see from us that the client has ended its side.
             self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
         self._sending.uncount(held)
         self._sending.forget(stream)
         self._drop_body(held)
         self.events.append(Abandoned(stream))
+        if not reset:
+            self._turn_away(held)
+
+    def _give_up(self, stream: int, *, client_ended: bool) -> None:
+        """The server has answered; what it has not got of the request would come too late."""
+        self.to_server.append(frames.rst_stream(stream, ErrorCode.CANCEL))
+        self._turn_away(Held(stream, b"", None, b"", 0, 0, client_ended=client_ended))
+
+    def _turn_away(self, held: Held) -> None:
+        """The call has ended: what its client still sends of it goes nowhere, and may stop."""
+        if held.client_ended:
+            return
+        held.phase = Phase.ENDED
+        self._held[held.stream] = held
+        self._behind.append(frames.rst_stream(held.stream, ErrorCode.NO_ERROR))
+        ended = [one.stream for one in self._held.values() if one.phase is Phase.ENDED]
+        if len(ended) > _MAX_TURNED_AWAY:
+            del self._held[ended[0]]
 
     def _answer_rejection(self, stream: int) -> None:
-        held = self._held.pop(stream, None)
-        if held is None or held.rejection is None:
+        held = self._held.get(stream)
+        if held is None or held.phase is not Phase.REJECTING or held.rejection is None:
             return
+        del self._held[stream]
         self._end_of_call(stream)
-        block = self._table_update + hpack.encode(
+        block = self._client_table.update() + hpack.encode(
             status_headers(held.rejection, trailers=held.answer_started)
         )
-        self._table_update = b""
         self.to_client.append(
             frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, stream, block)
         )
         self.events.append(Abandoned(stream))
+        self._turn_away(held)
 
     def _end_of_call(self, stream: int) -> None:
         call = self.active.pop(stream, None)
@@ -496,9 +552,14 @@ class Relay:
         """Send what may go by now."""
         if self._sending.queue:
             self.to_server += self._sending.pump()
+            for stream, octets in self._sending.take_stripped():
+                self._tell_client(frames.window_update(stream, octets))
         self._settle()
 
     def _settle(self) -> None:
         """Give the client the window that it is owed."""
         if granted := self._sending.grant(self._held.values()):
-            self.to_client.append(frames.window_update(0, granted))
+            self._tell_client(frames.window_update(0, granted))
+        if self._behind and self._server_known:
+            self.to_client += self._behind
+            self._behind.clear()

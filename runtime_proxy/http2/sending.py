@@ -41,7 +41,8 @@ class _Pending:
 class Sending:
     """One connection's windows and its queue. The numbers are the relay's hot path: plain fields.
 
-    `owing` says that the client is owed something that was too little to tell it.
+    `owing` says that the client is owed something that was too little to tell it, or will be when
+    what is held leaves `queued`.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Sending:
         self.owing = False
         self.max_frame_size = frames.DEFAULT_MAX_FRAME_SIZE
         self.queue: deque[_Pending] = deque()
+        self._stripped: list[tuple[int, int]] = []
 
     def enqueue_frame(self, stream: int, frame: bytes) -> None:
         """A DATA frame that must stay behind what waits, or for the window."""
@@ -69,17 +71,20 @@ class Sending:
     def has(self, stream: int) -> bool:
         return any(pending.stream == stream for pending in self.queue)
 
-    def forget(self, stream: int) -> None:
-        """The stream has ended: what waits on it is sent no more."""
+    def forget(self, stream: int) -> bool:
+        """The stream has ended: what waits on it is sent no more; whether its end was in that."""
+        ended = False
         if not self.queue:
-            return
+            return ended
         kept: deque[_Pending] = deque()
         for pending in self.queue:
             if pending.stream == stream:
                 self.queued -= pending.flow - pending.sent
+                ended = pending.held is not None or bool(pending.payload[4] & frames.END_STREAM)
             else:
                 kept.append(pending)
         self.queue = kept
+        return ended
 
     def pump(self) -> list[bytes]:
         """What the server's windows allow now, in order, stepping over streams that are full."""
@@ -130,11 +135,18 @@ class Sending:
         flags = pending.payload[4]
         body = frames.strip_padding(flags, pending.payload[frames.HEADER_SIZE :])
         part, rest = body[:room], body[room:]
+        if padding := pending.flow - len(body):
+            self._stripped.append((pending.stream, padding))
         self.queued -= pending.flow - len(rest)
         self.server_window -= len(part)
         pending.payload = frames.frame(frames.DATA, flags & frames.END_STREAM, pending.stream, rest)
         pending.flow = len(rest)
         return frames.frame(frames.DATA, 0, pending.stream, part)
+
+    def take_stripped(self) -> list[tuple[int, int]]:
+        """Padding that was left out, as (stream, octets): the server will not give it back."""
+        stripped, self._stripped = self._stripped, []
+        return stripped
 
     def uncount(self, held: Held) -> None:
         """A held message leaves the hold: its octets are no longer among the queued ones."""
@@ -149,9 +161,9 @@ class Sending:
                 if held.waits_for_us:
                     self.uncount(held)
         owed = self.server_window - self.queued - self.client_window
-        self.owing = owed > 0
+        self.owing = owed > 0 or self.queued > 0
         if owed <= 0 or owed * _GRANT_SHARE < self.client_window + owed:
             return 0
         self.client_window += owed
-        self.owing = False
+        self.owing = self.queued > 0
         return owed

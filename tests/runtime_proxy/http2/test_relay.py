@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from runtime_proxy.http2 import frames, hpack
 from runtime_proxy.http2.frames import ConnectionFault, ErrorCode
-from runtime_proxy.http2.grpc import Status, add_prefix
+from runtime_proxy.http2.grpc import Status, add_prefix, status_headers
 from runtime_proxy.http2.held import Abandoned, Answered, RequestHeld
 from runtime_proxy.http2.refusal import Refusal
 from runtime_proxy.http2.relay import Relay
@@ -377,9 +377,9 @@ def test_after_draining_no_new_stream_reaches_the_server() -> None:
 
 
 def _settled_relay() -> Relay:
-    relay = Relay(intercepted=[HELD], max_message_bytes=1 << 20, clock=lambda: 0.0)
-    relay.from_client(_preface())
-    relay.to_server.clear()
+    relay = _relay()
+    relay.from_server(frames.settings({}) + frames.SETTINGS_ACK)
+    relay.to_client.clear()
     return relay
 
 
@@ -440,6 +440,138 @@ def _relay() -> Relay:
     relay.from_client(_preface())
     relay.to_server.clear()
     return relay
+
+
+def _opened(stream: int, path: bytes = HELD) -> bytes:
+    block = hpack.encode([(b":method", b"POST"), (b":path", path)])
+    return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block)
+
+
+def _data(stream: int, body: bytes, flags: int = 0) -> bytes:
+    return frames.data_frames(stream, body, max_frame_size=16_384, end=bool(flags))
+
+
+def _answer(stream: int, flags: int = 0, block: bytes = b"\x88") -> bytes:
+    return frames.frame(frames.HEADERS, frames.END_HEADERS | flags, stream, block)
+
+
+def test_a_client_hears_the_servers_settings_before_anything_of_ours() -> None:
+    relay = _relay()
+    relay.from_client(_opened(1) + _data(1, message(200_000)[:16_384]))
+    relay.drain()
+    assert relay.to_client == []
+    relay.from_server(frames.settings({}))
+    heard = b"".join(relay.to_client)
+    assert heard.startswith(frames.settings({}))
+    assert frames.window_update(1, 200_005 - 65_535) in heard
+    assert frames.goaway(1, ErrorCode.NO_ERROR, "draining") in heard
+
+
+def test_what_comes_of_a_request_behind_its_answer_goes_nowhere() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(40_000)[:16_384]))
+    relay.to_server.clear()
+    relay.from_server(_answer(1, frames.END_STREAM))
+    assert relay.to_server == [frames.rst_stream(1, ErrorCode.CANCEL)]
+    assert relay.to_client[0] == _answer(1, frames.END_STREAM)
+    assert frames.rst_stream(1, ErrorCode.NO_ERROR) in relay.to_client[1:]
+    assert relay.events == [Abandoned(1)]
+    relay.to_server.clear()
+    relay.from_client(_data(1, message(40_000)[16_384:], frames.END_STREAM) + _opened(3, PLAIN))
+    assert relay.to_server == [_opened(3, PLAIN)]
+
+
+def test_data_that_waits_for_a_server_that_has_answered_is_let_go() -> None:
+    relay = _settled_relay()
+    grown = message(100_000)
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
+    relay.release(1, grown)
+    relay.from_client(_data(3, b"x" * 9_000))
+    relay.to_server.clear()
+    relay.from_server(_answer(3, frames.END_STREAM))
+    assert relay.to_server == [frames.rst_stream(3, ErrorCode.CANCEL)]
+    relay.from_server(frames.window_update(0, 1 << 20) + frames.window_update(1, 1 << 20))
+    assert b"".join(relay.to_server[1:]) == _data(1, grown[65_535:], frames.END_STREAM)
+
+
+def test_an_end_that_comes_behind_an_answer_does_not_wait_for_window() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
+    relay.release(1, message(100_000))
+    relay.from_server(_answer(3, frames.END_STREAM))
+    relay.to_server.clear()
+    relay.from_client(_data(3, b"x" * 9_000, frames.END_STREAM))
+    assert relay.to_server == [frames.rst_stream(3, ErrorCode.CANCEL)]
+
+
+def test_an_answer_that_has_begun_wins_against_a_refusal() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM))
+    relay.from_server(_answer(1))
+    relay.reject(1, Status(2, "hook server err: no"))
+    relay.from_server(_answer(1, frames.END_STREAM) + frames.SETTINGS_ACK)
+    assert b"".join(relay.to_client) == _answer(1) + _answer(1, frames.END_STREAM)
+    assert relay.events[1:] == [Abandoned(1)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "servers_own", "said"),
+    [
+        ([16_384, 5_000], [16_384], hpack.table_size_update(5_000)),
+        ([300], [], hpack.table_size_update(300)),
+        # The server keeps less than the client allows: saying more would undo that.
+        ([16_384, 300], [0], b""),
+        ([300, 4096], [], hpack.table_size_update(300)),
+    ],
+)
+def test_a_refusal_begins_with_the_table_that_the_client_has_come_to_allow(
+    allowed: list[int], servers_own: list[int], said: bytes
+) -> None:
+    relay = _settled_relay()
+    relay.from_client(frames.settings({frames.SETTING_HEADER_TABLE_SIZE: allowed[0]}))
+    relay.from_server(frames.SETTINGS_ACK)
+    if servers_own:
+        relay.from_client(_opened(1, PLAIN))
+        sizes = b"".join(map(hpack.table_size_update, servers_own))
+        relay.from_server(_answer(1, frames.END_STREAM, sizes + b"\x88"))
+    for size in allowed[1:]:
+        relay.from_client(frames.settings({frames.SETTING_HEADER_TABLE_SIZE: size}))
+        relay.from_server(frames.SETTINGS_ACK)
+    relay.from_client(_opened(3) + _data(3, message(10), frames.END_STREAM))
+    relay.reject(3, Status(2, "no"))
+    relay.to_client.clear()
+    relay.from_server(frames.SETTINGS_ACK)
+    block = said + hpack.encode(status_headers(Status(2, "no"), trailers=False))
+    assert relay.to_client == [_answer(3, frames.END_STREAM, block)]
+
+
+def test_streams_that_a_leaving_server_never_looks_at_are_over() -> None:
+    relay = _settled_relay()
+    held = _data(3, message(10), frames.END_STREAM)
+    relay.from_client(_opened(1, PLAIN) + _opened(3) + held)
+    relay.from_server(frames.goaway(1, ErrorCode.NO_ERROR))
+    relay.from_client(_opened(5) + _data(5, message(10)))
+    assert list(relay.active) == [1]
+    assert relay.events[1:] == [Abandoned(3)]
+
+
+def test_half_a_held_message_leaves_the_window_to_the_streams_beside_it() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _opened(3, PLAIN) + _data(1, message(40_000)[:30_000]))
+    relay.to_client.clear()
+    relay.from_client(_data(3, b"x" * 32_768) + _data(3, b"x" * 2_767))
+    assert relay.to_client == [frames.window_update(0, 30_000)]
+
+
+def test_padding_that_is_left_out_is_given_back_to_its_stream() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
+    relay.release(1, message(100_000))
+    padded = bytes((200,)) + b"x" * 9_000 + bytes(200)
+    relay.from_client(frames.frame(frames.DATA, frames.PADDED, 3, padded))
+    relay.to_client.clear()
+    relay.from_server(frames.window_update(0, 40_000) + frames.window_update(1, 100_000))
+    assert frames.window_update(3, 201) in relay.to_client
 
 
 def test_an_error_text_of_many_frames_passes() -> None:
