@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from hooks.claim import Claim, Op
 from hooks.decision import Outcome, ResourceKey
-from linux.cgroup_files import MIN_QUOTA_US
+from linux.cgroup_files import LIMITS, MIN_QUOTA_US
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 
-_UNLIMITED_IS_TOP = frozenset({Resource.CPU_CFS_QUOTA, Resource.MEMORY_LIMIT, Resource.MEMORY_HIGH})
 _MODIFIER_ORDER = {Op.DIVIDE: 0, Op.WITHIN: 1, Op.AT_LEAST: 2}
 _IDLE = (Resource.CPU_IDLE, "")
 _SHARES = (Resource.CPU_SHARES, "")
@@ -100,11 +99,8 @@ def _shape(claim: Claim, value: Value) -> Value:
         return max(ceil(value / claim.factor), MIN_QUOTA_US)
     if not isinstance(claim.value, int):
         return value
-    top = claim.resource in _UNLIMITED_IS_TOP
+    unlimited = claim.resource in LIMITS and UNLIMITED in (value, claim.value)
     if claim.op is Op.WITHIN:
-        if top and UNLIMITED in (value, claim.value):
-            return claim.value if value == UNLIMITED else value
-        return min(value, claim.value)
-    if top and UNLIMITED in (value, claim.value):
-        return UNLIMITED
-    return max(value, claim.value)
+        # UNLIMITED is -1: the other number is the limit.
+        return max(value, claim.value) if unlimited else min(value, claim.value)
+    return UNLIMITED if unlimited else max(value, claim.value)

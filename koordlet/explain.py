@@ -17,11 +17,10 @@ from koordlet.executor.slots import ResourceView, State, WriteNote
 from koordlet.reconciler.reports import SubjectView
 from koordlet.reconciler.wishes import AT_CREATION_ONLY
 from koordlet.requested import requested_value
+from linux.cgroup_files import LIMITS
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 
 Plain = dict[str, Any]
-
-_UNLIMITED: Final = frozenset({Resource.CPU_CFS_QUOTA, Resource.MEMORY_LIMIT, Resource.MEMORY_HIGH})
 
 
 def explain(view: SubjectView, *, lacks: Iterable[str] = ()) -> Plain:
@@ -97,7 +96,7 @@ def shown(resource: Resource, value: Value | None) -> str | None:
         return f"{value.source} ({value.type}{', ' + options if options else ''})"
     if isinstance(value, DeviceNode):
         return f"{value.type} {value.major}:{value.minor} {value.file_mode:04o}"
-    if value == UNLIMITED and resource in _UNLIMITED:
+    if value == UNLIMITED and resource in LIMITS:
         return "unlimited"
     return str(value)
 

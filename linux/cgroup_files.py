@@ -163,6 +163,9 @@ FILES: Final[Mapping[Resource, CgroupFile]] = MappingProxyType(
 )
 """Every resource that is a cgroup file."""
 
+LIMITS: Final = frozenset(resource for resource, file in FILES.items() if file.unlimited)
+"""Resources whose value may be UNLIMITED."""
+
 Number = int | CpuSet
 """A value in the file's own unit: a weight on v2, bytes, µs, a set; UNLIMITED is no limit."""
 
