@@ -383,7 +383,7 @@ def test_a_label_that_makes_entries_compete_is_refused() -> None:
         ),
     ],
 )
-def test_bindings(
+def test_a_binding_is_judged_by_user_namespace_and_bypass(
     rules: BindingRules, user: str, namespace: str, allowed: bool, decision: str
 ) -> None:
     made: list[str] = []
@@ -429,7 +429,7 @@ def test_a_profile_shapes_a_reservation() -> None:
 # --- gates and flags ---------------------------------------------------------------------------
 
 
-def test_gates() -> None:
+def test_gates_are_read_and_unknown_ones_refused() -> None:
     gates = parse_gates("MultiQuotaTree=true, PodMutatingWebhook=false")
     assert gates.on("MultiQuotaTree")
     assert not gates.on("PodMutatingWebhook")

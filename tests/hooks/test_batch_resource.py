@@ -75,21 +75,23 @@ def test_the_worked_example(pod: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "container", "pod"),
+    ("spec", "expected"),
     [
-        (batch("a", cpu=(1000, 1000), memory=(1, GIB)), (1024, 100000, GIB), None),
-        (batch("a", cpu=(1000, None)), (1024, UNLIMITED, UNLIMITED), None),
-        (batch("a", cpu=(None, 1000)), (2, 100000, UNLIMITED), None),
-        (batch("a", cpu=(0, 0), memory=(0, 0)), (2, UNLIMITED, UNLIMITED), None),
-        (batch("a", cpu=(-5, -5), memory=(None, -1)), (2, UNLIMITED, UNLIMITED), None),
-        (batch("a", cpu=(1, 1)), (2, 1000, UNLIMITED), None),
-        (batch("a", cpu=(999999999, 10)), (262144, 1000, UNLIMITED), None),
+        (batch("a", cpu=(1000, 1000), memory=(1, GIB)), (1024, 100000, GIB)),
+        (batch("a", cpu=(1000, None)), (1024, UNLIMITED, UNLIMITED)),
+        (batch("a", cpu=(None, 1000)), (2, 100000, UNLIMITED)),
+        (batch("a", cpu=(0, 0), memory=(0, 0)), (2, UNLIMITED, UNLIMITED)),
+        (batch("a", cpu=(-5, -5), memory=(None, -1)), (2, UNLIMITED, UNLIMITED)),
+        (batch("a", cpu=(1, 1)), (2, 1000, UNLIMITED)),
+        (batch("a", cpu=(999999999, 10)), (262144, 1000, UNLIMITED)),
     ],
 )
-def test_one_container(spec: Any, container: tuple[int, int, int], pod: Any) -> None:
+def test_a_single_container_and_its_pod_have_the_same_values(
+    spec: Any, expected: tuple[int, int, int]
+) -> None:
     subject = be_pod(specs=[spec])
-    assert values(decide(a_container(subject, "a"), node(), POLICY)) == _values(*container)
-    assert values(decide(a_pod_subject(subject), node(), POLICY)) == _values(*container)
+    assert values(decide(a_container(subject, "a"), node(), POLICY)) == _values(*expected)
+    assert values(decide(a_pod_subject(subject), node(), POLICY)) == _values(*expected)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _at_least(value: int, resource: Resource = QUOTA) -> Claim:
         ([_cpus("0-3"), _claim(3, Op.WITHIN, resource=CPUS)], None, CpuSet.parse("0-3")),
     ],
 )
-def test_values(claims: list[Claim], requested: Any, value: Any) -> None:
+def test_claims_become_one_value(claims: list[Claim], requested: Any, value: Any) -> None:
     outcome = compose(claims, requested)
     assert (None if outcome is None else outcome.value) == value
 

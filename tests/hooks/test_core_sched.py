@@ -78,7 +78,7 @@ def _labels(group: str | None = None, policy: str | None = None) -> dict[str, st
     ],
 )
 @pytest.mark.parametrize("make", [a_container, a_sandbox])
-def test_groups(
+def test_class_and_labels_decide_whose_cookie_is_shared(
     make: Any, slo: Any, qos: str, kube_qos: KubeQoS, labels: dict[str, str], group: str | None
 ) -> None:
     decision = decide(make(a_pod(qos, kube_qos, labels=labels)), _node(slo), POLICY)

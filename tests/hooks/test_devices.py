@@ -42,7 +42,7 @@ def _bind(origin: str, destination: str) -> Mount:
         ([{"minor": 1, "id": "GPU-a1,all"}], "1", "1"),
     ],
 )
-def test_visible_devices(gpus: Any, visible: str, by_minor: str) -> None:
+def test_gpus_are_named_by_uuid_where_all_have_one(gpus: Any, visible: str, by_minor: str) -> None:
     container = a_container(_gpus(*gpus))
     assert values(decide(container, node(), gpu_env.POLICY)) == {
         "env:NVIDIA_VISIBLE_DEVICES": visible
@@ -230,7 +230,7 @@ def _rdma(*devices: dict[str, Any]) -> Any:
         ([{"minor": 0, "id": "0000:09:00.0", "extension": {}}], [0]),
     ],
 )
-def test_rdma_devices(devices: Any, numbers: list[int]) -> None:
+def test_each_allocated_function_gets_its_verbs_device(devices: Any, numbers: list[int]) -> None:
     decision = decide(_rdma(*devices), node(kernel=RDMA_KERNEL), rdma_device.POLICY)
     expected = [CM, *map(_verbs, numbers)]
     assert list(values(decision).values()) == expected

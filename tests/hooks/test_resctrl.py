@@ -78,7 +78,9 @@ def test_bandwidth_in_the_machines_own_units(facts: ResctrlFacts, percent: int, 
         (0xFFF, (95, 96), "c00"),  # upstream: 0, which the kernel refuses
     ],
 )
-def test_cache_masks(cbm_mask: int, share: tuple[int, int], mask: str) -> None:
+def test_a_range_in_percent_becomes_a_mask_that_the_machine_takes(
+    cbm_mask: int, share: tuple[int, int], mask: str
+) -> None:
     facts = replace(INTEL, cbm_mask=cbm_mask)
     made = make_schemata(facts, cache={0: share, 1: share})
     assert made.text == f"L3:0={mask};1={mask}\n"

@@ -249,7 +249,9 @@ SIZED, DISPOSABLE = {"example.com/sized-threads": "true"}, {"example.com/disposa
         (a_container(a_pod("LS", labels=DISPOSABLE), oom_score_adj=-5), {"oom_score_adj": 900}),
     ],
 )
-def test_the_example(example: Policy, subject: Any, expected: dict[str, Any]) -> None:
+def test_the_example_claims_what_its_text_says(
+    example: Policy, subject: Any, expected: dict[str, Any]
+) -> None:
     decision = _decide(example, subject=subject)
     assert decision.faults == ()
     assert values(decision) == expected

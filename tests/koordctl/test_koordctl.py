@@ -474,5 +474,5 @@ def test_a_hostile_cell_stays_in_its_cell() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.5, "0.5s"), (61, "1m1s"), (3600, "1h"), (90061, "1d1h")]
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_told_as_people_say_them(seconds: float, text: str) -> None:
     assert render.duration(seconds) == text

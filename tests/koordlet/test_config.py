@@ -327,7 +327,7 @@ def test_betas_are_on_and_alphas_are_off() -> None:
     ("value", "seconds"),
     [(10, 10.0), (0.5, 0.5), ("10s", 10.0), ("1m30s", 90.0), ("500ms", 0.5), ("1.5h", 5400.0)],
 )
-def test_durations(value: Any, seconds: float) -> None:
+def test_durations_are_numbers_of_seconds_or_gos_texts(value: Any, seconds: float) -> None:
     assert parse_seconds(value) == seconds
 
 

@@ -56,7 +56,9 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_told_in_every_spelling(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([word]) == 0
     assert "koordlet 0.1.0" in capsys.readouterr().out
 

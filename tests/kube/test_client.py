@@ -28,7 +28,7 @@ from tests.beds.apiserver import eventually
 from tests.kube.scripted import answer, api, status
 
 
-def test_paths() -> None:
+def test_names_are_escaped_in_paths() -> None:
     assert PODS.path() == "/api/v1/pods"
     assert PODS.path(namespace="a/b", name="c d") == "/api/v1/namespaces/a%2Fb/pods/c%20d"
     assert NODES.path(name="n", subresource="status") == "/api/v1/nodes/n/status"

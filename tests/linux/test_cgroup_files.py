@@ -36,7 +36,7 @@ R = Resource
         (R.CPU_BVT, "cpu.bvt_warp_ns", "cpu.bvt_warp_ns"),
     ],
 )
-def test_names(resource: Resource, v1: str, v2: str) -> None:
+def test_each_version_has_its_own_name_for_a_file(resource: Resource, v1: str, v2: str) -> None:
     assert (FILES[resource].name(1), FILES[resource].name(2)) == (v1, v2)
 
 
@@ -56,7 +56,9 @@ def test_names(resource: Resource, v1: str, v2: str) -> None:
         (R.CPUSET_CPUS, 2, CpuSet.parse("0-2,5"), "0-2,5"),
     ],
 )
-def test_encoding(resource: Resource, version: int, value: int | CpuSet, text: str) -> None:
+def test_a_canonical_value_is_written_as_the_file_wants_it(
+    resource: Resource, version: int, value: int | CpuSet, text: str
+) -> None:
     assert encode(FILES[resource], version, value) == text
 
 

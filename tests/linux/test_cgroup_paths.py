@@ -148,7 +148,9 @@ LAYOUT = Layout(2, {"": "/sys/fs/cgroup"}, SYSTEMD, "kubepods.slice")
         ("KubepodsBesteffort", "p", "x", "kubepods.slice/kubepods-besteffort.slice/p/x"),
     ],
 )
-def test_host_applications(base: str, parent: str, relative: str, path: str) -> None:
+def test_a_declared_path_is_taken_below_its_base(
+    base: str, parent: str, relative: str, path: str
+) -> None:
     assert host_app_dir(LAYOUT, base=base, parent_dir=parent, relative_path=relative) == path
 
 

@@ -133,7 +133,7 @@ def test_no_path_ever_leaves_its_hierarchy(path: str, pod_cgroup: str) -> None:
         assert "\0" not in found
 
 
-def test_a_sandbox() -> None:
+def test_a_sandbox_is_read_with_its_pod() -> None:
     message = pod()
     message.pid = 42
     message.linux.cgroups_path = PARENT.rpartition("/")[2] + ":cri-containerd:p"

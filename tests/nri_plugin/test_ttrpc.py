@@ -52,7 +52,7 @@ def request(stream: int, *, timeout_nano: int = 0) -> bytes:
 
 
 class TestWorkedBytes:
-    def test_register_plugin(self) -> None:
+    def test_a_registration_is_these_bytes(self) -> None:
         payload = RegisterPluginRequest(plugin_name="koordlet_nri", plugin_idx="00")
         assert payload.SerializeToString() == worked_bytes.REGISTER_REQUEST
         stream, sent = Client().call(
@@ -80,11 +80,11 @@ class TestWorkedBytes:
         framed = frame_message(PLUGIN_SERVICE, encode_response(1, payload))
         assert framed == worked_bytes.CONFIGURE_REPLY_FRAME
 
-    def test_unimplemented(self) -> None:
+    def test_a_refused_method_is_these_bytes(self) -> None:
         sent = encode_failure(5, Code.UNIMPLEMENTED, "method RunPodSandbox")
         assert frame_message(PLUGIN_SERVICE, sent) == worked_bytes.UNIMPLEMENTED_FRAME
 
-    def test_container_update(self) -> None:
+    def test_a_container_update_is_these_bytes(self) -> None:
         update = ContainerUpdate(
             container_id="abc123",
             linux=LinuxContainerUpdate(
@@ -94,7 +94,7 @@ class TestWorkedBytes:
         assert ContainerUpdate.FromString(worked_bytes.CONTAINER_UPDATE) == update
         assert len(update.SerializeToString()) == 32
 
-    def test_more(self) -> None:
+    def test_a_slice_of_a_synchronization_is_these_bytes(self) -> None:
         assert SynchronizeResponse(more=True).SerializeToString() == b"\x10\x01"
 
 

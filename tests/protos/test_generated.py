@@ -49,7 +49,7 @@ def test_each_kind_of_difference_is_named() -> None:
         ("StateChangeEvent", {"event": 1, "pod": 2, "container": 3}),
     ],
 )
-def test_field_numbers(message: str, numbers: dict[str, int]) -> None:
+def test_field_numbers_are_those_of_the_wire(message: str, numbers: dict[str, int]) -> None:
     descriptor: Descriptor = getattr(nri_pb2, message).DESCRIPTOR
     assert {name: descriptor.fields_by_name[name].number for name in numbers} == numbers
 

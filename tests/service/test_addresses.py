@@ -11,7 +11,7 @@ from service.addresses import parse_address
     ("address", "expected"),
     [(":9316", ("", 9316)), ("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:80", ("::1", 80))],
 )
-def test_addresses(address: str, expected: tuple[str, int]) -> None:
+def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
     assert parse_address(address) == expected
 
 
