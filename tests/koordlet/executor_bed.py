@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from hooks.claim import Claim
 from koordlet.executor.executor import Executor
 from koordlet.executor.slots import ResourceView, Want, WriteReport
@@ -12,9 +14,14 @@ from koordlet.journal import Journal
 from koordlet.kernel import probe
 from linux.discovery import discover
 from linux.resources import Resource, Value
-from tests.simulated import DEBIAN_12_V1, Kubelet, Profile, SimulatedKernel
+from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Kubelet, Profile, SimulatedKernel
+from tests.simulated.kubelet import Limits as Asked
 
 DEFAULT_LIMITS = Limits()
+TWO_CORES = Asked(cpu_request_milli=1000, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
+"""What kubelet asks for most pods and containers here."""
+BOTH = pytest.mark.parametrize("profile", [DEBIAN_12_V1, DEBIAN_12_V2], ids=lambda p: p.name)
+"""On cgroup v1 and v2."""
 Wish = tuple[str, Resource, Value]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from koordlet.executor.slots import State, Want
 from linux.resources import Resource
-from tests.koordlet.executor_bed import Bed, claim_of
-from tests.koordlet.test_executor import TWO_CORES
+from tests.koordlet.executor_bed import TWO_CORES, Bed, claim_of
 from tests.simulated import DEBIAN_12_V2, INTEL_RDT, Crash
 
 SCHEMATA, GROUP = Resource.RESCTRL_SCHEMATA, Resource.RESCTRL_GROUP

@@ -25,8 +25,7 @@ from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from koordlet.snapshot import Snapshot
 from linux.resources import Resource
-from tests.koordlet.executor_bed import Bed
-from tests.koordlet.test_executor import TWO_CORES
+from tests.koordlet.executor_bed import TWO_CORES, Bed
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Profile
 from tests.waiting import wait_until
 
