@@ -73,10 +73,10 @@ class FilePlanner:
         value, slot.note = in_range(slot.file, slot.want.value)
         if isinstance(value, CpuSet) and self._texts.layout.version == 2:
             # v1's root group bounds a wish; v2 would refuse all of it for one that does not exist.
-            online = CpuSet.parse(self._texts.everything(slot))
-            if value & online and not value <= online:
-                slot.note = f"{value - online} is not there"
-                value = value & online
+            there = CpuSet.parse(self._texts.everything(slot))
+            if value & there and not value <= there:
+                slot.note = f"{value - there} is not there"
+                value = value & there
         slot.text = self._texts.encode(slot, value)
 
     def plan(

@@ -83,11 +83,11 @@ class Texts:
             return True  # not known: the careful answer
 
     def everything(self, slot: Slot) -> str:
-        """Return the CPUs (or NUMA nodes) of the machine: what the root group has."""
-        assert slot.file is not None
-        root = self.layout.hierarchy(slot.file.controller)
-        raw = self.host.read(f"{root}/{slot.file.v2}.effective")
-        return raw.decode("ascii", "replace").strip()
+        """Return the CPUs (or NUMA nodes) of the machine: what v2 takes, offline ones included."""
+        path = f"{self.layout.hierarchy('cpuset')}/cpuset.mems.effective"
+        if slot.resource is Resource.CPUSET_CPUS:
+            path = "/sys/devices/system/cpu/possible"
+        return self.host.read(path).decode("ascii", "replace").strip()
 
     def children(self, directory: str) -> list[str]:
         try:

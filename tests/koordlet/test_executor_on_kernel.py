@@ -79,7 +79,7 @@ class Machine:
         }
         if self.layout.version == 2:
             # A v2 group with tasks cannot get its empty set back; all CPUs mean the same.
-            everything = Path("/sys/fs/cgroup/cpuset.cpus.effective").read_text().strip()
+            everything = Path("/sys/devices/system/cpu/possible").read_text().strip()
             found = {key: "" if text == everything else text for key, text in found.items()}
         return found
 

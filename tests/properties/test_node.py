@@ -101,6 +101,8 @@ PROFILES = {
     for profile in (
         DEBIAN_12_V1,
         DEBIAN_12_V2,
+        # An idle group's weight reads 1 there, and 0 before.
+        replace(UBUNTU_24_04, name="linux-6.12", kernel=(6, 12)),
         UBUNTU_24_04,
         replace(RHEL_9, topology=_TWO_BY_TWO),
         replace(ANOLIS_8, topology=_TWO_SOCKETS),

@@ -280,4 +280,8 @@ def test_a_cpu_that_goes_offline_is_no_other_writer(profile: str, back: bool) ->
     _switch_off(node)
     assert not differences(node)
     assert not node.reconciler.restoring()
+    for kernel in (node.kernel, node.twin):
+        kernel.set_online(0, online=True)
+    for each in (container, younger):
+        assert node.kernel_cpus(each.here.cgroup) == node.twin_cpus(each.twin.cgroup)
     node.close()

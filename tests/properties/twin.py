@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tests.properties.node import OperatedNode
 from tests.simulated.kernel import SimulatedKernel
 from tests.simulated.tree import Hierarchy, Task
+from tests.simulated.values import list_text
 
 _OF_PROCESSES = frozenset({"cgroup.procs", "tasks", "cgroup.threads"})
 """Numbers of processes differ as soon as one creation failed here; `_tasks` says who they are."""
@@ -44,15 +45,15 @@ def _documented(
 
     Identity is handed down at birth, also to pods that the daemon never heard of before the policy
     went off; test_scripts.py shows the restore of those that it knows. And v2 takes no empty list
-    of CPUs while there are processes: the restore names all that the group may use, which is what
+    of CPUs while there are processes: the restore names all that there can be, which is what
     an empty list gives it.
     """
-    group, _, name = path.rpartition("/")
+    name = path.rpartition("/")[2]
     if name == "cpu.bvt_warp_ns":
         return True
-    effective = f"{group}/cpuset.cpus.effective"
     cleared = hierarchy.version == 2 and name == "cpuset.cpus" and there[path] == "\n"
-    return cleared and here[path] == here[effective] == there[effective]
+    everything = list_text(frozenset(range(hierarchy.kernel.possible_cpus)))
+    return cleared and here[path] == f"{everything}\n"
 
 
 def _files(hierarchy: Hierarchy) -> dict[str, str]:
