@@ -134,6 +134,7 @@ class CriAgent:
         return cut
 
     def stand_back(self) -> None:
+        self._front.succeeded = True
         for task in self._tasks:
             task.cancel()
         self._records.stand_back()

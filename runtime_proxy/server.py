@@ -29,6 +29,14 @@ _LINGER_S = 0.1
 # What a client may send before its upstream connection stands: preface, settings, first calls.
 _MAX_EARLY_BYTES = 1024 * 1024
 _WRITE_BUFFER_BYTES = 1024 * 1024
+# Streams that end with one of their two processes alone: a process that ends waits for others only.
+_ENDLESS = frozenset(
+    (
+        b"/runtime.v1.RuntimeService/GetContainerEvents",
+        b"/containerd.services.events.v1.Events/Subscribe",
+        b"/grpc.health.v1.Health/Watch",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ class Front:
         self.traffic = traffic
         self.loop = asyncio.get_running_loop()
         self.draining = False
+        # A successor serves, and this process can wait: streams without an end go on as well.
+        self.succeeded = False
         self.connections: set[_Connection] = set()
         self._all_gone = asyncio.Event()
         self._seeker: asyncio.Task[None] | None = None
@@ -171,6 +181,13 @@ class _Connection(asyncio.Protocol):
     @property
     def open_calls(self) -> int:
         return len(self._relay.active) if self._relay is not None else 0
+
+    @property
+    def _keeps_us(self) -> bool:
+        """Whether there is a call to wait for."""
+        assert self._relay is not None
+        paths = {path for path, _ in self._relay.active.values()}
+        return bool(paths if self._front.succeeded else paths - _ENDLESS)
 
     # -- the client -------------------------------------------------------------------------------
 
@@ -306,7 +323,7 @@ class _Connection(asyncio.Protocol):
                 relay.events = []
                 for event in events:
                     self._handle(relay, event)
-        if self._leaving and not relay.active:
+        if self._leaving and not self._keeps_us:
             self._close_soon()
 
     def _write_client(self, chunks: list[bytes]) -> None:

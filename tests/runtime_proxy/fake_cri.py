@@ -226,7 +226,14 @@ class FakeCri:
         def remaining(request: bytes, context: grpc.ServicerContext) -> bytes:
             return str(context.time_remaining()).encode()
 
+        def watch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            while not ended.wait(0.05):
+                yield b"event"
+
         return {
+            "Watch": grpc.unary_stream_rpc_method_handler(watch),
             "Echo": grpc.unary_unary_rpc_method_handler(echo),
             "Repeat": grpc.unary_stream_rpc_method_handler(repeat),
             "Collect": grpc.stream_unary_rpc_method_handler(collect),
@@ -240,12 +247,12 @@ class FakeCri:
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(futures.ThreadPoolExecutor(32), options=SERVER_OPTIONS)
         methods = [name for name in dir(self) if name[0].isupper()]
+        octets = self._bytes_handlers()
+        service = {m: self._handle(m) for m in methods} | {"GetContainerEvents": octets["Watch"]}
         self._server.add_generic_rpc_handlers(
             (
-                grpc.method_handlers_generic_handler(
-                    f"{self.package}.RuntimeService", {m: self._handle(m) for m in methods}
-                ),
-                grpc.method_handlers_generic_handler("test.Bytes", self._bytes_handlers()),
+                grpc.method_handlers_generic_handler(f"{self.package}.RuntimeService", service),
+                grpc.method_handlers_generic_handler("test.Bytes", octets),
             )
         )
         self._server.add_insecure_port(f"unix://{self.socket}")

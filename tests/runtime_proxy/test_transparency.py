@@ -323,6 +323,43 @@ def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
         assert "ended calls_cut_off=0" in running.log_text()
 
 
+def test_a_drain_waits_for_calls_and_not_for_streams_without_an_end(tmp_path: Path) -> None:
+    flags = ("--drain-timeout=1h",)
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket, flags=flags) as running:
+        with connected(running.socket) as channel:
+            events = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
+            hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
+            assert next(events) == b"event"
+            time.sleep(0.2)
+            assert running.process is not None
+            running.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not running.socket.exists(), "the drain to begin")
+            assert [next(events) for _ in range(10)] == [b"event"] * 10
+            runtime.cancelled.set()
+            assert hang.result() == b""
+            with pytest.raises(grpc.RpcError) as ended:
+                list(events)
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert running.process.wait(10) == 0
+
+
+def test_after_a_handover_streams_without_an_end_go_on(tmp_path: Path) -> None:
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
+        with connected(running.socket) as channel:
+            events = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
+            assert next(events) == b"event"
+            assert running.process is not None
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for_log("handed over")
+            successor = running.successor()
+            assert [next(events) for _ in range(20)] == [b"event"] * 20
+            assert running.process.poll() is None
+            events.cancel()
+        assert running.process.wait(10) == 0
+        os.kill(successor, signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
+
+
 def as_script(folder: Path) -> tuple[str, ...]:
     """A command as pip installs one, which finds the package by itself and nowhere else."""
     script = folder / "koord-runtime-proxy"
