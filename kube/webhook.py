@@ -235,6 +235,7 @@ class WebhookServer:
         self._host = host
         self._port = port
         self._observe = observe
+        self._draining = False
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         load_certificates(self._tls, certificates)
@@ -265,6 +266,10 @@ class WebhookServer:
     def use(self, certificates: Certificates) -> None:
         """Serve other certificates from the next handshake on."""
         load_certificates(self._tls, certificates)
+
+    def drain(self) -> None:
+        """End each connection with its next answer, so that none is cut while a review is on it."""
+        self._draining = True
 
     async def stop(self) -> None:
         """Take no new connections, let running requests end, close."""
@@ -297,7 +302,10 @@ class WebhookServer:
                 seconds = asyncio.get_running_loop().time() - started
                 self._observe(path, review.request, verdict, seconds)
             answer = encode_answer(review.api_version, review.request.uid, verdict)
-            return web.Response(body=answer, content_type="application/json")
+            response = web.Response(body=answer, content_type="application/json")
+            if self._draining:
+                response.force_close()
+            return response
 
         return serve
 

@@ -246,6 +246,11 @@ class Admission:
         self.server.use(certificates)
         self._metrics.certificate_expiry.set(ends_at(certificates).timestamp())
 
+    def drain(self) -> None:
+        """Go on answering, and have callers connect anew: to a replica that stays."""
+        if self.server is not None:
+            self.server.drain()
+
     async def keep_registered(self) -> None:
         """Look at certificates and registrations each minute, and at once when one is changed."""
         changed = asyncio.Event()

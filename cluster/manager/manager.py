@@ -168,6 +168,7 @@ class Manager:
             self.ready = False
             await _end([controllers])
             if self.admission.behind_a_service:
+                self.admission.drain()
                 await asyncio.sleep(_DRAIN_SECONDS)
             for task in done:
                 task.result()

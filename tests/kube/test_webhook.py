@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import ssl
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.errors import InputError
-from kube.webhook import ALLOWED, AdmissionRequest, Handler, Verdict, answer_review, denied
+from kube.certificates import make_certificates
+from kube.webhook import (
+    ALLOWED,
+    AdmissionRequest,
+    Handler,
+    Verdict,
+    WebhookServer,
+    answer_review,
+    denied,
+)
 
 
 def review(api_version: str = "admission.k8s.io/v1", **members: Any) -> bytes:
@@ -75,3 +87,35 @@ def test_any_bytes_are_answered(body: bytes) -> None:
     code, data = answer_review(body, lambda _: ALLOWED)
     assert code in (200, 400)
     msgspec.json.decode(data)
+
+
+def test_a_server_that_leaves_answers_and_ends_the_connection_itself() -> None:
+    """An answer that says so leaves no moment in which a review is sent into a closed one."""
+
+    async def run() -> None:
+        server = WebhookServer(
+            host="127.0.0.1",
+            port=0,
+            certificates=make_certificates(("localhost",)),
+            routes={"/judge": lambda _: ALLOWED},
+        )
+        await server.start()
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        address = f"https://127.0.0.1:{server.port}/judge"
+        try:
+            async with aiohttp.ClientSession() as session:
+
+                async def ends() -> bool:
+                    async with session.post(address, data=review(), ssl=trusting) as answer:
+                        assert (await answer.json())["response"]["allowed"]
+                        return answer.headers.get("Connection") == "close"
+
+                assert not await ends()
+                server.drain()
+                assert await ends()
+                assert await ends()
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
