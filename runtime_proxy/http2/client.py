@@ -72,9 +72,10 @@ class ClientConnection:
         self.leaving = False  # the server takes no more calls here
         self._max_message_bytes = max_message_bytes
         self._decoder = hpack.Decoder()
+        self._server_table = hpack.ReceiversTable()
         self._rest = b""
         self._calls: dict[int, _Call] = {}
-        # Calls that the server's limit of streams keeps back, in order, with their heads.
+        # Calls that the server's limit of streams keeps back, in order, with their header blocks.
         self._kept_back: dict[int, bytes] = {}
         self._max_calls = frames.LARGEST_WINDOW
         self._unsent: deque[int] = deque()
@@ -111,9 +112,7 @@ class ClientConnection:
         if timeout_s is not None:
             fields.append((b"grpc-timeout", format_timeout(timeout_s)))
         self._calls[stream] = _Call(self._initial_window, add_prefix(message))
-        self._kept_back[stream] = frames.frame(
-            frames.HEADERS, frames.END_HEADERS, stream, hpack.encode(fields)
-        )
+        self._kept_back[stream] = hpack.encode(fields)
         self._begin_calls()
         self._pump()
         return stream
@@ -208,9 +207,11 @@ class ClientConnection:
                 self._max_frame = value
             elif identifier == frames.SETTING_MAX_CONCURRENT_STREAMS:
                 self._max_calls = value
+            elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
+                self._server_table.allow([value])
+        self.output.append(frames.SETTINGS_ACK)
         self._begin_calls()
         self.ready = True
-        self.output.append(frames.SETTINGS_ACK)
 
     def _header_block_part(self, flags: int) -> None:
         if len(self._block) > _MAX_HEADER_BLOCK:
@@ -283,7 +284,8 @@ class ClientConnection:
             if len(self._calls) - len(self._kept_back) >= self._max_calls:
                 return
             stream = next(iter(self._kept_back))
-            self.output.append(self._kept_back.pop(stream))
+            block = self._server_table.update() + self._kept_back.pop(stream)
+            self.output.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block))
             self._unsent.append(stream)
 
     def _pump(self) -> None:

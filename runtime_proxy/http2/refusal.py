@@ -21,7 +21,7 @@ class Refusal:
         self.last_stream = 0
         self.refused = 0
         self._answer = hpack.encode(status_headers(status, trailers=False))
-        self._table_update = b""
+        self._client_table = hpack.ReceiversTable()
         self._preface_seen = False
         self._rest = b""
         self._block_stream = 0
@@ -75,9 +75,7 @@ class Refusal:
         elif kind == frames.SETTINGS and not flags & frames.ACK:
             for identifier, value in frames.parse_settings(payload):
                 if identifier == frames.SETTING_HEADER_TABLE_SIZE:
-                    # Ours is empty; a smaller one than the usual has to be said.
-                    small = value < hpack.DEFAULT_TABLE_SIZE
-                    self._table_update = hpack.table_size_update(value) if small else b""
+                    self._client_table.allow([value])
             self.output.append(frames.SETTINGS_ACK)
         elif kind == frames.PING and not flags & frames.ACK:
             self.output.append(frames.ping_ack(payload))
@@ -97,7 +95,7 @@ class Refusal:
                 frames.HEADERS,
                 frames.END_STREAM | frames.END_HEADERS,
                 stream,
-                self._table_update + self._answer,
+                self._client_table.update() + self._answer,
             )
         )
         if not self._block_flags & frames.END_STREAM:
