@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import msgspec
 
-from kube.connection import Connection
+from kube.connection import Connection, watchful_socket
 from kube.resources import Resource
 
 T = TypeVar("T")
@@ -127,6 +127,7 @@ class Client:
             limit=0,
             limit_per_host=64,
             keepalive_timeout=60,
+            socket_factory=watchful_socket,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,

@@ -7,12 +7,15 @@ the `kubernetes` package; it is imported here only, and late, because it costs a
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import aiohttp
 
 _REFRESH_SECONDS = 30.0
 
@@ -46,6 +49,27 @@ def token_connection(
     """Return a connection with a fixed bearer token; for tests and simple setups."""
     tls = ssl.create_default_context(cafile=ca_file) if server.startswith("https") else None
     return Connection(server, tls, lambda: f"Bearer {token}" if token else None)
+
+
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+def watchful_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket that ends within a minute when nobody is at the other end any more.
+
+    A watch may be silent for minutes: a server that lost its power, or a load balancer that forgot
+    the connection, would leave its reader with old objects for as long.
+    """
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        made.setsockopt(level, option, value)
+    return made
 
 
 def load_connection(

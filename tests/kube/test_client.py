@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -391,3 +393,36 @@ def test_a_lost_lease_is_not_waited_for_when_the_server_is_silent() -> None:
                 await asyncio.wait_for(task, 8)
 
     asyncio.run(run())
+
+
+def test_the_kernel_asks_whether_the_other_end_of_a_silent_watch_is_there() -> None:
+    """A server that vanished without a word would else be read from until the watch's own end."""
+    local: list[int] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        local.append(request.transport.get_extra_info("peername")[1])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    def seconds_until_asked() -> float | None:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            kind, _, ticks = words[5].partition(":")
+            if words[1].endswith(f":{local[0]:04X}") and kind == _KEEPALIVE_TIMER:
+                return int(ticks, 16) / os.sysconf("SC_CLK_TCK")
+        return None
+
+    async def run() -> None:
+        async with (
+            api(handler) as client,
+            client.stream("/watch", params={}, silence_seconds=600),
+        ):
+            assert await eventually(seconds_until_asked) <= 30
+
+    asyncio.run(run())
+
+
+_KEEPALIVE_TIMER = "02"
