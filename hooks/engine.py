@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -27,10 +26,9 @@ from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
+from hooks.requested import asked_for
 from hooks.shape import shape_of
-from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Requested, Subject
-from linux.cgroup_files import DEFAULT_PERIOD_US
-from linux.resources import Resource, Value
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Subject
 
 _MOST_SHAPES: Final = 2048
 """Shapes whose outcomes are remembered; then all are forgotten."""
@@ -139,8 +137,7 @@ class Engine:
         outcomes: dict[ResourceKey, Outcome] = {}
         requested = getattr(subject, "requested", NOTHING_REQUESTED)
         for key, claims_of in by_resource.items():
-            asked = _ASKED.get(key[0])
-            outcome = compose(claims_of, None if asked is None else asked(requested))
+            outcome = compose(claims_of, asked_for(requested, key[0]))
             if outcome is not None:
                 outcomes[key] = outcome
         settled = settle(outcomes)
@@ -202,22 +199,3 @@ def _parse(policy: Policy, inputs: NodeInputs, before: PolicyState | None) -> Po
     if last is not None:
         return PolicyState(policy, last.rule, problem=problem)
     return PolicyState(policy, None, Off(OffBecause.BAD_INPUT, problem), problem)
-
-
-def _quota_per_100ms(requested: Requested) -> int | None:
-    """The requested quota as quotas are canonically: kubelet may use another period."""
-    quota_us, period_us = requested.cfs_quota_us, requested.cfs_period_us
-    if quota_us is None or quota_us <= 0 or not period_us or period_us == DEFAULT_PERIOD_US:
-        return quota_us
-    return -(-quota_us * DEFAULT_PERIOD_US // period_us)
-
-
-_ASKED: Final[Mapping[Resource, Callable[[Requested], Value | None]]] = {
-    Resource.CPU_SHARES: attrgetter("cpu_shares"),
-    Resource.CPU_CFS_QUOTA: _quota_per_100ms,
-    Resource.CPU_CFS_PERIOD: attrgetter("cfs_period_us"),
-    Resource.MEMORY_LIMIT: attrgetter("memory_limit_bytes"),
-    Resource.CPUSET_CPUS: attrgetter("cpus"),
-    Resource.CPUSET_MEMS: attrgetter("mems"),
-    Resource.OOM_SCORE_ADJ: attrgetter("oom_score_adj"),
-}

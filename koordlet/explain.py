@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from hooks.claim import Claim, Op
 from hooks.decision import Decision, Outcome
+from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, PodSubject, SandboxSubject, Subject
 from koordlet.decider import name_of
 from koordlet.executor.slots import ResourceView, State, WriteNote
 from koordlet.reconciler.reports import SubjectView
 from koordlet.reconciler.wishes import AT_CREATION_ONLY
-from koordlet.requested import requested_value
 from linux.cgroup_files import LIMITS
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 

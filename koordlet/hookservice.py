@@ -23,25 +23,24 @@ import msgspec
 
 from hooks.decision import Decision
 from hooks.engine import Engine
+from hooks.requested import asked_for, laid_over
 from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.config import HookService as Settings
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
-from koordlet.requested import asked_for
 from koordlet.state import NodeState
-from linux.cgroup_files import FILES
+from linux.cgroup_files import FILES, quota_in_period
 from linux.cpuset import CpuSet
-from linux.resources import UNLIMITED, Resource
+from linux.resources import Resource
 from nri_plugin.capabilities import RuntimeKind
-from nri_plugin.subjects import cpu_set, directory_of, place_of
+from nri_plugin.subjects import directory_of, place_of, requested_of
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from service import unix
 from service.files import replacing
 
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
-_PERIOD_US: Final = 100_000
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 _MAX_REMEMBERED: Final = 8192
 _STOP_GRACE_S: Final = 1.0
@@ -153,7 +152,7 @@ class HookAnswers:
         if remembered is None:
             known = self._state.container(request.container_meta.id)
             # Before a restart of ours: the source that knows what kubelet asked has to say it.
-            return told if known is None else _over(Requested(cpus=told.cpus), known.requested)
+            return told if known is None else laid_over(Requested(cpus=told.cpus), known.requested)
         fields = {
             name: asked if value == answered else value
             for name in Requested.__struct_fields__
@@ -216,26 +215,15 @@ def _pod(request: hook.ContainerResourceHookRequest) -> Pod:
 
 
 def requested(resources: hook.LinuxContainerResources) -> Requested:
-    """Resources as canonical values: 0 and "" mean "not said", any negative limit "none"."""
-    quota_us, limit_bytes = resources.cpu_quota, resources.memory_limit_in_bytes
-    return Requested(
-        cpu_shares=resources.cpu_shares or None,
-        cfs_quota_us=(quota_us if quota_us > 0 else UNLIMITED) if quota_us else None,
-        cfs_period_us=resources.cpu_period or None,
-        memory_limit_bytes=(limit_bytes if limit_bytes > 0 else UNLIMITED) if limit_bytes else None,
-        cpus=cpu_set(resources.cpuset_cpus) if resources.cpuset_cpus else None,
-        mems=cpu_set(resources.cpuset_mems) if resources.cpuset_mems else None,
+    """Return resources as canonical values."""
+    return requested_of(
+        shares=resources.cpu_shares,
+        quota_us=resources.cpu_quota,
+        period_us=resources.cpu_period,
+        limit_bytes=resources.memory_limit_in_bytes,
+        cpus=resources.cpuset_cpus,
+        mems=resources.cpuset_mems,
         oom_score_adj=resources.oom_score_adj or None,
-    )
-
-
-def _over(asked: Requested, known: Requested) -> Requested:
-    """`asked` where it says something, else `known`."""
-    return Requested(
-        **{
-            name: value if (value := getattr(asked, name)) is not None else getattr(known, name)
-            for name in Requested.__struct_fields__
-        }
     )
 
 
@@ -248,17 +236,10 @@ def carry(decision: Decision, answer: hook.ContainerResourceHookResponse) -> Non
             answer.container_envs[key] = value
         elif resource in _NUMBERS and isinstance(value, int) and not key:
             if resource is Resource.CPU_CFS_QUOTA:
-                value = _in_period(value, resources.cpu_period)
+                value = quota_in_period(value, resources.cpu_period)
             setattr(resources, _NUMBERS[resource], value)
         elif resource in _SETS and isinstance(value, CpuSet) and not key:
             setattr(resources, _SETS[resource], str(value))
-
-
-def _in_period(quota_us: int, period_us: int) -> int:
-    """A quota per 100 ms as a quota per the container's own period."""
-    if quota_us <= 0 or period_us in (0, _PERIOD_US):
-        return quota_us
-    return max(1000, quota_us * period_us // _PERIOD_US)
 
 
 def registration(settings: Settings) -> bytes:

@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
+from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
 from koordlet.executor.tasks import GIVEN_AT_CREATION
-from koordlet.requested import requested_value
 from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES

@@ -260,12 +260,25 @@ def encode(
         return str(weight_of_shares(value, formula))
     if value == UNLIMITED and file.unlimited:
         return "-1" if version == 1 and file.codec is not Codec.NUMBER else "max"
-    if period_us != DEFAULT_PERIOD_US:
-        if file.codec is Codec.QUOTA:
-            return str(max(-(-value * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US))
-        if file.resource is Resource.CPU_CFS_BURST:
-            return str(-(-value * period_us // DEFAULT_PERIOD_US))
+    if file.codec is Codec.QUOTA:
+        return str(quota_in_period(value, period_us))
+    if file.resource is Resource.CPU_CFS_BURST:
+        return str(-(-value * period_us // DEFAULT_PERIOD_US))
     return str(value)
+
+
+def quota_in_period(quota_us: int, period_us: int) -> int:
+    """Return a quota per 100 ms as one per `period_us`, rounded up; 0 is an unknown period."""
+    if quota_us <= 0 or period_us in (0, DEFAULT_PERIOD_US):
+        return quota_us
+    return max(-(-quota_us * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US)
+
+
+def quota_per_100ms(quota_us: int, period_us: int) -> int:
+    """Return a quota per `period_us` as one per 100 ms, rounded down: the way back rounds up."""
+    if quota_us <= 0 or period_us in (0, DEFAULT_PERIOD_US):
+        return quota_us
+    return quota_us * DEFAULT_PERIOD_US // period_us
 
 
 def content(file: CgroupFile, version: int, text: str, current: bytes) -> bytes:

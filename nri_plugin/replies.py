@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from hooks.decision import Decision, Outcome, ResourceKey
+from hooks.requested import laid_over
 from hooks.subject import Requested
-from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
+from linux.cgroup_files import quota_in_period
 from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin.capabilities import UNIFIED, RuntimeProfile
@@ -154,7 +155,7 @@ def update(
     made = nri.ContainerUpdate(container_id=message.id)
     target = made.linux.resources
     existing = message.linux.resources
-    in_force = current if asked is None else _over(values(asked), current)
+    in_force = current if asked is None else laid_over(values(asked), current)
     changed = False
     problems: list[str] = []
     for (resource, key), outcome in decision.outcomes.items():
@@ -209,26 +210,12 @@ class _Field(NamedTuple):
     write: Callable[[nri.LinuxResources, Value], None]
 
 
-def _over(asked: Requested, current: Requested) -> Requested:
-    """What is in force after an update: what it gives, else what was there."""
-    return Requested(
-        cpu_shares=asked.cpu_shares or current.cpu_shares,
-        cfs_quota_us=asked.cfs_quota_us or current.cfs_quota_us,
-        cfs_period_us=asked.cfs_period_us or current.cfs_period_us,
-        memory_limit_bytes=asked.memory_limit_bytes or current.memory_limit_bytes,
-        cpus=asked.cpus or current.cpus,
-        mems=asked.mems or current.mems,
-    )
-
-
 def _per_period(quota_us: Value, decision: Decision, in_force: Requested) -> Value:
     """A decided quota, which counts per 100 ms, in the period that the container will have."""
     period_us = decision.value(Resource.CPU_CFS_PERIOD) or in_force.cfs_period_us
-    if not isinstance(period_us, int) or period_us in (0, DEFAULT_PERIOD_US):
+    if not isinstance(period_us, int) or not isinstance(quota_us, int):
         return quota_us
-    if not isinstance(quota_us, int) or quota_us <= 0:
-        return quota_us
-    return max(-(-quota_us * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US)
+    return quota_in_period(quota_us, period_us)
 
 
 def _number(value: Value, lowest: int) -> int:

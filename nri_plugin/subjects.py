@@ -129,17 +129,39 @@ def _container(
 def values(resources: nri.LinuxResources, oom_score_adj: int = 0) -> Requested:
     """Return resources as canonical values. 0, "" and what cannot be read mean "not said"."""
     cpu = resources.cpu
-    quota_us = cpu.quota.value
-    limit_bytes = resources.memory.limit.value
-    cpus, mems = cpu.cpus, cpu.mems
+    return requested_of(
+        shares=cpu.shares.value,
+        quota_us=cpu.quota.value,
+        period_us=cpu.period.value,
+        limit_bytes=resources.memory.limit.value,
+        cpus=cpu.cpus,
+        mems=cpu.mems,
+        oom_score_adj=oom_score_adj or None,
+    )
+
+
+def requested_of(
+    *,
+    shares: int | None,
+    quota_us: int | None,
+    period_us: int | None,
+    limit_bytes: int | None,
+    cpus: str,
+    mems: str,
+    oom_score_adj: int | None,
+) -> Requested:
+    """Return what runtimes' messages ask for: 0 and "" are "not said", any negative limit "none".
+
+    The score alone is taken as it is: 0 is a score.
+    """
     return Requested(
-        cpu_shares=cpu.shares.value or None,
-        cfs_quota_us=(quota_us if quota_us > 0 else UNLIMITED) if quota_us else None,
-        cfs_period_us=cpu.period.value or None,
-        memory_limit_bytes=(limit_bytes if limit_bytes > 0 else UNLIMITED) if limit_bytes else None,
+        cpu_shares=shares or None,
+        cfs_quota_us=max(quota_us, UNLIMITED) if quota_us else None,
+        cfs_period_us=period_us or None,
+        memory_limit_bytes=max(limit_bytes, UNLIMITED) if limit_bytes else None,
         cpus=cpu_set(cpus) if cpus else None,
         mems=cpu_set(mems) if mems else None,
-        oom_score_adj=oom_score_adj or None,
+        oom_score_adj=oom_score_adj,
     )
 
 

@@ -15,11 +15,11 @@ from typing import Final
 from hooks.decision import Decision, Outcome
 from hooks.engine import Engine, Guard
 from hooks.policy import OffBecause
+from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.slots import PlannedWrite, Want
 from koordlet.journal import Journal, JournalError, Record
-from koordlet.requested import requested_value
 from koordlet.snapshot import Snapshot
 from linux.resources import Resource
 

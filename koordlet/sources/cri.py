@@ -18,9 +18,8 @@ from koordlet.config import Cri
 from koordlet.sources.polling import SourceError
 from linux import cgroup_paths
 from linux.cgroup_paths import PathError
-from linux.resources import UNLIMITED
 from nri_plugin.handler import Container, ContainerState, Sandbox
-from nri_plugin.subjects import cpu_set, place_of
+from nri_plugin.subjects import place_of, requested_of
 from protos.cri.v1 import api_pb2, api_pb2_grpc
 
 _MAX_MESSAGE: Final = 64 << 20
@@ -221,13 +220,13 @@ def _directory(cgroups_path: str) -> str:
 
 
 def _values(spec: _Spec) -> Requested:
-    cpu, limit = spec.linux.resources.cpu, spec.linux.resources.memory.limit
-    return Requested(
-        cpu_shares=cpu.shares or None,
-        cfs_quota_us=(cpu.quota if cpu.quota > 0 else UNLIMITED) if cpu.quota else None,
-        cfs_period_us=cpu.period or None,
-        memory_limit_bytes=(limit if limit > 0 else UNLIMITED) if limit else None,
-        cpus=cpu_set(cpu.cpus) if cpu.cpus else None,
-        mems=cpu_set(cpu.mems) if cpu.mems else None,
+    cpu = spec.linux.resources.cpu
+    return requested_of(
+        shares=cpu.shares,
+        quota_us=cpu.quota,
+        period_us=cpu.period,
+        limit_bytes=spec.linux.resources.memory.limit,
+        cpus=cpu.cpus,
+        mems=cpu.mems,
         oom_score_adj=spec.process.oom_score_adj,
     )

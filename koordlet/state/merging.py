@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from apis.qos import KubeQoS
+from hooks.requested import laid_over
 from hooks.subject import (
     NOTHING_REQUESTED,
     ContainerSubject,
@@ -23,7 +24,7 @@ from hooks.subject import (
 )
 from koordlet.podspec import KnownPod
 from koordlet.state.pod_objects import PodObjects
-from koordlet.state.runtime_records import ContainerRecord, PodRecords, SandboxRecord, laid_over
+from koordlet.state.runtime_records import ContainerRecord, PodRecords, SandboxRecord
 from linux import cgroup_paths
 from linux.cgroup_paths import Layout, PathError, Runtime
 

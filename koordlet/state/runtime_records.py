@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from hooks.requested import laid_over
 from hooks.subject import NOTHING_REQUESTED, Pod, Requested, SandboxSubject
 from koordlet.requests_log import Remembered
 from nri_plugin.handler import Container, ContainerState, Sandbox
@@ -404,13 +405,3 @@ class RuntimeRecords:
         if not self._full:
             self._full = True
             _LOG.error("the runtime tells of more than %s: the rest is not cared for", what)
-
-
-def laid_over(upper: Requested, lower: Requested) -> Requested:
-    """Lay what `upper` says over `lower`."""
-    return Requested(
-        *(
-            getattr(lower, name) if (value := getattr(upper, name)) is None else value
-            for name in Requested.__struct_fields__
-        )
-    )

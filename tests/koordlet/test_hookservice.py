@@ -117,7 +117,9 @@ def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
     run(test)
 
 
-@pytest.mark.parametrize(("period_us", "quota_us"), [(50_000, 40_000), (10_000, 8_000)])
+@pytest.mark.parametrize(
+    ("period_us", "quota_us"), [(50_000, 40_000), (10_000, 8_000), (33_333, 26_667)]
+)
 def test_a_quota_follows_the_containers_own_period(
     tmp_path: Path, period_us: int, quota_us: int
 ) -> None:

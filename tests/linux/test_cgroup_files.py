@@ -15,6 +15,8 @@ from linux.cgroup_files import (
     field_text,
     in_range,
     number,
+    quota_in_period,
+    quota_per_100ms,
     same,
 )
 from linux.cpuset import CpuSet
@@ -68,6 +70,11 @@ def test_a_quota_follows_the_period_and_never_gets_too_small() -> None:
     assert encode(quota, 1, 1_001, period_us=10_000) == "1000"
     assert encode(quota, 1, UNLIMITED, period_us=10_000) == "-1"
     assert encode(FILES[R.CPU_CFS_BURST], 1, 150_000, period_us=10_000) == "15000"
+
+
+@given(st.integers(1000, 10**8), st.integers(1000, 100_000))
+def test_a_quota_of_any_period_survives_the_way_through_ours(quota_us: int, period_us: int) -> None:
+    assert quota_in_period(quota_per_100ms(quota_us, period_us), period_us) == quota_us
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""What kubelet asked the runtime for, as the canonical value of a resource."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Final
+
+from hooks.subject import ContainerSubject, PodSubject, Requested, Subject
+from linux.cgroup_files import quota_per_100ms
+from linux.resources import Resource, Value
+
+
+def requested_value(subject: Subject, resource: Resource) -> Value | None:
+    """Return what kubelet asked for, None where it asked for nothing."""
+    if not isinstance(subject, ContainerSubject | PodSubject):
+        return None
+    return asked_for(subject.requested, resource)
+
+
+def asked_for(asked: Requested, resource: Resource) -> Value | None:
+    """Return a request's value of one resource; an empty set asks for nothing."""
+    value = _VALUES.get(resource)
+    return None if value is None else value(asked)
+
+
+def laid_over(upper: Requested, lower: Requested) -> Requested:
+    """Lay what `upper` says over `lower`."""
+    return Requested(
+        *(
+            getattr(lower, name) if (value := getattr(upper, name)) is None else value
+            for name in Requested.__struct_fields__
+        )
+    )
+
+
+def _quota(asked: Requested) -> int | None:
+    """Quotas count per 100 ms; kubelet may use another period."""
+    if asked.cfs_quota_us is None:
+        return None
+    return quota_per_100ms(asked.cfs_quota_us, asked.cfs_period_us or 0)
+
+
+_VALUES: Final[Mapping[Resource, Callable[[Requested], Value | None]]] = {
+    Resource.CPU_SHARES: attrgetter("cpu_shares"),
+    Resource.CPU_CFS_QUOTA: _quota,
+    Resource.CPU_CFS_PERIOD: attrgetter("cfs_period_us"),
+    Resource.MEMORY_LIMIT: attrgetter("memory_limit_bytes"),
+    Resource.CPUSET_CPUS: lambda asked: asked.cpus or None,
+    Resource.CPUSET_MEMS: lambda asked: asked.mems or None,
+    Resource.OOM_SCORE_ADJ: attrgetter("oom_score_adj"),
+}
