@@ -214,10 +214,10 @@ class Applier:
             return False
         slot.found = found
         slot.failures = 0
-        if not self._texts.same(slot.file, write.new, found):
-            return self._settle_odd(slot, raw, found, write.new)
-        slot.odd = None
         slot.settled = raw
+        if not self._texts.same(slot.file, write.new, found):
+            self._take_odd(slot, found, write.new)
+            return False
         if slot.want is None and self._texts.same(slot.file, slot.text, found):
             self._table.let_go(slot)
             return True
@@ -227,22 +227,14 @@ class Applier:
             self._table.in_force(slot)
         return False
 
-    def _settle_odd(self, slot: Slot, raw: bytes, found: str, wrote: str) -> bool:
-        """The kernel shows something else: once may be another writer, twice is the kernel."""
-        again = slot.odd == found
-        slot.odd = found
-        slot.settled = raw if again else None
-        if again:
-            record = self._table.journal.get(*slot.slot_key)
-            if record is not None:
-                try:
-                    self._table.journal.update([record.with_ours(found)])
-                except JournalError as error:
-                    log.warning("the journal cannot be written: %s", error)
-            self._table.set_state(
-                slot, State.DEGRADED, f"wrote {wrote}, and the kernel made it {found}"
-            )
-        return False
+    def _take_odd(self, slot: Slot, found: str, wrote: str) -> None:
+        """The kernel shows something else at once: that is what it made of ours, and ours too."""
+        record = self._table.journal.get(*slot.slot_key)
+        if record is not None:
+            self._table.forget((), [record.with_ours(found)])
+        self._table.set_state(
+            slot, State.DEGRADED, f"wrote {wrote}, and the kernel made it {found}"
+        )
 
 
 _BESIDE: Final[Mapping[Resource, Resource]] = {

@@ -118,7 +118,6 @@ class Slot:
         "found",
         "key",
         "note",
-        "odd",
         "path",
         "period_us",
         "place",
@@ -157,7 +156,6 @@ class Slot:
         self.failures = 0
         self.fights = 0
         self.retry_at = 0.0
-        self.odd: str | None = None  # read back in place of what was written
         self.foreign: list[float] = []  # when somebody else's value was found of late
         self.writes: deque[WriteNote] = deque(maxlen=KEPT_WRITES)
 

@@ -228,9 +228,10 @@ def test_without_a_note_the_request_is_the_original() -> None:
 
 
 def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
+    # What it has by itself happens to be what the former one had from us.
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES, uid="u1")
-    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    bed.want("pod/a", (pod.cgroup, SHARES, 3072))
     bed.run()
     pod.remove()
     again = bed.kubelet.add_pod(Asked(cpu_request_milli=3000), uid="u1")
