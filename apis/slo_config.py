@@ -272,6 +272,17 @@ _KEYS: Final = (
     ),
 )
 
+MEMBERS: Final[Mapping[str, str]] = {key.name: key.member for key in _KEYS}
+"""Key of the config map -> member of `SLOConfig`."""
+NODE_SLO_BLOCKS: Final[Mapping[str, str]] = {
+    CONFIG_RESOURCE_THRESHOLD: "resourceUsedThresholdWithBE",
+    CONFIG_RESOURCE_QOS: "resourceQOSStrategy",
+    CONFIG_CPU_BURST: "cpuBurstStrategy",
+    CONFIG_SYSTEM: "systemStrategy",
+    CONFIG_HOST_APPLICATION: "hostApplications",
+}
+"""Key of the config map -> block of a NodeSLO's spec, for the keys that make one."""
+
 _LARGEST_KEY: Final = 2 * 1024 * 1024
 
 
@@ -379,21 +390,14 @@ def _member(plain: Mapping[str, Any], name: str) -> Any:
     return next((value for key, value in plain.items() if key.lower() == name.lower()), None)
 
 
-_BLOCKS: Final = {
-    CONFIG_RESOURCE_THRESHOLD: "resourceUsedThresholdWithBE",
-    CONFIG_RESOURCE_QOS: "resourceQOSStrategy",
-    CONFIG_CPU_BURST: "cpuBurstStrategy",
-    CONFIG_SYSTEM: "systemStrategy",
-}
-
-
 def _check(key: _Key, strategy: Sparse, *, obj: str) -> None:
     value = decode_object(strategy, key.type, obj=obj)
     # What a node would refuse must not be sent to it.
-    if key.name in _BLOCKS:
-        decode_nodeslo({_BLOCKS[key.name]: strategy}, obj=obj)
-    if key.name == CONFIG_HOST_APPLICATION:
-        decode_nodeslo({"hostApplications": strategy.get("applications", [])}, obj=obj)
+    block = NODE_SLO_BLOCKS.get(key.name)
+    if block is not None:
+        applications = key.name == CONFIG_HOST_APPLICATION
+        said = strategy.get("applications", []) if applications else strategy
+        decode_nodeslo({block: said}, obj=obj)
     if isinstance(value, ColocationStrategy):
         _check_durations(value, obj=obj)
 

@@ -73,6 +73,14 @@ class Hooks:
             return True
         return False
 
+    def remember(self, known: Container | None, updated: Container | None) -> None:
+        """Store what became of a container, over what other calls did to it meanwhile."""
+        if known is None or updated is None:
+            return
+        current = self.store.container(known.id)
+        if current is not None:
+            self.store.put_container(merge.carry_over(current, known, updated))
+
     async def ask_about_pod(
         self,
         stage: Stage,

@@ -259,14 +259,6 @@ class _OfContainer(_Call[_Request]):
     known: Container | None = None
     updated: Container | None = None
 
-    def remember(self) -> None:
-        """Into the store, over what other calls did to the container meanwhile."""
-        if self.known is None or self.updated is None:
-            return
-        current = self.hooks.store.container(self.known.id)
-        if current is not None:
-            self.hooks.store.put_container(merge.carry_over(current, self.known, self.updated))
-
 
 class _StartContainer(_OfContainer[cri.StartContainerRequest]):
     kind = cri.StartContainerRequest
@@ -285,7 +277,7 @@ class _StartContainer(_OfContainer[cri.StartContainerRequest]):
         return False
 
     def succeeded(self, answer: bytes) -> None:
-        self.remember()
+        self.hooks.remember(self.known, self.updated)
         if self.hooks.servers.serving(Stage.POST_START_CONTAINER):
             known = self.hooks.store.container(self.request.container_id)
             pod_id = known.pod_id if known is not None else self.request.container_id
@@ -358,7 +350,7 @@ class _UpdateContainerResources(_OfContainer[cri.UpdateContainerResourcesRequest
         return changed
 
     def succeeded(self, answer: bytes) -> None:
-        self.remember()
+        self.hooks.remember(self.known, self.updated)
 
 
 class _StopPodSandbox(_Call[cri.StopPodSandboxRequest]):

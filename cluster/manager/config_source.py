@@ -14,23 +14,12 @@ from typing import Final
 from apis.core import ConfigMap
 from apis.keys import CONFIG_COLOCATION
 from apis.meta import ObjectReference
-from apis.slo_config import ConfigProblem, SLOConfig, load_slo_config
+from apis.slo_config import MEMBERS, ConfigProblem, SLOConfig, load_slo_config
 from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.events import EventRecorder
 
 _log = logging.getLogger(__name__)
-
-_MEMBERS: Final[Mapping[str, str]] = {
-    "colocation-config": "colocation",
-    "resource-threshold-config": "threshold",
-    "resource-qos-config": "resource_qos",
-    "cpu-burst-config": "cpu_burst",
-    "system-config": "system",
-    "host-application-config": "host_applications",
-    "cpu-normalization-config": "cpu_normalization",
-    "resource-amplification-config": "resource_amplification",
-}
 
 _NODE_SLO_MEMBERS: Final = frozenset(
     {"threshold", "resource_qos", "cpu_burst", "system", "host_applications"}
@@ -84,7 +73,7 @@ class SLOConfigSource:
                 "ConfigMap %s was deleted; its last content stays in force until a restart",
                 event.key,
             )
-            for key in _MEMBERS:
+            for key in MEMBERS:
                 self._metrics.config_stale.labels(key).set(1)
             self._data = None
             return
@@ -103,18 +92,18 @@ class SLOConfigSource:
         kept = {problem.key for problem in problems if problem.kept_old}
         # A key is known once it loaded; before the first load none had been looked at.
         first = self._loaded_keys
-        self._loaded_keys = first | (set(_MEMBERS) - kept)
-        self.never_good = frozenset(set(_MEMBERS) - self._loaded_keys)
+        self._loaded_keys = first | (set(MEMBERS) - kept)
+        self.never_good = frozenset(set(MEMBERS) - self._loaded_keys)
         self.colocation_healthy = CONFIG_COLOCATION not in kept
-        for key in _MEMBERS:
+        for key in MEMBERS:
             self._metrics.config_stale.labels(key).set(key in kept)
         self._report(meta.namespace, meta.name, meta.uid, problems)
         changed = {
             member
-            for member in _MEMBERS.values()
+            for member in MEMBERS.values()
             if getattr(old, member) != getattr(self.config, member)
         }
-        newly_known = {_MEMBERS[key] for key in self._loaded_keys - first}
+        newly_known = {MEMBERS[key] for key in self._loaded_keys - first}
         self._tell(changed | newly_known)
 
     def _tell(self, members: set[str]) -> None:

@@ -5,14 +5,13 @@ The object says in an annotation which node entry gave which block. Source: mana
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from apis.core import Node
 from apis.decode import canonical_json
 from apis.keys import ANNOTATION_NETWORK_BANDWIDTH
 from apis.meta import ObjectReference
-from apis.slo_config import conform_node_slo, node_slo_spec
+from apis.slo_config import NODE_SLO_BLOCKS, conform_node_slo, node_slo_spec
 from cluster.manager.config_source import NODE_SLO, SLOConfigSource
 from cluster.manager.objects import StoredNodeSLO, conformed_spec, plain_spec
 from cluster.manager.per_node import PerNode
@@ -25,14 +24,6 @@ from kube.webhook import merge_patch
 
 ANNOTATION_APPLIED_ENTRIES: Final = "slo.koordinator.sh/applied-entries"
 """JSON object: key of slo-controller-config -> name of the node entry that applied."""
-
-_BLOCK_OF_KEY: Final[Mapping[str, str]] = {
-    "resource-threshold-config": "resourceUsedThresholdWithBE",
-    "resource-qos-config": "resourceQOSStrategy",
-    "cpu-burst-config": "cpuBurstStrategy",
-    "system-config": "systemStrategy",
-    "host-application-config": "hostApplications",
-}
 
 
 def node_slo_controller(
@@ -115,7 +106,7 @@ class _Rules:
         spec = dict(result.spec)
         conformed: dict[str, Any] | None = None
         for key in self._source.never_good:
-            block = _BLOCK_OF_KEY.get(key)
+            block = NODE_SLO_BLOCKS.get(key)
             if block is None:
                 continue
             # This key was never readable here; what an earlier manager wrote stays.

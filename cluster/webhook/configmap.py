@@ -16,7 +16,7 @@ from apis.decode import decode_object
 from apis.meta import LabelSelector, matches
 from apis.nodeslo import bandwidth_bits
 from apis.quantity import parse_quantity
-from apis.slo_config import SLOConfig, Strategies, load_slo_config
+from apis.slo_config import MEMBERS, SLOConfig, Strategies, load_slo_config
 from cluster.webhook.node import reason_text
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
@@ -24,17 +24,6 @@ PARSE_FAIL: Final = "ParseConfigFail"
 INVALID: Final = "ConfigParamInvalid"
 OVERLAP: Final = "NodeStrategiesOverlap"
 CONFLICT: Final = "ExistNodeConfict"
-
-_MEMBERS: Final = {
-    "colocation-config": "colocation",
-    "resource-threshold-config": "threshold",
-    "resource-qos-config": "resource_qos",
-    "cpu-burst-config": "cpu_burst",
-    "system-config": "system",
-    "host-application-config": "host_applications",
-    "cpu-normalization-config": "cpu_normalization",
-    "resource-amplification-config": "resource_amplification",
-}
 
 Range = tuple[float | None, float | None]
 
@@ -113,7 +102,7 @@ class ConfigMapAdmission:
         before: Mapping[str, str] = {}
         if request.operation == "UPDATE":
             before = decode_object(bytes(request.old_object), ConfigMap, obj=request.ref).data
-        changed = [key for key in _MEMBERS if new.data.get(key) != before.get(key)]
+        changed = [key for key in MEMBERS if new.data.get(key) != before.get(key)]
         problem = self.problem(new.data, changed)
         return denied(problem, code=400) if problem else ALLOWED
 
@@ -127,7 +116,7 @@ class ConfigMapAdmission:
             if found.key in keys:
                 reason = PARSE_FAIL if "not valid JSON" in found.message else INVALID
                 return reason_text(reason, found.message)
-        for key, member in _MEMBERS.items():
+        for key, member in MEMBERS.items():
             if key not in keys or not data.get(key):
                 continue
             strategies: Strategies[dict[str, Any]] = getattr(config, member)
@@ -171,7 +160,7 @@ class ConfigMapAdmission:
     def _conflict(self, config: SLOConfig, keys: set[str]) -> str | None:
         several = [
             (key, getattr(config, member))
-            for key, member in _MEMBERS.items()
+            for key, member in MEMBERS.items()
             if key in keys and len(getattr(config, member).entries) > 1
         ]
         if not several:

@@ -221,14 +221,6 @@ class _OfContainer(DockerCall):
     known: Container | None = None
     updated: Container | None = None
 
-    def remember(self) -> None:
-        """Into the store, over what other calls did to the container meanwhile."""
-        if self.known is None or self.updated is None:
-            return
-        current = self.hooks.store.container(self.known.id)
-        if current is not None:
-            self.hooks.store.put_container(merge.carry_over(current, self.known, self.updated))
-
     async def find(self) -> tuple[Container, Pod] | None:
         self.identifier = await self.engine.resolve(self.reference)
         container = self.hooks.store.container(self.identifier)
@@ -249,7 +241,7 @@ class _Start(_OfContainer):
         return Release()
 
     def succeeded(self, body: bytes) -> None:
-        self.remember()
+        self.hooks.remember(self.known, self.updated)
         container = self.hooks.store.container(self.identifier)
         if container is not None:
             # A container may be started again: its next stop is news again.
@@ -302,7 +294,7 @@ class _Update(_OfContainer):
         return Release(msgspec.json.encode(document) if changed else None)
 
     def succeeded(self, body: bytes) -> None:
-        self.remember()
+        self.hooks.remember(self.known, self.updated)
 
 
 _CALLS: dict[str, type[DockerCall]] = {
