@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-import psutil
 
 from hooks.subject import ContainerSubject, Pod, Subject
-from koordlet import VERSION, explain, planning
+from koordlet import explain, planning, status
 from koordlet.config_file import as_tree
 from koordlet.decider import Decider, Stage, pod_of
 from koordlet.events import Events
@@ -86,168 +84,8 @@ class _Answers:
         return as_tree(self._parts.config)
 
     async def status(self, request: Request) -> Plain:
-        parts = self._parts
-        pods, containers = parts.state.counts
-        return {
-            "node": parts.node_name,
-            "version": VERSION,
-            "pid": os.getpid(),
-            "startedAt": parts.started_at,
-            "uptimeSeconds": round(time.time() - parts.started_at, 1),
-            "ready": not parts.health.not_ready(),
-            "notReady": parts.health.not_ready(),
-            "unhealthy": parts.health.unhealthy(),
-            "nri": self._nri(),
-            "engine": {
-                "generation": parts.engine.generation,
-                "builds": parts.rules.builds,
-                "lastBuildMs": round(parts.rules.last_build_s * 1000, 2),
-            },
-            "policies": [
-                {
-                    "name": each.policy.name,
-                    "gate": each.policy.gate,
-                    "summary": each.policy.summary,
-                    "state": parts.rules.states()[each.policy.name][0],
-                    "why": parts.rules.states()[each.policy.name][1],
-                }
-                for each in parts.engine.states
-            ],
-            "sitePolicies": self._site(),
-            "pods": pods,
-            "containers": containers,
-            "unprotected": [msgspec.structs.asdict(each) for each in parts.state.unprotected()],
-            "sources": [
-                {
-                    "name": source.name,
-                    "problem": source.problem,
-                    "failures": source.failures,
-                    "fetches": source.fetches,
-                }
-                for source in parts.feeds.statuses
-            ],
-            "objects": self._objects(),
-            "cgroup": self._cgroup(),
-            "kernel": self._kernel(),
-            "reconciler": await self._in_thread(self._reconciler),
-            "memoryBytes": psutil.Process().memory_info().rss,
-            "worstLoopLagMs": round(parts.health.worst_loop_lag_s * 1000, 2),
-        }
-
-    def _nri(self) -> Plain:
-        supervisor, numbers = self._parts.nri.supervisor, self._parts.nri.statistics
-        if supervisor is None or numbers is None:
-            return {"enabled": False, "connected": False, "state": "off"}
-        status = supervisor.status
-        made: Plain = {
-            "enabled": True,
-            "connected": status.protects,
-            "state": status.state.value,
-            "connection": status.generation,
-            "problem": status.problem,
-            "socket": self._parts.config.nri.socket,
-            "inStateSeconds": round(status.in_state_s, 1),
-            "connectedSeconds": round(numbers.connected_s, 1),
-            "unprotectedSeconds": round(numbers.unprotected_s, 1),
-            "dials": numbers.dials,
-            "disconnections": numbers.disconnections,
-            "adjustments": numbers.adjustments,
-            "updates": numbers.updates,
-            "missed": {reason.value: count for reason, count in numbers.missed.items()},
-            "createdWhileAway": numbers.created_while_away,
-            "handlerFaults": numbers.handler_faults,
-            "worstReplyMs": round(
-                max((h.largest for h in numbers.hook_latency.values()), default=0.0) * 1000, 3
-            ),
-        }
-        if status.runtime is not None:
-            runtime = status.runtime
-            made["runtime"] = {
-                "name": runtime.name,
-                "version": runtime.version_text,
-                "nri": ".".join(str(part) for part in runtime.nri),
-                "nriTold": runtime.nri_told,
-                "generation": runtime.generation.value,
-                "requestTimeoutSeconds": runtime.request_timeout_s,
-                "registrationTimeoutSeconds": runtime.registration_timeout_s,
-                "warnings": list(runtime.warnings),
-            }
-        return made
-
-    def _site(self) -> Plain:
-        site = self._parts.site
-        if site is None:
-            return {"enabled": False}
-        return {
-            "enabled": True,
-            "loaded": [policy.name for policy in self._parts.rules.site_policies],
-            "offForSubjects": {**site.hook_guard.off, **site.repair_guard.off},
-        }
-
-    def _objects(self) -> Plain:
-        objects = self._parts.feeds.objects
-        return {
-            "directory": self._parts.config.objects_dir,
-            "nodeSLO": objects.slo is not None,
-            "topology": objects.topology is not None,
-            "node": objects.node is not None,
-            "device": objects.device is not None,
-            "pods": len(objects.pods),
-            "problems": [
-                {"file": each.file, "object": each.obj, "message": each.message}
-                for each in objects.problems
-            ],
-        }
-
-    def _cgroup(self) -> Plain:
-        layout = self._parts.kernel.layout
-        if layout is None:
-            return {}
-        return {
-            "version": layout.version,
-            "driver": layout.driver.value,
-            "kubepods": layout.kubepods,
-        }
-
-    def _kernel(self) -> Plain:
-        probed = self._parts.kernel.probed
-        if probed is None:
-            return {}
-        return {
-            "release": probed.facts.kernel_release,
-            "unsupported": {
-                resource.value: why
-                for resource, why in probed.reasons.items()
-                if resource not in probed.facts.supported
-            },
-        }
-
-    def _reconciler(self) -> Plain:
-        reconciler = self._parts.passes.reconciler
-        if reconciler is None:
-            return {}
-        stats, states = reconciler.stats, reconciler.states()
-        bad = {resource for resource, state in states if state in explain.TROUBLED}
-        return {
-            "passes": stats.passes,
-            "written": stats.written,
-            "failed": stats.failed,
-            "restored": stats.restored,
-            "foreignChanges": stats.foreign_changes,
-            "crashedPasses": stats.crashed_passes,
-            "lastFinishedAt": stats.last_finished_at,
-            "lastCpuMs": round(stats.last.cpu_ms, 2),
-            "lastWritten": stats.last.written,
-            "journalRecords": stats.journal_records,
-            "journalError": stats.journal_error,
-            "values": explain.counts(states),
-            "troubled": [
-                explain.trouble(subject, view)
-                for subject, view in (reconciler.standing(bad) if bad else ())
-                if view.state in explain.TROUBLED
-            ],
-            "restoring": [explain.orphan(view) for view in reconciler.restoring()],
-        }
+        reconciler = await self._in_thread(lambda: status.of_reconciler(self._parts))
+        return status.of_daemon(self._parts) | {"reconciler": reconciler}
 
     # --- explanations --------------------------------------------------------------------------
 
