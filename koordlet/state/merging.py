@@ -204,17 +204,18 @@ def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
 def _unheard(record: ContainerRecord, known: KnownPod | None) -> Requested | None:
     """Return what is asked for now, if an update of it went by while nobody listened.
 
-    A value that the runtime has and the specification names, but that nobody asked of us, came by
+    A value that the runtime had and the specification names, but that nobody asked of us, came by
     such an update. Until it is carried out the runtime has another one, kubelet's older or ours.
     """
     specified = known.by_container.get(record.name) if known is not None else None
-    if record.asked is None or specified is None or record.current == record.asked:
+    if record.asked is None or specified is None or not record.told:
         return None
     unheard = {
         name: value
         for name in Requested.__struct_fields__
         if (value := getattr(specified, name)) is not None
-        and value == getattr(record.current, name) != getattr(record.asked, name)
+        and value != getattr(record.asked, name)
+        and any(value == getattr(told, name) for told in record.told)
     }
     return msgspec.structs.replace(record.asked, **unheard) if unheard else None
 

@@ -25,6 +25,7 @@ _LOG = logging.getLogger("koordlet.state")
 
 MAX_SANDBOXES: Final = 8192
 MAX_CONTAINERS: Final = 32768
+_MOST_TOLD: Final = 4
 _MAX_TOMBSTONES: Final = 8192
 
 _RUNS: Final = frozenset({ContainerState.RUNNING, ContainerState.PAUSED})
@@ -44,8 +45,9 @@ class SandboxRecord(msgspec.Struct):
 class ContainerRecord(msgspec.Struct):
     """A container.
 
-    current: the values that the runtime has, as it told last. first: those at first sight. asked:
-    what kubelet asked of us, in updates only the values that change, None where no hook saw any.
+    first: the values that the runtime had at first sight; told: those since kubelet asked last.
+    asked: what kubelet asked of us, in updates only the values that change, None where no hook saw
+    any.
     hooked: a hook saw the creation. lacks: what only its creation could have given.
     """
 
@@ -54,10 +56,10 @@ class ContainerRecord(msgspec.Struct):
     uid: str
     name: str
     cgroup: str
-    current: Requested
     seen: int
     created_at: float
     first: Requested
+    told: tuple[Requested, ...] = ()
     asked: Requested | None = None
     hooked: bool = False
     started: bool = False
@@ -203,13 +205,13 @@ class RuntimeRecords:
         if asked != NOTHING_REQUESTED:
             record.asked = asked if record.asked is None else laid_over(asked, record.asked)
             # What it has is about to be what is asked for, or ours.
-            record.current = laid_over(asked, record.current)
+            record.told = ()
         return record
 
     def catch_up(self, container_id: str, asked: Requested) -> None:
         """Kubelet asked for this of the runtime while nobody listened."""
         if record := self._containers.get(container_id):
-            record.asked = asked
+            record.asked, record.told = asked, ()
 
     def start_container(self, container: Container) -> None:
         """A container's process runs, so its group exists and has the runtime's values."""
@@ -352,7 +354,6 @@ class RuntimeRecords:
                 uid=uid,
                 name=subject.name,
                 cgroup=subject.cgroup,
-                current=container.current,
                 seen=self.now(),
                 created_at=self._monotonic(),
                 first=container.current if before is None else before.requested,
@@ -369,10 +370,10 @@ class RuntimeRecords:
             record.seen = self.now()
             record.cgroup = subject.cgroup or record.cgroup
             record.name = subject.name or record.name
-            if container.current != NOTHING_REQUESTED:
-                record.current = container.current
-                if record.first == NOTHING_REQUESTED:
-                    record.first = container.current
+            if record.first == NOTHING_REQUESTED:
+                record.first = container.current
+        if container.current != NOTHING_REQUESTED and container.current not in record.told:
+            record.told = (*record.told, container.current)[-_MOST_TOLD:]
         if container.state in _RUNS or (
             container.state is ContainerState.UNKNOWN and container.pid > 0
         ):

@@ -91,14 +91,14 @@ class OperatedNode(Daemon):
             return None
         if pod.cpus:
             return pod.cpus
-        best_effort = kind.kube_qos == "BestEffort"
-        if kind.numa and (not best_effort or gates.get(BE_CPU_MANAGER)):
-            own = (pools.be if best_effort else pools.ls).get(pod.node)
+        batch = kind.qos == "BE"
+        if kind.numa and (not batch or gates.get(BE_CPU_MANAGER)):
+            own = (pools.be if batch else pools.ls).get(pod.node)
             if own:
                 return own
         if kind.qos == "SYSTEM" and pools.system:
             return pools.system
-        if best_effort or (pools.static and kind.qos != "LS"):
+        if kind.qos != "LS" and (kind.kube_qos == "BestEffort" or pools.static):
             return None
         return pools.together or None
 

@@ -95,7 +95,10 @@ KINDS = (
 
 @dataclass
 class Running:
-    """A pod on both kernels, with what the scheduler gave it."""
+    """A pod on both kernels, with what the scheduler gave it.
+
+    first: its sort before its object was edited; runtimes are never told of an edit.
+    """
 
     kind: Kind
     name: str
@@ -104,6 +107,7 @@ class Running:
     node: int = 0
     cpus: frozenset[int] = frozenset()
     containers: list[RunningContainer] = field(default_factory=list)
+    first: Kind | None = None
 
 
 @dataclass
@@ -118,34 +122,7 @@ class RunningContainer:
 
 def told(pod: Running) -> subjects.Pod:
     """The pod as the runtime tells of it."""
-    labels = dict(pod.kind.labels)
-    if pod.kind.qos:
-        labels[LABEL_QOS_CLASS] = pod.kind.qos
-    annotations: dict[str, str] = {}
-    status: dict[str, object] = {}
-    if pod.cpus:
-        status["cpuset"] = str(CpuSet(pod.cpus))
-    if pod.kind.numa:
-        amount = "kubernetes.io/batch-cpu" if pod.kind.qos == "BE" else "cpu"
-        status["numaNodeResources"] = [{"node": pod.node, "resources": {amount: "500"}}]
-    if status:
-        annotations[ANNOTATION_RESOURCE_STATUS] = json.dumps(status)
-    if pod.kind.batch_milli:
-        amounts = {
-            "kubernetes.io/batch-cpu": str(pod.kind.batch_milli),
-            "kubernetes.io/batch-memory": str(pod.kind.batch_bytes),
-        }
-        both = {"requests": amounts, "limits": amounts}
-        annotations[ANNOTATION_EXTENDED_RESOURCE_SPEC] = json.dumps(
-            {"containers": dict.fromkeys(("c0", "c1", "c2", "c3"), both)}
-        )
-    if pod.kind.oom_score_adj is not None:
-        annotations[ANNOTATION_OOM_SCORE_ADJ] = str(pod.kind.oom_score_adj)
-    if pod.kind.cache_percent:
-        share = pod.kind.cache_percent
-        annotations[ANNOTATION_RESCTRL] = json.dumps(
-            {"llc": {"schemata": {"range": [0, share]}}, "mb": {"schemata": {"percent": share}}}
-        )
+    labels, annotations = metadata(pod, pod.first or pod.kind)
     return make_pod(
         namespace="default",
         name=pod.name,
@@ -155,6 +132,43 @@ def told(pod: Running) -> subjects.Pod:
         kube_qos=KubeQoS(pod.kind.kube_qos),
         cgroup=pod.here.cgroup,
     )
+
+
+def metadata(pod: Running, kind: Kind) -> tuple[dict[str, str], dict[str, str]]:
+    """The labels and annotations of a pod as one of this sort."""
+    labels = dict(kind.labels)
+    if kind.qos:
+        labels[LABEL_QOS_CLASS] = kind.qos
+    annotations: dict[str, str] = {}
+    status: dict[str, object] = {}
+    if pod.cpus:
+        status["cpuset"] = str(CpuSet(pod.cpus))
+    if kind.numa:
+        amount = "kubernetes.io/batch-cpu" if kind.qos == "BE" else "cpu"
+        status["numaNodeResources"] = [{"node": pod.node, "resources": {amount: "500"}}]
+    if status:
+        annotations[ANNOTATION_RESOURCE_STATUS] = json.dumps(status)
+    if kind.batch_milli:
+        both = {"requests": batch_of(kind), "limits": batch_of(kind)}
+        annotations[ANNOTATION_EXTENDED_RESOURCE_SPEC] = json.dumps(
+            {"containers": dict.fromkeys(("c0", "c1", "c2", "c3"), both)}
+        )
+    if kind.oom_score_adj is not None:
+        annotations[ANNOTATION_OOM_SCORE_ADJ] = str(kind.oom_score_adj)
+    if kind.cache_percent:
+        share = kind.cache_percent
+        annotations[ANNOTATION_RESCTRL] = json.dumps(
+            {"llc": {"schemata": {"range": [0, share]}}, "mb": {"schemata": {"percent": share}}}
+        )
+    return labels, annotations
+
+
+def batch_of(kind: Kind) -> dict[str, str]:
+    """The batch resources of each container, which are both its request and its limit."""
+    return {
+        "kubernetes.io/batch-cpu": str(kind.batch_milli),
+        "kubernetes.io/batch-memory": str(kind.batch_bytes),
+    }
 
 
 def requested(limits: Limits, qos: KubeQos, capacity_bytes: int) -> Requested:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from koordlet.state import Source
 from tests.properties.cpus import PLANS
 from tests.properties.daemon import ALL_GATES, NO_GATES
+from tests.properties.listed import listed
 from tests.properties.node import OperatedNode
 from tests.properties.pods import KINDS, RunningContainer
 from tests.properties.test_node import PROFILES, QOS_ON, SLOS
@@ -95,6 +97,29 @@ def test_a_resize_moves_the_original(node: OperatedNode) -> None:
     container = _one(node, "latency")
     node.settle()
     node.resize(container, Limits(250, 1000, GIB), hooked=True)
+    _switch_off(node)
+    _as_twin(node, container, *_limits(node))
+
+
+@pytest.mark.parametrize("listed_first", [True, False], ids=["list first", "runtime first"])
+def test_a_resize_that_nobody_heard_moves_the_original(
+    node: OperatedNode, listed_first: bool
+) -> None:
+    """A daemon that was away hears of it by kubelet's list, before the runtime registers or after.
+
+    Then the runtime has been handed the old value, ours, in place of the new one.
+    """
+    node.set_ratio("1.50")
+    container = _one(node, "latency")
+    node.settle()
+    node.resize(container, Limits(250, 1000, GIB), hooked=False)
+    if listed_first:
+        node.state.pods_list(Source.KUBELET, [listed(container.pod)])
+    node.synchronize()
+    node.state.pods_list(Source.KUBELET, [listed(container.pod)])
+    node.settle()
+    quota = "cpu.max" if node.profile.cgroup == 2 else "cpu.cfs_quota_us"
+    assert node.text(container.here.cgroup, quota).split()[0] == "66667"
     _switch_off(node)
     _as_twin(node, container, *_limits(node))
 

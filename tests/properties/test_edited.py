@@ -1,0 +1,82 @@
+"""Random lives of a node whose pods are edited: kubelet's list tells what the runtime never does.
+
+Adds to `test_node` a daemon that reads kubelet's pods, edits of labels and annotations while
+containers run, and resizes that nobody heard of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from koordlet.state import Source
+from tests.properties.listed import listed
+from tests.properties.pods import GIB
+from tests.properties.test_node import EXAMPLES, NodeMachine
+from tests.simulated.kubelet import Limits
+
+CLASSES = ("", "LS", "LSR", "SYSTEM", "BE")
+
+
+class EditedMachine(NodeMachine):
+    """The rules of `NodeMachine`, and those of whoever edits pods."""
+
+    @rule()
+    def kubelet_lists_its_pods(self) -> None:
+        self.node.state.pods_list(Source.KUBELET, [listed(pod) for pod in self.node.pods])
+
+    @precondition(lambda self: self.node.pods)
+    @rule(
+        number=st.integers(0, 9),
+        qos=st.sampled_from(CLASSES),
+        numa=st.booleans(),
+        oom_score_adj=st.sampled_from([None, -500, 900]),
+        cache_percent=st.sampled_from([0, 20]),
+    )
+    def a_pod_is_edited(
+        self, number: int, qos: str, numa: bool, oom_score_adj: int | None, cache_percent: int
+    ) -> None:
+        pod = self._pod(number)
+        kind = pod.kind
+        if qos == "BE" and kind.kube_qos != "BestEffort":
+            qos = kind.qos
+        pod.first = pod.first or kind
+        pod.kind = replace(
+            kind, qos=qos, numa=numa, oom_score_adj=oom_score_adj, cache_percent=cache_percent
+        )
+        self.kubelet_lists_its_pods()
+
+    @rule(number=st.integers(0, 9), half=st.booleans())
+    def a_container_is_resized_unheard(self, number: int, half: bool) -> None:
+        container = self._container(number)
+        if container is None or container.pod.kind.kube_qos != "Burstable":
+            return
+        full = container.pod.kind.limits
+        if not full.cpu_limit_milli:
+            return
+        smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
+        self.node.resize(container, smaller if half else full, hooked=False)
+        self.kubelet_lists_its_pods()
+        self.node.synchronize()
+
+    def _settled(self) -> None:
+        self.kubelet_lists_its_pods()
+        super()._settled()
+
+    @invariant()
+    def every_decision_gives_the_cpus_of_the_books(self) -> None:
+        if hasattr(self, "node"):
+            self.kubelet_lists_its_pods()
+        super().every_decision_gives_the_cpus_of_the_books()
+
+
+TestEdited = EditedMachine.TestCase
+TestEdited.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
