@@ -12,8 +12,9 @@ import msgspec
 from apis.core import Node
 from apis.keys import ANNOTATION_COLOCATION_STRATEGY
 from apis.meta import format_duration, parse_duration
+from apis.node_strategy import node_colocation
 from apis.nodemetric import NodeMetric, NodeMetricCollectPolicy
-from apis.slo_config import ColocationStrategy, node_colocation
+from apis.slo_config import ColocationStrategy
 from cluster.manager.config_source import COLOCATION, SLOConfigSource
 from cluster.manager.per_node import PerNode
 from cluster.metrics import ManagerMetrics

@@ -36,13 +36,13 @@ from apis.keys import (
     RDMA,
 )
 from apis.meta import parse_time
+from apis.node_strategy import NodeColocation
 from apis.nodemetric import NodeMetric
 from apis.qos import PriorityClass
 from apis.quantity import ZERO, Quantity, ResourceList, add_resources
 from apis.slo_config import (
     ColocationStrategy,
     CPUNormalizationStrategy,
-    NodeColocation,
     ResourceAmplificationStrategy,
 )
 from apis.topology import NodeResourceTopology, numa_id

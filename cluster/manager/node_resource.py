@@ -25,12 +25,12 @@ from apis.keys import (
     MID_MEMORY,
 )
 from apis.meta import ObjectReference
+from apis.node_strategy import node_colocation
 from apis.nodemetric import NodeMetric
 from apis.slo_config import (
     ColocationStrategy,
     CPUNormalizationStrategy,
     ResourceAmplificationStrategy,
-    node_colocation,
 )
 from apis.topology import NodeResourceTopology
 from cluster.manager.config_source import NODE_RESOURCE, SLOConfigSource

@@ -11,7 +11,8 @@ from apis.core import Node
 from apis.decode import canonical_json
 from apis.keys import ANNOTATION_NETWORK_BANDWIDTH
 from apis.meta import ObjectReference
-from apis.slo_config import NODE_SLO_BLOCKS, conform_node_slo, node_slo_spec
+from apis.node_strategy import conform_node_slo, node_slo_spec
+from apis.slo_config import NODE_SLO_BLOCKS
 from cluster.manager.config_source import NODE_SLO, SLOConfigSource
 from cluster.manager.objects import StoredNodeSLO, conformed_spec, plain_spec
 from cluster.manager.per_node import PerNode

@@ -12,8 +12,8 @@ import msgspec
 
 from apis.core import Node, ObjectMeta, Pod
 from apis.decode import Wire
+from apis.node_strategy import conform_node_slo
 from apis.nodemetric import NodeMetric
-from apis.slo_config import conform_node_slo
 
 
 class StoredNodeSLO(Wire, frozen=True):

@@ -12,15 +12,9 @@ from apis.keys import (
     ANNOTATION_NETWORK_BANDWIDTH,
     LABEL_CPU_RECLAIM_RATIO,
 )
+from apis.node_strategy import conform_node_slo, node_colocation, node_slo_spec, ratio_percent
 from apis.nodeslo import decode_nodeslo
-from apis.slo_config import (
-    SLOConfig,
-    conform_node_slo,
-    load_slo_config,
-    node_colocation,
-    node_slo_spec,
-    ratio_percent,
-)
+from apis.slo_config import SLOConfig, load_slo_config
 
 OBJ = "ConfigMap koordinator-system/slo-controller-config"
 DB = {"matchLabels": {"pool": "db"}}

@@ -13,13 +13,10 @@ import pytest
 from apis.core import Node
 from apis.decode import dec_hook
 from apis.device import Device
+from apis.node_strategy import NodeColocation
 from apis.nodemetric import NodeMetric
 from apis.quantity import parse_quantity
-from apis.slo_config import (
-    CPUNormalizationStrategy,
-    NodeColocation,
-    ResourceAmplificationStrategy,
-)
+from apis.slo_config import CPUNormalizationStrategy, ResourceAmplificationStrategy
 from apis.topology import NodeResourceTopology
 from cluster.manager.node_inputs import Amount
 from cluster.manager.node_offer import (
