@@ -31,6 +31,10 @@ class HookError(Exception):
     """A hook call that gave no answer; the text is what the caller of the CRI is told."""
 
 
+class GivenUp(HookError):
+    """The server was not asked: it is known not to answer, which has been said."""
+
+
 @dataclass(slots=True)
 class HookCounts:
     """Calls by (server, stage, outcome) and their seconds by (server, stage)."""
@@ -86,7 +90,7 @@ class HookServer:
             ) from error
         except _Refused as error:
             outcome = "refused"
-            raise HookError(str(error)) from error
+            raise GivenUp(str(error)) from error
         except TimeoutError as error:
             outcome = "timeout"
             raise HookError(

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from runtime_proxy import merge
-from runtime_proxy.hook_server import HookError, HookServer, HookServers
+from runtime_proxy.hook_server import GivenUp, HookError, HookServer, HookServers
 from runtime_proxy.model import Container, Pod, container_request, pod_request
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.stages import Stage
@@ -125,16 +125,20 @@ class Hooks:
         budget: "Budget",
     ) -> _Answer | None:
         """One server's answer; None where it has none and its policy lets the call go on."""
+        level = logging.WARNING
         try:
             answer = await server.call(stage, request.SerializeToString(), budget_s=budget.left_s())
             return kind.FromString(answer) if answer is not None else None
         except HookError as error:
             reason = str(error)
+            if isinstance(error, GivenUp):
+                level = logging.DEBUG
         except DecodeError:
             reason = f"{server.registration.endpoint}: unreadable answer to {stage.value}"
         if server.registration.fail and stage.may_refuse:
             raise Refused(reason)
-        log.warning(
+        log.log(
+            level,
             "hook gave no answer",
             extra={"server": server.name, "stage": stage.value, "reason": reason},
         )

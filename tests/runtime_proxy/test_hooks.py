@@ -429,6 +429,8 @@ def test_under_ignore_a_dead_server_costs_nothing_and_is_used_again_when_it_is_b
     for _ in range(20):
         kubelet.run()
     assert time.monotonic() - began < 1
+    assert running.log_text().count("hook server is given up for now") == 1
+    assert running.log_text().count("hook gave no answer") == 1
     service.start()
     running.wait_for_log("hook server is back")
     before = len(service.asked("PreRunPodSandbox"))
