@@ -45,7 +45,6 @@ class Fault(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """All outcomes for one subject. `generation` is the engine's that decided."""
 
-    subject_key: str
     outcomes: Mapping[ResourceKey, Outcome]
     faults: tuple[Fault, ...] = ()
     generation: int = 0

@@ -114,9 +114,7 @@ class Engine:
                 shape = shape_of(subject)
                 known = self._by_shape.get(shape)
                 if known is not None:
-                    return Decision(
-                        subject_key=subject.key, outcomes=known, generation=self.generation
-                    )
+                    return Decision(outcomes=known, generation=self.generation)
         by_resource: dict[ResourceKey, list[Claim]] = {}
         faults: list[Fault] = []
         for name, function, rule in self._plan[subject.level]:
@@ -147,7 +145,6 @@ class Engine:
                 self._by_shape.clear()
             self._by_shape[shape] = settled
         return Decision(
-            subject_key=subject.key,
             outcomes=settled,
             faults=tuple(faults),
             generation=self.generation,

@@ -53,7 +53,6 @@ class EventRecorder:
         self._waiting: deque[_Remark] = deque(maxlen=_MOST_WAITING)
         self._known: OrderedDict[_Remark, _Known] = OrderedDict()
         self._wake = asyncio.Event()
-        self.dropped = 0
 
     def normal(self, about: ObjectReference, reason: str, message: str) -> None:
         self._record(_Remark(about, "Normal", reason, message[:_LONGEST_MESSAGE]))
@@ -62,8 +61,6 @@ class EventRecorder:
         self._record(_Remark(about, "Warning", reason, message[:_LONGEST_MESSAGE]))
 
     def _record(self, remark: _Remark) -> None:
-        if len(self._waiting) == _MOST_WAITING:
-            self.dropped += 1
         self._waiting.append(remark)
         self._wake.set()
 
@@ -77,7 +74,6 @@ class EventRecorder:
                 try:
                     await self._write(remark)
                 except (ApiError, Unreachable) as error:
-                    self.dropped += 1
                     _log.info("event %s was not written: %s", remark.reason, error)
 
     async def flush(self) -> None:

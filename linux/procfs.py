@@ -70,29 +70,10 @@ def boot_id(host: Host) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuInfo:
-    """From /proc/cpuinfo. `flags` of the first CPU."""
-
-    vendor: str
-    model: str
-    flags: frozenset[str]
-
-
-def parse_cpuinfo(content: bytes) -> CpuInfo:
-    """Parse /proc/cpuinfo; arm64 gives neither vendor nor model."""
-    vendor, model, flags = "", "unknown", frozenset[str]()
+def cpu_vendor(content: bytes) -> str:
+    """Return the first processor's vendor_id in /proc/cpuinfo, "" on arm64, which gives none."""
     for line in content.decode("utf-8", "replace").splitlines():
-        key, colon, value = line.partition(":")
-        if not colon:
-            if vendor or flags:
-                break
-            continue
-        key, value = key.strip().lower(), value.strip()
-        if key == "vendor_id":
-            vendor = value
-        elif key == "model name":
-            model = value
-        elif key == "flags":
-            flags = frozenset(value.split())
-    return CpuInfo(vendor, model, flags)
+        key, _, value = line.partition(":")
+        if key.strip() == "vendor_id":
+            return value.strip()
+    return ""

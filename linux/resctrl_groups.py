@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linux.host import Host
-from linux.procfs import host_mounts, parse_cpuinfo, parse_ids
+from linux.procfs import cpu_vendor, host_mounts, parse_ids
 from linux.resctrl import MOUNT, check_group, parse_schemata
 
 
@@ -48,7 +48,7 @@ def read_offer(host: Host, mount: str = MOUNT) -> Offer | None:
     ]
     options = next((m.options for m in host_mounts(host) if m.type == "resctrl"), frozenset[str]())
     try:
-        vendor = parse_cpuinfo(host.read("/proc/cpuinfo")).vendor
+        vendor = cpu_vendor(host.read("/proc/cpuinfo"))
     except OSError:
         vendor = ""
     return Offer(

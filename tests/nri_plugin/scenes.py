@@ -23,9 +23,8 @@ Values = dict[ResourceKey, Value]
 PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1111_2222.slice"
 
 
-def decision(values: Values, subject: str = "container/c") -> Decision:
+def decision(values: Values) -> Decision:
     return Decision(
-        subject_key=subject,
         outcomes={
             (resource, key): Outcome(
                 value=value,
