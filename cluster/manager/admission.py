@@ -161,8 +161,9 @@ class Admission:
             validating_name=settings.env("VALIDATING_WEBHOOK_NAME", VALIDATING_NAME),
         )
 
-    def routes(self) -> tuple[dict[str, Handler], dict[str, AsyncHandler]]:
-        """Return the handlers of the paths whose gates are on."""
+    def routes(self, bookings: Client) -> tuple[dict[str, Handler], dict[str, AsyncHandler]]:
+        """Return the handlers of the paths whose gates are on. bookings: what quotas are booked by;
+        reviews must not wait until the controllers' writes are through."""
         settings, gates, caches = self._settings, self._settings.gates, self._caches
         quota = QuotaAdmission(
             caches.quota_tree,
@@ -172,7 +173,7 @@ class Admission:
             self._metrics,
         )
         evaluator = QuotaEvaluator(
-            self._client,
+            bookings,
             self._pods,
             gates,
             caches.quota_tree,
@@ -219,7 +220,8 @@ class Admission:
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Serve and register; the server stops with `stack`."""
-        plain, waiting = self.routes()
+        bookings = await stack.enter_async_context(self._client.sibling())
+        plain, waiting = self.routes(bookings)
         # Answers from caches: none may be given before they are filled.
         await wait_all_synced(*self._caches.all)
         certificates = await self._registration.certificates()

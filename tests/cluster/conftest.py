@@ -145,8 +145,9 @@ async def manager(
     user: str = "admin",
     webhooks: bool = False,
     environment: Mapping[str, str] | None = None,
+    qps: float = 0,
 ) -> AsyncIterator[Manager]:
-    """Run a manager in this process until the block ends."""
+    """Run a manager in this process until the block ends. qps: its requests a second, 0 any."""
     gates = "" if webhooks else "WebhookFramework=false"
     settings = parse(
         [
@@ -158,7 +159,7 @@ async def manager(
         {"WEBHOOK_HOST": "127.0.0.1", "WEBHOOK_CERT_WRITER": "secret", **(environment or {})},
     )
     stop = asyncio.Event()
-    async with running.client(user) as client:
+    async with running.client(user, qps=qps) as client:
         one = Manager(client, settings, webhook_port=0)
         running_task = asyncio.create_task(one.run(stop))
         try:

@@ -247,6 +247,45 @@ def test_a_quota_is_never_overbooked(server: ApiServer) -> None:
     asyncio.run(run())
 
 
+def test_booking_does_not_wait_behind_the_controllers(server: ApiServer) -> None:
+    async def run() -> None:
+        async with server.client() as client:
+            await register_webhooks(client)
+            await set_config(client, {"colocation-config": '{"enable":true}'})
+            quota = {
+                "metadata": {"name": "quick", "namespace": "default"},
+                "spec": {"min": {"cpu": "1"}, "max": {"cpu": "1"}},
+            }
+            gates = "--feature-gates=EnableQuotaAdmission=true"
+            async with manager(server, [gates], webhooks=True, qps=3) as one:
+                await client.create(
+                    ELASTIC_QUOTAS, encode_object(ELASTIC_QUOTAS, quota), namespace="default"
+                )
+                await eventually(lambda: "quick" in one.caches.quota_tree().nodes)
+                names = [f"busy-{number}" for number in range(120)]
+                for name in names:
+                    await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
+                # What the controllers have to write takes them a minute.
+                await eventually(lambda: one.leading and len(one.caches.nodes.items) >= len(names))
+                metadata = {
+                    "name": "booked",
+                    "labels": {"quota.scheduling.koordinator.sh/name": "quick"},
+                }
+                container = {
+                    "name": "a",
+                    "image": "x",
+                    "resources": {"requests": {"cpu": "1"}},
+                }
+                body = encode_object(
+                    PODS, {"metadata": metadata, "spec": {"containers": [container]}}
+                )
+                await client.create(PODS, body, namespace="default")
+                for name in names:
+                    await client.delete(NODES, name)
+
+    asyncio.run(run())
+
+
 def test_profiles_reach_pods_that_already_wait(server: ApiServer) -> None:
     async def run() -> None:
         async with server.client() as client:
