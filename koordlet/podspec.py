@@ -91,7 +91,11 @@ def known_pod(pod: core.Pod) -> KnownPod:
         },
         containers=tuple(
             known
-            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+            for status in (
+                *pod.status.container_statuses,
+                *pod.status.init_container_statuses,
+                *pod.status.ephemeral_container_statuses,
+            )
             if (known := _known_container(status)) is not None
         ),
         uids=uids,

@@ -401,6 +401,9 @@ def test_without_a_runtime_a_running_pod_lies_where_the_layout_says() -> None:
             {"name": "evil", "containerID": "containerd://../..", "state": {"running": {}}},
             {"name": "pending", "containerID": ""},
         ],
+        "ephemeralContainerStatuses": [
+            {"name": "debug", "containerID": "containerd://c2", "state": {"running": {}}},
+        ],
     }
     state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status=status))])
     found = subjects(state)
@@ -408,7 +411,8 @@ def test_without_a_runtime_a_running_pod_lies_where_the_layout_says() -> None:
     assert isinstance(pod, PodSubject)
     assert pod.cgroup == "kubepods/besteffort/podu1"
     assert found["container/c1"].cgroup == "kubepods/besteffort/podu1/c1"
-    assert len([key for key in found if key.startswith("container/")]) == 1
+    assert found["container/c2"].cgroup == "kubepods/besteffort/podu1/c2"
+    assert len([key for key in found if key.startswith("container/")]) == 2
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
