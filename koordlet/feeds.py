@@ -23,7 +23,7 @@ from koordlet.podspec import KnownPod, known_pod
 from koordlet.rules import Rules
 from koordlet.sources.polling import Poller
 from koordlet.state import NodeState, Source
-from koordlet.watch import DirectoryWatch
+from service.directory_watch import DirectoryWatch
 
 if TYPE_CHECKING:
     from koordlet.sources.apiserver import ApiServer

@@ -3,8 +3,8 @@
 Read are NodeSLO, NodeResourceTopology, Node, Device (of this node) and Pod; a file may hold several
 documents, or a List. What cannot be read costs as little as possible: a bad file keeps its last
 good objects, a bad document or field what `koordlet.documents` says. Every problem names file,
-object, field and value. Reading happens in `Directory.scan`, a plain function; `koordlet.watch`
-says when.
+object, field and value. Reading happens in `Directory.scan`, a plain function;
+`service.directory_watch` says when.
 """
 
 from __future__ import annotations

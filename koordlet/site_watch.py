@@ -12,7 +12,7 @@ from koordlet.decider import Decider
 from koordlet.events import Events, Severity
 from koordlet.rules import Rules
 from koordlet.site_policies import Site
-from koordlet.watch import DirectoryWatch
+from service.directory_watch import DirectoryWatch
 
 
 class SiteWatch:

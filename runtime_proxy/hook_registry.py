@@ -1,6 +1,5 @@
 """The registration folder and the hook servers that follow from it, kept in step."""
 
-import asyncio
 import logging
 import os
 
@@ -8,22 +7,20 @@ from runtime_proxy.breaker import State
 from runtime_proxy.hook_server import HookCounts, HookServers
 from runtime_proxy.hooks import Skipped
 from runtime_proxy.options import Options
-from runtime_proxy.registration import FolderWatch, Registrations
+from runtime_proxy.registration import Registrations
 from runtime_proxy.status import Figures, Gauge
-from runtime_proxy.tasks import spawn
+from service.directory_watch import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
-# inotify tells at once; this is for what it cannot see, such as the folder made anew.
-_SCAN_INTERVAL_S = 5.0
+_LOOK_EVERY_S = 5.0
 
 
 class HookRegistry:
     def __init__(self, chosen: Options, figures: Figures) -> None:
         self._folder = chosen.hook_server_dir
         self._registrations = Registrations(self._folder)
-        self._watch: FolderWatch | None = None
-        self._scanner: asyncio.Task[None] | None = None
+        self._watch: DirectoryWatch | None = None
         self.servers = HookServers(
             timeout_s=chosen.hook_timeout_s, counts=HookCounts(figures.hook_called)
         )
@@ -36,28 +33,12 @@ class HookRegistry:
                 "the registration folder cannot be made",
                 extra={"folder": self._folder, "reason": error.strerror},
             )
-        loop = asyncio.get_running_loop()
-        try:
-            self._watch = FolderWatch(self._folder, self._changed)
-            loop.add_reader(self._watch.descriptor, self._watch.drain)
-        except OSError as error:
-            log.warning(
-                "no inotify: changes are seen by scanning", extra={"reason": error.strerror}
-            )
+        self._watch = DirectoryWatch(self._folder, self._changed, poll=_LOOK_EVERY_S)
         self._changed()
-        self._scanner = spawn("scanning registrations", self._scan())
 
     def _changed(self) -> None:
-        if self._registrations.refresh():
+        if self._registrations.scan():
             self.servers.apply(self._registrations.current)
-
-    async def _scan(self) -> None:
-        while True:
-            await asyncio.sleep(_SCAN_INTERVAL_S)
-            if self._watch is not None:
-                self._watch.renew()
-            if self._registrations.scan():
-                self.servers.apply(self._registrations.current)
 
     def troubles(self) -> list[str]:
         """Registrations that cannot be used, and servers that are given up."""
@@ -68,10 +49,7 @@ class HookRegistry:
         ]
 
     def close(self) -> None:
-        if self._scanner is not None:
-            self._scanner.cancel()
         if self._watch is not None:
-            asyncio.get_running_loop().remove_reader(self._watch.descriptor)
             self._watch.close()
         self.servers.close()
 

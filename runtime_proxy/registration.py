@@ -1,17 +1,15 @@
-"""Hook servers by their registration files, and the folder that is watched for them.
+"""Hook servers by their registration files.
 
 Facts: runtime-proxy.md, 2.1 and 2.2. A file that cannot be read as a registration leaves the last
 good one of its name in force; a file that goes away takes its registration with it. Servers are
 asked in the order of their file names.
 """
 
-import ctypes
 import json
 import logging
 import os
 import stat
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime_proxy.stages import Stage
@@ -74,23 +72,13 @@ def parse_registration(name: str, content: bytes) -> Registration:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What tells one version of a file from the next."""
-
-    inode: int
-    modified_ns: int
-    size: int
-
-
-def _read(folder: str, name: str) -> tuple[_Seen, bytes]:
+def _read(folder: str, name: str) -> bytes:
     """Read one file, refusing what somebody other than root or us could have written."""
     descriptor = os.open(
         os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     )
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        seen = _Seen(status.st_ino, status.st_mtime_ns, status.st_size)
         if not stat.S_ISREG(status.st_mode):
             raise RegistrationError(f"{name}: not a regular file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
@@ -102,7 +90,7 @@ def _read(folder: str, name: str) -> tuple[_Seen, bytes]:
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
         raise RegistrationError(f"{name}: larger than {_MAX_FILE_BYTES} octets")
-    return seen, content
+    return content
 
 
 class Registrations:
@@ -111,7 +99,7 @@ class Registrations:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._good: dict[str, Registration] = {}
-        self._seen: dict[str, _Seen] = {}
+        self._content_of: dict[str, bytes] = {}
         self._complaints: dict[str, str] = {}
 
     @property
@@ -123,13 +111,8 @@ class Registrations:
         """What is wrong with which file, for the health page."""
         return self._complaints
 
-    def refresh(self) -> bool:
-        """Read every file anew: something happened in the folder, perhaps within a clock tick."""
-        self._seen.clear()
-        return self.scan()
-
     def scan(self) -> bool:
-        """Read what is new in the folder; whether the registrations changed."""
+        """Read every file; whether the registrations changed."""
         before = self.current
         try:
             names = [
@@ -140,9 +123,9 @@ class Registrations:
         except OSError as error:
             self._complain("", f"{self.folder}: {error.strerror}")
             return False
-        for gone in (self._good.keys() | self._seen.keys() | self._complaints.keys()) - set(names):
+        for gone in (self._good.keys() | self._complaints.keys()) - set(names):
             self._good.pop(gone, None)
-            self._seen.pop(gone, None)
+            self._content_of.pop(gone, None)
             self._complaints.pop(gone, None)
         for name in names:
             self._update(name)
@@ -150,19 +133,14 @@ class Registrations:
 
     def _update(self, name: str) -> None:
         try:
-            status = os.lstat(os.path.join(self.folder, name))
-            version = _Seen(status.st_ino, status.st_mtime_ns, status.st_size)
-            if self._seen.get(name) == version:
-                return
-            seen, content = _read(self.folder, name)
-            # Only a version that parsed is not looked at again: one that did not may be half
-            # written.
-            self._good[name] = parse_registration(name, content)
-            self._seen[name] = seen
+            content = _read(self.folder, name)
+            if self._content_of.get(name) != content:
+                self._good[name] = parse_registration(name, content)
+                self._content_of[name] = content
             self._complaints.pop(name, None)
         except FileNotFoundError:
             self._good.pop(name, None)
-            self._seen.pop(name, None)
+            self._content_of.pop(name, None)
         except OSError as error:
             self._complain(name, f"{name}: {error.strerror}")
         except RegistrationError as error:
@@ -172,44 +150,3 @@ class Registrations:
         if self._complaints.get(name) != complaint:
             self._complaints[name] = complaint
             log.warning("registration not usable", extra={"reason": complaint})
-
-
-_IN_CLOSE_WRITE = 0x008
-_IN_MOVED = 0x0C0
-_IN_CREATE = 0x100
-_IN_DELETE = 0x200
-_IN_ATTRIB = 0x004
-_IN_SELF = 0xC00
-_EVENT = struct.Struct("iIII")
-
-
-class FolderWatch:
-    """inotify on one folder: `drain` empties it, `renew` follows a folder that was made anew.
-
-    Events say only "look again"; a regular scan covers what inotify cannot see.
-    """
-
-    def __init__(self, folder: str, on_change: Callable[[], None]) -> None:
-        self._folder = os.fsencode(folder)
-        self._on_change = on_change
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.descriptor < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
-        self.renew()
-
-    def renew(self) -> None:
-        mask = _IN_CLOSE_WRITE | _IN_MOVED | _IN_CREATE | _IN_DELETE | _IN_ATTRIB | _IN_SELF
-        # Adding a watch again is free; on a missing folder it fails and the scan goes on alone.
-        self._libc.inotify_add_watch(self.descriptor, self._folder, mask)
-
-    def drain(self) -> None:
-        try:
-            while os.read(self.descriptor, 64 * 1024):
-                pass
-        except BlockingIOError:
-            pass
-        self._on_change()
-
-    def close(self) -> None:
-        os.close(self.descriptor)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from koordlet.executor.executor import Executor
-from linux.inotify import IN_MODIFY, Inotify
+from service.inotify import IN_MODIFY, Inotify
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from linux.inotify import IN_MODIFY, Inotify
 from linux.local import LocalHost
+from service.inotify import IN_MODIFY, Inotify
 from tests.conftest import require
 
 CPU = Path("/sys/fs/cgroup/cpu")

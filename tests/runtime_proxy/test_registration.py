@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_proxy.registration import (
-    FolderWatch,
     RegistrationError,
     Registrations,
     parse_registration,
@@ -111,7 +109,7 @@ def test_a_broken_rewrite_keeps_the_last_good_one_until_the_file_goes(tmp_path: 
     registrations.scan()
     good = registrations.current
     path.write_text('{"remote-endpoint":')
-    assert not registrations.refresh()
+    assert not registrations.scan()
     assert registrations.current == good
     assert "k.json: not JSON" in registrations.complaints["k.json"]
     path.unlink()
@@ -127,7 +125,7 @@ def test_a_rewrite_within_a_clock_tick_is_seen(tmp_path: Path) -> None:
     before = path.stat()
     write(tmp_path, "k.json", **{"failure-policy": "Fail", "remote-endpoint": "/run/k2.sock"})
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert registrations.refresh()
+    assert registrations.scan()
     assert registrations.current[0].fail
 
 
@@ -168,24 +166,3 @@ def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
     registrations = Registrations(str(tmp_path / "none"))
     assert not registrations.scan()
     assert registrations.current == ()
-
-
-def test_the_watch_tells_of_every_way_a_file_comes_and_goes(tmp_path: Path) -> None:
-    told: list[int] = []
-    watch = FolderWatch(str(tmp_path), lambda: told.append(1))
-
-    def changes() -> bool:
-        if not select.select([watch.descriptor], [], [], 1)[0]:
-            return False
-        watch.drain()
-        return True
-
-    path = tmp_path / "k.json"
-    path.write_text("{}")
-    assert changes()
-    path.rename(tmp_path / "l.json")
-    assert changes()
-    (tmp_path / "l.json").unlink()
-    assert changes()
-    assert len(told) == 3
-    watch.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.watch import DirectoryWatch
+from service.directory_watch import DirectoryWatch
 
 POLL_S = 3600.0
 
@@ -73,6 +73,19 @@ def test_a_directory_that_is_made_later_is_noticed(tmp_path: Path, before: str) 
             directory.mkdir()
             await notices.next()
             (directory / "a.yaml").write_text("x")
+            await notices.next()
+
+    asyncio.run(test())
+
+
+def test_every_way_a_file_comes_and_goes_is_noticed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with watching(tmp_path) as notices:
+            (tmp_path / "k.json").write_text("{}")
+            await notices.next()
+            (tmp_path / "k.json").rename(tmp_path / "l.json")
+            await notices.next()
+            (tmp_path / "l.json").unlink()
             await notices.next()
 
     asyncio.run(test())

@@ -1,7 +1,7 @@
-"""inotify(7): who else writes into directories that we manage.
+"""inotify(7): who else writes into directories that we read or manage.
 
 A write through the cgroup file system raises IN_MODIFY as on any file; what the kernel changes by
-itself does not. So a watch finds foreign writes quickly, and the periodic read-back stays as the
+itself does not. So a watch finds foreign writes quickly, and a look from time to time stays as the
 net. Source: linux-interfaces.md section 21.
 """
 

@@ -1,4 +1,4 @@
-"""Watching the directories of files that people edit: objects and site policies.
+"""Watching the directories of files that people edit: objects, site policies, registrations.
 
 inotify tells at once; a slow poll stays as the net, for file systems without inotify and for
 watches that could not be set. A change is acted on after a short silence, so that an editor's
@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from linux.inotify import IN_CREATE, IN_MODIFY, Inotify
+from service.inotify import IN_CREATE, IN_MODIFY, Inotify
 
-_LOG = logging.getLogger("koordlet.watch")
+_LOG = logging.getLogger(__name__)
 
 _IN_CLOSE_WRITE: Final = 0x8
 _IN_MOVED: Final = 0x40 | 0x80
