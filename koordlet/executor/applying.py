@@ -248,19 +248,22 @@ _BESIDE: Final[Mapping[Resource, Resource]] = {
 class _Refused:
     """The refusals of one pass: what was planned to follow one is not tried.
 
-    Along the tree the same resource follows, within a group another one, and a control group that
-    could not be made is neither filled nor entered.
+    Along the tree the same resource follows, within a group another one, a control group that could
+    not be made is neither filled nor entered, and no switch comes on beside one that stayed on.
     """
 
     def __init__(self) -> None:
         self._places: dict[Resource, set[str]] = {}
         self._above: dict[tuple[Resource, str], str] = {}
         self._groups: set[str] = set()
+        self._switches: list[str] = []
 
     def add(self, write: PlannedWrite) -> None:
         place, resource, key = write.slot
         if write.act is Act.MKDIR and resource is Resource.RESCTRL_SCHEMATA:
             self._groups.add(key)
+        if resource is Resource.SYSCTL:
+            self._switches.append(key)
         if resource in FILES:
             self._places.setdefault(resource, set()).add(place)
             for above in ancestors(place):
@@ -269,6 +272,8 @@ class _Refused:
     def before(self, write: PlannedWrite) -> str:
         """Return what was refused and stands before a write; "" if nothing does."""
         place, resource, key = write.slot
+        if resource is Resource.SYSCTL and self._switches:
+            return self._switches[0]
         group = {Resource.RESCTRL_SCHEMATA: key, Resource.RESCTRL_GROUP: write.new}.get(resource)
         if group in self._groups:
             return f"control group {group}"

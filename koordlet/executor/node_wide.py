@@ -35,12 +35,11 @@ def plan(
             _directory(table, slot, plan, writes)
     _groups(table, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
     switches: list[PlannedWrite] = []
-    # Core scheduling first: whether it ends now decides what group identity may do.
-    for slot in sorted(virtual.get(Resource.SYSCTL, ()), key=lambda slot: slot.key != SCHED_CORE):
+    # Off before on: whether one goes off now decides what the other may do.
+    for slot in sorted(virtual.get(Resource.SYSCTL, ()), key=lambda slot: _goal(table, slot)):
         if slot.retry_at <= now:
             _switch(table, slot, plan, switches, now)
-    writes += sorted(switches, key=lambda write: write.new != "0")
-    return writes
+    return writes + switches
 
 
 def ends_group_identity(writes: Sequence[PlannedWrite]) -> bool:
@@ -82,13 +81,21 @@ def _applied(table: SlotTable, slot: Slot, found: str) -> None:
 # -- switches ------------------------------------------------------------------------------------
 
 
+def _goal(table: SlotTable, slot: Slot) -> str:
+    """Return what a switch is to become."""
+    if slot.want is not None:
+        return str(slot.want.value)
+    record = table.journal.get(*slot.slot_key)
+    return (record.original if record is not None else None) or ""
+
+
 def _waits(
     table: SlotTable, slot: Slot, wanted: str, planned: Sequence[PlannedWrite], now: float
 ) -> str:
     """Return what a switch has to wait for, "" if for nothing.
 
     Core scheduling stays on while tasks have cookies of ours: afterwards nobody could take them
-    back. And until it is off, group identity must not come on.
+    back. And neither comes on until the other is off: both together can lock the kernel up.
     """
     if slot.key == SCHED_CORE and wanted == "0":
         for record in table.journal.records():
@@ -96,13 +103,14 @@ def _waits(
                 holder = table.slots.get(record.record_key)
                 if holder is None or holder.retry_at > now:
                     return "cookies that have to be taken back before"
-    if slot.key == GROUP_IDENTITY and wanted == "1":
+    if wanted == "1":
+        other = SCHED_CORE if slot.key == GROUP_IDENTITY else GROUP_IDENTITY
         try:
-            on = table.host.read(sysctls.path_of(SCHED_CORE)).strip() == b"1"
+            on = table.host.read(sysctls.path_of(other)).strip() == b"1"
         except OSError:
             on = False
-        if on and not any(write.slot[2] == SCHED_CORE and write.new == "0" for write in planned):
-            return f"{SCHED_CORE}, which is still 1"
+        if on and not any(write.slot[2] == other and write.new == "0" for write in planned):
+            return f"{other}, which is still 1"
     return ""
 
 

@@ -10,10 +10,11 @@ from koordlet.executor.slots import State, Want
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 from tests.koordlet.executor_bed import BOTH, TWO_CORES, Bed, claim_of
-from tests.simulated import DEBIAN_12_V2, INTEL_RDT, Profile
+from tests.simulated import ANOLIS_8, DEBIAN_12_V2, INTEL_RDT, Profile
 
 SHARES, QUOTA, BURST = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST
 CPUS, SCHEMATA = Resource.CPUSET_CPUS, Resource.RESCTRL_SCHEMATA
+IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
 
 
 @pytest.mark.parametrize(
@@ -147,3 +148,68 @@ def test_what_the_kernel_makes_of_a_value_is_ours_too() -> None:
     bed.want("pod/a")
     bed.run()
     assert bed.kernel.text(path) == before
+
+
+@pytest.mark.parametrize("on", [IDENTITY, CORE])
+def test_a_switch_does_not_come_on_while_the_other_cannot_be_switched_off(on: str) -> None:
+    """Group identity and core scheduling together can lock an Anolis kernel up."""
+    bed = Bed(ANOLIS_8)
+    off = CORE if on == IDENTITY else IDENTITY
+    bed.kernel.sysctls.update({on: 0, off: 1})
+    both: list[bool] = []
+    bed.kernel.on_write(lambda _: both.append(bed.kernel.sysctls[on] == bed.kernel.sysctls[off]))
+    bed.executor.want(
+        "node",
+        [
+            Want("node", "", Resource.SYSCTL, key, value, claim_of(Resource.SYSCTL, value, key=key))
+            for key, value in ((on, "1"), (off, "0"))
+        ],
+    )
+    path = f"/proc/sys/{off.replace('.', '/')}"
+    bed.kernel.faults.fail("write", errno.EIO, path=path)
+    bed.run()
+    bed.run()
+    assert (bed.kernel.sysctls[on], bed.kernel.sysctls[off]) == (0, 1)
+    bed.kernel.clock.advance(5)
+    bed.run()
+    assert (bed.kernel.sysctls[on], bed.kernel.sysctls[off]) == (1, 0)
+
+
+def test_a_control_group_takes_the_place_of_another_in_one_pass() -> None:
+    """There are few of them: what nobody wants any more makes room first."""
+    bed = Bed(INTEL_RDT)
+    assert bed.kernel.resctrl is not None
+    text = "L3:0=f;1=f\n"
+
+    def wish(*names: str) -> None:
+        bed.executor.want(
+            "node",
+            [
+                Want("node", "", SCHEMATA, name, text, claim_of(SCHEMATA, text, key=name))
+                for name in names
+            ],
+        )
+
+    full = [f"koordlet-u{number}" for number in range(1, bed.kernel.resctrl.closids)]
+    wish(*full)
+    assert bed.run().failed == 0
+    wish("BE", *full[1:])
+    assert bed.run().failed == 0
+    assert bed.kernel.is_dir("/sys/fs/resctrl/BE")
+
+
+@BOTH
+def test_a_period_is_written_without_touching_the_quota(profile: Profile) -> None:
+    """On v2 both stand in one file, and a number alone would be taken for the quota."""
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, Resource.CPU_CFS_PERIOD, 50_000))
+    assert bed.run().failed == 0
+    if profile.cgroup == 2:
+        assert bed.text(pod.cgroup, "cpu.max") == "200000 50000"
+    else:
+        assert bed.text(pod.cgroup, "cpu.cfs_period_us") == "50000"
+        assert bed.text(pod.cgroup, "cpu.cfs_quota_us") == "200000"
+    bed.want("pod/a")
+    bed.run()
+    assert not bed.journal.records()

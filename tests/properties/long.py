@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.properties.test_disturbed import DisturbedMachine
+from tests.properties.test_edited import EditedMachine
 from tests.properties.test_node import NodeMachine
 
-MACHINES = (NodeMachine, DisturbedMachine)
+MACHINES = (NodeMachine, DisturbedMachine, EditedMachine)
 
 
 def main() -> int:

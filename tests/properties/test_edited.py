@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from koordlet.podspec import KnownPod
 from koordlet.state import Source
 from tests.properties.listed import listed
 from tests.properties.pods import GIB
@@ -24,9 +25,22 @@ CLASSES = ("", "LS", "LSR", "SYSTEM", "BE")
 class EditedMachine(NodeMachine):
     """The rules of `NodeMachine`, and those of whoever edits pods."""
 
+    taken: list[KnownPod]
+
     @rule()
     def kubelet_lists_its_pods(self) -> None:
         self.node.state.pods_list(Source.KUBELET, [listed(pod) for pod in self.node.pods])
+
+    @rule()
+    def kubelet_is_asked(self) -> None:
+        self.taken = [listed(pod) for pod in self.node.pods]
+
+    @precondition(lambda self: hasattr(self, "taken"))
+    @rule()
+    def an_old_list_comes(self) -> None:
+        """A pass works from it: pods that are gone by now, edits that are undone."""
+        self.node.state.pods_list(Source.KUBELET, self.taken)
+        self.node.reconcile()
 
     @precondition(lambda self: self.node.pods)
     @rule(
