@@ -165,7 +165,7 @@ class Originals:
             self._texts.layout.directory(file.controller, place)
         ):
             return ()
-        adopted: list[tuple[Record, Handed | None]] = []
+        adopted: list[tuple[Record | None, Handed | None]] = []
         waiting: list[Resource] = []
         for delivery in deliveries.values():
             try:
@@ -174,13 +174,12 @@ class Originals:
                 log.warning("container %s, %s: %s", container_id, delivery.resource, error)
                 waiting.append(delivery.resource)
                 continue
-            if one is not None:
-                adopted.append(one)
+            adopted.append(one)
         # What a full disk cannot take is in memory, goes to the file with the next append, and is
         # told of by the pass.
         with contextlib.suppress(JournalError):
             self._journal.update(
-                [record for record, _ in adopted],
+                [record for record, _ in adopted if record is not None],
                 handed=[handed for _, handed in adopted if handed is not None],
             )
             if not waiting:
@@ -214,22 +213,24 @@ class Originals:
 
     def _adopted(
         self, delivery: Delivery, place: str, of_processes: OfProcesses
-    ) -> tuple[Record, Handed | None] | None:
-        """Return what a delivery becomes; None if what was handed does not stand."""
+    ) -> tuple[Record | None, Handed | None]:
+        """Return what a delivery becomes: no record if what was handed does not stand.
+
+        The runtime may be about to write it, and systemd may do so at any time.
+        """
         resource = delivery.resource
         try:
             if resource not in FILES:
-                given = of_processes(delivery, place)
-                return None if given is None else (given, None)
+                return of_processes(delivery, place), None
             requested = _canonical(delivery.requested)
             delivered = _canonical(delivery.delivered)
-            record = self._adopt(
+            record, stands = self._adopt(
                 place, resource, requested, 0 if delivered is None else delivered, delivery.policy
             )
             if record is None:
-                return None
+                return None, None
             known = self._journal.get(place, resource)
-            if known is not None and known.inode == record.inode:
+            if stands and known is not None and known.inode == record.inode:
                 # Written by the runtime, but ours: what stood there before us stays the original,
                 # unless kubelet asked for something new and not just for what we had written.
                 asked = record.asked
@@ -240,17 +241,18 @@ class Originals:
                     known = msgspec.structs.replace(known, original=record.original, asked=asked)
                 record = known.with_ours(*record.ours)
             earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
-            return record, self.handed_by(delivery.container_id, record, earlier)
+            handed = self.handed_by(delivery.container_id, record, earlier)
+            return record if stands else None, handed
         except ValueError as error:
             log.warning("container %s, %s: %s", delivery.container_id, resource, error)
-            return None
+            return None, None
         except FileNotFoundError:
-            return None  # the group has no such file: nothing was put there
+            return None, None  # the group has no such file: nothing was put there
 
     def _adopt(
         self, place: str, resource: Resource, requested: Value | None, delivered: Value, policy: str
-    ) -> Record | None:
-        """Return the record of a value that the runtime was handed, if it still stands.
+    ) -> tuple[Record | None, bool]:
+        """Return the record of a value that the runtime was handed, and whether it stands.
 
         Raises OSError when that cannot be told now.
         """
@@ -261,21 +263,22 @@ class Originals:
             slot.period_us = self._texts.period(slot)
         wanted = self._texts.asked(slot, delivered)
         if wanted is None:
-            return None
+            return None, False
         text = self._texts.standing(file, place)
-        if not self._texts.same(file, wanted, text):
+        stands = self._texts.same(file, wanted, text)
+        if not stands:
             other = self._texts.other_weight(file, delivered)
-            if other is None or not self._texts.same(file, other, text):
-                return None
-        return Record(
+            stands = other is not None and self._texts.same(file, other, text)
+        record = Record(
             place=place,
             inode=self._texts.inode(slot.directory),
             resource=resource,
             original=self._untouched(resource, place) if requested is None else None,
             asked=plain(requested),
-            ours=(text,),
+            ours=(text if stands else wanted,),
             policy=policy,
         )
+        return record, stands
 
     def handed_by(
         self, container_id: str, record: Record, earlier: Sequence[Value] = ()

@@ -65,6 +65,26 @@ def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
     assert bed.text(container.cgroup, "cpuset.cpus") == "0-3"
 
 
+@BOTH
+def test_a_handed_value_that_the_runtime_writes_late_does_not_stay(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """Meanwhile the policy was switched off, and a pass has looked at the group."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.executor.watch_handed()
+    assert bed.run() == WriteReport()
+    bed.restart()
+    bed.executor.watch_handed()
+    bed.set(container.cgroup, name, "150000", writer="runtime")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
 def test_an_original_that_nobody_knows_stops_no_pass() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
