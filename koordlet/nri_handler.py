@@ -8,13 +8,14 @@ the reply. Only a directory that the runtime is about to mount is made before it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
-from hooks.requested import requested_value
+from hooks.requested import asked_for, requested_value
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decider import Decider, Stage
 from koordlet.events import Events, Severity
@@ -25,6 +26,9 @@ from linux.cgroup_files import FILES
 from linux.resources import Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.handler import Container, Sandbox
+from nri_plugin.replies import in_place_of
+
+_LOG = logging.getLogger("koordlet.nri")
 
 RUNTIME = "runtime"
 """The name under which a runtime's lists count as a source of the state."""
@@ -120,10 +124,21 @@ class NriHandler:
         self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
     ) -> Iterable[tuple[str, Decision]]:
         self._state.runtime_list(sandboxes, containers)
+        self._take_missed()
         self._state.spoken(RUNTIME)
         self._daemon.after_reply(lambda: self._requests.rewrite(self._state.all_remembered()))
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
+
+    def _take_missed(self) -> None:
+        """What kubelet asked the runtime for while nobody listened counts as any update does."""
+        for container_id, missed in self._state.take_missed().items():
+            named = [one for one in FILES if asked_for(missed, one) is not None]
+            _LOG.info(
+                "kubelet asked for other values while the runtime was not heard",
+                extra={"container": container_id, "resources": ",".join(named)},
+            )
+            self._daemon.after_reply(partial(self._daemon.superseded, container_id, named))
 
     def _decide_all(self, containers: Sequence[Container]) -> Iterable[tuple[str, Decision]]:
         engine = self._daemon.engine
@@ -131,6 +146,7 @@ class NriHandler:
             subject = self._state.container(container.subject.id)
             if subject is not None:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
+                self._state.give(subject.id, in_place_of(subject.requested, decision))
                 if decision.outcomes:
                     # The runtime writes these: without a note their originals would not be known.
                     self._daemon.after_reply(partial(self._note_delivered, subject, decision))
@@ -181,9 +197,7 @@ class NriHandler:
         return decision if decision.outcomes else None
 
     def start_container(self, container: Container) -> None:
-        new = self._state.container(container.subject.id) is None
-        self._state.start_container(container)
-        if new:
+        if self._state.start_container(container):
             self._daemon.after_reply(partial(self._remember, container.subject.id))
         self._daemon.state_changed("start-container")
 
@@ -223,14 +237,18 @@ class NriHandler:
         remembered = self._state.remembered(container_id)
         if remembered is not None:
             self._requests.append(container_id, remembered)
+            if self._requests.outdated:
+                self._requests.rewrite(self._state.all_remembered())
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime was handed in place of it."""
+        self._state.give(subject.id, in_place_of(subject.requested, decision))
         self._remember(subject.id)
         self._note_delivered(subject, decision)
 
     def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note`; a creation also gives the container's processes what is theirs."""
+        self._state.give(subject.id, in_place_of(subject.requested, decision))
         self._remember(subject.id)
         self._note_delivered(subject, decision, _NOTED | GIVEN_AT_CREATION)
 

@@ -183,8 +183,6 @@ class Parts:
     # --- from the passes -----------------------------------------------------------------------
 
     def _published(self) -> None:
-        for container_id, remembered in self.state.take_caught_up().items():
-            self.requests.append(container_id, remembered)
         layout = self.kernel.layout
         if layout is not None and not layout.kubepods and self.state.counts[0]:
             self.spawn("kubepods", self.find_kubepods())

@@ -3,42 +3,51 @@
 A runtime that is asked later shows the values in force, which may be ours; the base of a division
 or of a restore is what kubelet asked for. So every request seen in a hook is appended to a small
 file on the run directory's tmpfs right after the reply: a line is there once written, also after a
-SIGKILL; a half-written last line is left out. Each full list of containers rewrites the file.
+SIGKILL; a half-written last line is left out. Each full list of containers rewrites the file, and
+whoever appends does when it is `outdated`.
 
 Of a container that no hook saw at its creation, the values at first sight are kept in that place:
-later ones may be ours.
+later ones may be ours. And since kubelet may ask while nobody listens, so is what the runtime's
+specification holds beside the request: a value that is none of them is a newer request.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from hooks.subject import Requested
+from hooks.subject import NOTHING_REQUESTED, Requested
 from linux.cpuset import CpuSet
 from service.files import replacing
 
 _LOG = logging.getLogger("koordlet.requests")
 
-MAX_LINES: Final = 65536
+_REWRITE_AFTER: Final = 8192
+_REST_S: Final = 10.0
 _MAX_BYTES: Final = 32 << 20
 
 
 class Remembered(NamedTuple):
-    """A container's request. hooked: it was asked of us; else it was in force when first seen."""
+    """A container's request. hooked: it was asked of us; else it was in force when first seen.
+
+    given, told: see `koordlet.state.runtime_records.ContainerRecord`.
+    """
 
     requested: Requested
     hooked: bool
+    given: Requested | None = None
+    told: Requested = NOTHING_REQUESTED
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request. Sets are in the kernel's list format."""
+class _Values(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A `Requested`. Sets are in the kernel's list format."""
 
-    id: str
     shares: int | None = None
     quota_us: int | None = None
     period_us: int | None = None
@@ -46,7 +55,15 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     cpus: str | None = None
     mems: str | None = None
     oom: int | None = None
+
+
+class _Line(_Values, frozen=True, omit_defaults=True, kw_only=True):
+    """One request."""
+
+    id: str
     hooked: bool = True
+    given: _Values | None = None
+    told: _Values | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -56,10 +73,13 @@ _decode: Final = msgspec.json.Decoder(_Line).decode
 class RequestsLog:
     """The file. One writer; a failure to write costs the memory of a restart, never a hook."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._monotonic = monotonic
         self._fd: int | None = None
-        self._lines = 0
+        self._since_rewrite = 0
+        self._behind = False
+        self._rest_until = 0.0
         self.failures = 0
 
     def load(self) -> dict[str, Remembered]:
@@ -73,35 +93,41 @@ class RequestsLog:
             _LOG.warning("cannot read %s: %s", self._path, error.strerror)
             return {}
         found: dict[str, Remembered] = {}
-        for line in data.splitlines()[-MAX_LINES:]:
+        for line in data.splitlines():
             try:
                 one = _decode(line)
-                requested = Requested(
-                    cpu_shares=one.shares,
-                    cfs_quota_us=one.quota_us,
-                    cfs_period_us=one.period_us,
-                    memory_limit_bytes=one.memory,
-                    cpus=None if one.cpus is None else CpuSet.parse(one.cpus),
-                    mems=None if one.mems is None else CpuSet.parse(one.mems),
-                    oom_score_adj=one.oom,
+                found[one.id] = Remembered(
+                    _requested(one),
+                    one.hooked,
+                    given=None if one.given is None else _requested(one.given),
+                    told=NOTHING_REQUESTED if one.told is None else _requested(one.told),
                 )
-                found[one.id] = Remembered(requested, one.hooked)
             except ValueError:
                 continue
         return found
 
     def append(self, container_id: str, remembered: Remembered) -> None:
         """Remember one request."""
-        if self._lines >= MAX_LINES:
-            return
         try:
             if self._fd is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._path, flags, 0o600)
-            os.write(self._fd, _line(container_id, remembered))
-            self._lines += 1
+            if not os.fstat(self._fd).st_nlink:
+                self._behind = True  # somebody removed the file
+            # What went wrong may have left half a line.
+            data = b"\n" * self._behind + _line(container_id, remembered)
+            if os.write(self._fd, data) != len(data):
+                raise OSError(errno.ENOSPC, "the disk took a part of it only")
+            self._since_rewrite += 1
         except OSError as error:
             self._failed(error)
+
+    @property
+    def outdated(self) -> bool:
+        """Tell whether the file is to be written anew: it lacks lines, or has too many old ones."""
+        if self._behind:
+            return self._monotonic() >= self._rest_until
+        return self._since_rewrite >= _REWRITE_AFTER
 
     def rewrite(self, requests: Mapping[str, Remembered]) -> None:
         """Keep only these: the containers that exist."""
@@ -113,7 +139,11 @@ class RequestsLog:
             self._failed(error)
             return
         self.close()
-        self._lines = len(requests)
+        self._since_rewrite = 0
+        self._behind = False
+        if self.failures:
+            self.failures = 0
+            _LOG.info("%s is written again", self._path)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -122,13 +152,26 @@ class RequestsLog:
 
     def _failed(self, error: OSError) -> None:
         self.failures += 1
+        self._behind = True
+        self._rest_until = self._monotonic() + _REST_S
         if self.failures == 1:
             _LOG.warning("cannot write %s: %s", self._path, error.strerror)
 
 
 def _line(container_id: str, remembered: Remembered) -> bytes:
-    requested = remembered.requested
-    fields: dict[str, Any] = {
+    given, told = remembered.given, remembered.told
+    line = _Line(
+        id=container_id,
+        hooked=remembered.hooked,
+        given=None if given is None else _Values(**_fields(given)),
+        told=None if told == NOTHING_REQUESTED else _Values(**_fields(told)),
+        **_fields(remembered.requested),
+    )
+    return _encode(line) + b"\n"
+
+
+def _fields(requested: Requested) -> dict[str, Any]:
+    return {
         "shares": requested.cpu_shares,
         "quota_us": requested.cfs_quota_us,
         "period_us": requested.cfs_period_us,
@@ -136,6 +179,16 @@ def _line(container_id: str, remembered: Remembered) -> bytes:
         "cpus": None if requested.cpus is None else str(requested.cpus),
         "mems": None if requested.mems is None else str(requested.mems),
         "oom": requested.oom_score_adj,
-        "hooked": remembered.hooked,
     }
-    return _encode(_Line(container_id, **fields)) + b"\n"
+
+
+def _requested(values: _Values) -> Requested:
+    return Requested(
+        cpu_shares=values.shares,
+        cfs_quota_us=values.quota_us,
+        cfs_period_us=values.period_us,
+        memory_limit_bytes=values.memory,
+        cpus=None if values.cpus is None else CpuSet.parse(values.cpus),
+        mems=None if values.mems is None else CpuSet.parse(values.mems),
+        oom_score_adj=values.oom,
+    )

@@ -10,6 +10,7 @@ Source: nri.md sections 3.7, 5.1 to 5.5, 7.5, 7.6.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -184,6 +185,24 @@ def update(
     if ignore_failure:
         made.ignore_failure = True
     return Update(made, tuple(problems))
+
+
+def in_place_of(requested: Requested, decision: Decision) -> Requested:
+    """Return the values that a runtime is given in place of those of `requested`, as it keeps them.
+
+    Whatever the runtime: one that takes less is not asked here.
+    """
+    target = nri.LinuxResources()
+    for (resource, key), outcome in decision.outcomes.items():
+        field = None if key else _FIELDS.get(resource)
+        if field is None:
+            continue
+        value = outcome.value
+        if resource is Resource.CPU_CFS_QUOTA:
+            value = _per_period(value, decision, requested)
+        with suppress(TypeError, ValueError):  # the reply itself has told of it
+            field.write(target, value)
+    return values(target)
 
 
 def lacks_at_creation(container: nri.Container, decision: Decision) -> tuple[ResourceKey, ...]:

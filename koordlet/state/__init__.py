@@ -12,8 +12,9 @@ precedence:
 - cgroup: the runtime, then the node's layout.
 - requested values of a container: what kubelet asked the runtime for in an event, then the
   specification, then what the runtime had when the container was first seen (both kept over a
-  restart by `koordlet.requests_log`: what it has later may be ours). A value that the runtime has
-  and the specification names was asked for in an event that nobody heard, and counts as heard.
+  restart by `koordlet.requests_log`: what it has later may be ours). A value in the
+  runtime's full list that is neither kubelet's nor ours was asked for in an event that nobody
+  heard, and counts as heard.
 
 `runtime_records` keeps what the runtime told, `pod_objects` what Pod objects say, `merging` lays
 them over each other by the precedence above, and `node_state` is the store that others hold.

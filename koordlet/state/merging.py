@@ -39,7 +39,6 @@ class PodView:
     """One pod, merged. Parts that did not change are the same objects as before.
 
     started: the containers whose processes run, or ran: the others are no subjects yet.
-    caught_up: container id -> what kubelet asked for, where an update went by that nobody heard.
     """
 
     pod: Pod
@@ -47,7 +46,6 @@ class PodView:
     sandboxes: tuple[SandboxSubject, ...]
     containers: tuple[ContainerSubject, ...]
     started: tuple[ContainerSubject, ...]
-    caught_up: Mapping[str, Requested]
 
 
 def merge_pod(
@@ -78,17 +76,13 @@ def merge_pod(
         pod, requested = _known_here(uid, known, told, layout), known.requested
     elif told is not None:
         pod, requested = _placed(told.pod, told.pod.cgroup, layout), told.resources
+        requested = _grown(requested, running)
     else:
         return None
     if before is not None and before.pod == pod:
         pod = before.pod
     old_sandboxes = {each.id: each for each in before.sandboxes} if before else {}
     old_containers = {each.id: each for each in before.containers} if before else {}
-    caught_up = {each.id: asked for each in running if (asked := _unheard(each, known))}
-    running = [
-        msgspec.structs.replace(each, asked=caught_up[each.id]) if each.id in caught_up else each
-        for each in running
-    ]
     containers = [container_of(pod, container, known) for container in running]
     if known is not None:
         containers += [
@@ -111,7 +105,6 @@ def merge_pod(
         ),
         containers=made,
         started=tuple(each for each in made if each.id not in waiting) if waiting else made,
-        caught_up=caught_up,
     )
 
 
@@ -201,23 +194,18 @@ def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
     return base if record.asked is None else laid_over(record.asked, base)
 
 
-def _unheard(record: ContainerRecord, known: KnownPod | None) -> Requested | None:
-    """Return what is asked for now, if an update of it went by while nobody listened.
+def _grown(told: Requested, containers: Iterable[ContainerRecord]) -> Requested:
+    """Return a pod's values with a quota that its containers, as they are now, fit into.
 
-    A value that the runtime had and the specification names, but that nobody asked of us, came by
-    such an update. Until it is carried out the runtime has another one, kubelet's older or ours.
+    The runtime tells kubelet's sums at the pod's start, and not again when a container is resized.
     """
-    specified = known.by_container.get(record.name) if known is not None else None
-    if record.asked is None or specified is None or not record.told:
-        return None
-    unheard = {
-        name: value
-        for name in Requested.__struct_fields__
-        if (value := getattr(specified, name)) is not None
-        and value != getattr(record.asked, name)
-        and any(value == getattr(told, name) for told in record.told)
-    }
-    return msgspec.structs.replace(record.asked, **unheard) if unheard else None
+    if told.cfs_quota_us is None or told.cfs_quota_us <= 0:
+        return told
+    quotas = (each.request.cfs_quota_us or 0 for each in containers)
+    together = sum(quota for quota in quotas if quota > 0)
+    if together <= told.cfs_quota_us:
+        return told
+    return msgspec.structs.replace(told, cfs_quota_us=together)
 
 
 def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[ContainerSubject]:

@@ -22,6 +22,7 @@ from hooks.subject import (
     Pod,
     PodSubject,
     QosSubject,
+    Requested,
     Subject,
 )
 from koordlet.podspec import KnownPod
@@ -66,7 +67,6 @@ class NodeState:
         self._objects = PodObjects()
         self._layout = layout
         self._awaited = set(awaited)
-        self._caught_up: set[str] = set()
         self._views: dict[str, PodView] = {}
         self._qos: dict[KubeQoS, QosSubject] = {}
         self._pods_changed = True
@@ -123,9 +123,12 @@ class NodeState:
             return container_of(view.pod, record, self._objects.find(uid, view.pod))
         return self.container(record.id)
 
-    def start_container(self, container: Container) -> None:
-        """A container's process runs, so its group exists and has the runtime's values."""
-        self._runtime.start_container(container)
+    def start_container(self, container: Container) -> bool:
+        """A container's process runs, so its group exists and has the runtime's values.
+
+        Returns whether that tells more than what was asked for and given.
+        """
+        return self._runtime.start_container(container)
 
     def observe_container(self, container: Container) -> None:
         """An event told of a container, started or not."""
@@ -152,6 +155,14 @@ class NodeState:
         Returns the ids of containers that are new and were not created through a hook.
         """
         return self._runtime.take_list(sandboxes, containers, taken_at=taken_at)
+
+    def give(self, container_id: str, values: Requested) -> None:
+        """A container's runtime was answered with these values in place of kubelet's."""
+        self._runtime.give(container_id, values)
+
+    def take_missed(self) -> dict[str, Requested]:
+        """Return what the last lists show that kubelet asked for unheard, by container."""
+        return self._runtime.take_missed()
 
     def lacks(self, container_id: str, what: Sequence[str]) -> None:
         """A container runs without what only its creation could have given."""
@@ -262,12 +273,6 @@ class NodeState:
         found = ((record.id, record.remembered) for record in self._runtime.containers())
         return {id_: remembered for id_, remembered in found if remembered is not None}
 
-    def take_caught_up(self) -> dict[str, Remembered]:
-        """Return once what is to be remembered of containers that were resized unheard."""
-        ids, self._caught_up = self._caught_up, set()
-        found = ((id_, self.remembered(id_)) for id_ in ids)
-        return {id_: remembered for id_, remembered in found if remembered is not None}
-
     def known_to_kubelet(self, uid: str) -> bool:
         """Tell whether kubelet's latest list has the pod."""
         return self._objects.lists(Source.KUBELET, uid)
@@ -313,9 +318,6 @@ class NodeState:
                 self._views.pop(uid, None)
             else:
                 self._views[uid] = view
-                for container_id, asked in view.caught_up.items():
-                    self._runtime.catch_up(container_id, asked)
-                    self._caught_up.add(container_id)
             if (before and before.pod) is not (view and view.pod):
                 self._pods_changed = True
         return self._views.get(uid)

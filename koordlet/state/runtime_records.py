@@ -25,9 +25,10 @@ _LOG = logging.getLogger("koordlet.state")
 
 MAX_SANDBOXES: Final = 8192
 MAX_CONTAINERS: Final = 32768
-_MOST_TOLD: Final = 4
 _MAX_TOMBSTONES: Final = 8192
 
+_ASKED_AGAIN: Final = frozenset(Requested.__struct_fields__) - {"oom_score_adj"}
+"""What an update of kubelet's may name."""
 _RUNS: Final = frozenset({ContainerState.RUNNING, ContainerState.PAUSED})
 
 
@@ -45,9 +46,11 @@ class SandboxRecord(msgspec.Struct):
 class ContainerRecord(msgspec.Struct):
     """A container.
 
-    first: the values that the runtime had at first sight; told: those since kubelet asked last.
-    asked: what kubelet asked of us, in updates only the values that change, None where no hook saw
-    any.
+    first: the values at first sight; asked: what kubelet asked of us, in updates only the values
+    that change, None where no hook saw any.
+    given: what we last answered in place of these, None where that is not known; told: what the
+    runtime's specification held when it was told last, for as long as kubelet asked for nothing
+    else. A value in a full list that is none of these was asked for while nobody listened.
     hooked: a hook saw the creation. lacks: what only its creation could have given.
     """
 
@@ -59,8 +62,9 @@ class ContainerRecord(msgspec.Struct):
     seen: int
     created_at: float
     first: Requested
-    told: tuple[Requested, ...] = ()
     asked: Requested | None = None
+    given: Requested | None = None
+    told: Requested = NOTHING_REQUESTED
     hooked: bool = False
     started: bool = False
     lacks: tuple[str, ...] = ()
@@ -69,9 +73,18 @@ class ContainerRecord(msgspec.Struct):
     def remembered(self) -> Remembered | None:
         """Return what is to be remembered of it over a restart."""
         if self.hooked and self.asked is not None:
-            return Remembered(self.asked, hooked=True)
-        known = self.first if self.asked is None else laid_over(self.asked, self.first)
-        return None if known == NOTHING_REQUESTED else Remembered(known, hooked=False)
+            return Remembered(self.asked, hooked=True, given=self.given, told=self.told)
+        known = self.request
+        if known == NOTHING_REQUESTED:
+            return None
+        return Remembered(known, hooked=False, given=self.given, told=self.told)
+
+    @property
+    def request(self) -> Requested:
+        """Return what kubelet asked for, as far as the runtime told."""
+        if self.asked is None:
+            return self.first
+        return self.asked if self.hooked else laid_over(self.asked, self.first)
 
 
 @dataclass(slots=True)
@@ -101,6 +114,7 @@ class RuntimeRecords:
         self._containers: dict[str, ContainerRecord] = {}
         self._pods: dict[str, PodRecords] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()
+        self._missed: dict[str, Requested] = {}
         self._clock = 0
         self._full = False
 
@@ -204,21 +218,34 @@ class RuntimeRecords:
         asked = container.subject.requested
         if asked != NOTHING_REQUESTED:
             record.asked = asked if record.asked is None else laid_over(asked, record.asked)
-            # What it has is about to be what is asked for, or ours.
-            record.told = ()
+            record.told = _only(record.told, lambda name: getattr(asked, name) is None)
         return record
 
-    def catch_up(self, container_id: str, asked: Requested) -> None:
-        """Kubelet asked for this of the runtime while nobody listened."""
-        if record := self._containers.get(container_id):
-            record.asked, record.told = asked, ()
+    def give(self, container_id: str, values: Requested) -> None:
+        """A container's runtime was answered with these values in place of kubelet's."""
+        record = self._containers.get(container_id)
+        if record is not None:
+            record.given = values
 
-    def start_container(self, container: Container) -> None:
-        """A container's process runs, so its group exists and has the runtime's values."""
-        if container.state is not ContainerState.STOPPED:
-            record = self._put_container(container)
-            if record is not None:
-                record.started = True
+    def take_missed(self) -> dict[str, Requested]:
+        """Return what the last lists show that kubelet asked for unheard, by container."""
+        missed, self._missed = self._missed, {}
+        return missed
+
+    def start_container(self, container: Container) -> bool:
+        """A container's process runs, so its group exists and has the runtime's values.
+
+        Returns whether that tells more than what was asked for and given.
+        """
+        if container.state is ContainerState.STOPPED:
+            return False
+        new = container.subject.id not in self._containers
+        record = self._put_container(container)
+        if record is None:
+            return False
+        record.started = True
+        record.told = container.current
+        return new or _unlike(container.current, record.request, record.given) != NOTHING_REQUESTED
 
     def observe_container(self, container: Container) -> None:
         """An event told of a container, started or not."""
@@ -289,6 +316,8 @@ class RuntimeRecords:
             self._gone.pop(container_id, None)
             new = container_id not in self._containers
             record = self._put_container(container)
+            if record is not None and taken_at is None:
+                self._compare(record, container.current)
             if new and record is not None and not record.hooked:
                 unhooked.append(container_id)
         self._remembered = {
@@ -358,6 +387,8 @@ class RuntimeRecords:
                 created_at=self._monotonic(),
                 first=container.current if before is None else before.requested,
                 asked=asked,
+                given=None if before is None else before.given,
+                told=NOTHING_REQUESTED if before is None else before.told,
                 hooked=asked is not None,
             )
             if (
@@ -372,8 +403,6 @@ class RuntimeRecords:
             record.name = subject.name or record.name
             if record.first == NOTHING_REQUESTED:
                 record.first = container.current
-        if container.current != NOTHING_REQUESTED and container.current not in record.told:
-            record.told = (*record.told, container.current)[-_MOST_TOLD:]
         if container.state in _RUNS or (
             container.state is ContainerState.UNKNOWN and container.pid > 0
         ):
@@ -381,6 +410,18 @@ class RuntimeRecords:
         self._pod(record.uid).containers[subject.id] = record
         self._touched.add(record.uid)
         return record
+
+    def _compare(self, record: ContainerRecord, told: Requested) -> None:
+        """Take a value that neither kubelet nor we had the runtime set for what kubelet asks now.
+
+        Also one of another plugin of the runtime's: it is the base of what we decide all the same.
+        """
+        if record.given is not None:
+            fresh = _unlike(told, record.request, record.given, record.told)
+            if fresh != NOTHING_REQUESTED:
+                record.asked = fresh if record.asked is None else laid_over(fresh, record.asked)
+                self._missed[record.id] = fresh
+        record.told = told
 
     def _drop_container(self, container_id: str) -> None:
         found = self._containers.pop(container_id, None)
@@ -406,3 +447,21 @@ class RuntimeRecords:
         if not self._full:
             self._full = True
             _LOG.error("the runtime tells of more than %s: the rest is not cared for", what)
+
+
+def _only(requested: Requested, named: Callable[[str], bool]) -> Requested:
+    """Return the request with these of its values."""
+    return Requested(
+        *(getattr(requested, name) if named(name) else None for name in Requested.__struct_fields__)
+    )
+
+
+def _unlike(told: Requested, *known: Requested | None) -> Requested:
+    """Return what of `told` kubelet can have asked for and none of `known` has."""
+    return _only(
+        told,
+        lambda name: (
+            name in _ASKED_AGAIN
+            and all(each is None or getattr(told, name) != getattr(each, name) for each in known)
+        ),
+    )

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from protos.cri.v1 import api_pb2 as cri
+from protos.cri.v1.api_pb2 import LinuxContainerResources
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.errors import BedError
@@ -60,27 +60,23 @@ def test_a_pod_created_while_the_daemon_is_away_is_repaired_on_its_return(bed: C
             eventually(bed, pod, "cpuset.cpus", SHARED, level="container")
 
 
-def test_a_container_resized_while_the_daemon_is_away_has_its_new_limit_for_good(
-    bed: Containerd,
-) -> None:
-    manifest = ls_pod("shrunk")
+def test_a_resize_while_the_daemon_is_away_is_kubelets_new_request(bed: Containerd) -> None:
     with (
-        daemon(bed, [*_objects(), manifest], gates=GATES, config=EVERY_SECOND) as koordlet,
-        running_pod(bed, manifest) as pod,
+        daemon(bed, _objects(), gates=GATES) as koordlet,
+        running_pod(bed, ls_pod("sized")) as resized,
+        running_pod(bed, ls_pod("same")) as same,
     ):
-        assert container_value(bed, pod, "cpu.cfs_quota_us") == "80000"
-        koordlet.stop(signal.SIGKILL)
-        resized = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000)
-        bed.cri.update_resources(pod.containers["main"], resized)
-        manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "500m"
-        koordlet.put(manifest)
-        koordlet.start()
-        eventually(bed, pod, "cpu.cfs_quota_us", "40000", level="container")
-        koordlet.stop(signal.SIGKILL)
-        koordlet.start()
-        eventually(bed, pod, "cpu.cfs_quota_us", "40000", level="container")
+        asked = LinuxContainerResources(cpu_shares=512, cpu_quota=50_000, cpu_period=100_000)
+        for resizing in (True, False):
+            koordlet.stop(signal.SIGKILL)
+            if resizing:
+                bed.cri.update_resources(next(iter(resized.containers.values())), asked)
+            koordlet.start()
+            eventually(bed, resized, "cpu.cfs_quota_us", "40000", level="container")
+            eventually(bed, same, "cpu.cfs_quota_us", "80000", level="container")
         koordlet.put(node())
-        eventually(bed, pod, "cpu.cfs_quota_us", "50000", level="container")
+        eventually(bed, resized, "cpu.cfs_quota_us", "50000", level="container")
+        eventually(bed, same, "cpu.cfs_quota_us", "100000", level="container")
 
 
 def test_a_pool_with_cpus_that_are_gone_stops_no_container_from_starting(bed: Containerd) -> None:

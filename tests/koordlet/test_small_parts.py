@@ -62,7 +62,7 @@ requests = st.builds(
 )
 
 
-memories = st.builds(Remembered, requests, st.booleans())
+memories = st.builds(Remembered, requests, st.booleans(), given=st.none() | requests, told=requests)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), memories, max_size=8))
@@ -104,6 +104,23 @@ def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     log.rewrite({})
     assert log.failures == 2
     assert log.load() == {}
+
+
+def test_a_log_is_written_anew_after_a_failure_and_when_it_was_removed(tmp_path: Path) -> None:
+    now, folder = [100.0], tmp_path / "run"
+    log = RequestsLog(str(folder / "requests.log"), monotonic=lambda: now[0])
+    log.append("a", _asked(cpu_shares=2))
+    assert not log.outdated, "a disk that is full is not asked for every container"
+    now[0] += 60
+    assert log.outdated
+    folder.mkdir()
+    log.rewrite({"a": _asked(cpu_shares=2)})
+    assert not log.outdated
+    log.append("b", _asked(cpu_shares=3))
+    (folder / "requests.log").unlink()
+    log.append("c", _asked(cpu_shares=4))
+    assert log.outdated
+    log.close()
 
 
 # --- host applications -------------------------------------------------------------------------

@@ -242,40 +242,51 @@ def test_what_kubelet_asked_for_survives_a_restart() -> None:
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
     assert the_container(state, "c1").requested == ASKED
     assert state.unprotected() == []
-    assert state.all_remembered() == {"c1": asked}
+    kept = state.all_remembered()
+    assert [(id_, one.requested, one.hooked) for id_, one in kept.items()] == [("c1", ASKED, True)]
 
 
 @pytest.mark.parametrize(
-    ("current_us", "expected_us"),
+    ("told_us", "expected_us"),
     [
         pytest.param(200_000, 200_000, id="resized while nobody listened"),
-        pytest.param(80_000, 100_000, id="not resized yet: ours stands"),
-        pytest.param(100_000, 100_000, id="not resized yet: kubelet's stands"),
-        pytest.param(-1, 100_000, id="somebody else's value is no request"),
+        pytest.param(80_000, 100_000, id="ours stands"),
+        pytest.param(100_000, 100_000, id="kubelet's stands"),
+        pytest.param(70_000, 100_000, id="another plugin's stands, told before"),
     ],
 )
-def test_a_resize_that_nobody_heard_is_read_from_runtime_and_specification_together(
-    current_us: int, expected_us: int
+def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
+    told_us: int, expected_us: int
 ) -> None:
-    before = Remembered(Requested(cpu_shares=512, cfs_quota_us=100_000), hooked=True)
-    state = NodeState(remembered={"c1": before}, layout=LAYOUT)
     pod = runtime_pod("u1")
-    limits = {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "2"}}}
-    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
-    state.pods_list(Source.KUBELET, [known(manifest)])
-    current = Requested(cpu_shares=512, cfs_quota_us=current_us)
-    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
-    expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
-    assert the_container(state, "c1").requested == expected
-    remembered = state.take_caught_up()
-    assert remembered == (
-        {"c1": Remembered(expected, hooked=True)} if expected_us > 100_000 else {}
-    )
-    # Then the runtime is handed ours in its place, and the daemon is started again.
     ours = Requested(cpu_shares=512, cfs_quota_us=80_000)
+    before = Remembered(
+        Requested(cpu_shares=512, cfs_quota_us=100_000),
+        hooked=True,
+        given=ours,
+        told=Requested(cfs_quota_us=70_000),
+    )
+    expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
+    state = NodeState(remembered={"c1": before}, layout=LAYOUT)
+    told = Requested(cpu_shares=512, cfs_quota_us=told_us)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    assert the_container(state, "c1").requested == expected
+    missed = {"c1": Requested(cfs_quota_us=told_us)} if told_us == 200_000 else {}
+    assert state.take_missed() == missed
+    # Then the runtime is handed ours in its place, and tells that back.
+    state.give("c1", ours)
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
     assert the_container(state, "c1").requested == expected
-    assert state.take_caught_up() == {}
+    assert state.take_missed() == {}
+
+
+def test_a_log_of_an_older_version_does_not_say_which_values_are_ours() -> None:
+    """So one that differs is nobody's request."""
+    asked = Requested(cfs_quota_us=100_000)
+    state = NodeState(remembered={"c1": Remembered(asked, hooked=True)}, layout=LAYOUT)
+    pod, told = runtime_pod("u1"), Requested(cfs_quota_us=80_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    assert the_container(state, "c1").requested == asked
 
 
 def test_an_update_that_is_heard_is_not_taken_back_for_what_the_runtime_still_has() -> None:
