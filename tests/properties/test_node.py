@@ -246,9 +246,13 @@ class NodeMachine(RuleBasedStateMachine):
         smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
         self.node.resize(container, smaller if half else full, hooked=True)
 
+    @precondition(lambda self: self.node.connected)
     @rule()
     def the_static_cpu_manager_looks(self) -> None:
-        """It asks anew for every container whose CPUs it now wants otherwise."""
+        """It asks anew for every container whose CPUs it now wants otherwise.
+
+        Unheard, a set that happens to be just ours could not be told from it.
+        """
         for pod in self.node.pods:
             for container in pod.containers:
                 self.node.pin_again(container)
