@@ -235,3 +235,48 @@ def test_without_resctrl_it_is_unsupported() -> None:
     wants(bed, "node", [("LS", "L3:0=f\n")])
     bed.run()
     assert bed.executor.views("node")[0].state is State.UNSUPPORTED
+
+
+def test_a_class_group_that_an_operator_made_anew_is_not_removed() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.run()
+    bed.kernel.rmdir(f"{ROOT}/BE")
+    bed.kernel.make(f"{ROOT}/BE")
+    assert bed.run().failed == 0
+    wants(bed, "node", [])
+    bed.run()
+    bed.run()
+    assert bed.kernel.is_dir(f"{ROOT}/BE")
+    assert not len(bed.journal)
+
+
+def test_a_pods_group_that_an_earlier_daemon_left_is_used_and_removed() -> None:
+    bed = Bed(INTEL_RDT)
+    bed.kernel.make(f"{ROOT}/koordlet-u1")
+    wants(bed, "pod/a", [("koordlet-u1", "L3:0=f;1=f\n")])
+    assert bed.run().failed == 0
+    wants(bed, "pod/a", [])
+    bed.run()
+    bed.run()
+    assert not bed.kernel.is_dir(f"{ROOT}/koordlet-u1")
+
+
+def test_while_resctrl_cannot_be_read_nothing_is_made_and_it_says_so() -> None:
+    bed = Bed(INTEL_RDT)
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.kernel.faults.fail("read", errno.EIO, path=f"{ROOT}/schemata", nth=0)
+    with bed.kernel.recording() as writes:
+        bed.run()
+    assert not writes and not bed.kernel.is_dir(f"{ROOT}/BE")
+    assert bed.view("node", SCHEMATA).state is State.FAILED
+
+
+def test_a_thread_that_ends_while_it_is_moved_keeps_no_other_from_it() -> None:
+    bed = Bed(INTEL_RDT)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES, threads=3)
+    wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
+    bed.want("container/1", (container.cgroup, GROUP, "BE"))
+    bed.kernel.faults.fail("write", errno.ESRCH, path=f"{ROOT}/BE/tasks")
+    assert bed.run().failed == 0
+    assert len(bed.kernel.text(f"{ROOT}/BE/tasks").split()) == 2
