@@ -298,6 +298,16 @@ class OperatedNode(Daemon):
     ) -> None:
         container.limits = limits
         self.twin_kubelet.resize(container.twin, limits)
+        try:
+            self._carry_out(container, limits, asked, hooked=hooked)
+        except OSError:
+            # Named a CPU that has just gone offline: kubelet asks until it is done.
+            self.look_at_cpus()
+            self._carry_out(container, limits, asked, hooked=hooked)
+
+    def _carry_out(
+        self, container: RunningContainer, limits: Limits, asked: Requested, *, hooked: bool
+    ) -> None:
         decision: Decision | None = None
         if hooked and self.connected:
             decision = self.handler.update_container(self._container_message(container, asked))
