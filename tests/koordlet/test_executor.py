@@ -197,7 +197,9 @@ def test_a_foreign_burst_is_lowered_for_the_quota_and_comes_back(profile: Profil
     assert bed.run().failed == 0
     assert bed.text(pod.cgroup, name) == "100000"
     for _ in range(3):
+        bed.executor.look_again()
         assert bed.run().written == 0
+        assert not bed.executor.restoring()
     bed.want("pod/a")
     for _ in range(3):
         bed.run()
