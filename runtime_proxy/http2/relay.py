@@ -84,7 +84,6 @@ class Relay:
         # Settings of the server's that the client has yet to acknowledge: the server may hold us to
         # the old ones until then.
         self._unconfirmed: deque[list[tuple[int, int]]] = deque()
-        self._late_confirmations = 0
         self._initial_window = frames.DEFAULT_WINDOW
         self._confirmed_window = frames.DEFAULT_WINDOW
         # The largest frames that either end ever said it takes: a smaller limit binds the other end
@@ -157,14 +156,7 @@ class Relay:
                     self.to_server.append(buffer[run:at])
             elif kind == frames.SETTINGS:
                 if flags & frames.ACK:
-                    if self._late_confirmations or (sending.queue and self._narrows()):
-                        # What waits was sent before it, within the wider windows.
-                        self._late_confirmations += 1
-                        forward = False
-                        if run < at:
-                            self.to_server.append(buffer[run:at])
-                    else:
-                        confirmed = self._confirm() or confirmed
+                    confirmed = self._confirm() or confirmed
                 else:
                     self._client_settings(buffer[at + HEADER_SIZE : end])
             elif kind == frames.CONTINUATION:
@@ -450,7 +442,7 @@ class Relay:
             self._sending.uncount(held)
             self._drop_body(held)
             self.events.append(Abandoned(stream))
-        self._pump()
+        self._settle()
         # The server was reset already when a rejection began, or when it answered too early.
         return held is None or held.phase not in (Phase.REJECTING, Phase.ENDED)
 
@@ -481,14 +473,6 @@ class Relay:
                 self._server_max_frame = max(self._server_max_frame, value)
             elif identifier == frames.SETTING_HEADER_TABLE_SIZE:
                 self._decoder.set_limit(value)
-
-    def _narrows(self) -> bool:
-        """Whether the settings that the client acknowledges next take window from its streams."""
-        return any(
-            identifier == frames.SETTING_INITIAL_WINDOW_SIZE and value < self._confirmed_window
-            for pairs in list(self._unconfirmed)[:1]
-            for identifier, value in pairs
-        )
 
     def _confirm(self) -> bool:
         """The client acknowledges the server's settings; whether the server told any."""
@@ -570,10 +554,6 @@ class Relay:
             self.to_server += self._sending.pump()
             for stream, octets in self._sending.take_stripped():
                 self._tell_client(frames.window_update(stream, octets))
-        while self._late_confirmations and not self._sending.queue:
-            self._late_confirmations -= 1
-            self.to_server.append(frames.SETTINGS_ACK)
-            self._confirm()
         self._settle()
 
     def _settle(self) -> None:

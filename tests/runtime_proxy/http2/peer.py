@@ -89,6 +89,7 @@ class Peer:
         self.on_headers: Callable[[Stream], None] = lambda stream: None
         self.in_force = dict(_DEFAULTS)
         self._unacknowledged: deque[dict[int, int]] = deque()
+        self._windows_said: list[int] = []
         self._theirs = dict(_DEFAULTS)
         self._encoder = hpack.Encoder()
         self._tables: list[int] = []
@@ -133,6 +134,12 @@ class Peer:
         ):
             if rng.random() < 0.5 and (identifier != STREAMS or not self.client):
                 chosen[identifier] = rng.choice(values)
+        if not self.client and self._windows_said and WINDOW in chosen:
+            # No runtime takes window back. Where one did while data waits in the relay, the
+            # client's acknowledgement would overtake what it sent before.
+            chosen[WINDOW] = max(chosen[WINDOW], max(self._windows_said))
+        if WINDOW in chosen:
+            self._windows_said.append(chosen[WINDOW])
         chosen |= _PUSH_PROMISE_OFF if self.client else {}
         self._unacknowledged.append(chosen)
         self.octets += frames.settings(chosen)

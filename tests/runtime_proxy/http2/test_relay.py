@@ -379,9 +379,7 @@ def test_after_draining_no_new_stream_reaches_the_server() -> None:
 def _settled_relay() -> Relay:
     relay = _relay()
     relay.from_server(frames.settings({}) + frames.SETTINGS_ACK)
-    relay.from_client(frames.SETTINGS_ACK)
     relay.to_client.clear()
-    relay.to_server.clear()
     return relay
 
 
@@ -563,21 +561,6 @@ def test_half_a_held_message_leaves_the_window_to_the_streams_beside_it() -> Non
     relay.to_client.clear()
     relay.from_client(_data(3, b"x" * 32_768) + _data(3, b"x" * 2_767))
     assert relay.to_client == [frames.window_update(0, 30_000)]
-
-
-def test_data_that_waits_goes_before_the_word_that_its_window_is_smaller() -> None:
-    relay = _settled_relay()
-    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
-    relay.release(1, message(100_000))
-    relay.from_client(_data(3, b"x" * 9_000))
-    relay.from_server(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1_000}))
-    relay.to_server.clear()
-    relay.from_client(frames.SETTINGS_ACK)
-    assert relay.to_server == []
-    relay.from_server(frames.window_update(0, 1 << 20) + frames.window_update(1, 1 << 20))
-    sent = b"".join(relay.to_server)
-    assert _data(3, b"x" * 9_000) in sent
-    assert sent.endswith(frames.SETTINGS_ACK)
 
 
 def test_padding_that_is_left_out_is_given_back_to_its_stream() -> None:
