@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.journal import Journal, JournalError, Record
+from koordlet.journal import Handed, Journal, JournalError, Record
 from linux.cpuset import CpuSet
 from linux.resources import Resource
 
@@ -152,3 +152,43 @@ def test_our_newest_values_are_kept_and_bounded() -> None:
     kept = record().with_ours(*map(str, range(20)))
     assert kept.ours == ("14", "15", "16", "17", "18", "19")
     assert kept.with_ours("16").ours[-1] == "16"
+
+
+def test_everything_survives_restart_after_restart(tmp_path: Path) -> None:
+    """Each start writes the file anew, from what the one before had written."""
+    path = str(tmp_path / "journal")
+    handed = Handed("c1", "kubepods/pod1/c1", 7, QUOTA, ("200000",), asked=100_000)
+    journal = Journal(path, boot="b1")
+    journal.update([record(1)], handed=[handed])
+    journal.note_delivered("c2", QUOTA, 1, 2)
+    journal.update()
+    for _ in range(3):
+        journal = Journal(path, boot="b1")
+        assert journal.records() == [record(1)]
+        assert journal.all_handed() == [handed]
+        assert journal.deliveries("c2")[QUOTA].delivered == 2
+
+
+@pytest.mark.parametrize("when", ["appending", "starting"])
+def test_a_disk_that_takes_a_part_only_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nothing may be written to the kernel on the strength of half a line."""
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.update([record(1)])
+    whole = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        return whole(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    if when == "starting":
+        before = Path(path).read_bytes()
+        journal = Journal(path, boot="b1")
+        assert Path(path).read_bytes() == before
+    with pytest.raises(JournalError):
+        journal.update([record(2)])
+    monkeypatch.undo()
+    journal.update()
+    assert Journal(path, boot="b1").records() == [record(1), record(2)]
