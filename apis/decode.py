@@ -6,14 +6,14 @@ place turns its errors into `InputError`. Input is bounded before it is parsed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from apis.errors import InputError, InputErrors
-from apis.expected import Step, problem_of
+from apis.fields import ABSENT, below
+from apis.lenient import convert_leniently, fault_of
 from apis.quantity import Quantity, parse_quantity
 
 T = TypeVar("T")
@@ -22,7 +22,6 @@ LARGEST_ANNOTATION: Final = 256 * 1024
 """Bytes; Kubernetes allows as much for all annotations of an object together."""
 LARGEST_OBJECT: Final = 8 * 1024 * 1024
 """Bytes; far above what an API server stores for one object (1.5 MiB)."""
-_MOST_ERRORS: Final = 64
 _LARGEST_SEARCHED: Final = 16 * 1024
 """Bytes up to which the one bad element of a list or map is searched for, by trying each alone."""
 
@@ -104,18 +103,17 @@ def decode_field(decoder: msgspec.json.Decoder[T], text: bytes | str, *, obj: st
         return decoder.decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
         first = error
-    problem, path = _split(first)
-    steps = _steps(path)
-    if len(text) <= _LARGEST_SEARCHED:
-        steps = _pin_down(
-            plain, steps, lambda part: decoder.decode(msgspec.json.encode(part)), str(first)
-        )
-    found = _at(plain, steps)
+
+    def decode(part: Any) -> T:
+        return decoder.decode(msgspec.json.encode(part))
+
+    search = decode if len(text) <= _LARGEST_SEARCHED else None
+    fault = fault_of(first, plain, decoder.type, search)
     raise InputError(
         obj=obj,
-        field=field + "".join(_spelled(step) for step in steps),
-        value=shown if found is _ABSENT or not steps else found,
-        problem=problem_of(problem, decoder.type, steps, found),
+        field=below(field, fault.path),
+        value=shown if fault.value is ABSENT or not fault.path else fault.value,
+        problem=fault.problem,
     )
 
 
@@ -155,29 +153,7 @@ def decode_leniently(
     The value is None only where nothing can be saved: no JSON, or a required field is missing.
     """
     plain = without_nulls(parse_json_object(raw, obj=obj, largest=largest))
-    errors: list[InputError] = []
-    left_out: dict[tuple[Step, ...], set[int]] = {}
-
-    def convert(part: Any) -> T:
-        return msgspec.convert(part, type_, dec_hook=dec_hook)
-
-    while True:
-        try:
-            return convert(plain), errors
-        except msgspec.ValidationError as error:
-            problem, path = _split(error)
-            steps = _pin_down(plain, _steps(path), convert, str(error))
-            given = _as_given(steps, left_out)
-            field = "".join(_spelled(step) for step in given).lstrip(".") or "(whole object)"
-            value = _at(plain, steps)
-            shown = "(absent)" if value is _ABSENT else value
-            problem = problem_of(problem, type_, steps, value)
-            errors.append(InputError(obj=obj, field=field, value=shown, problem=problem))
-            if value is _ABSENT or not steps or len(errors) >= _MOST_ERRORS:
-                return None, errors
-            plain = _without(plain, steps)
-            if isinstance(last := given[-1], int):
-                left_out.setdefault(tuple(given[:-1]), set()).add(last)
+    return convert_leniently(plain, type_, obj=obj, dec_hook=dec_hook)
 
 
 def parse_json_object(
@@ -217,100 +193,3 @@ def parse_json_object(
             ]
         )
     return plain
-
-
-# --- paths of msgspec's errors -----------------------------------------------------------------
-
-_ABSENT: Final = object()
-_PATH: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
-
-
-def _split(error: msgspec.ValidationError) -> tuple[str, str]:
-    problem, _, where = str(error).rpartition(" - at `")
-    if not problem:
-        return str(error), ""
-    return problem, where.rstrip("`").removeprefix("key in ")
-
-
-def _steps(path: str) -> list[Step]:
-    steps: list[Step] = []
-    for match in _PATH.finditer(path.removeprefix("$")):
-        name, index, quoted = match.groups()
-        if name is not None or quoted is not None:
-            steps.append(name if name is not None else quoted)
-        else:
-            steps.append(int(index) if index is not None else None)
-    return steps
-
-
-def _spelled(step: Step) -> str:
-    if isinstance(step, str):
-        return f".{step}" if step.isidentifier() else f'["{step}"]'
-    return "[...]" if step is None else f"[{step}]"
-
-
-def _at(root: Any, steps: list[Step]) -> Any:
-    value = root
-    for step in steps:
-        if step is None:
-            return value
-        try:
-            value = value[step]
-        except (KeyError, IndexError, TypeError):
-            return _ABSENT
-    return value
-
-
-def _pin_down(
-    plain: Any, steps: list[Step], decode: Callable[[Any], object], message: str
-) -> list[Step]:
-    """Replace each "some element" step by the element that really fails."""
-    for position, step in enumerate(steps):
-        if step is not None:
-            continue
-        container = _at(plain, steps[:position])
-        members: list[tuple[Step, Any]]
-        if isinstance(container, dict):
-            members = [(key, {key: value}) for key, value in container.items()]
-        elif isinstance(container, list):
-            members = [(index, [value]) for index, value in enumerate(container)]
-        else:
-            return steps[:position]
-        for key, alone in members:
-            try:
-                decode(_with(plain, steps[:position], alone))
-            except msgspec.ValidationError as error:
-                if str(error) == message:
-                    return _pin_down(
-                        plain, [*steps[:position], key, *steps[position + 1 :]], decode, message
-                    )
-        return steps[:position]
-    return steps
-
-
-def _with(root: Any, steps: list[Step], value: Any) -> Any:
-    if not steps:
-        return value
-    copy = root.copy()
-    copy[steps[0]] = _with(root[steps[0]], steps[1:], value)
-    return copy
-
-
-def _as_given(steps: list[Step], left_out: Mapping[tuple[Step, ...], set[int]]) -> list[Step]:
-    """Return where `steps` led before elements of lists were left out: the others moved up."""
-    given: list[Step] = []
-    for step in steps:
-        if isinstance(step, int):
-            for gone in sorted(left_out.get(tuple(given), ())):
-                step += gone <= step
-        given.append(step)
-    return given
-
-
-def _without(root: Any, steps: list[Step]) -> Any:
-    copy = root.copy()
-    if len(steps) == 1:
-        del copy[steps[0]]
-    else:
-        copy[steps[0]] = _without(root[steps[0]], steps[1:])
-    return copy

@@ -15,9 +15,6 @@ from msgspec import inspect
 
 from apis.quantity import Quantity
 
-Step = str | int | None
-"""A member's name, a list's index, or None for some member (msgspec says `[...]`)."""
-
 _DECODERS_OWN: Final = re.compile(r"Expected `|Invalid enum value|Integer value out of range")
 _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`")
 _TEXT: Final = "text"
@@ -31,7 +28,7 @@ _KINDS: Final[Sequence[tuple[type, str]]] = (
 )
 
 
-def problem_of(message: str, root: Any, steps: Sequence[Step], value: Any) -> str:
+def problem_of(message: str, root: Any, steps: Sequence[str | int], value: Any) -> str:
     """Return what is wrong with `value`, which stands at `steps` of a `root`.
 
     message: the decoder's, without the place. What our own readers said in it stays as it is.
@@ -51,6 +48,17 @@ def problem_of(message: str, root: Any, steps: Sequence[Step], value: Any) -> st
     return f"expected {words}" + ("" if same else f", got {kind}")
 
 
+def members_of(root: Any, steps: Sequence[str | int]) -> list[str]:
+    """Return the names of the fields of what stands at `steps` of a `root`, none if not known."""
+    found = _at(_type_info(root), steps)
+    return [
+        field.encode_name
+        for each in (() if found is None else _choices(found))
+        if isinstance(each, inspect.StructType)
+        for field in each.fields
+    ]
+
+
 _type_info = lru_cache(maxsize=64)(inspect.type_info)
 
 
@@ -58,7 +66,7 @@ def _kind(value: Any) -> str:
     return next((words for type_, words in _KINDS if isinstance(value, type_)), "")
 
 
-def _at(type_: inspect.Type | None, steps: Sequence[Step]) -> inspect.Type | None:
+def _at(type_: inspect.Type | None, steps: Sequence[str | int]) -> inspect.Type | None:
     """Return the type of what stands at `steps`, None where that is not known."""
     for step in steps:
         if type_ is None:
@@ -82,7 +90,7 @@ def _choices(type_: inspect.Type) -> tuple[inspect.Type, ...]:
     return (type_,)
 
 
-def _member(type_: inspect.Type, step: Step) -> inspect.Type | None:
+def _member(type_: inspect.Type, step: str | int) -> inspect.Type | None:
     if isinstance(type_, inspect.StructType):
         return next((each.type for each in type_.fields if each.encode_name == step), None)
     if isinstance(type_, inspect.DictType):

@@ -15,13 +15,14 @@ import msgspec
 import yaml
 
 from apis.errors import InputError, InputErrors
+from apis.fields import parse_dotted, set_field
 from apis.flags import COMMAND_LINE
 from apis.gates import parse_gates, resolve_gates
+from apis.lenient import convert_leniently
 from koordlet.config import Config, Cri, Log, Mode, Seconds, parse_seconds
 from koordlet.config_rules import check
 from koordlet.flags import FLAG_OF, Parsed
 from koordlet.gates import GATES
-from koordlet.strict import decode_collecting, parse_dotted, set_field
 from service.manifest import NotYaml, document
 
 DEFAULT_PATH: Final = "/etc/koordlet/config.yaml"
@@ -77,7 +78,7 @@ def build(
     """Return the configuration of a parsed file, or raise InputErrors with all that is wrong."""
     tree = _without_nulls(tree)
     # The file by itself first, so that its errors carry its own values.
-    from_file, errors = decode_collecting(tree, Config, obj=obj, dec_hook=_dec_hook)
+    from_file, errors = convert_leniently(tree, Config, obj=obj, dec_hook=_dec_hook)
     if from_file is None:
         raise InputErrors(errors)
     merged = _overlay(_DAEMON_SET_DEFAULTS if mode is Mode.DAEMON_SET else {}, tree)
@@ -85,7 +86,7 @@ def build(
         steps = parse_dotted(target)
         assert steps is not None, target  # FLAGS names it
         set_field(merged, steps, value)
-    config, merged_errors = decode_collecting(merged, Config, obj=obj, dec_hook=_dec_hook)
+    config, merged_errors = convert_leniently(merged, Config, obj=obj, dec_hook=_dec_hook)
     errors += [_of_flag(one) for one in merged_errors if one.field in flags.values]
     if config is None or errors:
         raise InputErrors(errors)

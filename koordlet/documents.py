@@ -15,11 +15,11 @@ from apis.core import Node, Pod
 from apis.decode import decode_object
 from apis.device import Device
 from apis.errors import InputError, InputErrors, printable
+from apis.fields import Path, copy_tree, get_field, parse_dotted, remove_field, set_field
 from apis.nodeslo import NodeSLOSpec, decode_nodeslo
 from apis.topology import NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from koordlet.podspec import known_pod
-from koordlet.strict import copy_tree, get_field, parse_dotted, remove_field, set_field
 from service.manifest import NotYaml, documents
 
 _MAX_VALUES: Final = 400_000
@@ -176,7 +176,7 @@ def repair_nodeslo(
             return (decode_nodeslo(tree, obj=obj), tree), messages
         except InputErrors as error:
             repaired = False
-            elements: set[tuple[str | int, ...]] = set()
+            elements: set[Path] = set()
             for each in error.errors:
                 path = parse_dotted(each.field)
                 if not path:
@@ -201,7 +201,7 @@ def repair_nodeslo(
     return (decode_nodeslo(tree, obj=obj), tree), messages
 
 
-def _index(path: tuple[str | int, ...]) -> int:
+def _index(path: Path) -> int:
     last = path[-1]
     return last if isinstance(last, int) else 0
 
