@@ -9,7 +9,7 @@ both count here: forgetting them hands out memory and CPU that are in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +17,9 @@ from apis.explanation import Explanation, Term
 from apis.keys import BATCH_CPU, BATCH_MEMORY
 from apis.qos import PriorityClass
 from apis.slo_config import ColocationStrategy
-from cluster.manager.node_inputs import Amount, NodeInputs, PodFacts, total
+from cluster.manager.node_inputs import Amount, NodeInputs, PodFacts, total, truncate
 
 _HIGH_PRIORITY_HOST: Final = frozenset({PriorityClass.PROD, PriorityClass.MID, PriorityClass.NONE})
-
-MAX_USAGE_REQUEST: Final = "maxUsageRequest"
-REQUEST: Final = "request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,14 @@ def pod_sums(
 def batch_resources(inputs: NodeInputs, strategy: ColocationStrategy) -> BatchResult:
     """Return the batch resources of a node whose report is fresh."""
     host = inputs.host_usage(_HIGH_PRIORITY_HOST)
-    system = (inputs.system_usage + host).largest(inputs.reserved)
-    sums = pod_sums(inputs, _whole, inputs.dangling_usage)
-    amount = _left(
-        inputs.capacity, system=system, reserved=inputs.reserved, sums=sums, strategy=strategy
+    parts = _Parts(
+        capacity=inputs.capacity,
+        system=(inputs.system_usage + host).largest(inputs.reserved),
+        reserved=inputs.reserved,
+        sums=pod_sums(inputs, _whole, inputs.dangling_usage),
     )
-    return BatchResult(amount, _explain(inputs, strategy, system, host, sums, amount))
+    cpu, memory = (_left(rule, parts, _sources(rule, inputs, host)) for rule in _rules(strategy))
+    return BatchResult(Amount(cpu.result, memory.result), {BATCH_CPU: cpu, BATCH_MEMORY: memory})
 
 
 def batch_zone_resources(
@@ -85,26 +84,24 @@ def batch_zone_resources(
     zones: NUMA node -> allocatable of its zone. System use and reservations spread evenly, a pod
     over the NUMA nodes that it is bound to, else over all.
     """
-    parts = len(zones)
-    if not parts:
+    count = len(zones)
+    if not count:
         return {}
     host = inputs.host_usage(_HIGH_PRIORITY_HOST)
-    system = (inputs.system_usage + host).largest(inputs.reserved).split(parts)
-    reserved = inputs.reserved.split(parts)
-    dangling = inputs.dangling_usage.split(parts)
+    system = (inputs.system_usage + host).largest(inputs.reserved).split(count)
+    reserved = inputs.reserved.split(count)
+    dangling = inputs.dangling_usage.split(count)
     result: dict[int, Amount] = {}
     for zone, allocatable in zones.items():
 
         def share(pod: PodFacts, amount: Amount, zone: int = zone) -> Amount:
             bound = [node for node in pod.numa_nodes if node in zones]
             if not bound:
-                return amount.split(parts)
+                return amount.split(count)
             return amount.split(len(bound)) if zone in bound else Amount()
 
-        sums = pod_sums(inputs, share, dangling)
-        result[zone] = _left(
-            allocatable, system=system, reserved=reserved, sums=sums, strategy=strategy
-        )
+        parts = _Parts(allocatable, system, reserved, pod_sums(inputs, share, dangling))
+        result[zone] = Amount(*(_left(rule, parts, {}).result for rule in _rules(strategy)))
     return result
 
 
@@ -112,125 +109,99 @@ def _whole(pod: PodFacts, amount: Amount) -> Amount:
     return amount
 
 
-def _margin(base: Amount, strategy: ColocationStrategy) -> Amount:
-    return base.percent(
-        100 - strategy.cpu_reclaim_threshold_percent,
-        100 - strategy.memory_reclaim_threshold_percent,
-    )
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a node, or a NUMA node, has, and what may count against it."""
+
+    capacity: Amount
+    system: Amount
+    reserved: Amount
+    sums: PodSums
 
 
-def _left(
-    base: Amount,
-    *,
-    system: Amount,
-    reserved: Amount,
-    sums: PodSums,
-    strategy: ColocationStrategy,
-) -> Amount:
-    free = base - _margin(base, strategy)
-    by_usage = free - system - sums.used
-    by_larger = free - system - sums.larger
-    by_request = free - reserved - sums.requested
-    cpu = by_larger.cpu if strategy.cpu_calculate_policy == MAX_USAGE_REQUEST else by_usage.cpu
-    match strategy.memory_calculate_policy:
-        case "maxUsageRequest":
-            memory = by_larger.memory
-        case "request":
-            memory = by_request.memory
-        case _:
-            memory = by_usage.memory
-    cap_cpu, cap_memory = (
-        strategy.batch_cpu_threshold_percent,
-        strategy.batch_memory_threshold_percent,
-    )
-    share = base.percent(cap_cpu or 0, cap_memory or 0)
-    if cap_cpu is not None:
-        cpu = min(cpu, share.cpu)
-    if cap_memory is not None:
-        memory = min(memory, share.memory)
-    return Amount(cpu, memory).at_least_zero()
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How one of the two resources is computed. Percentages are of the capacity."""
+
+    amount_of: Callable[[Amount], int]
+    policy: str
+    reclaim_percent: int
+    most_percent: int | None
 
 
-def _explain(
-    inputs: NodeInputs,
-    strategy: ColocationStrategy,
-    system: Amount,
-    host: Amount,
-    sums: PodSums,
-    result: Amount,
-) -> dict[str, Explanation]:
-    name = inputs.node.metadata.name
-    reported = inputs.metric.update_time if inputs.metric else None
-    margin = _margin(inputs.capacity, strategy)
-    share = inputs.capacity.percent(
-        strategy.batch_cpu_threshold_percent or 0, strategy.batch_memory_threshold_percent or 0
-    )
-    explanations: dict[str, Explanation] = {}
-    for resource, member, policy, percent, capped in (
-        (
-            BATCH_CPU,
-            "cpu",
-            strategy.cpu_calculate_policy,
+def _rules(strategy: ColocationStrategy) -> tuple[_Rule, _Rule]:
+    """Return the rules of CPU and of memory. CPU knows no policy by requests alone."""
+    cpu_policy = strategy.cpu_calculate_policy
+    return (
+        _Rule(
+            lambda amount: amount.cpu,
+            "usage" if cpu_policy == "request" else cpu_policy,
             strategy.cpu_reclaim_threshold_percent,
             strategy.batch_cpu_threshold_percent,
         ),
-        (
-            BATCH_MEMORY,
-            "memory",
+        _Rule(
+            lambda amount: amount.memory,
             strategy.memory_calculate_policy,
             strategy.memory_reclaim_threshold_percent,
             strategy.batch_memory_threshold_percent,
         ),
-    ):
+    )
 
-        def of(amount: Amount, member: str = member) -> int:
-            return int(getattr(amount, member))
 
-        by_request = policy == REQUEST and member == "memory"
-        terms = [
-            Term("capacity", of(inputs.capacity), f"Node {name} status.capacity"),
-            Term(
-                "margin", of(margin), f"colocation-config: {100 - percent} percent of capacity kept"
-            ),
-        ]
-        if by_request:
-            terms.append(
-                Term("reserved", of(inputs.reserved), f"Node {name} kubelet and annotation")
-            )
-            terms.append(Term("hp_request", of(sums.requested), "requests of pods above batch"))
-            formula = "max(capacity - margin - reserved - hp_request, 0)"
-        else:
-            terms += [
-                Term(
-                    "system_used",
-                    of(system),
-                    f"max(NodeMetric {name} systemUsage {of(inputs.system_usage)} "
-                    f"+ host applications {of(host)}, reserved {of(inputs.reserved)})",
-                    reported,
-                ),
-            ]
-            if policy == MAX_USAGE_REQUEST:
-                terms.append(
-                    Term(
-                        "hp_max",
-                        of(sums.larger),
-                        f"max(request, use) by NodeMetric {name}",
-                        reported,
-                    )
-                )
-                formula = "max(capacity - margin - system_used - hp_max, 0)"
-            else:
-                terms.append(
-                    Term(
-                        "hp_used", of(sums.used), f"pods above batch by NodeMetric {name}", reported
-                    )
-                )
-                formula = "max(capacity - margin - system_used - hp_used, 0)"
-        if capped is not None:
-            terms.append(Term("cap", of(share), f"colocation-config: {capped} percent of capacity"))
-            formula = f"min({formula}, cap)"
-        explanations[resource] = Explanation(formula, of(result), tuple(terms))
-    return explanations
+_Sources = Mapping[str, tuple[str, str | None]]
+"""Term -> where it comes from, and when that last changed."""
+
+
+def _left(rule: _Rule, parts: _Parts, sources: _Sources) -> Explanation:
+    """Return what is left for batch pods: the number, and the terms that it was computed from."""
+    of = rule.amount_of
+    capacity = of(parts.capacity)
+    against = {"margin": truncate(capacity * (100 - rule.reclaim_percent), 100)}
+    match rule.policy:
+        case "request":
+            against["reserved"] = of(parts.reserved)
+            against["hp_request"] = of(parts.sums.requested)
+        case "maxUsageRequest":
+            against["system_used"] = of(parts.system)
+            against["hp_max"] = of(parts.sums.larger)
+        case _:
+            against["system_used"] = of(parts.system)
+            against["hp_used"] = of(parts.sums.used)
+    terms = {"capacity": capacity, **against}
+    result = max(capacity - sum(against.values()), 0)
+    formula = f"max({' - '.join(terms)}, 0)"
+    if rule.most_percent is not None:
+        terms["cap"] = truncate(capacity * rule.most_percent, 100)
+        result = min(result, terms["cap"])
+        formula = f"min({formula}, cap)"
+    return Explanation(
+        formula,
+        result,
+        tuple(Term(name, value, *sources.get(name, ())) for name, value in terms.items()),
+    )
+
+
+def _sources(rule: _Rule, inputs: NodeInputs, host: Amount) -> _Sources:
+    name = inputs.node.metadata.name
+    reported = inputs.metric.update_time if inputs.metric else None
+    of = rule.amount_of
+    return {
+        "capacity": (f"Node {name} status.capacity", None),
+        "margin": (
+            f"colocation-config: {100 - rule.reclaim_percent} percent of capacity kept",
+            None,
+        ),
+        "reserved": (f"Node {name} kubelet and annotation", None),
+        "hp_request": ("requests of pods above batch", None),
+        "system_used": (
+            f"max(NodeMetric {name} systemUsage {of(inputs.system_usage)} "
+            f"+ host applications {of(host)}, reserved {of(inputs.reserved)})",
+            reported,
+        ),
+        "hp_max": (f"max(request, use) by NodeMetric {name}", reported),
+        "hp_used": (f"pods above batch by NodeMetric {name}", reported),
+        "cap": (f"colocation-config: {rule.most_percent} percent of capacity", None),
+    }
 
 
 def amplified(batch_milli_cpu: int, ratio_percent: int) -> int:
