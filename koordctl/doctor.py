@@ -35,13 +35,15 @@ _WITHOUT: Final = {
 }
 
 
-def examine(*, config_path: str | None, client: Client) -> list[dict[str, Any]]:
+def examine(
+    *, config_path: str | None, run_dir: str | None, client: Client
+) -> list[dict[str, Any]]:
     """Return all findings, as plain data.
 
     config_path: None for what the running daemon uses, and the default file's where none runs.
     """
     try:
-        config = _config(config_path, client)
+        config = _config(config_path, run_dir, client)
     except (InputError, InputErrors) as error:
         return [asdict(Finding("configuration", "fail", str(error), "koordlet check-config"))]
     findings: list[Finding] = []
@@ -64,13 +66,13 @@ def examine(*, config_path: str | None, client: Client) -> list[dict[str, Any]]:
     return [asdict(finding) for finding in findings]
 
 
-def _config(path: str | None, client: Client) -> Config:
+def _config(path: str | None, run_dir: str | None, client: Client) -> Config:
     if path is None:
         try:
             return config_in_force(client.get("/config"))
         except (Unreachable, Refused):
             pass  # none runs, or an older one: the check of the daemon says so
-    return load_config(path, run_dir=os.path.dirname(client.socket_path))
+    return load_config(path, run_dir=run_dir)
 
 
 def _user(patient: Patient) -> Iterator[Finding]:

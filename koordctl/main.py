@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"koordctl {VERSION}")
     _say_where_and_how(
         parser,
-        run_dir=os.environ.get("KOORDLET_RUN_DIR", "") or DEFAULT_RUN_DIR,
+        run_dir=os.environ.get("KOORDLET_RUN_DIR", "") or None,
         output="table",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -112,14 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say_where_and_how(parser: argparse.ArgumentParser, *, run_dir: str, output: str) -> None:
+def _say_where_and_how(
+    parser: argparse.ArgumentParser, *, run_dir: str | None, output: str
+) -> None:
     """Add what every question takes, before the command and after it."""
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
         type=os.path.abspath,
         default=run_dir,
-        help=f"the daemon's runDir (default: $KOORDLET_RUN_DIR or {DEFAULT_RUN_DIR})",
+        help=f"the daemon's runDir (default: $KOORDLET_RUN_DIR or {DEFAULT_RUN_DIR}; without a"
+        " daemon, what its configuration says)",
     )
     parser.add_argument(
         "-o",
@@ -145,13 +148,17 @@ def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) 
     print(shown)
 
 
+def _client(options: argparse.Namespace) -> Client:
+    return Client(options.run_dir or DEFAULT_RUN_DIR)
+
+
 def _explain(options: argparse.Namespace) -> int:
     if options.kind == "node":
         return _explain_node(options)
     query = {"kind": options.kind, "name": options.name}
     if options.kind == "file":
         query["name"] = os.path.abspath(options.name)
-    _show(options, Client(options.run_dir).get("/explain", query), render.explanation)
+    _show(options, _client(options).get("/explain", query), render.explanation)
     return 0
 
 
@@ -172,7 +179,7 @@ def _explain_node(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    answer = Client(options.run_dir).get("/status")
+    answer = _client(options).get("/status")
     _show(options, answer, render.status)
     if options.output == "json":
         return 0
@@ -180,7 +187,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
-    _show(options, Client(options.run_dir).get("/events"), render.events)
+    _show(options, _client(options).get("/events"), render.events)
     return 0
 
 
@@ -192,7 +199,7 @@ def _plan(options: argparse.Namespace) -> int:
         answer = plan(files, config_path=options.config, run_dir=options.run_dir)
     else:
         try:
-            answer = Client(options.run_dir).post("/plan", {"files": files})
+            answer = _client(options).post("/plan", {"files": files})
         except Unreachable as error:
             raise CommandError(f"{error}; or plan without it: --offline") from None
     _show(options, answer, render.plan)
@@ -202,7 +209,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from koordctl.doctor import examine
 
-    findings = examine(config_path=options.config, client=Client(options.run_dir))
+    findings = examine(config_path=options.config, run_dir=options.run_dir, client=_client(options))
     _show(options, findings, render.doctor)
     return 1 if any(finding["state"] == "fail" for finding in findings) else 0
 

@@ -18,9 +18,9 @@ from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 
 
-def load_config(path: str | None, *, run_dir: str) -> Config:
-    """Return koordlet's configuration with another run directory; raises InputError(s)."""
-    flags = parse_flags([f"-run-dir={run_dir}"] if path is None else [])
+def load_config(path: str | None, *, run_dir: str | None) -> Config:
+    """Return koordlet's configuration; raises InputError(s). run_dir: in place of the file's."""
+    flags = parse_flags([] if run_dir is None else [f"-run-dir={run_dir}"])
     mode = mode_of(os.environ, default=Mode.HOST)
     return load(path=path, flags=flags, environment=os.environ, mode=mode)
 
@@ -36,7 +36,7 @@ def config_in_force(tree: Mapping[str, Any]) -> Config:
     )
 
 
-def plan(files: Mapping[str, str], *, config_path: str | None, run_dir: str) -> Any:
+def plan(files: Mapping[str, str], *, config_path: str | None, run_dir: str | None) -> Any:
     """Return what a daemon on this machine would write under these objects."""
     try:
         config = load_config(config_path, run_dir=run_dir)

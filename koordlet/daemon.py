@@ -168,7 +168,7 @@ class Daemon:
             await self._endpoints.open_missing()
             if time.monotonic() >= facts_at:
                 facts_at = time.monotonic() + facts_s
-                await parts.kernel.probe()
+                await parts.kernel.probe_again()
 
     async def sweep(self) -> None:
         """Look for what nobody told of: the pods' root, CPUs, starts and ends."""

@@ -7,6 +7,7 @@ the ring, and is logged again only after a while, so a defect in a loop cannot f
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -58,8 +59,15 @@ class Event(msgspec.Struct, frozen=True):
 class Events:
     """The ring. Any thread may add."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: tells people when. monotonic: for how long a repeated event was not logged."""
         self._clock = clock
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._ring: OrderedDict[tuple[str, str, str], Event] = OrderedDict()
         self._logged_at: dict[tuple[str, str, str], float] = {}
@@ -83,9 +91,10 @@ class Events:
                 event = msgspec.structs.replace(before, last_at=now, count=before.count + 1)
             self._ring[key] = event
             self.totals[kind] += 1
-            log = now - self._logged_at.get(key, -_REPEAT_LOG_SECONDS) >= _REPEAT_LOG_SECONDS
+            moment = self._monotonic()
+            log = moment - self._logged_at.get(key, -math.inf) >= _REPEAT_LOG_SECONDS
             if log:
-                self._logged_at[key] = now
+                self._logged_at[key] = moment
         if log:
             _LOG.log(
                 _LEVELS[severity],

@@ -38,6 +38,8 @@ class Health:
     def not_ready(self) -> list[str]:
         """Return why new containers are not protected, or the node is not kept in its state."""
         reasons = [f"{source} has not spoken yet" for source in self._state.awaited]
+        if crash := self._passes.crash:
+            reasons.append(f"the last pass of the reconciler failed: {crash}")
         supervisor = self._nri.supervisor
         if supervisor is not None and not supervisor.status.protects:
             problem = supervisor.status.problem or supervisor.status.state.value

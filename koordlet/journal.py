@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from koordlet.newer_lines import NewerLines
 from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
 
@@ -175,6 +176,7 @@ class Journal:
         self._behind = False
         self._lines = 0
         self.damaged_lines = 0
+        self.newer = NewerLines(frozenset(_Line.__struct_fields__))
         if path is not None:
             self._load(path)
             self._begin(path)
@@ -185,6 +187,12 @@ class Journal:
                 "%s: %d lines cannot be read; the originals that only they knew are not given back",
                 path,
                 self.damaged_lines,
+            )
+        if self.newer:
+            _LOG.warning(
+                "%s: %d lines are of a newer koordlet; they are kept for it, but not given back",
+                path,
+                len(self.newer),
             )
         try:
             self._compact(path)
@@ -287,7 +295,8 @@ class Journal:
     def done_with(self, container_id: str) -> None:
         """Forget a container's deliveries: they have become records, or it is gone."""
         self._asked_anew.pop(container_id, None)
-        if self._deliveries.pop(container_id, None) is not None:
+        of_newer = self.newer.done_with(container_id)
+        if self._deliveries.pop(container_id, None) is not None or of_newer:
             self._append([_Line(delivered=container_id)])
 
     def _take_fresh(self) -> list[_Line]:
@@ -339,7 +348,8 @@ class Journal:
         if not (lines or self._behind):
             return
         try:
-            live = len(self._records) + len(self._deliveries) + len(self._handed) + 1
+            live = len(self._records) + len(self._deliveries) + len(self._handed)
+            live += len(self.newer) + 1
             if self._behind or (self._lines > _COMPACT_ABOVE and self._lines > _WASTE * live):
                 self._compact(self._path)
                 return
@@ -367,8 +377,9 @@ class Journal:
                 continue
             try:
                 line = decoder.decode(raw)
-            except (msgspec.DecodeError, ValueError):
-                self.damaged_lines += 1
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                if not (this_boot and self.newer.take(raw)):
+                    self.damaged_lines += 1
                 continue
             if line.boot is not None:
                 this_boot = line.boot == self._boot
@@ -384,10 +395,13 @@ class Journal:
                 of_container[delivery.resource] = delivery
             elif line.delivered is not None:
                 self._deliveries.pop(line.delivered, None)
+                self.newer.done_with(line.delivered)
             elif line.handed is not None:
                 self._handed[line.handed.place, line.handed.resource] = line.handed
             elif line.superseded is not None:
                 self._handed.pop(line.superseded, None)
+            else:
+                self.newer.take(raw)
 
     def _compact(self, path: str) -> None:
         """Write the live records to a new file and put it in the old one's place."""
@@ -397,7 +411,8 @@ class Journal:
             _Line(delivery=one) for all_of in self._deliveries.values() for one in all_of.values()
         ]
         lines += [_Line(handed=one) for one in self._handed.values()]
-        data = b"".join(self._encoder.encode(line) + b"\n" for line in lines)
+        raw = [self._encoder.encode(line) for line in lines] + self.newer.lines()
+        data = b"".join(line + b"\n" for line in raw)
         new = f"{path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(new, flags, 0o600)
@@ -413,4 +428,4 @@ class Journal:
         self.close()
         self._file = descriptor
         self._behind = False
-        self._lines = len(lines)
+        self._lines = len(raw)

@@ -68,6 +68,13 @@ class NodeKernel:
         self.probed = await loop.run_in_executor(self._workers, kernel.probe, self._host, layout)
         self._rules.change(kernel=self.probed.facts)
 
+    async def probe_again(self) -> None:
+        """Find out what has changed; what cannot be found out leaves the last facts in force."""
+        try:
+            await self.probe()
+        except OSError as error:
+            self._events.add("kernel", "kernel", f"cannot be probed: {error}")
+
     async def look_at_cpus(self) -> None:
         """Find out which CPUs pods can have now: they go offline and come back."""
         if self.layout is None or self.probed is None:

@@ -62,6 +62,7 @@ class Parts:
         """In force: a reload replaces it."""
         self.node_name = config.node_name
         self.started_at = time.time()
+        self._started = time.monotonic()
         self.host = host
         self.background = background
         self.workers = ThreadPoolExecutor(max_workers=3, thread_name_prefix="koordlet-io")
@@ -142,6 +143,10 @@ class Parts:
         )
 
     # --- what several of them need -------------------------------------------------------------
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started
 
     @property
     def engine(self) -> Engine:

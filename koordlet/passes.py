@@ -227,6 +227,11 @@ class Passes:
         self._ended_before_pass = []
 
     @property
+    def crash(self) -> str:
+        """Why the last pass failed; "" when it did not."""
+        return self.reconciler.stats.crash if self.reconciler is not None else ""
+
+    @property
     def silent_s(self) -> float:
         """For how long no pass was finished, in seconds; 0 before the first one began."""
         return time.monotonic() - self._passed_at if self.reconciler is not None else 0.0

@@ -179,6 +179,7 @@ def _restore(config: Config, journal_path: str) -> int:
         try:
             report = reconciler.restore_all()
             left = journal.records()
+            newer = len(journal.newer)
         finally:
             reconciler.close()
             journal.close()
@@ -189,4 +190,9 @@ def _restore(config: Config, journal_path: str) -> int:
             + f", original {record.original}",
             file=sys.stderr,
         )
-    return 1 if left else 0
+    if newer:
+        print(
+            f"left: {newer} of a newer koordlet, in {journal_path}: restore with that one",
+            file=sys.stderr,
+        )
+    return 1 if left or newer else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import msgspec
 import psutil
@@ -22,7 +21,7 @@ def of_daemon(parts: Parts) -> Plain:
         "version": VERSION,
         "pid": os.getpid(),
         "startedAt": parts.started_at,
-        "uptimeSeconds": round(time.time() - parts.started_at, 1),
+        "uptimeSeconds": round(parts.uptime_s, 1),
         "ready": not parts.health.not_ready(),
         "notReady": parts.health.not_ready(),
         "unhealthy": parts.health.unhealthy(),

@@ -12,8 +12,10 @@ between slices, so that hook replies in the same process are not held up.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_EVERY: Final = 6
 _PAUSE_S: Final = 0.0005
 _AFTER_CRASH_S: Final = 0.05
+_CRASH_LOG_EVERY_S: Final = 300.0
+_MOST_OF_CRASH: Final = 300
 
 
 class OnPass(Protocol):
@@ -79,6 +83,7 @@ class Reconciler:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._new_layout: tuple[Layout, bool] | None = None
+        self._crash_told: dict[str, float] = {}
 
     # -- for the daemon --------------------------------------------------------------------------
 
@@ -288,13 +293,29 @@ class Reconciler:
                 threading.Timer(1.0, self.trigger, ("write budget",)).start()
             if self._on_pass is not None:
                 self._on_pass(report)
-        except Exception:
+            self._stats = msgspec.structs.replace(self._stats, crash="")
+        except Exception as error:  # noqa: BLE001 - it is told, and the next pass runs
             # The next pass starts from what the kernel shows, so nothing is carried over.
-            log.exception("a reconcile pass failed")
-            self._stats = msgspec.structs.replace(
-                self._stats, crashed_passes=self._stats.crashed_passes + 1
-            )
+            self._crashed(error)
             time.sleep(_AFTER_CRASH_S)
+
+    def _crashed(self, error: Exception) -> None:
+        """Count a pass that failed, and tell of it, once in a while where it is the same defect."""
+        self._stats = msgspec.structs.replace(
+            self._stats,
+            crashed_passes=self._stats.crashed_passes + 1,
+            crash=f"{type(error).__name__}: {error}"[:_MOST_OF_CRASH],
+        )
+        where = traceback.extract_tb(error.__traceback__, -1)[-1]
+        defect = f"{type(error).__name__} {where.filename}:{where.lineno}"
+        now = time.monotonic()
+        if now - self._crash_told.get(defect, -math.inf) >= _CRASH_LOG_EVERY_S:
+            self._crash_told[defect] = now
+            log.error(
+                "a reconcile pass failed",
+                exc_info=error,
+                extra={"crashed": self._stats.crashed_passes},
+            )
 
     def _wait(self) -> tuple[str, ...]:
         """Sleep until the timer, a trigger or a foreign write; return why it ended."""

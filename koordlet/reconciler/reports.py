@@ -38,6 +38,7 @@ class ReconcileStats(msgspec.Struct, frozen=True):
     restored: int = 0
     foreign_changes: int = 0
     crashed_passes: int = 0
+    crash: str = ""  # of the last pass; "" when it was finished
     last: PassReport = PassReport()
     last_finished_at: float = 0.0  # seconds since the epoch
     journal_records: int = 0

@@ -21,6 +21,7 @@ import yaml
 from koordctl import render
 from koordctl.main import main
 from koordctl.offline import config_in_force
+from koordlet.config import Config
 from koordlet.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
 from tests.koordlet.node import SLO, Node, node, node_object, until
@@ -395,6 +396,33 @@ def test_every_mistake_of_the_configuration_is_told(
     assert main(["restore", "--config", str(tmp_path / "c.yaml")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and "foo = '1': unknown field" in told[0]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_without_a_daemon_the_run_directory_is_the_named_one_else_that_of_the_configuration(
+    tmp_path: Path,
+    named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("KOORDLET_RUN_DIR", raising=False)
+    (tmp_path / "c.yaml").write_text(f"{{runDir: {tmp_path}/file}}")
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(SLO))
+    config = ["--config", str(tmp_path / "c.yaml")]
+    config += ["--run-dir", str(tmp_path / "named")] if named else []
+    meant = "named" if named else "file"
+    assert main(["restore", *config]) == 0
+    assert f"no journal at {tmp_path}/{meant}/journal" in capsys.readouterr().out
+    planned: list[str] = []
+
+    def plan_offline(config: Config, *_: object, **__: object) -> dict[str, list[object]]:
+        planned.append(config.run_dir)
+        return {"problems": [], "policies": [], "writes": []}
+
+    monkeypatch.setattr("koordctl.offline.layout_of", lambda *_: None)
+    monkeypatch.setattr("koordctl.offline.plan_offline", plan_offline)
+    assert main(["plan", "--offline", "--objects", str(tmp_path / "slo.yaml"), *config]) == 0
+    assert planned == [f"{tmp_path}/{meant}"]
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

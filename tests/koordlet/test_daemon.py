@@ -612,6 +612,52 @@ def test_a_container_starts_though_a_cpu_went_offline() -> None:
     run(test)
 
 
+def test_a_kernel_that_cannot_be_probed_any_more_is_told_of_and_stays_as_it_was_known() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            facts = daemon.parts.rules.inputs.kernel
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr("koordlet.kernel.probe", _refused)
+                await daemon.parts.kernel.probe_again()
+            assert daemon.parts.rules.inputs.kernel == facts
+            (message,) = events(n, "kernel")
+            assert "Input/output error" in message
+            await daemon.parts.kernel.probe_again()
+            assert daemon.parts.rules.inputs.kernel == facts
+
+    run(test)
+
+
+def _refused(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_node_whose_passes_fail_is_not_ready() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            reconciler = daemon.parts.passes.reconciler
+            assert reconciler is not None
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(reconciler, "_snapshot_source", _refused)
+                reconciler.trigger("test")
+                await until("a crash", lambda: reconciler.stats.crashed_passes)
+                (reason,) = daemon.parts.health.not_ready()
+                assert "OSError" in reason and "Input/output error" in reason
+            reconciler.trigger("test")
+            await until("a pass", lambda: daemon.parts.health.not_ready() == [])
+
+    run(test)
+
+
+def test_the_uptime_does_not_follow_the_clock_when_it_is_put_back() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            daemon.parts.started_at += 86400.0
+            assert 0 <= (await n.ask("GET", "/status"))[1]["uptimeSeconds"] < 3600
+
+    run(test)
+
+
 def test_a_metrics_port_that_is_taken_costs_the_metrics_only() -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

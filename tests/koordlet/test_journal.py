@@ -59,6 +59,42 @@ def test_garbage_is_told_and_skipped(
     assert ("2 lines cannot be read" in caplog.text) is not empty
 
 
+def test_what_a_newer_version_wrote_is_kept_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    kept = [
+        b'{"record":{"place":"kubepods/pod1","inode":1,"resource":"cpu.new","original":"5"}}',
+        b'{"handed":{"container_id":"c1","place":"p","inode":2,"resource":"new","texts":["7"]}}',
+        b'{"delivery":{"container_id":"c2","resource":"new","requested":1,"delivered":2}}',
+        b'{"unheard":{"of":1}}',
+    ]
+    undone = [
+        b'{"record":{"place":"kubepods/pod2","inode":1,"resource":"cpu.new","original":"5"}}',
+        b'{"forget":["kubepods/pod2","cpu.new",""]}',
+        b'{"handed":{"container_id":"c3","place":"q","inode":2,"resource":"new","texts":["7"]}}',
+        b'{"superseded":["q","new"]}',
+        b'{"delivery":{"container_id":"c4","resource":"new","requested":1,"delivered":2}}',
+        b'{"delivered":"c4"}',
+    ]
+    with path.open("ab") as file:
+        file.write(b"\n".join([*kept, *undone]) + b"\n")
+    for _ in range(2):
+        journal = Journal(str(path), boot="b1")
+        assert journal.records() == [record(1)]
+    lines = path.read_bytes().splitlines()
+    assert [line for line in lines if line in kept] == kept
+    assert not [line for line in lines if line in undone]
+    assert "4 lines are of a newer koordlet" in caplog.text
+    assert "cannot be read" not in caplog.text
+    journal.done_with("c2")
+    Journal(str(path), boot="b1")
+    assert kept[2] not in path.read_bytes()
+    Journal(str(path), boot="b2")
+    assert kept[0] not in path.read_bytes()
+
+
 def test_another_boot_forgets_everything(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     Journal(path, boot="b1").update([record(1)])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,25 @@ def test_a_pass_that_fails_is_reported_and_the_next_one_runs(running: Node) -> N
     running.mode("900")
     running.reconciler.trigger("mended")
     wait_until(lambda: running.shares(0) == "900", "what the thread does")
+
+
+def test_a_pass_that_fails_again_and_again_is_logged_once_and_told_until_one_is_finished(
+    running: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait_until(lambda: running.reconciler.stats.passes == 1, "what the thread does")
+    good, running.subjects = running.subjects, (None,)  # type: ignore[assignment]
+    while (crashed := running.reconciler.stats.crashed_passes) < 3:
+        running.reconciler.trigger("broken")
+        wait_until(partial(_crashed_more, running, crashed), "a crash")
+    assert caplog.text.count("Traceback") == 1
+    assert "AttributeError: 'NoneType'" in running.reconciler.stats.crash
+    running.subjects = good
+    running.reconciler.trigger("mended")
+    wait_until(lambda: running.reconciler.stats.crash == "", "a pass that is finished")
+
+
+def _crashed_more(node: Node, than: int) -> bool:
+    return node.reconciler.stats.crashed_passes > than
 
 
 def test_a_slow_kernel_write_does_not_hold_up_triggers(running: Node) -> None:

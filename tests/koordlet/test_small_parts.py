@@ -26,7 +26,7 @@ def test_an_event_that_repeats_counts_up_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [1000.0]
-    events = Events(clock=lambda: now[0])
+    events = Events(clock=lambda: now[0], monotonic=lambda: now[0])
     with caplog.at_level(logging.INFO):
         for _ in range(5):
             events.add("bad-object", "x", "broken")
@@ -35,6 +35,19 @@ def test_an_event_that_repeats_counts_up_and_is_logged_once(
     assert (event.count, event.first_at, event.last_at) == (5, 1000.0, 1004.0)
     assert len(caplog.records) == 1
     assert events.totals == {"bad-object": 5}
+
+
+def test_an_event_that_repeats_is_logged_again_though_the_clock_was_put_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, passed = [1000.0], [0.0]
+    events = Events(clock=lambda: now[0], monotonic=lambda: passed[0])
+    with caplog.at_level(logging.INFO):
+        events.add("bad-object", "x", "broken")
+        now[0] -= 86400.0
+        passed[0] += 301.0
+        events.add("bad-object", "x", "broken")
+    assert [record.__dict__["count"] for record in caplog.records] == [1, 2]
 
 
 def test_events_are_bounded_and_the_oldest_go() -> None:
