@@ -51,7 +51,7 @@ class Originals:
         if handed is None or handed.inode != inode or slot.file is None or slot.found is None:
             return record
         for text in handed.texts:
-            if self._texts.same(slot.file, text, slot.found):
+            if self._texts.same(slot.file, text, slot.found) or self.cut_down(slot, [text]):
                 return (record or handed.as_record()).with_ours(text)
         return record
 
@@ -269,13 +269,17 @@ class Originals:
         if not stands:
             other = self._texts.other_weight(file, delivered)
             stands = other is not None and self._texts.same(file, other, text)
+        ours: tuple[str, ...] = (text,) if stands else (wanted,)
+        slot.found = text
+        if not stands and self.cut_down(slot, ours):
+            stands, ours = True, (text, wanted)
         record = Record(
             place=place,
             inode=self._texts.inode(slot.directory),
             resource=resource,
             original=self._untouched(resource, place) if requested is None else None,
             asked=plain(requested),
-            ours=(text if stands else wanted,),
+            ours=ours,
             policy=policy,
         )
         return record, stands

@@ -310,3 +310,21 @@ def test_a_cpu_that_goes_offline_is_no_other_writer(profile: str, back: bool) ->
     for each in (container, younger):
         assert node.kernel_cpus(each.here.cgroup) == node.twin_cpus(each.twin.cgroup)
     node.close()
+
+
+def test_a_set_handed_over_is_known_after_its_cpus_went_offline_before_the_first_look() -> None:
+    node = OperatedNode(PROFILES["debian-12-v1"], PLANS["reserved"])
+    try:
+        container = _one(node, "latency")
+        node.set_slo(QOS_ON)
+        node.publish_topology()
+        node.synchronize()
+        assert node.text(container.here.cgroup, "cpuset.cpus") == "1-3"
+        node.set_online(3, online=False)
+        node.set_online(2, online=False)
+        node.look_at_cpus()
+        node.reconcile()
+        node.uninstall()
+        _as_twin(node, container, "cpuset.cpus")
+    finally:
+        node.close()
