@@ -171,8 +171,7 @@ class Daemon:
                 await parts.kernel.probe_again()
 
     async def sweep(self) -> None:
-        """Look for what nobody told of: the pods' root, CPUs, starts and ends."""
+        """Look for what nobody told of: the pods' root, starts and ends."""
         await self.parts.find_kubepods()
-        await self.parts.kernel.look_at_cpus()
         if (layout := self.parts.kernel.layout) is not None:
             await self.parts.sweep.run(layout)

@@ -19,7 +19,7 @@ from koordlet.events import Events, Severity
 from koordlet.machine import layout_of
 from koordlet.rules import Rules
 from linux.cgroup_paths import Layout
-from linux.discovery import DiscoveryError
+from linux.discovery import DiscoveryError, kubepods_of
 from linux.host import Host
 
 _LOG = logging.getLogger("koordlet")
@@ -86,13 +86,25 @@ class NodeKernel:
         self._rules.change(kernel=facts)
 
     async def find_kubepods(self, live: Iterable[str]) -> None:
-        """Look for the pods' root while it is not known, and probe there. live: pods' cgroups."""
-        if self._looking or self.layout is None or self.layout.kubepods:
+        """Look for the pods' root while it is not known, and probe there. live: pods' cgroups.
+
+        One that is known is looked for again when more pods lie in another (kubelet was restarted
+        with another cgroup driver), or when it is gone and there is another.
+        """
+        if self._looking or self.layout is None:
             return
         self._looking = True
         try:
+            known = self.layout.kubepods
+            if known:
+                # The known one first: it wins where as many lie in another.
+                live = sorted(live, key=lambda path: not path.startswith(f"{known}/"))
+                if kubepods_of(live) in ("", known):
+                    if await self._is_there(self.layout):
+                        return
+                    live = ()
             layout = await self._discover(tuple(live))
-            if layout != self.layout:
+            if layout.kubepods and layout != self.layout:
                 self._take(layout)
                 await self.probe()
                 self._changed(layout)
@@ -100,6 +112,11 @@ class NodeKernel:
             self._events.add("cgroups", "cgroups", str(error), severity=Severity.ERROR)
         finally:
             self._looking = False
+
+    async def _is_there(self, layout: Layout) -> bool:
+        directory = layout.directory(next(iter(layout.mounts)), layout.kubepods)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._host.is_dir, directory)
 
     async def _discover(self, live: Iterable[str]) -> Layout:
         loop = asyncio.get_running_loop()

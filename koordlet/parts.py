@@ -115,6 +115,7 @@ class Parts:
             lock=lock,
             published=self._published,
             displaced=displaced,
+            cpus_changed=self._cpus_changed,
         )
         self.feeds = Feeds(
             config,
@@ -196,6 +197,9 @@ class Parts:
         """A node's first pod makes the pods' root: look where it is, and what it can do."""
         live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
         await self.kernel.find_kubepods(live)
+
+    def _cpus_changed(self) -> None:
+        self.spawn("cpus", self.kernel.look_at_cpus())
 
     # --- from the NRI handler ------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from koordlet.executor.executor import Executor
 from koordlet.executor.slots import State as ValueState
 from koordlet.executor.table import Limits
 from koordlet.journal import Journal, JournalError
+from koordlet.kernel import pods_cpus
 from koordlet.kubepods_lock import KubepodsLock
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
@@ -62,10 +63,12 @@ class Passes:
         lock: KubepodsLock | None,
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
+        cpus_changed: Callable[[], None],
     ) -> None:
         """guard: how policies are called. lock: what keeps other daemons away; None where there
         are none. published: called after each snapshot. displaced: called when another daemon
-        turns out to have this node's pods.
+        turns out to have this node's pods. cpus_changed: called when pods can have other CPUs than
+        the rules know.
         """
         self._config = config
         self._host = host
@@ -76,6 +79,7 @@ class Passes:
         self._lock = lock
         self._published = published
         self._displaced = displaced
+        self._cpus_changed = cpus_changed
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._journal_problem = ""
@@ -178,6 +182,8 @@ class Passes:
         except LockHeld as held:
             self._loop.call_soon_threadsafe(self._displaced, held)
             raise
+        if pods_cpus(self._host, self._layout) != self._rules.inputs.kernel.pods_cpus:
+            self._loop.call_soon_threadsafe(self._cpus_changed)
         # What was handed over before an end is in the journal when this pass is done.
         self._ended_before_pass = [self._ended.popleft() for _ in range(len(self._ended))]
         return self.snapshot

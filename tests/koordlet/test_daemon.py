@@ -23,7 +23,9 @@ from tests.koordlet.node import NODE, SLO, Node, node, node_object, request, unt
 from tests.ports import free_port
 from tests.simulated import ANOLIS_8, DEBIAN_12_V1, Kubelet
 from tests.simulated.kubelet import Limits
+from tests.simulated.profiles import Driver
 
+OTHER_DRIVER = Driver.CGROUPFS
 ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
 
 
@@ -575,6 +577,45 @@ def test_what_was_probed_with_the_first_pod_counts_for_what_is_written(tmp_path:
     run(test)
 
 
+def test_another_cgroup_driver_is_noticed_when_more_pods_lie_in_its_root() -> None:
+    """kubelet was restarted with another driver; the root of before stays, and so may its pods."""
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            before = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(before)
+                n.kubelet = Kubelet(n.kernel, driver=OTHER_DRIVER)
+                assert not before.cgroup.startswith(f"{n.kubelet.root}/")
+                for number in range(2):
+                    pod = n.kubelet.add_pod(ONE_CPU, uid=f"moved-{number}")
+                    await n.run_pod(pod)
+                    await daemon.sweep()
+                    assert daemon.parts.kernel.layout is not None
+                    known = daemon.parts.kernel.layout.kubepods
+                    assert (known == n.kubelet.root) is (number == 1)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+
+    run(test)
+
+
+def test_a_pods_root_that_is_gone_is_looked_for_again_and_kept_while_there_is_no_other() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            layout = daemon.parts.kernel.layout
+            assert layout is not None
+            forget_pods_root(n)
+            await daemon.sweep()
+            assert daemon.parts.kernel.layout is layout
+            n.kubelet = Kubelet(n.kernel, driver=OTHER_DRIVER)
+            await daemon.sweep()
+            assert daemon.parts.kernel.layout.kubepods == n.kubelet.root
+
+    run(test)
+
+
 def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
     """containerd tells nothing of the end of pods that ran before its restart."""
 
@@ -601,13 +642,17 @@ def test_a_container_starts_though_a_cpu_went_offline() -> None:
         async with node(DEBIAN_12_V1) as n:
             n.put(SLO)
             async with n.running() as daemon:
+                rules, reconciler = daemon.parts.rules, daemon.parts.passes.reconciler
+                assert reconciler is not None
                 n.kernel.set_online(0, online=False)
-                await daemon.sweep()
-                facts = daemon.parts.rules.inputs.kernel
-                assert str(facts.pods_cpus) == "1-3"
+                reconciler.trigger("test")
+                await until("a pass", lambda: str(rules.inputs.kernel.pods_cpus) == "1-3")
+                facts = rules.inputs.kernel
                 n.kernel.set_online(0, online=True)
-                await daemon.sweep()
-                assert daemon.parts.rules.inputs.kernel == facts
+                passes = reconciler.stats.passes
+                reconciler.trigger("test")
+                await until("a pass", lambda: reconciler.stats.passes > passes)
+                assert rules.inputs.kernel == facts
 
     run(test)
 
