@@ -310,17 +310,15 @@ class _Connection(asyncio.Protocol):
         # Deciding can release more frames at once, hence the loop.
         while relay.to_server or relay.to_client or relay.events:
             if relay.to_server:
-                out = relay.to_server
-                relay.to_server = []
                 if self._upstream is not None:
-                    self._upstream.write(out[0] if len(out) == 1 else b"".join(out))
+                    self._upstream.write(_joined(relay.to_server))
+                relay.to_server.clear()
             if relay.to_client:
-                out = relay.to_client
-                relay.to_client = []
-                self._write_client(out)
+                self._write_client(relay.to_client)
+                relay.to_client.clear()
             if relay.events:
-                events = relay.events
-                relay.events = []
+                events = relay.events.copy()
+                relay.events.clear()
                 for event in events:
                     self._handle(relay, event)
         if self._leaving and not self._keeps_us:
@@ -328,7 +326,7 @@ class _Connection(asyncio.Protocol):
 
     def _write_client(self, chunks: list[bytes]) -> None:
         if self._client is not None and chunks:
-            self._client.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self._client.write(_joined(chunks))
         if self._refusal is not None:
             self._refusal.output = []
 
@@ -406,6 +404,10 @@ class _Connection(asyncio.Protocol):
         for transport in (self._client, self._upstream):
             if transport is not None:
                 transport.close()
+
+
+def _joined(chunks: list[bytes]) -> bytes:
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 class _Upstream(asyncio.Protocol):

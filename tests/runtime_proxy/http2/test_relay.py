@@ -170,7 +170,8 @@ class World:
     def _deliver(self) -> bool:
         to_server = b"".join(self.relay.to_server)
         to_client = b"".join(self.relay.to_client)
-        self.relay.to_server, self.relay.to_client = [], []
+        self.relay.to_server.clear()
+        self.relay.to_client.clear()
         if to_server:
             for event in self.server.receive_data(to_server):
                 self._server_event(event)

@@ -166,7 +166,7 @@ class World:
                 feed(part)
                 moved = True
         self._hear()
-        held = self.relay._held_octets + self.relay._sending.queued
+        held = self.relay._calls.held_octets + self.relay._sending.queued
         assert held <= 6 * self.max_message_bytes + self.server.largest_window, "memory grows"
         for name, peer, chunks in (
             ("client", self.client, self.relay.to_client),
@@ -229,7 +229,7 @@ class World:
         assert relay.active == {}
         # A stream that was turned away is known until its client has heard of it.
         assert {held.phase for held in relay._held.values()} <= {Phase.ENDED}
-        assert relay._held_octets == 0
+        assert relay._calls.held_octets == 0
         assert not relay._sending.queue
         assert relay._sending.queued == 0
         # Of the windows only what is too little to tell of is kept back.
