@@ -24,9 +24,9 @@ from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES
 from linux.resources import Resource, Value
+from nri_plugin.answers import Answers
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.handler import Container, Sandbox
-from nri_plugin.replies import in_place_of
 
 _LOG = logging.getLogger("koordlet.nri")
 
@@ -100,6 +100,7 @@ class NriHandler:
         self._events = events
         self._requests = requests
         self._daemon = surroundings
+        self._answers = Answers()
         self.runtime: RuntimeProfile | None = None
 
     @property
@@ -146,7 +147,7 @@ class NriHandler:
             subject = self._state.container(container.subject.id)
             if subject is not None:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
-                self._state.give(subject.id, in_place_of(subject.requested, decision))
+                self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
                 if decision.outcomes:
                     # The runtime writes these: without a note their originals would not be known.
                     self._daemon.after_reply(partial(self._note_delivered, subject, decision))
@@ -242,13 +243,13 @@ class NriHandler:
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime was handed in place of it."""
-        self._state.give(subject.id, in_place_of(subject.requested, decision))
+        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
         self._remember(subject.id)
         self._note_delivered(subject, decision)
 
     def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note`; a creation also gives the container's processes what is theirs."""
-        self._state.give(subject.id, in_place_of(subject.requested, decision))
+        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
         self._remember(subject.id)
         self._note_delivered(subject, decision, _NOTED | GIVEN_AT_CREATION)
 
