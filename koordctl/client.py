@@ -19,6 +19,10 @@ class Unreachable(Exception):
     """No daemon answers at the socket; the message says what to do."""
 
 
+class Silent(Unreachable):
+    """A daemon is there, but does not answer."""
+
+
 class Refused(Exception):
     """The daemon answered that it cannot; the message is its own."""
 
@@ -44,6 +48,7 @@ class Client:
 
     def __init__(self, run_dir: str) -> None:
         self._path = f"{run_dir.rstrip('/')}/{SOCKET}"
+        self._silent = ""
 
     @property
     def socket_path(self) -> str:
@@ -58,6 +63,8 @@ class Client:
         return self._ask("POST", path, json.dumps(body, ensure_ascii=False).encode())
 
     def _ask(self, method: str, target: str, body: bytes | None = None) -> Any:
+        if self._silent:
+            raise Silent(self._silent)
         connection = _UnixConnection(self._path)
         try:
             connection.request(method, target, body=body)
@@ -71,9 +78,11 @@ class Client:
                 " directory with --run-dir"
             ) from None
         except TimeoutError:
-            raise Unreachable(
+            # One who asks several questions waits once.
+            self._silent = (
                 f"{self._path}: no answer within {_TIMEOUT_S:g} s; see journalctl -u koordlet"
-            ) from None
+            )
+            raise Silent(self._silent) from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(
                 f"{self._path}: {printable(str(error).strip())}; is koordlet running?"

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from apis.errors import InputError, InputErrors
-from koordctl.client import Client, Refused, Unreachable
+from koordctl.client import Client, Refused, Silent, Unreachable
 from koordctl.finding import Check, Finding, Patient
 from koordctl.neighbours import NEIGHBOURS, NRI_TABLE
 from koordctl.offline import config_in_force, load_config
@@ -132,6 +132,9 @@ def _cgroups(patient: Patient) -> Iterator[Finding]:
 def _daemon(patient: Patient) -> Iterator[Finding]:
     try:
         status = patient.client.get("/status")
+    except Silent as error:
+        yield Finding("daemon", "fail", str(error), "systemctl restart koordlet")
+        return
     except Unreachable as error:
         yield Finding("daemon", "warn", str(error), "systemctl start koordlet")
         return

@@ -272,11 +272,11 @@ def status(answer: Mapping[str, Any]) -> str:
         blocks.append(
             heading("containers that no hook saw at creation, or that miss something")
             + "\n"
-            + table(
+            + _first_rows(
                 ("POD", "CONTAINER", "ID", "MISSES"),
                 [
                     (u["pod"], u["container"], u["id"][:12], ", ".join(u["lacks"]) or "-")
-                    for u in answer["unprotected"]
+                    for u in sorted(answer["unprotected"], key=lambda u: not u["lacks"])
                 ],
             )
         )
@@ -286,7 +286,7 @@ def status(answer: Mapping[str, Any]) -> str:
         blocks.append(
             heading("objects that could not be used")
             + "\n"
-            + table(
+            + _first_rows(
                 ("FILE", "OBJECT", "PROBLEM"),
                 [
                     (p["file"].removeprefix(directory), p["object"] or "-", p["message"])
@@ -298,14 +298,19 @@ def status(answer: Mapping[str, Any]) -> str:
 
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:
-    shown = table(
+    return _first_rows(
         ("WHERE", "WHAT", "WANTED", "OBSERVED", "STATE", "WHY"),
         [
             (v["name"], _name(v), v["desired"], v["observed"], v["state"], v["detail"])
-            for v in values[:_MOST_ROWS]
+            for v in values
         ],
     )
-    more = len(values) - _MOST_ROWS
+
+
+def _first_rows(header: Row, rows: Sequence[Row]) -> str:
+    """Return a table of as many rows as a person reads."""
+    more = len(rows) - _MOST_ROWS
+    shown = table(header, rows[:_MOST_ROWS])
     return f"{shown}\n... and {more} more: koordctl status -o json" if more > 0 else shown
 
 

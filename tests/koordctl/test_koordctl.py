@@ -19,6 +19,8 @@ import pytest
 import yaml
 
 from koordctl import render
+from koordctl.client import Client
+from koordctl.doctor import examine
 from koordctl.main import main
 from koordctl.offline import config_in_force
 from koordlet.config import Config
@@ -154,6 +156,25 @@ def test_status_names_the_values_that_are_not_in_force(
             "50000",
             "failed",
         )
+
+    with_daemon(test)
+
+
+def test_status_shows_as_many_containers_as_a_person_reads_those_that_miss_something_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        await ask("status", "-o", "json")
+        answer = json.loads(capsys.readouterr().out)
+        unseen = [
+            {"pod": "default/many", "container": f"c{i}", "id": "", "lacks": []} for i in range(30)
+        ]
+        answer["unprotected"] = [*unseen, {**unseen[0], "container": "bare", "lacks": ["env"]}]
+        shown = render.status(answer)
+        assert "default/many  bare" in shown
+        assert "default/many  c18" in shown
+        assert "default/many  c19" not in shown
+        assert "... and 11 more: koordctl status -o json" in shown
 
     with_daemon(test)
 
@@ -355,6 +376,22 @@ def test_doctor_tells_of_objects_that_others_may_write(
         found = [f for f in json.loads(capsys.readouterr().out) if f["check"] == "objects"]
         assert [each["state"] for each in found] == states
     assert f"others may write {objects}/slo.yaml" in found[-1]["found"]
+
+
+def test_a_daemon_that_hangs_is_waited_for_once_and_to_be_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koordctl.client._TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "admin.sock"))
+        listener.listen()
+        findings = examine(config_path=None, client=Client(str(tmp_path)))
+        listener.setblocking(False)
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    (daemon,) = [each for each in findings if each["check"] == "daemon"]
+    assert (daemon["state"], daemon["fix"]) == ("fail", "systemctl restart koordlet")
 
 
 def test_doctor_goes_on_where_the_daemon_is_of_another_version(
