@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final
@@ -45,6 +46,8 @@ _CAP_DAC_OVERRIDE: Final = 1
 
 _YOUNGEST: Final = 2000
 """How many new objects are looked at together: about a third of a millisecond."""
+_LEAVE_S: Final = 5.0
+"""How long the end waits for threads that still ask somebody, or wait for the kernel."""
 _QUIET_S: Final = 5.0
 _COLLECT_EVERY_S: Final = 600.0
 _COLLECT_AT_LAST_S: Final = 6 * 3600.0
@@ -92,10 +95,26 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
         finally:
             for task in collecting:
                 task.cancel()
+        _leave_soon(1 if daemon.failed else 0)
         return daemon.failed
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return 1 if runner.run(serve()) else 0
+
+
+def _leave_soon(status: int) -> None:
+    """End the process even if a worker thread does not: all that has to be closed is closed.
+
+    A thread may wait for a file server that is away, or for a pass that is stuck in the kernel.
+    """
+
+    def leave() -> None:
+        _LOG.warning("left with a thread that did not end: a source or the kernel does not answer")
+        os._exit(status)
+
+    timer = threading.Timer(_LEAVE_S, leave)
+    timer.daemon = True
+    timer.start()
 
 
 async def _collect_when_quiet(daemon: Daemon) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,20 @@ def test_a_run_directory_that_others_can_write_is_refused(tmp_path: Path, mode: 
     path.chmod(mode)
     with pytest.raises(OSError, match="writable by others"):
         prepare_run_dir(str(path))
+
+
+_STUCK = """
+import threading
+from koordlet import process
+process._LEAVE_S = 0.1
+threading.Thread(target=threading.Event().wait).start()
+process._leave_soon(3)
+"""
+
+
+def test_a_thread_that_waits_for_ever_does_not_keep_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    assert "a thread that did not end" in done.stderr
