@@ -124,7 +124,7 @@ class Feeds:
         if config.kubelet.enabled:
             from koordlet.sources.kubelet import KubeletClient
 
-            self.kubelet = KubeletClient(config.kubelet, self._bad_kubelet_pod)
+            self.kubelet = KubeletClient(config.kubelet, self._bad_pod)
             poller = self._poller(KUBELET, config.kubelet.interval)
             self._daemon.spawn(
                 KUBELET, poller.run(self.kubelet.fetch, self._kubelet_pods, self._state.now)
@@ -133,7 +133,7 @@ class Feeds:
             # Imports gRPC, some 10 MB that a daemon without CRI does not pay for.
             from koordlet.sources.cri import CriClient
 
-            cri = CriClient(config.cri)
+            cri = CriClient(config.cri, self._bad_pod)
             poller = self._poller("cri", config.cri.interval)
             self._daemon.spawn("cri", poller.run(cri.fetch, self._cri_list, self._state.now))
 
@@ -267,5 +267,5 @@ class Feeds:
             self._state.spoken(source)
             self._daemon.state_changed(source)
 
-    def _bad_kubelet_pod(self, obj: str, problem: str) -> None:
+    def _bad_pod(self, obj: str, problem: str) -> None:
         self._events.add("bad-object", obj, problem)

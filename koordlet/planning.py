@@ -166,7 +166,10 @@ def plan_offline(
         from koordlet.sources.cri import CriClient
         from koordlet.sources.polling import SourceError
 
-        client = CriClient(config.cri)
+        def untold(obj: str, problem: str) -> None:
+            notes.append({"file": "", "object": obj, "message": problem})
+
+        client = CriClient(config.cri, untold)
         try:
             state.runtime_list(*client.fetch())
             state.spoken("runtime")

@@ -7,7 +7,7 @@ daemon without CRI does not pay for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -25,6 +25,8 @@ from protos.cri.v1 import api_pb2, api_pb2_grpc
 _MAX_MESSAGE: Final = 64 << 20
 _CONTAINER_NAME: Final = "io.kubernetes.container.name"
 _MAX_INFO: Final = 4 << 20
+_MOST_SILENT: Final = 3
+"""So many questions about one id may time out in a fetch; the rest is asked in the next one."""
 
 
 class _Cpu(msgspec.Struct):
@@ -76,18 +78,26 @@ class _Info(msgspec.Struct, rename="camel"):
 
 _decode_info: Final = msgspec.json.Decoder(_Info).decode
 
+_GONE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""What says that the runtime itself does not answer, and not that it cannot tell of one id."""
+
+_UNTOLD: Final = _Info()
+
 RuntimeList = tuple[tuple[Sandbox, ...], tuple[Container, ...]]
 
 
 class CriClient:
     """Asks the runtime. Used by one worker thread at a time."""
 
-    def __init__(self, config: Cri) -> None:
+    def __init__(self, config: Cri, untold: Callable[[str, str], None]) -> None:
+        """untold: called with (object, problem) for what the runtime lists, but cannot tell of."""
         self._config = config
+        self._untold = untold
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._sandbox_info: dict[str, _Info] = {}
         self._container_info: dict[str, _Info] = {}
+        self._refused: frozenset[str] = frozenset()
 
     def close(self) -> None:
         if self._channel is not None:
@@ -137,30 +147,49 @@ class CriClient:
             self._stub = api_pb2_grpc.RuntimeServiceStub(self._channel)
         return self._stub
 
-    def _learn(self, sandboxes: Iterable[Any], containers: Iterable[Any], wait: float) -> None:
-        """Ask for the status of ids that are new, and forget those that are gone."""
+    def _learn(self, sandboxes: Iterable[Any], containers: Sequence[Any], wait: float) -> None:
+        """Ask for the status of ids that are new, and forget those that are gone.
+
+        The runtime may have to ask a sandbox's shim, and one that hangs is not to cost the others.
+        """
         sandbox_info: dict[str, _Info] = {}
-        for one in sandboxes:
-            known = self._sandbox_info.get(one.id)
-            sandbox_info[one.id] = known or self._ask(
-                self._stub.PodSandboxStatus,
-                api_pb2.PodSandboxStatusRequest(pod_sandbox_id=one.id, verbose=True),
-                wait,
-            )
         container_info: dict[str, _Info] = {}
+        new: list[tuple[Any, dict[str, _Info], Any, Any]] = []
+        for one in sandboxes:
+            if (known := self._sandbox_info.get(one.id)) is not None:
+                sandbox_info[one.id] = known
+            else:
+                asked = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=one.id, verbose=True)
+                new.append((one, sandbox_info, self._stub.PodSandboxStatus, asked))
         for one in containers:
             known = self._container_info.get(one.id)
             # A created container has no process yet: it is asked again until it has.
-            container_info[one.id] = (
-                known
-                if known is not None and (known.pid or one.state == api_pb2.CONTAINER_CREATED)
-                else self._ask(
-                    self._stub.ContainerStatus,
-                    api_pb2.ContainerStatusRequest(container_id=one.id, verbose=True),
-                    wait,
-                )
-            )
+            if known is not None and (known.pid or one.state == api_pb2.CONTAINER_CREATED):
+                container_info[one.id] = known
+            else:
+                request = api_pb2.ContainerStatusRequest(container_id=one.id, verbose=True)
+                new.append((one, container_info, self._stub.ContainerStatus, request))
         self._sandbox_info, self._container_info = sandbox_info, container_info
+        # Whoever was refused last time comes last, so that all others have their turn.
+        new.sort(key=lambda each: each[0].id in self._refused)
+        refused: set[str] = set()
+        silent = 0
+        for one, found, method, request in new:
+            if silent >= _MOST_SILENT:
+                break
+            try:
+                found[one.id] = self._ask(method, request, wait)
+            except grpc.RpcError as error:
+                if not isinstance(error, grpc.Call) or error.code() in _GONE:
+                    raise
+                refused.add(one.id)
+                silent += error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                self._untold(
+                    f"CRI {one.metadata.name} {one.id}",
+                    f"{error.code().name}: {error.details()}; it is asked again, and until it"
+                    " tells its cgroup, others have to",
+                )
+        self._refused = frozenset(refused)
 
     def _ask(self, method: Any, request: Any, wait: float) -> _Info:
         try:
@@ -177,7 +206,7 @@ class CriClient:
             return _Info()
 
     def _sandbox(self, one: Any) -> Sandbox:
-        info = self._sandbox_info[one.id]
+        info = self._sandbox_info.get(one.id, _UNTOLD)
         parent = info.config.linux.cgroup_parent if info.config else ""
         own = _directory(info.runtime_spec.linux.cgroups_path if info.runtime_spec else "")
         cgroup, kube_qos = place_of(parent or cgroup_paths.parent_of(own))
@@ -195,7 +224,7 @@ class CriClient:
         return Sandbox(SandboxSubject(pod=pod, id=one.id, cgroup=own), pid=info.pid or 1)
 
     def _container(self, one: Any, sandbox: Sandbox) -> Container:
-        info = self._container_info[one.id]
+        info = self._container_info.get(one.id, _UNTOLD)
         spec = info.runtime_spec
         running = one.state == api_pb2.CONTAINER_RUNNING
         return Container(

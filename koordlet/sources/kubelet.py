@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import socket
 import ssl
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -104,9 +107,11 @@ class KubeletClient:
             if token:
                 headers["Authorization"] = f"Bearer {token}"
         try:
-            connection.request("GET", PATH, headers=headers)
-            response = connection.getresponse()
-            body = response.read(MAX_BYTES + 1)
+            connection.connect()
+            with _ended_after(config.timeout, connection.sock):
+                connection.request("GET", PATH, headers=headers)
+                response = connection.getresponse()
+                body = response.read(MAX_BYTES + 1)
         finally:
             connection.close()
         if len(body) > MAX_BYTES:
@@ -144,6 +149,33 @@ class KubeletClient:
         except (OSError, ssl.SSLError) as error:
             raise SourceError(f"kubelet's TLS files: {error}") from error
         return context
+
+
+@contextmanager
+def _ended_after(seconds: float, channel: socket.socket) -> Iterator[None]:
+    """Bound what is done with a connection as a whole: its own time-out begins anew with each byte.
+
+    Raises TimeoutError.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):
+            channel.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError(f"no whole answer within {seconds:g} s")
 
 
 def is_loopback(address: str) -> bool:

@@ -354,6 +354,10 @@ class RuntimeRecords:
                     self.forget_sandbox(subject.id)
                     self._put_sandbox(sandbox)
                     return
+                if not pod.cgroup:  # a runtime that cannot tell now takes nothing back
+                    pod = msgspec.structs.replace(
+                        pod, cgroup=record.pod.cgroup, kube_qos=record.pod.kube_qos
+                    )
                 record.pod = pod
                 record.cgroup = subject.cgroup or record.cgroup
                 if sandbox.resources != NOTHING_REQUESTED:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 from cryptography import x509
@@ -28,6 +30,7 @@ from koordlet.sources.cri import CriClient
 from koordlet.sources.kubelet import KubeletClient, is_loopback
 from koordlet.sources.polling import Poller, SourceError
 from koordlet.state import NodeState
+from protos.cri.v1 import api_pb2, api_pb2_grpc
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.kubelet import running_pod
 from tests.koordlet.builders import pod_manifest
@@ -207,6 +210,35 @@ def test_a_kubelet_that_is_not_there_is_an_error_of_the_source() -> None:
         KubeletClient(config, lambda *_: None).fetch()
 
 
+def test_a_kubelet_whose_answer_never_ends_is_an_error_of_the_source() -> None:
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            channel, _ = listener.accept()
+            with channel, suppress(OSError):
+                channel.recv(4096)
+                channel.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n{")
+                while not ended.wait(0.05):
+                    channel.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        # In any of its pauses the connection's own time-out would begin anew.
+        config = Kubelet(
+            read_only=True, read_only_port=listener.getsockname()[1], timeout=Seconds(0.5)
+        )
+        stop = threading.Timer(10, ended.set)
+        stop.start()
+        try:
+            with pytest.raises(SourceError, match="no whole answer within"):
+                KubeletClient(config, lambda *_: None).fetch()
+        finally:
+            stop.cancel()
+            ended.set()
+            thread.join()
+
+
 def test_a_token_that_is_missing_says_what_to_set(tmp_path: Path) -> None:
     config = Kubelet(token_file=str(tmp_path / "no"))
     with pytest.raises(SourceError, match=r"kubelet\.tokenFile"):
@@ -255,10 +287,109 @@ def test_a_source_that_fails_keeps_its_last_list_and_comes_back() -> None:
 
 
 def test_a_runtime_that_is_not_there_is_an_error_of_the_source(tmp_path: Path) -> None:
-    client = CriClient(Cri(socket=str(tmp_path / "no.sock"), timeout=Seconds(1)))
+    config = Cri(socket=str(tmp_path / "no.sock"), timeout=Seconds(1))
+    client = CriClient(config, lambda *_: None)
     with pytest.raises(SourceError, match=r"cri\.socket"):
         client.fetch()
     client.close()
+
+
+class _Runtime(api_pb2_grpc.RuntimeServiceServicer):
+    """Lists two pods with a container each; of what is in `refused` it cannot tell."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, grpc.StatusCode] = {}
+        self.ended = threading.Event()
+
+    def ListPodSandbox(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return api_pb2.ListPodSandboxResponse(
+            items=[
+                api_pb2.PodSandbox(
+                    id=f"sandbox-{name}",
+                    state=api_pb2.SANDBOX_READY,
+                    metadata=api_pb2.PodSandboxMetadata(name=name, namespace="default", uid=name),
+                )
+                for name in ("a", "b")
+            ]
+        )
+
+    def ListContainers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return api_pb2.ListContainersResponse(
+            containers=[
+                api_pb2.Container(
+                    id=f"container-{name}",
+                    pod_sandbox_id=f"sandbox-{name}",
+                    state=api_pb2.CONTAINER_RUNNING,
+                    metadata=api_pb2.ContainerMetadata(name="main"),
+                )
+                for name in ("a", "b")
+            ]
+        )
+
+    def PodSandboxStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        pod = request.pod_sandbox_id.removeprefix("sandbox-")
+        code = self.refused.get(pod)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self.ended.wait(30)
+        elif code is not None:
+            context.abort(code, "failed to get sandbox container task")
+        parent = f"/kubepods/burstable/pod{pod}"
+        info = json.dumps({"pid": 7, "config": {"linux": {"cgroup_parent": parent}}})
+        return api_pb2.PodSandboxStatusResponse(info={"info": info})
+
+    def ContainerStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        pod = request.container_id.removeprefix("container-")
+        spec = {"linux": {"cgroupsPath": f"/kubepods/burstable/pod{pod}/{request.container_id}"}}
+        info = json.dumps({"pid": 8, "runtimeSpec": spec})
+        return api_pb2.ContainerStatusResponse(info={"info": info})
+
+
+Scripted = tuple[_Runtime, Cri, CriClient, list[Any]]
+
+
+@pytest.fixture
+def scripted_runtime(tmp_path: Path) -> Iterator[Scripted]:
+    runtime, complaints = _Runtime(), list[Any]()
+    server = grpc.server(ThreadPoolExecutor(4))
+    api_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, server)
+    server.add_insecure_port(f"unix:{tmp_path}/cri.sock")
+    server.start()
+    config = Cri(socket=f"{tmp_path}/cri.sock", timeout=Seconds(1))
+    client = CriClient(config, lambda *said: complaints.append(said))
+    try:
+        yield runtime, config, client, complaints
+    finally:
+        client.close()
+        runtime.ended.set()
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED], ids=["refuses", "hangs"]
+)
+def test_a_sandbox_that_the_runtime_cannot_tell_of_costs_itself_only(
+    scripted_runtime: Scripted, code: grpc.StatusCode
+) -> None:
+    runtime, config, client, complaints = scripted_runtime
+    state = NodeState()
+    runtime.refused["a"] = code
+    state.runtime_list(*client.fetch())
+    pod = state.pod("b")
+    assert pod is not None
+    assert pod.cgroup == "kubepods/burstable/podb"
+    ((obj, problem),) = complaints
+    assert "sandbox-a" in obj
+    assert code.name in problem
+    # It is asked again, and what is known then stays when the runtime fails once more.
+    runtime.refused.clear()
+    state.runtime_list(*client.fetch())
+    runtime.refused["a"] = code
+    another = CriClient(config, lambda *_: None)
+    state.runtime_list(*another.fetch())
+    another.close()
+    pod = state.pod("a")
+    assert pod is not None
+    assert pod.cgroup == "kubepods/burstable/poda"
 
 
 @pytest.fixture(scope="module", params=["1.7", "2.1"])
@@ -269,7 +400,7 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Containerd]:
 
 @pytest.mark.containerd
 def test_cri_tells_pods_containers_and_where_they_are(bed: Containerd) -> None:
-    client = CriClient(Cri(socket=str(bed.socket)))
+    client = CriClient(Cri(socket=str(bed.socket)), lambda *_: None)
     with running_pod(bed, BED_POD) as pod:
         sandboxes, containers = client.fetch()
         (sandbox,) = [one for one in sandboxes if one.subject.pod.uid == pod.uid]
