@@ -47,6 +47,7 @@ class DockerAgent:
         self.connections: set[_Connection] = set()
         self.backend_away = False
         self.draining = False
+        self._succeeded = False
         self._all_gone = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -74,8 +75,12 @@ class DockerAgent:
 
     def forget(self, connection: "_Connection") -> None:
         self.connections.discard(connection)
-        if not self.connections:
+        if self.draining and not self._keeping_us():
             self._all_gone.set()
+
+    def _keeping_us(self) -> list["_Connection"]:
+        """Connections to wait for: a process with a successor waits for streams without end too."""
+        return [one for one in self.connections if self._succeeded or not one.endless]
 
     @property
     def gauges(self) -> tuple[Gauge, ...]:
@@ -104,17 +109,18 @@ class DockerAgent:
         self._all_gone.clear()
         for connection in list(self.connections):
             connection.close_if_idle()
-        if self.connections:
+        if self._keeping_us():
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._all_gone.wait()
-        cut = len(self.connections)
+        cut = len(self._keeping_us())
         for connection in list(self.connections):
             connection.close()
         await self.hooks.hooks.settle(_SETTLE_S)
         return cut
 
     def stand_back(self) -> None:
+        self._succeeded = True
         for task in self._tasks:
             task.cancel()
         self._records.stand_back()
@@ -295,6 +301,10 @@ class _Connection(asyncio.Protocol):
     def upstream_lost(self) -> None:
         self._upstream = None
         self.close()
+
+    @property
+    def endless(self) -> bool:
+        return self._relay.endless
 
     def close_if_idle(self) -> None:
         if self._agent.draining and not self._relay.busy:

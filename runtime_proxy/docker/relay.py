@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime_proxy.docker.endless import endless
 from runtime_proxy.docker.http1 import (
     Body,
     HttpFault,
@@ -76,6 +77,12 @@ class DockerRelay:
     def busy(self) -> bool:
         """A request is under way, or the connection has become a pipe."""
         return self._phase not in (_Phase.HEAD, _Phase.CLOSED) or bool(self._ahead)
+
+    @property
+    def endless(self) -> bool:
+        """What is under way ends with one of the two ends alone."""
+        answering = self._phase in (_Phase.ANSWER, _Phase.PIPE)
+        return answering and self._request is not None and endless(self._request)
 
     @property
     def piped(self) -> bool:

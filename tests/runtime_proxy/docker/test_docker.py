@@ -213,6 +213,34 @@ def test_a_stream_arrives_part_by_part(docker: Docker, dockerd: FakeDockerd) -> 
     assert docker.ask("GET", "/info")[0] == 200, "the connection goes on"
 
 
+def test_a_stop_waits_for_calls_and_not_for_streams_without_end(tmp_path: Path) -> None:
+    flags = ["--backend-runtime-mode=Docker", "--drain-timeout=600s"]
+    with fake_dockerd(tmp_path) as dockerd, proxy(dockerd.path, flags=flags) as running:
+        docker = Docker(running.socket)
+        container = docker.create("web", {})
+        docker.connection.request("GET", "/v1.41/events")
+        events = docker.connection.getresponse()
+        assert json.loads(events.read1()) == {"event": 0}
+        with socket.socket(socket.AF_UNIX) as attached:
+            attached.settimeout(10)
+            attached.connect(str(running.socket))
+            attached.sendall(
+                b"POST /containers/%s/attach?stream=1 HTTP/1.1\r\nHost: d\r\n\r\n"
+                % container.encode()
+            )
+            while b"\r\n\r\n" not in attached.recv(1000):
+                pass
+            os.kill(running.pid, signal.SIGTERM)
+            wait_until(lambda: not running.socket.exists(), "the stop to begin")
+            attached.sendall(b"still here")
+            assert attached.recv(1000) == b"STILL HERE"
+            dockerd.say.set()
+            assert json.loads(events.read1()) == {"event": 1}
+        assert running.process is not None
+        assert running.process.wait(10) == 0
+        assert "calls_cut_off=0" in running.log_text()
+
+
 def test_uploads_of_any_kind_pass(docker: Docker) -> None:
     status, body = docker.ask("POST", "/echo", {"x": "y" * 300_000})
     assert status == 200

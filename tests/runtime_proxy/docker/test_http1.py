@@ -157,6 +157,30 @@ def test_pipelined_requests_follow_each_other() -> None:
     assert b"".join(relay.to_server) == b"GET /next HTTP/1.1\r\n\r\n"
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/events", True),
+        ("/v1.41/events?filters=%7B%7D", True),
+        ("/v1.41/events?since=1&until=2", False),
+        ("/containers/a/logs?stdout=1", False),
+        ("/containers/a/logs?stdout=1&follow=1", True),
+        ("/v1.41/containers/a/logs?follow=False", False),
+        ("/containers/a/stats", True),
+        ("/containers/a/stats?stream=0", False),
+        ("/containers/a/json", False),
+        ("/containers/a/attach/ws?stream=1", False),
+        ("//[", False),
+    ],
+)
+def test_streams_without_an_end_are_known_by_their_requests(target: str, expected: bool) -> None:
+    relay = DockerRelay(wants=lambda head: False, max_body_bytes=1000)
+    relay.from_client(f"GET {target} HTTP/1.1\r\n\r\n".encode())
+    assert relay.endless is expected
+    relay.from_server(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+    assert not relay.endless
+
+
 # -- names, parents, environments -----------------------------------------------------------------
 
 
