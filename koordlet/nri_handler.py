@@ -33,6 +33,7 @@ _LOG = logging.getLogger("koordlet.nri")
 RUNTIME = "runtime"
 """The name under which a runtime's lists count as a source of the state."""
 _NOTED: Final = frozenset(FILES)
+_NOTED_AT_CREATION: Final = _NOTED | GIVEN_AT_CREATION
 
 
 class Surroundings(Protocol):
@@ -251,7 +252,7 @@ class NriHandler:
         """As `_note`; a creation also gives the container's processes what is theirs."""
         self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
         self._remember(subject.id)
-        self._note_delivered(subject, decision, _NOTED | GIVEN_AT_CREATION)
+        self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 
     def _note_update(
         self, asked: ContainerSubject, subject: ContainerSubject, decision: Decision

@@ -18,6 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -163,11 +164,17 @@ def _line(container_id: str, remembered: Remembered) -> bytes:
     line = _Line(
         id=container_id,
         hooked=remembered.hooked,
-        given=None if given is None else _Values(**_fields(given)),
-        told=None if told == NOTHING_REQUESTED else _Values(**_fields(told)),
+        given=None if given is None else _values(given),
+        told=None if told == NOTHING_REQUESTED else _values(told),
         **_fields(remembered.requested),
     )
     return _encode(line) + b"\n"
+
+
+@lru_cache(maxsize=2048)
+def _values(requested: Requested) -> _Values:
+    """Return the values as they are written; replicas are answered alike."""
+    return _Values(**_fields(requested))
 
 
 def _fields(requested: Requested) -> dict[str, Any]:

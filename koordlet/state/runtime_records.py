@@ -218,7 +218,8 @@ class RuntimeRecords:
         asked = container.subject.requested
         if asked != NOTHING_REQUESTED:
             record.asked = asked if record.asked is None else laid_over(asked, record.asked)
-            record.told = _only(record.told, lambda name: getattr(asked, name) is None)
+            if record.told != NOTHING_REQUESTED:
+                record.told = _only(record.told, lambda name: getattr(asked, name) is None)
         return record
 
     def give(self, container_id: str, values: Requested) -> None:
