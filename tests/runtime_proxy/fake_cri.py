@@ -56,6 +56,7 @@ class FakeCri:
         self.containers: dict[str, cri.CreateContainerRequest] = {}
         self.updated: dict[str, cri.LinuxContainerResources] = {}
         self.fail: dict[str, grpc.StatusCode] = {}
+        self.hanging = threading.Event()
         self.cancelled = threading.Event()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -220,6 +221,7 @@ class FakeCri:
 
         def hang(request: bytes, context: grpc.ServicerContext) -> bytes:
             context.add_callback(self.cancelled.set)
+            self.hanging.set()
             self.cancelled.wait(20)
             return b""
 

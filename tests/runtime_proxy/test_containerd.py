@@ -190,9 +190,14 @@ def test_a_container_that_ends_by_itself_is_told_of(here: Node) -> None:
             identifier = running.containers["main"]
             if here.runtime.generation == "1.7":
                 # 1.7 gives an event to one reader only, and that is kubelet: told at removal.
-                time.sleep(0.5)
+                wait_until(lambda: has_ended(here, identifier), "the container's end")
                 here.cri.remove_container(identifier)
             assert service.wait_for("PostStopContainer")[0].container_meta.id == identifier
+
+
+def has_ended(here: Node, identifier: str) -> bool:
+    status = here.cri.container_status(identifier).status
+    return bool(status.state == cri.CONTAINER_EXITED)
 
 
 def test_after_a_handover_an_end_is_told_once_though_the_old_process_lives(here: Node) -> None:
@@ -390,8 +395,7 @@ def test_a_proxy_killed_while_a_container_stops_tells_of_the_stop_once(here: Nod
                 attempt.result()
             come_back(here)
             here.cri.stop_container(identifier, grace_s=2)
-            status = here.cri.container_status(identifier).status
-            assert status.state == cri.CONTAINER_EXITED
+            assert has_ended(here, identifier)
             service.wait_for("PostStopContainer")
         assert len(service.asked("PostStopContainer")) == 1
 

@@ -99,8 +99,9 @@ def test_deadlines_and_cancellation_reach_the_runtime(runtime: FakeCri, channel:
     left = float(channel.unary_unary("/test.Bytes/Remaining")(b"", timeout=7))
     assert 6 < left < 7.5  # the client rounds up
     runtime.cancelled.clear()
+    runtime.hanging.clear()
     call = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=30)
-    time.sleep(0.1)
+    assert runtime.hanging.wait(5)
     assert not runtime.cancelled.is_set()
     call.cancel()
     assert runtime.cancelled.wait(5)
@@ -311,12 +312,11 @@ def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
     with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
         with connected(running.socket) as channel:
             hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
-            time.sleep(0.2)
+            assert runtime.hanging.wait(5)
             assert running.process is not None
             running.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
+            wait_until(lambda: not running.socket.exists(), "the drain to begin")
             assert running.process.poll() is None
-            assert not running.socket.exists()
             runtime.cancelled.set()
             assert hang.result() == b""
         assert running.process.wait(5) == 0
@@ -330,7 +330,7 @@ def test_a_drain_waits_for_calls_and_not_for_streams_without_an_end(tmp_path: Pa
             events = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
             hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
             assert next(events) == b"event"
-            time.sleep(0.2)
+            assert runtime.hanging.wait(5)
             assert running.process is not None
             running.process.send_signal(signal.SIGTERM)
             wait_until(lambda: not running.socket.exists(), "the drain to begin")
@@ -397,7 +397,7 @@ def test_a_handover_under_load_drops_no_call(
         pid = running.pid
         successor = 0
         try:
-            time.sleep(0.3)
+            wait_until(lambda: done[0] > 100, "calls to be under way")
             running.process.send_signal(signal.SIGHUP)
             running.wait_for_log("handed over")
             successor = running.successor()
@@ -468,7 +468,7 @@ def test_after_a_handover_the_successor_alone_tells_figures(tmp_path: Path) -> N
         before = started_at()
         with connected(running.socket) as channel:
             hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
-            time.sleep(0.2)
+            assert runtime.hanging.wait(5)
             running.process.send_signal(signal.SIGHUP)
             running.wait_for_log("handed over")
             successor = running.successor()
