@@ -134,6 +134,25 @@ def test_a_run_directory_of_its_own_lets_no_second_daemon_near_the_pods(
         os.close(other)
 
 
+def test_restore_tells_of_what_only_a_newer_version_can_give_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cgroup" / "cpu" / "kubepods").mkdir(parents=True)
+    boot = tmp_path / "proc" / "sys" / "kernel" / "random" / "boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("b1\n")
+    mounts = tmp_path / "proc" / "1" / "mounts"
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n")
+    (tmp_path / "run").mkdir(mode=0o700)
+    newer = '{"record":{"place":"kubepods","inode":1,"resource":"cpu.new","original":"5"}}'
+    (tmp_path / "run" / "journal").write_text(f'{{"boot":"b1"}}\n{newer}\n')
+    roots = {"cgroupRoot": str(tmp_path / "cgroup"), "procRoot": str(tmp_path / "proc")}
+    assert main(["restore", "--config", config(tmp_path, **roots)]) == 1
+    assert "left: 1 of a newer koordlet" in capsys.readouterr().err
+    assert newer in (tmp_path / "run" / "journal").read_text()
+
+
 def test_restore_without_a_journal_has_nothing_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
