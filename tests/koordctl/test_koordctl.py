@@ -385,7 +385,7 @@ def test_a_daemon_that_hangs_is_waited_for_once_and_to_be_restarted(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "admin.sock"))
         listener.listen()
-        findings = examine(config_path=None, client=Client(str(tmp_path)))
+        findings = examine(config_path=None, run_dir=None, client=Client(str(tmp_path)))
         listener.setblocking(False)
         listener.accept()[0].close()
         with pytest.raises(BlockingIOError):
