@@ -27,9 +27,15 @@ CLUSTER_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
 )
 
 
+KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
+    {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
+    for part in ("pods", "proxy")
+)
+"""Kubelet's pod list: `pods` since Kubernetes 1.33, before that `proxy`, which is much more."""
+
+
 def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, Any]]]:
     """Return the documents of each file."""
-    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
     return {
         "rbac.yaml": [
             {
@@ -37,18 +43,26 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
                 "kind": "ServiceAccount",
                 "metadata": {"name": ACCOUNT, "namespace": namespace},
             },
-            {
-                "apiVersion": f"{_RBAC}/v1",
-                "kind": "ClusterRole",
-                "metadata": {"name": "koordlet-role"},
-                "rules": list(CLUSTER_RULES),
-            },
-            {
-                "apiVersion": f"{_RBAC}/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": {"name": "koordlet-rolebinding"},
-                "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "koordlet-role"},
-                "subjects": [subject],
-            },
-        ]
+            *_granted("koordlet", CLUSTER_RULES, namespace),
+        ],
+        "rbac-kubelet.yaml": _granted("koordlet-kubelet", KUBELET_RULES, namespace),
     }
+
+
+def _granted(name: str, rules: tuple[dict[str, Any], ...], namespace: str) -> list[dict[str, Any]]:
+    """Return a role `<name>-role` of these rules, and that the account has it."""
+    return [
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": f"{name}-role"},
+            "rules": list(rules),
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"{name}-rolebinding"},
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": f"{name}-role"},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
+        },
+    ]

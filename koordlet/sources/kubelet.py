@@ -62,7 +62,8 @@ class KubeletClient:
         if status in (401, 403):
             raise SourceError(
                 f"kubelet at {self._where} answered {status}: the token of"
-                f" {self._config.token_file} may not read pods (grant nodes/proxy)"
+                f" {self._config.token_file} may not read pods (grant nodes/proxy:"
+                " deploy/koordlet/rbac-kubelet.yaml)"
             )
         if status != 200:
             raise SourceError(f"kubelet at {self._where} answered {status}")
