@@ -147,8 +147,8 @@ def test_restore_tells_of_what_only_a_newer_version_can_give_back(
     (tmp_path / "run").mkdir(mode=0o700)
     newer = '{"record":{"place":"kubepods","inode":1,"resource":"cpu.new","original":"5"}}'
     (tmp_path / "run" / "journal").write_text(f'{{"boot":"b1"}}\n{newer}\n')
-    roots = {"cgroupRoot": str(tmp_path / "cgroup"), "procRoot": str(tmp_path / "proc")}
-    assert main(["restore", "--config", config(tmp_path, **roots)]) == 1
+    cgroups, proc = str(tmp_path / "cgroup"), str(tmp_path / "proc")
+    assert main(["restore", "--config", config(tmp_path, cgroupRoot=cgroups, procRoot=proc)]) == 1
     assert "left: 1 of a newer koordlet" in capsys.readouterr().err
     assert newer in (tmp_path / "run" / "journal").read_text()
 
