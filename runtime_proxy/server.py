@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 # How often an absent runtime is looked for; also how late its return is noticed.
 _RETRY_INTERVAL_S = 0.1
-# A client that was sent away closes by itself; this is for one that does not.
-_LINGER_S = 0.1
+# A client that was sent away and reads our end closes by itself; this is for one that does not.
+_LINGER_S = 2.0
 # What a client may send before its upstream connection stands: preface, settings, first calls.
 _MAX_EARLY_BYTES = 1024 * 1024
 _WRITE_BUFFER_BYTES = 1024 * 1024
@@ -177,6 +177,7 @@ class _Connection(asyncio.Protocol):
         self._deciding: dict[int, asyncio.Future[Verdict]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._leaving = False
+        self._parted = False
 
     @property
     def open_calls(self) -> int:
@@ -307,8 +308,14 @@ class _Connection(asyncio.Protocol):
     def _flush(self) -> None:
         relay = self._relay
         assert relay is not None
-        # Deciding can release more frames at once, hence the loop.
+        # Deciding can release more frames at once, hence the loop. What the runtime has done is on
+        # record before the client hears of it: a successor may get the client's next call.
         while relay.to_server or relay.to_client or relay.events:
+            if relay.events:
+                events = relay.events.copy()
+                relay.events.clear()
+                for event in events:
+                    self._handle(relay, event)
             if relay.to_server:
                 if self._upstream is not None:
                     self._upstream.write(_joined(relay.to_server))
@@ -316,16 +323,11 @@ class _Connection(asyncio.Protocol):
             if relay.to_client:
                 self._write_client(relay.to_client)
                 relay.to_client.clear()
-            if relay.events:
-                events = relay.events.copy()
-                relay.events.clear()
-                for event in events:
-                    self._handle(relay, event)
         if self._leaving and not self._keeps_us:
-            self._close_soon()
+            self._part()
 
     def _write_client(self, chunks: list[bytes]) -> None:
-        if self._client is not None and chunks:
+        if self._client is not None and chunks and not self._parted:
             self._client.write(_joined(chunks))
         if self._refusal is not None:
             self._refusal.output = []
@@ -373,8 +375,8 @@ class _Connection(asyncio.Protocol):
     def _fault(self, fault: ConnectionFault, side: str) -> None:
         self._front.traffic.faults += 1
         log.warning("broken HTTP/2", extra={"side": side, "fault": str(fault)})
-        if self._relay is not None and self._client is not None:
-            self._client.write(self._relay.fault_goodbye(fault))
+        if self._relay is not None:
+            self._write_client([self._relay.fault_goodbye(fault)])
         self.close()
 
     def send_away(self) -> None:
@@ -382,13 +384,22 @@ class _Connection(asyncio.Protocol):
         if self._refusal is not None:
             self._refusal.leave()
             self._write_client(self._refusal.output)
-            self._close_soon()
+            self._part()
         elif self._relay is not None and self._front.draining:
             self._leaving = True
             self._relay.drain()
             self._flush()
 
-    def _close_soon(self) -> None:
+    def _part(self) -> None:
+        """Send nothing more, and read on until the client goes.
+
+        It may have begun a call before it saw our GOAWAY. If that met a closed socket, the client
+        could not tell that nobody processed it, and the call would fail instead of going elsewhere.
+        """
+        if self._parted or self._client is None or self._client.is_closing():
+            return
+        self._parted = True
+        self._client.write_eof()
         self._front.loop.call_later(_LINGER_S, self.close)
 
     def close(self) -> None:

@@ -415,6 +415,21 @@ def test_a_handover_under_load_drops_no_call(
         assert failures == []
 
 
+def test_a_client_that_learns_late_that_it_was_sent_away_meets_no_closed_socket(
+    tmp_path: Path,
+) -> None:
+    """Whoever wrote into one could not tell that its call was never processed."""
+    with fake_cri(tmp_path) as runtime, proxy(runtime.socket) as running:
+        assert running.process is not None
+        with raw(running.socket) as client:
+            client.sendall(frames.PREFACE + frames.settings({}))
+            assert client.recv(65536)
+            running.process.send_signal(signal.SIGTERM)
+            assert read_to_end(client).endswith(b"draining")
+            client.sendall(frames.settings({}))
+        assert running.process.wait(10) == 0
+
+
 def test_what_a_hook_changed_in_a_call_that_outlived_a_handover_is_not_forgotten(
     tmp_path: Path,
 ) -> None:
