@@ -37,7 +37,7 @@ from tests.properties.pods import (
     told,
 )
 from tests.simulated import Kubelet, Profile, SimulatedKernel
-from tests.simulated.cpuset import effective
+from tests.simulated.cpuset import CpusetState, effective
 from tests.simulated.kernel import UNDER_TEST, Write
 from tests.simulated.kubelet import Limits
 from tests.simulated.profiles import Runtime
@@ -383,15 +383,23 @@ class OperatedNode(Daemon):
         self.twin_kubelet.systemd.daemon_reload()
 
     def set_online(self, cpu: int, *, online: bool) -> None:
-        """A CPU goes, if nobody has it alone, or comes back; on both."""
+        """A CPU goes, if nobody has it alone, or comes back; on both.
+
+        Nor the last one of a group on v1, which moves the group's tasks to the one above for good.
+        """
         books = self.cpus
-        if not online and not books.may_go_offline(cpu):
+        if not online and (not books.may_go_offline(cpu) or self._is_a_groups_last(cpu)):
             return
         for kernel in (self.kernel, self.twin):
             kernel.set_online(cpu, online=online)
         books.offline = books.offline - {cpu} if online else books.offline | {cpu}
         if not online and self.profile.cgroup == 1:
             books.lost |= {cpu}
+
+    def _is_a_groups_last(self, cpu: int) -> bool:
+        groups = self.kernel.hierarchy("cpuset").root.walk()
+        sets = (group.state(CpusetState).cpus for group in groups)
+        return self.profile.cgroup == 1 and {cpu} in sets
 
     # Looking
 
