@@ -399,7 +399,7 @@ class OperatedNode(Daemon):
     def _is_a_groups_last(self, cpu: int) -> bool:
         groups = self.kernel.hierarchy("cpuset").root.walk()
         sets = (group.state(CpusetState).cpus for group in groups)
-        return self.profile.cgroup == 1 and {cpu} in sets
+        return self.profile.cgroup == 1 and frozenset({cpu}) in sets
 
     # Looking
 
