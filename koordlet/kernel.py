@@ -28,6 +28,7 @@ from linux.resctrl import MOUNT
 from linux.resctrl_groups import read_offer
 from linux.resources import Resource
 from linux.sysctls import GROUP_IDENTITY, SCHED_CORE, path_of
+from linux.topology import POSSIBLE_CPUS
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def pods_cpus(host: Host, layout: Layout) -> CpuSet | None:
     On cgroup v1 one that goes offline leaves the root's set for good; v2 minds none but those that
     the machine cannot have.
     """
-    path = "/sys/devices/system/cpu/possible"
+    path = POSSIBLE_CPUS
     if layout.version == 1:
         file = FILES[Resource.CPUSET_CPUS]
         if not layout.kubepods or not layout.has(file.controller):

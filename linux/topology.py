@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from linux.cpuset import CpuSet
 from linux.host import Host
+
+POSSIBLE_CPUS: Final = "/sys/devices/system/cpu/possible"
+"""The file of the CPUs that this machine can ever have, offline ones included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from linux.cgroup_files import (
 from linux.cgroup_paths import Layout, parent_of
 from linux.host import Host
 from linux.resources import Resource, Value
+from linux.topology import POSSIBLE_CPUS
 from linux.weights import Formula, detect
 
 _KEPT_VOTES: Final = 4096
@@ -86,7 +87,7 @@ class Texts:
         """Return the CPUs (or NUMA nodes) of the machine: what v2 takes, offline ones included."""
         path = f"{self.layout.hierarchy('cpuset')}/cpuset.mems.effective"
         if slot.resource is Resource.CPUSET_CPUS:
-            path = "/sys/devices/system/cpu/possible"
+            path = POSSIBLE_CPUS
         return self.host.read(path).decode("ascii", "replace").strip()
 
     def children(self, directory: str) -> list[str]:
