@@ -1,28 +1,21 @@
-"""The manager under its own rights, and while servers, leaders and certificates come and go."""
+"""The manager while servers, leaders and certificates come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import shutil
 import signal
 import ssl
-import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from apis.core import Node
 from apis.decode import Wire
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
-from cluster.manager.manifests import CLUSTER_RULES, NAMESPACE_RULES, files
 from cluster.webhook.configuration import Address, sync_configuration
 from kube.cache import Cache
 from kube.certificates import make_certificates, problem_with
@@ -36,25 +29,21 @@ from kube.resources import (
     NODES,
     PODS,
     SECRETS,
-    Resource,
 )
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import (
     NAMESPACE,
     install,
-    kubeconfig,
     manager,
     read,
     register_webhooks,
     set_config,
     unregister_webhooks,
 )
-from tests.conftest import require
 
 pytestmark = pytest.mark.apiserver
 
 COLOCATION = {"colocation-config": '{"enable":true}'}
-_RBAC = "rbac.authorization.k8s.io"
 
 
 class OddMeta(Wire, frozen=True):
@@ -73,139 +62,6 @@ class OddMetric(Wire, frozen=True):
 async def make_node(client: Client, name: str, **labels: str) -> None:
     body = encode_object(NODES, {"metadata": {"name": name, "labels": labels}})
     await client.create(NODES, body)
-
-
-async def grant(client: Client, user: str) -> None:
-    """Give `user` the manager's rights and no others."""
-    subject = {"apiGroup": _RBAC, "kind": "User", "name": user}
-    for kind, rules, namespace in (
-        ("ClusterRole", CLUSTER_RULES, ""),
-        ("Role", NAMESPACE_RULES, NAMESPACE),
-    ):
-        role = Resource(_RBAC, "v1", f"{kind.lower()}s", kind, bool(namespace))
-        binding = Resource(
-            _RBAC, "v1", f"{kind.lower()}bindings", f"{kind}Binding", bool(namespace)
-        )
-        metadata = {"name": "koord-manager-test"}
-        body = encode_object(role, {"metadata": metadata, "rules": list(rules)})
-        await client.create(role, body, namespace=namespace)
-        bound = {
-            "metadata": metadata,
-            "subjects": [subject],
-            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": metadata["name"]},
-        }
-        await client.create(binding, encode_object(binding, bound), namespace=namespace)
-
-
-def test_the_manager_does_all_its_work_under_its_own_rights(
-    server: ApiServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def run() -> None:
-        async with server.client() as client:
-            await grant(client, "koord-manager")
-            await register_webhooks(client)
-            await set_config(client, {**COLOCATION, "cpu-burst-config": "{"})
-            await make_node(client, "rights")
-            gates = (
-                "--feature-gates=NodeMutatingWebhook=true,ColocationProfileController=true,"
-                "ConfigMapValidatingWebhook=true,ReservationMutatingWebhook=true"
-            )
-            async with manager(server, [gates], user="koord-manager", webhooks=True) as one:
-                await eventually(lambda: one.leading)
-                await eventually(lambda: read(client, NODE_SLOS, "rights"))
-                await eventually(lambda: read(client, NODE_METRICS, "rights"))
-                config = await read(
-                    client, MUTATING_WEBHOOKS, "koordinator-mutating-webhook-configuration"
-                )
-                called = {hook["name"] for hook in config["webhooks"]}
-                assert called == {
-                    "mpod-create.koordinator.sh",
-                    "mpod-update.koordinator.sh",
-                    "melasticquota.koordinator.sh",
-                    "mnode-status.koordinator.sh",
-                    "mreservation-create.koordinator.sh",
-                }
-                await client.delete(NODES, "rights")
-
-                async def gone() -> bool:
-                    return await read(client, NODE_SLOS, "rights") is None
-
-                await eventually(gone)
-        assert "Forbidden" not in caplog.text
-        # It may not read what it does not need.
-        async with server.client("koord-manager") as client:
-            for path in ("/api/v1/secrets", "/api/v1/namespaces/default/configmaps"):
-                with pytest.raises(ApiError, match="forbidden"):
-                    await client.request("GET", path)
-
-    asyncio.run(run())
-
-
-def test_the_installed_manifests_are_accepted_in_their_order() -> None:
-    async def run(fresh: ApiServer) -> None:
-        async with fresh.client() as client:
-            for documents in files().values():
-                for document in documents:
-                    await client.request(
-                        "POST", _collection(document), body=msgspec.json.encode(document)
-                    )
-
-    with api_server() as fresh:
-        asyncio.run(run(fresh))
-
-
-def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
-    tmp_path: Path,
-) -> None:
-    require(
-        shutil.which("kubectl"), "needs kubectl: apt-get install kubernetes-client", tier="kubectl"
-    )
-    deploy = Path(__file__).parents[2] / "deploy"
-
-    def kubectl(config: Path, verb: str, *folders: str) -> list[str]:
-        command = ["kubectl", f"--kubeconfig={config}", *verb.split()]
-        for folder in folders:
-            command += ["-f", str(deploy / folder)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    with api_server() as fresh:
-        config = kubeconfig(fresh, tmp_path)
-        first = kubectl(config, "apply", "crds")
-        first += kubectl(config, "apply", "manager", "koordlet")
-        assert len(first) == len(list(manifests_of(deploy)))
-        assert all(line.endswith(" created") for line in first), first
-        stored = kubectl(config, _VERSIONS, "manager", "koordlet")
-        kubectl(config, "apply", "manager", "koordlet")
-        assert kubectl(config, _VERSIONS, "manager", "koordlet") == stored
-        second = kubectl(config, "apply", "crds")
-        assert all(line.endswith(" unchanged") for line in second), second
-
-
-# kubectl calls webhook configurations "configured" also where nothing of them changed.
-_VERSIONS = "get -o jsonpath={.items[*].metadata.resourceVersion}"
-
-
-def manifests_of(deploy: Path) -> Iterator[Any]:
-    """The documents of all files."""
-    for path in deploy.rglob("*.yaml"):
-        yield from yaml.safe_load_all(path.read_text())
-
-
-def _collection(document: dict[str, Any]) -> str:
-    group, _, version = document["apiVersion"].rpartition("/")
-    root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-    plural = document["kind"].lower() + ("es" if document["kind"].endswith("s") else "s")
-    namespace = document["metadata"].get("namespace")
-    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
 def test_another_replica_takes_over_and_only_one_leads(server: ApiServer) -> None:
@@ -495,127 +351,3 @@ def test_certificates_are_judged() -> None:
     assert renewed.ca_cert != made.ca_cert
     assert renewed.ca_cert.endswith(made.ca_cert)
     assert "ends at" in str(problem_with(made, names, now=later))
-
-
-def test_objects_of_the_documentation_are_accepted_and_broken_ones_refused(
-    server: ApiServer,
-) -> None:
-    async def run() -> None:
-        async with server.client() as client:
-            for case in DOCUMENTED:
-                await client.request("POST", case["path"], body=msgspec.json.encode(case["object"]))
-            for case in REFUSED:
-                with pytest.raises(ApiError, match=case["match"]):
-                    await client.request(
-                        "POST", case["path"], body=msgspec.json.encode(case["object"])
-                    )
-
-    asyncio.run(run())
-
-
-def _object(kind: str, api_version: str, **members: Any) -> dict[str, Any]:
-    return {"apiVersion": api_version, "kind": kind, **members}
-
-
-_SCHEDULING = "scheduling.koordinator.sh/v1alpha1"
-DOCUMENTED: list[dict[str, Any]] = [
-    {
-        "path": "/apis/scheduling.koordinator.sh/v1alpha1/reservations",
-        "object": _object(
-            "Reservation",
-            _SCHEDULING,
-            metadata={"name": "reservation-demo"},
-            spec={
-                "template": {"spec": {"containers": [{"name": "a", "image": "b"}]}},
-                "owners": [{"object": {"name": "pod-demo-0", "namespace": "default"}}],
-                "ttl": "1h",
-            },
-        ),
-    },
-    {
-        "path": "/apis/scheduling.koordinator.sh/v1alpha1/podmigrationjobs",
-        "object": _object(
-            "PodMigrationJob",
-            _SCHEDULING,
-            metadata={"name": "migrate-demo"},
-            spec={
-                "paused": False,
-                "ttl": "5m",
-                "mode": "ReservationFirst",
-                "podRef": {"namespace": "default", "name": "pod-demo-0"},
-            },
-        ),
-    },
-    {
-        "path": "/apis/config.koordinator.sh/v1alpha1/clustercolocationprofiles",
-        "object": _object(
-            "ClusterColocationProfile",
-            "config.koordinator.sh/v1alpha1",
-            metadata={"name": "documented"},
-            spec={
-                "namespaceSelector": {"matchLabels": {"koordinator.sh/enable-colocation": "true"}},
-                "selector": {"matchLabels": {"sparkoperator.k8s.io/launched-by": "spark"}},
-                "qosClass": "BE",
-                "priorityClassName": "koord-batch",
-                "koordinatorPriority": 1000,
-                "schedulerName": "koord-scheduler",
-                "labels": {"koordinator.sh/mutated": "true"},
-                "patch": {"spec": {"terminationGracePeriodSeconds": 30}},
-            },
-        ),
-    },
-    {
-        "path": "/apis/slo.koordinator.sh/v1alpha1/nodeslos",
-        "object": _object(
-            "NodeSLO",
-            "slo.koordinator.sh/v1alpha1",
-            metadata={"name": "documented"},
-            spec={
-                "resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressThresholdPercent": 65},
-                "resourceQOSStrategy": {"beClass": {"networkQOS": {"enable": True}}},
-                "extensions": {"Object": {"vendor": {"x": 1}}},
-            },
-        ),
-    },
-    {
-        "path": "/apis/scheduling.sigs.k8s.io/v1alpha1/namespaces/default/podgroups",
-        "object": _object(
-            "PodGroup",
-            "scheduling.sigs.k8s.io/v1alpha1",
-            metadata={"name": "gang-example"},
-            spec={"scheduleTimeoutSeconds": 100, "minMember": 2},
-        ),
-    },
-]
-REFUSED: list[dict[str, Any]] = [
-    {
-        "path": "/apis/slo.koordinator.sh/v1alpha1/nodeslos",
-        "object": _object(
-            "NodeSLO",
-            "slo.koordinator.sh/v1alpha1",
-            metadata={"name": "broken"},
-            spec={"resourceUsedThresholdWithBE": {"cpuSuppressThresholdPercent": 101}},
-        ),
-        "match": "should be less than or equal to 100",
-    },
-    {
-        "path": "/apis/scheduling.koordinator.sh/v1alpha1/reservations",
-        "object": _object(
-            "Reservation",
-            _SCHEDULING,
-            metadata={"name": "broken"},
-            spec={"template": {}, "owners": []},
-        ),
-        "match": "at least 1 item",
-    },
-    {
-        "path": "/apis/config.koordinator.sh/v1alpha1/clustercolocationprofiles",
-        "object": _object(
-            "ClusterColocationProfile",
-            "config.koordinator.sh/v1alpha1",
-            metadata={"name": "broken"},
-            spec={"qosClass": "BESTEFFORT"},
-        ),
-        "match": "Unsupported value",
-    },
-]

@@ -1,4 +1,4 @@
-"""The manager's rights, by the API server's own record of what the manager asked for."""
+"""The manager's rights: all its work is done under them, and none is granted for nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from cluster.gates import GATES
 from cluster.manager.manifests import CLUSTER_RULES, NAMESPACE_RULES, SECRET_NAME
 from cluster.webhook.configuration import MUTATING_NAME
-from kube.client import Client, encode_object
+from kube.client import ApiError, Client, encode_object
 from kube.resources import (
     DEVICES,
     ELASTIC_QUOTAS,
@@ -38,11 +38,11 @@ from tests.cluster.conftest import (
     set_config,
 )
 from tests.cluster.test_manager_apiserver import report
-from tests.cluster.test_manager_resilience import grant
 
 pytestmark = pytest.mark.apiserver
 
 USER = "koord-manager"
+_RBAC = "rbac.authorization.k8s.io"
 _POLICY = f"""\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -253,3 +253,70 @@ async def _patch(
     subresource = "status" if status else ""
     body = json.dumps(plain).encode()
     await client.patch(resource, name, body, namespace=namespace, subresource=subresource)
+
+
+async def grant(client: Client, user: str) -> None:
+    """Give `user` the manager's rights and no others."""
+    subject = {"apiGroup": _RBAC, "kind": "User", "name": user}
+    for kind, rules, namespace in (
+        ("ClusterRole", CLUSTER_RULES, ""),
+        ("Role", NAMESPACE_RULES, NAMESPACE),
+    ):
+        role = Resource(_RBAC, "v1", f"{kind.lower()}s", kind, bool(namespace))
+        binding = Resource(
+            _RBAC, "v1", f"{kind.lower()}bindings", f"{kind}Binding", bool(namespace)
+        )
+        metadata = {"name": "koord-manager-test"}
+        body = encode_object(role, {"metadata": metadata, "rules": list(rules)})
+        await client.create(role, body, namespace=namespace)
+        bound = {
+            "metadata": metadata,
+            "subjects": [subject],
+            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": metadata["name"]},
+        }
+        await client.create(binding, encode_object(binding, bound), namespace=namespace)
+
+
+def test_the_manager_does_all_its_work_under_its_own_rights(
+    server: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with server.client() as client:
+            await grant(client, USER)
+            await register_webhooks(client)
+            config = {"colocation-config": '{"enable":true}', "cpu-burst-config": "{"}
+            await set_config(client, config)
+            await _create(client, NODES, {"metadata": {"name": "rights"}})
+            gates = (
+                "--feature-gates=NodeMutatingWebhook=true,ColocationProfileController=true,"
+                "ConfigMapValidatingWebhook=true,ReservationMutatingWebhook=true"
+            )
+            async with manager(server, [gates], user=USER, webhooks=True) as one:
+                await eventually(lambda: one.leading)
+                await eventually(lambda: read(client, NODE_SLOS, "rights"))
+                await eventually(lambda: read(client, NODE_METRICS, "rights"))
+                registered = await read(
+                    client, MUTATING_WEBHOOKS, "koordinator-mutating-webhook-configuration"
+                )
+                called = {hook["name"] for hook in registered["webhooks"]}
+                assert called == {
+                    "mpod-create.koordinator.sh",
+                    "mpod-update.koordinator.sh",
+                    "melasticquota.koordinator.sh",
+                    "mnode-status.koordinator.sh",
+                    "mreservation-create.koordinator.sh",
+                }
+                await client.delete(NODES, "rights")
+
+                async def gone() -> bool:
+                    return await read(client, NODE_SLOS, "rights") is None
+
+                await eventually(gone)
+        assert "Forbidden" not in caplog.text
+        # It may not read what it does not need.
+        async with server.client(USER) as client:
+            for path in ("/api/v1/secrets", "/api/v1/namespaces/default/configmaps"):
+                with pytest.raises(ApiError, match="forbidden"):
+                    await client.request("GET", path)
+
+    asyncio.run(run())

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests import waiting
 from tests.fake_runtime.adaptation import Created, FakeRuntime
 from tests.fake_runtime.profiles import B
+from tests.koordlet.builders import pod_manifest
 from tests.simulated import UBUNTU_24_04, Kubelet, Pod, Profile, SimulatedKernel
-from tests.simulated.kubelet import shares_of
+from tests.simulated.kubelet import Limits, shares_of
 
 NODE = "n1"
+ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
 SLO = {
     "apiVersion": "slo.koordinator.sh/v1alpha1",
     "kind": "NodeSLO",
@@ -131,6 +133,13 @@ class Node:
         message.linux.resources.cpu.period.value = 100_000
         return await self.runtime.create_container(message)
 
+    async def resize(self, container_id: str, quota_us: int) -> nri.LinuxResources:
+        """kubelet asks for another quota; returns what the runtime makes of it."""
+        asked = nri.LinuxResources()
+        asked.cpu.quota.value = quota_us
+        asked.cpu.period.value = 100_000
+        return await self.runtime.update_container(container_id, asked)
+
     async def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any]:
         """Ask the admin socket; returns (status, JSON or text)."""
         status, payload = await request(f"{self.folder}/run/admin.sock", method, target, body)
@@ -184,3 +193,23 @@ async def node(
 async def until(what: str, condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
     """Wait for something that the daemon does by itself."""
     await waiting.until(condition, what, timeout_s=timeout_s)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def events(node_: Node, kind: str) -> list[str]:
+    return [event.message for event in node_.daemon.parts.events.latest() if event.kind == kind]
+
+
+def ls_manifest(uid: str) -> dict[str, Any]:
+    """The manifest of a pod of one CPU."""
+    resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+    manifest = pod_manifest(
+        uid=uid,
+        spec={"containers": [{"name": "main", "resources": resources}]},
+        status={"phase": "Running", "qosClass": "Burstable"},
+    )
+    manifest["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
+    return manifest

@@ -15,9 +15,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from koordlet.podspec import KnownPod
 from koordlet.state import Source
 from tests.properties.listed import listed
-from tests.properties.pods import GIB
 from tests.properties.test_node import EXAMPLES, NodeMachine
-from tests.simulated.kubelet import Limits
 
 CLASSES = ("", "LS", "LSR", "SYSTEM", "BE")
 
@@ -65,16 +63,9 @@ class EditedMachine(NodeMachine):
 
     @rule(number=st.integers(0, 9), half=st.booleans())
     def a_container_is_resized_unheard(self, number: int, half: bool) -> None:
-        container = self._container(number)
-        if container is None or container.pod.kind.kube_qos != "Burstable":
-            return
-        full = container.pod.kind.limits
-        if not full.cpu_limit_milli:
-            return
-        smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
-        self.node.resize(container, smaller if half else full, hooked=False)
-        self.kubelet_lists_its_pods()
-        self.node.synchronize()
+        if self._resize(number, half=half, hooked=False):
+            self.kubelet_lists_its_pods()
+            self.node.synchronize()
 
     def _settled(self) -> None:
         self.kubelet_lists_its_pods()

@@ -237,14 +237,19 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), half=st.booleans())
     def a_container_is_resized(self, number: int, half: bool) -> None:
         """Also while nobody listens: the runtime's next list shows it."""
+        self._resize(number, half=half, hooked=True)
+
+    def _resize(self, number: int, *, half: bool, hooked: bool) -> bool:
+        """Tell whether there is a container that kubelet resizes."""
         container = self._container(number)
         if container is None or container.pod.kind.kube_qos != "Burstable":
-            return
+            return False
         full = container.pod.kind.limits
         if not full.cpu_limit_milli:
-            return
+            return False
         smaller = Limits(full.cpu_request_milli // 2, full.cpu_limit_milli // 2, GIB)
-        self.node.resize(container, smaller if half else full, hooked=True)
+        self.node.resize(container, smaller if half else full, hooked=hooked)
+        return True
 
     @precondition(lambda self: self.node.connected)
     @rule()
