@@ -33,11 +33,11 @@ from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.facts import KernelFacts, NodeInputs, Settings
 from hooks.policies import BUILTIN
-from koordlet.decider import Decider
+from koordlet.decisions.decider import Decider
 from koordlet.events import Events
-from koordlet.nri_handler import NriHandler
-from koordlet.requests_log import RequestsLog
 from koordlet.state import NodeState
+from koordlet.state.requests_log import RequestsLog
+from koordlet.transports.nri_handler import NriHandler
 from linux.resources import Resource, Value
 from nri_plugin.handler import Container
 from nri_plugin.options import Options

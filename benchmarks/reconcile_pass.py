@@ -39,12 +39,12 @@ from hooks.subject import (
     make_pod,
 )
 from koordlet.executor.executor import Executor
+from koordlet.executor.journal import Journal
 from koordlet.executor.table import Limits
-from koordlet.journal import Journal
-from koordlet.kernel import probe
-from koordlet.objects import Directory
+from koordlet.node.probe import probe_kernel
 from koordlet.reconciler.reconciler import Reconciler
-from koordlet.snapshot import Snapshot
+from koordlet.sources.objects import Directory
+from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout, qos_dir
 from linux.discovery import discover
 from linux.local import LocalHost
@@ -211,7 +211,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, groups(layout, subjects):
         folder = Path(scratch, "objects")
         folder.mkdir()
-        probed = probe(host, layout)
+        probed = probe_kernel(host, layout)
         inputs = msgspec.structs.replace(inputs_from(folder), kernel=probed.facts)
         engine = Engine.build(BUILTIN, inputs)
         for state in engine.states:

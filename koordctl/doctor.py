@@ -17,9 +17,9 @@ from koordctl.finding import Check, Finding, Patient
 from koordctl.neighbours import NEIGHBOURS, NRI_TABLE
 from koordctl.offline import config_in_force, load_config
 from koordctl.processes import running
-from koordlet.config import Config
-from koordlet.kernel import probe
-from koordlet.machine import CGROUP_ROOT, layout_of, local_host
+from koordlet.configuration.config import Config
+from koordlet.node.machine import CGROUP_ROOT, layout_of, local_host
+from koordlet.node.probe import probe_kernel
 from linux.discovery import DiscoveryError
 from linux.resources import Resource
 
@@ -108,7 +108,7 @@ def _cgroups(patient: Patient) -> Iterator[Finding]:
             "info",
             "version 1: supported, but kubelet refuses it by default from Kubernetes 1.35 on",
         )
-    probed = probe(patient.host, layout)
+    probed = probe_kernel(patient.host, layout)
     facts = probed.facts
     supported = sorted(resource.value for resource in facts.supported)
     yield Finding(

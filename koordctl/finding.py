@@ -8,7 +8,7 @@ from typing import Literal
 
 from koordctl.client import Client
 from koordctl.processes import Process
-from koordlet.config import Config
+from koordlet.configuration.config import Config
 from linux.host import Host
 
 

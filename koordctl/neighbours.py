@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from koordctl.finding import Check, Finding, Patient
 from koordctl.processes import NotOurs, Process
-from koordlet.config import Config
+from koordlet.configuration.config import Config
 from runtime_proxy.options import LISTEN
 from service.manifest import NotYaml, document
 

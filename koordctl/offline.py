@@ -8,12 +8,12 @@ from typing import Any
 
 from apis.errors import InputError, InputErrors
 from koordctl.errors import CommandError
-from koordlet.config import Config, Mode
-from koordlet.config_file import build, load, mode_of
-from koordlet.flags import parse_flags
-from koordlet.machine import layout_of, local_host
-from koordlet.objects import Directory
-from koordlet.planning import plan_offline
+from koordlet.configuration.config import Config, Mode
+from koordlet.configuration.config_file import build, load, mode_of
+from koordlet.configuration.flags import parse_flags
+from koordlet.node.machine import layout_of, local_host
+from koordlet.planning.plan import plan_offline
+from koordlet.sources.objects import Directory
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 

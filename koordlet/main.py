@@ -13,10 +13,10 @@ from typing import Final
 
 from apis.errors import InputError, InputErrors
 from koordlet import VERSION
-from koordlet.config import Config, Mode
-from koordlet.config_file import DEFAULT_PATH, describe, load, mode_of
+from koordlet.configuration.config import Config, Mode
+from koordlet.configuration.config_file import DEFAULT_PATH, describe, load, mode_of
+from koordlet.configuration.flags import Parsed, help_text, parse_flags
 from koordlet.console import guarded
-from koordlet.flags import Parsed, help_text, parse_flags
 
 _HELP: Final = f"""\
 koordlet: gives every pod and container of this node what Koordinator decides for it.

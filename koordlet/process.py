@@ -18,16 +18,16 @@ import uvloop
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.policies import BUILTIN
-from koordlet.config import Config
-from koordlet.daemon import Daemon
+from koordlet.configuration.config import Config
+from koordlet.configuration.flags import Parsed
+from koordlet.configuration.gates import BEYOND_POLICIES
+from koordlet.daemon.daemon import Daemon
 from koordlet.executor.executor import Executor
-from koordlet.flags import Parsed
-from koordlet.gates import BEYOND_POLICIES
-from koordlet.journal import Journal, JournalError
-from koordlet.kubepods_lock import KubepodsLock
-from koordlet.machine import layout_of, local_host
+from koordlet.executor.journal import Journal, JournalError
+from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.node.machine import layout_of, local_host
 from koordlet.reconciler.reconciler import Reconciler
-from koordlet.snapshot import Snapshot
+from koordlet.state.snapshot import Snapshot
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 from nri_plugin.node_lock import LockHeld, node_lock

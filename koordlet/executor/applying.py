@@ -14,6 +14,7 @@ from typing import Final
 
 from koordlet.executor import node_wide, tasks
 from koordlet.executor.files import FilePlanner
+from koordlet.executor.journal import JournalError
 from koordlet.executor.judging import SLICE, Judge
 from koordlet.executor.order import ancestors
 from koordlet.executor.slots import (
@@ -27,7 +28,6 @@ from koordlet.executor.slots import (
     WriteReport,
 )
 from koordlet.executor.table import SlotTable, describe
-from koordlet.journal import JournalError
 from linux.cgroup_files import FILES, field_text
 from linux.resources import Resource
 

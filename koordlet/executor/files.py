@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from koordlet.executor.journal import Journal, Record
 from koordlet.executor.order import ancestors
 from koordlet.executor.originals import Originals
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey
 from koordlet.executor.texts import Texts
 from koordlet.executor.tree import TreePlanner
-from koordlet.journal import Journal, Record
 from linux.cgroup_files import FILES, Codec, Levels, in_range, number
 from linux.cgroup_paths import is_below
 from linux.cpuset import CpuSet

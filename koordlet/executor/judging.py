@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from koordlet.executor.files import FilePlanner
+from koordlet.executor.journal import Record, plain
 from koordlet.executor.originals import Originals
 from koordlet.executor.slots import GONE, Plan, Slot, State
 from koordlet.executor.table import SlotTable
-from koordlet.journal import Record, plain
 from linux.cgroup_files import field_text, number
 from linux.cgroup_paths import is_below, parent_of
 from linux.resources import Resource

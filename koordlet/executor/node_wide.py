@@ -11,9 +11,9 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from koordlet.executor.journal import Record
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
-from koordlet.journal import Record
 from linux import resctrl, resctrl_groups, sysctls
 from linux.cgroup_paths import PathError, check_relative
 from linux.host import Host

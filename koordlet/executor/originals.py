@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
+from koordlet.executor.journal import Delivery, Handed, Journal, JournalError, Record, plain
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
-from koordlet.journal import Delivery, Handed, Journal, JournalError, Record, plain
 from linux.cgroup_files import DEFAULTS, FILES, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
 from linux.cpuset import CpuSet

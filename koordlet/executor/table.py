@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from koordlet.executor.journal import Journal, JournalError, Record, RecordKey
 from koordlet.executor.slots import BAD, Slot, SlotKey, State, Want
 from koordlet.executor.texts import Texts
-from koordlet.journal import Journal, JournalError, Record, RecordKey
 from linux.cgroup_files import FILES
 from linux.cgroup_paths import Layout
 from linux.host import Host

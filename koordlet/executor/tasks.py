@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from koordlet.executor.journal import Delivery, Record, plain
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
-from koordlet.journal import Delivery, Record, plain
 from linux import resctrl, resctrl_groups
 from linux.host import Host
 from linux.procfs import oom_score_adj_path, parse_ids

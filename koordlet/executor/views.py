@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from koordlet.executor.journal import Record
 from koordlet.executor.slots import ResourceView, SlotKey, State, Want
 from koordlet.executor.table import SlotTable
-from koordlet.journal import Record
 from linux.resources import Resource
 
 

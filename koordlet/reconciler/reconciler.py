@@ -24,13 +24,13 @@ import msgspec
 from hooks.engine import Guard
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
+from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.slots import ResourceView, State, WriteReport
-from koordlet.journal import Journal, JournalError
 from koordlet.reconciler.outside import OutsideChanges
 from koordlet.reconciler.reports import PassReport, ReconcileStats, SubjectView
 from koordlet.reconciler.triggers import Triggers
 from koordlet.reconciler.wishes import Wishes
-from koordlet.snapshot import Snapshot
+from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
 from linux.resources import Resource
 

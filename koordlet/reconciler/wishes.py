@@ -18,9 +18,9 @@ from hooks.policy import OffBecause
 from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, Subject
 from koordlet.executor.executor import Executor
+from koordlet.executor.journal import Journal, JournalError, Record
 from koordlet.executor.slots import PlannedWrite, Want
-from koordlet.journal import Journal, JournalError, Record
-from koordlet.snapshot import Snapshot
+from koordlet.state.snapshot import Snapshot
 from linux.resources import Resource
 
 AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})

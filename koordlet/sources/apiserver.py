@@ -23,9 +23,9 @@ import msgspec
 
 from apis.core import ObjectMeta
 from apis.errors import printable
-from koordlet.config import Kubernetes
+from koordlet.configuration.config import Kubernetes
 from koordlet.events import Events, Severity
-from koordlet.objects import NodeObjects, Received
+from koordlet.sources.objects import NodeObjects, Received
 from kube.cache import Cache, Change, Event, wait_all_synced
 from kube.client import Client
 from kube.connection import Connection, ConnectionConfigError, load_connection

@@ -14,7 +14,7 @@ import grpc
 import msgspec
 
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject, make_pod
-from koordlet.config import Cri
+from koordlet.configuration.config import Cri
 from koordlet.sources.polling import SourceError
 from linux import cgroup_paths
 from linux.cgroup_paths import PathError

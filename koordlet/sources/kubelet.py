@@ -22,9 +22,9 @@ import msgspec
 from apis.core import Pod
 from apis.decode import decode_object
 from apis.errors import InputError, InputErrors
-from koordlet.config import Kubelet
-from koordlet.podspec import KnownPod, known_pod
+from koordlet.configuration.config import Kubelet
 from koordlet.sources.polling import SourceError
+from koordlet.state.podspec import KnownPod, known_pod
 from service.histogram import Histogram
 
 MAX_BYTES: Final = 64 << 20

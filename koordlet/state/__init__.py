@@ -12,7 +12,7 @@ precedence:
 - cgroup: the runtime, then the node's layout.
 - requested values of a container: what kubelet asked the runtime for in an event, then the
   specification, then what the runtime had when the container was first seen (both kept over a
-  restart by `koordlet.requests_log`: what it has later may be ours). A value in the
+  restart by `koordlet.state.requests_log`: what it has later may be ours). A value in the
   runtime's full list that is neither kubelet's nor ours was asked for in an event that nobody
   heard, and counts as heard.
 

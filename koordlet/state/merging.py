@@ -22,8 +22,8 @@ from hooks.subject import (
     Requested,
     SandboxSubject,
 )
-from koordlet.podspec import KnownPod
 from koordlet.state.pod_objects import PodObjects
+from koordlet.state.podspec import KnownPod
 from koordlet.state.runtime_records import ContainerRecord, PodRecords, SandboxRecord
 from linux import cgroup_paths
 from linux.cgroup_paths import Layout, PathError, Runtime

@@ -25,12 +25,12 @@ from hooks.subject import (
     Requested,
     Subject,
 )
-from koordlet.podspec import KnownPod
-from koordlet.requests_log import Remembered
-from koordlet.snapshot import Snapshot
 from koordlet.state.merging import PodView, container_of, merge_pod, qos_subjects
 from koordlet.state.pod_objects import PodObjects, Source
+from koordlet.state.podspec import KnownPod
+from koordlet.state.requests_log import Remembered
 from koordlet.state.runtime_records import ContainerRecord, PodRecords, RuntimeRecords
+from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
 from nri_plugin.handler import Container, Sandbox
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from hooks.subject import Pod
-from koordlet.podspec import KnownPod
+from koordlet.state.podspec import KnownPod
 
 _LOG = logging.getLogger("koordlet.state")
 

@@ -18,7 +18,7 @@ import msgspec
 
 from hooks.requested import laid_over
 from hooks.subject import NOTHING_REQUESTED, Pod, Requested, SandboxSubject
-from koordlet.requests_log import Remembered
+from koordlet.state.requests_log import Remembered
 from nri_plugin.handler import Container, ContainerState, Sandbox
 
 _LOG = logging.getLogger("koordlet.state")

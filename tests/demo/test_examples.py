@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from demo import scene
-from koordlet.config import Mode
-from koordlet.config_file import load
-from koordlet.flags import parse_flags
-from koordlet.objects import Directory
+from koordlet.configuration.config import Mode
+from koordlet.configuration.config_file import load
+from koordlet.configuration.flags import parse_flags
+from koordlet.sources.objects import Directory
 from tests.beds.daemon import NODE_NAME
 
 

@@ -23,10 +23,10 @@ from koordctl.client import Client
 from koordctl.doctor import examine
 from koordctl.main import main
 from koordctl.offline import config_in_force
-from koordlet.config import Config
-from koordlet.config_file import as_tree
+from koordlet.configuration.config import Config
+from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
-from tests.koordlet.node import SLO, Node, node, node_object, until
+from tests.koordlet.daemon.bed import SLO, Node, node, node_object, until
 from tests.simulated.kubelet import Limits
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -17,7 +17,7 @@ from koordctl.client import Client
 from koordctl.finding import Finding, Patient
 from koordctl.neighbours import NEIGHBOURS, NRI_TABLE
 from koordctl.processes import Process, program, running
-from koordlet.config import Config, Cri, Nri
+from koordlet.configuration.config import Config, Cri, Nri
 from linux.local import LocalHost
 
 _SLEEP = "print(flush=True); import time; time.sleep(60)"

@@ -14,7 +14,7 @@ from hooks.subject import (
     SandboxSubject,
     make_pod,
 )
-from koordlet.podspec import KnownPod, known_pod
+from koordlet.state.podspec import KnownPod, known_pod
 from linux.cgroup_paths import Driver, Layout
 from nri_plugin.handler import Container, ContainerState, Sandbox
 from nri_plugin.subjects import place_of

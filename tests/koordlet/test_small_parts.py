@@ -14,8 +14,8 @@ from apis.nodeslo import CgroupBase, CgroupPath, HostApplication
 from apis.qos import KubeQoS, QoSClass
 from hooks.subject import ContainerKind, Requested
 from koordlet.events import CAPACITY, Events, Severity
-from koordlet.hostapps import host_app_subjects
-from koordlet.requests_log import Remembered, RequestsLog
+from koordlet.node.host_apps import host_app_subjects
+from koordlet.state.requests_log import Remembered, RequestsLog
 from linux.cpuset import CpuSet
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
 

@@ -20,21 +20,21 @@ from apis.nodeslo import decode_nodeslo
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.policies import BUILTIN
-from koordlet.decider import Decider
+from koordlet.decisions.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
+from koordlet.executor.journal import Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
-from koordlet.hostapps import host_app_subjects
-from koordlet.journal import Journal
-from koordlet.kernel import pods_cpus, probe
-from koordlet.nri_handler import NriHandler
+from koordlet.node.host_apps import host_app_subjects
+from koordlet.node.probe import pods_cpus, probe_kernel
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
-from koordlet.requests_log import RequestsLog
-from koordlet.snapshot import Snapshot
 from koordlet.state import NodeState
+from koordlet.state.requests_log import RequestsLog
+from koordlet.state.snapshot import Snapshot
+from koordlet.transports.nri_handler import NriHandler
 from linux.discovery import discover
 from linux.resources import Resource, Value
 from tests.properties import host_apps
@@ -55,7 +55,7 @@ class Daemon:
         self.kernel = kernel
         self.folder = Path(tempfile.mkdtemp(prefix="koord-properties-"))
         self.layout = discover(kernel)
-        self.probed = probe(kernel, self.layout)
+        self.probed = probe_kernel(kernel, self.layout)
         kernel.writes.clear()
         self.inputs = NodeInputs(
             node=NodeMeta(name="n1", allocatable_memory_bytes=kernel.memory_bytes),
@@ -130,7 +130,7 @@ class Daemon:
     def _snapshot(self) -> Snapshot:
         return self.state.snapshot(self.engine)
 
-    # `koordlet.nri_handler.Surroundings`
+    # `koordlet.transports.nri_handler.Surroundings`
 
     def after_reply(self, work: Callable[[], None]) -> None:
         self._work.append(work)

@@ -6,7 +6,7 @@ from typing import Any
 
 from apis.core import Pod as CorePod
 from apis.decode import decode_object
-from koordlet.podspec import KnownPod, known_pod
+from koordlet.state.podspec import KnownPod, known_pod
 from tests.properties.node import CONTAINERS
 from tests.properties.pods import Running, batch_of, metadata
 from tests.simulated.kubelet import Limits

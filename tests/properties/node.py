@@ -14,8 +14,8 @@ import msgspec
 
 from hooks.decision import Decision
 from hooks.subject import ContainerSubject, Requested, SandboxSubject
-from koordlet.nri_handler import NriHandler
 from koordlet.reconciler.reports import PassReport
+from koordlet.transports.nri_handler import NriHandler
 from linux.cpuset import CpuSet
 from linux.resctrl import MOUNT as RESCTRL
 from linux.resources import Resource

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from koordlet.podspec import KnownPod
 from koordlet.state import Source
+from koordlet.state.podspec import KnownPod
 from tests.properties.listed import listed
 from tests.properties.test_node import EXAMPLES, NodeMachine
 

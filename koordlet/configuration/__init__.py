@@ -1,0 +1,1 @@
+"""The configuration: its types, the file, upstream's flags and feature gates."""

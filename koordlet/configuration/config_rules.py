@@ -1,0 +1,160 @@
+"""What the configuration's types cannot say: names, paths, ports, and least values.
+
+Each rule names the field as the file writes it. Root opens, makes and runs what these paths name,
+so a path is absolute and says where it leads: no `..` in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Final
+
+from apis.errors import InputError
+from hooks.compat import SWITCHES
+from koordlet.configuration.config import CONTAINER_STAGES, POD_STAGES, Config
+from service.addresses import parse_address
+from service.unix import LONGEST_PATH
+
+_ADMIN_SOCKET: Final = "/admin.sock"
+
+Wrong = tuple[str, object, str] | tuple[str, object, str, str]
+"""Field, value, problem, and what to do where a person would not know."""
+
+
+def check(config: Config, obj: str) -> list[InputError]:
+    """Return what is wrong. obj: where the configuration comes from."""
+    return [
+        InputError(obj=obj, field=field, value=value, problem=problem, hint="".join(hint) or None)
+        for rule in (_names, _paths, _sockets, _addresses, _numbers, _choices)
+        for field, value, problem, *hint in rule(config)
+    ]
+
+
+def _names(config: Config) -> Iterator[Wrong]:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", config.node_name):
+        hint = "lower-case DNS name, as kubectl get nodes shows it; set nodeName"
+        yield "nodeName", config.node_name, "not a node name", hint
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", config.nri.plugin_name):
+        yield "nri.pluginName", config.nri.plugin_name, "only letters, digits and _ . + - are taken"
+    if not re.fullmatch(r"[0-9]{2}", config.nri.plugin_index):
+        yield "nri.pluginIndex", config.nri.plugin_index, "two digits", 'write it quoted: "00"'
+
+
+def _paths(config: Config) -> Iterator[Wrong]:
+    for field, path in (
+        ("cgroupRoot", config.cgroup_root),
+        ("sysRoot", config.sys_root),
+        ("sysFsRoot", config.sys_fs_root),
+        ("procRoot", config.proc_root),
+        ("varRunRoot", config.var_run_root),
+        ("objectsDir", config.objects_dir),
+        ("runDir", config.run_dir),
+        ("hamiCoreLibrary", config.hami_core_library),
+        ("sitePolicies.directory", config.site_policies.directory),
+        ("hookService.registrationDir", config.hook_service.registration_dir),
+    ):
+        yield from _absolute(field, path)
+    for field, path in (("objectsDir", config.objects_dir), ("runDir", config.run_dir)):
+        if path == "/":
+            yield field, path, "not a directory of its own"
+    for field, path in (
+        ("kubernetes.kubeconfig", config.kubernetes.kubeconfig),
+        ("kubelet.caFile", config.kubelet.ca_file),
+        ("kubelet.clientCertFile", config.kubelet.client_cert_file),
+        ("kubelet.clientKeyFile", config.kubelet.client_key_file),
+        ("kubelet.tokenFile", config.kubelet.token_file),
+    ):
+        if path:
+            yield from _absolute(field, path)
+    root = config.kubepods_root
+    if root and not all(part not in ("", ".", "..") for part in root.split("/")):
+        hint = "below a hierarchy: kubepods.slice, or a/b/kubepods"
+        yield "kubepodsRoot", root, "not a cgroup's path", hint
+
+
+def _sockets(config: Config) -> Iterator[Wrong]:
+    yield from _socket("nri.socket", config.nri.socket)
+    yield from _socket("cri.socket", config.cri.socket)
+    yield from _socket("hookService.socket", config.hook_service.socket)
+    if len(os.fsencode(config.run_dir + _ADMIN_SOCKET)) > LONGEST_PATH:
+        most = LONGEST_PATH - len(_ADMIN_SOCKET)
+        yield "runDir", config.run_dir, f"longer than the {most} bytes that its sockets allow"
+
+
+def _socket(field: str, path: str) -> Iterator[Wrong]:
+    yield from _absolute(field, path)
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        yield field, path, f"longer than the {LONGEST_PATH} bytes of a socket's address"
+
+
+def _absolute(field: str, path: str) -> Iterator[Wrong]:
+    if not path.startswith("/"):
+        yield field, path, "not an absolute path"
+    elif ".." in path.split("/") or "\0" in path:
+        yield field, path, "has .. in it: write where it leads"
+
+
+def _addresses(config: Config) -> Iterator[Wrong]:
+    if config.http.address:
+        try:
+            parse_address(config.http.address)
+        except ValueError as error:
+            yield "http.address", config.http.address, str(error)
+    if not re.fullmatch(r"[A-Za-z0-9.-]+|\[?[0-9A-Fa-f:.]+\]?", config.kubelet.address):
+        yield "kubelet.address", config.kubelet.address, "not a host", "a name or an IP address"
+    for field, port in (
+        ("kubelet.port", config.kubelet.port),
+        ("kubelet.readOnlyPort", config.kubelet.read_only_port),
+    ):
+        if not 0 < port < 65536:
+            yield field, port, "not a port"
+
+
+def _numbers(config: Config) -> Iterator[Wrong]:
+    for field, seconds, least in (
+        ("intervals.reconcile", config.intervals.reconcile, 0.5),
+        ("intervals.objects", config.intervals.objects, 0.5),
+        ("intervals.facts", config.intervals.facts, 10),
+        ("kubelet.interval", config.kubelet.interval, 1),
+        ("kubelet.timeout", config.kubelet.timeout, 0.1),
+        ("cri.interval", config.cri.interval, 1),
+        ("cri.timeout", config.cri.timeout, 0.1),
+        ("nri.backoff", config.nri.backoff, 0.1),
+    ):
+        if seconds < least:
+            yield field, float(seconds), f"shorter than {least} s"
+    if config.intervals.rebuild_delay > 60:
+        delay = float(config.intervals.rebuild_delay)
+        yield "intervals.rebuildDelay", delay, "longer than 60 s: changes would seem lost"
+    if config.writes.budget_per_second < 1:
+        yield "writes.budgetPerSecond", config.writes.budget_per_second, "less than 1"
+    if not 0 < config.site_policies.time_limit <= 0.5:
+        yield (
+            "sitePolicies.timeLimit",
+            float(config.site_policies.time_limit),
+            "not between 0 and 500ms",
+            "a reply later than 2 s costs the connection to the runtime",
+        )
+
+
+def _choices(config: Config) -> Iterator[Wrong]:
+    for switch in config.compat:
+        if switch not in SWITCHES:
+            close = get_close_matches(switch, SWITCHES, n=2)
+            hint = (
+                f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(SWITCHES)}"
+            )
+            yield "compat", switch, "not a compatible switch", hint
+    for stage in config.hook_service.disabled_stages:
+        if stage not in (*POD_STAGES, *CONTAINER_STAGES):
+            known = f"known: {', '.join((*POD_STAGES, *CONTAINER_STAGES))}"
+            yield "hookService.disabledStages", stage, "not a stage of the hook service", known
+    if config.log.level not in ("debug", "info", "warning", "error"):
+        yield "log.level", config.log.level, "one of debug, info, warning, error"
+    if config.log.format not in ("text", "json"):
+        yield "log.format", config.log.format, "one of text, json"
+    if config.hook_service.failure_policy not in ("Fail", "Ignore"):
+        yield "hookService.failurePolicy", config.hook_service.failure_policy, "Fail or Ignore"

@@ -1,0 +1,177 @@
+"""The daemon: in which order its parts start and stop, and what it does while it runs.
+
+`koordlet.daemon.parts` says what it is made of. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from koordlet.configuration.config import Config
+from koordlet.daemon.background import Background
+from koordlet.daemon.endpoints import Endpoints
+from koordlet.daemon.parts import Parts
+from koordlet.daemon.reloading import reload
+from koordlet.daemon.sweep import SWEEP_S
+from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.node.machine import local_host
+from linux.host import Host
+from linux.local import LocalHost
+from nri_plugin.node_lock import LockHeld
+from nri_plugin.options import Launch
+from nri_plugin.supervisor import Supervisor
+from service.systemd import Notifier
+
+_LOG = logging.getLogger("koordlet")
+
+
+class Daemon:
+    """One daemon of one node."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        reload: Callable[[], Config],
+        launch: Launch | None = None,
+        host: Host | None = None,
+        lock: KubepodsLock | None = None,
+    ) -> None:
+        """reload: reads the configuration again; raises InputError or InputErrors. host: this
+        machine's kernel when None. lock: what keeps other daemons away; None: a lock in the
+        host's own cgroups, if it has any.
+        """
+        host = host or local_host(config)
+        if lock is None and isinstance(host, LocalHost):
+            lock = KubepodsLock(host.here)
+        self.failed = False
+        """True when the daemon stops because it has to: then it exits with an error."""
+        self._reload = reload
+        self._notifier = Notifier()
+        self._stopping = asyncio.Event()
+        self._background = Background(self._fail)
+        self.parts = Parts(
+            config,
+            host=host,
+            lock=lock,
+            launch=launch,
+            background=self._background,
+            displaced=self._displaced,
+        )
+        self._endpoints = Endpoints(self.parts)
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Start everything, serve until told to stop, stop everything.
+
+        started: called once, when everything is up. Raises LockHeld when another daemon has this
+        node's pods, DiscoveryError without cgroups, OSError without a run directory.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            await self._start()
+            self._tell_ready()
+            started()
+            await self._stopping.wait()
+        finally:
+            await self._stop()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self._stopping.set()
+
+    def reload(self) -> None:
+        """SIGHUP: read the configuration and the objects again."""
+        reload(self.parts, self._reload)
+
+    # --- starting and stopping -----------------------------------------------------------------
+
+    async def _start(self) -> None:
+        parts = self.parts
+        config = parts.config
+        layout = await parts.kernel.find()
+        parts.passes.claim(layout)
+        await parts.kernel.probe()
+        await parts.feeds.first_objects()
+        if parts.site_watch is not None:
+            await parts.site_watch.load()
+        parts.rules.build_now()
+        parts.passes.start(layout, burst_above_quota=parts.kernel.burst_above_quota)
+        await self._endpoints.open()
+        if parts.site_watch is not None:
+            parts.site_watch.start(self._background.spawn)
+        parts.feeds.start()
+        await self._endpoints.open_hook_service()
+        self._background.spawn("housekeeping", self._housekeeping())
+        self._background.spawn("watchdog", parts.health.watch(self._notifier))
+        if config.nri.enabled:
+            supervisor = parts.nri.start(layout.version)
+            self._background.spawn("nri", self._run_nri(supervisor))
+            await parts.nri.wait_synced()
+
+    def _tell_ready(self) -> None:
+        status = self.parts.health.status_line()
+        self._notifier.send(READY="1", STATUS=status)
+        _LOG.info("ready", extra={"node": self.parts.node_name, "status": status})
+
+    async def _stop(self) -> None:
+        parts = self.parts
+        self._notifier.send(STOPPING="1")
+        parts.nri.stop()
+        parts.feeds.close()
+        if parts.site_watch is not None:
+            parts.site_watch.close()
+        await self._background.cancel()
+        await self._endpoints.close()
+        await parts.passes.stop()
+        parts.requests.close()
+        parts.workers.shutdown(wait=False, cancel_futures=True)
+        _LOG.info("stopped")
+
+    def _stop_signal(self, number: int) -> None:
+        if self._stopping.is_set():
+            # A second signal means now.
+            os._exit(1)
+        _LOG.info("stopping", extra={"signal": signal.Signals(number).name})
+        self.stop()
+
+    def _fail(self) -> None:
+        self.failed = True
+        self.stop()
+
+    def _displaced(self, held: LockHeld) -> None:
+        if not self._stopping.is_set():
+            _LOG.critical("another daemon runs on this node, stopping: %s", held)
+            self._fail()
+
+    # --- while it runs -------------------------------------------------------------------------
+
+    async def _run_nri(self, supervisor: Supervisor) -> None:
+        await supervisor.run()
+        # A plugin that the runtime launched lives as long as its connection.
+        self.stop()
+
+    async def _housekeeping(self) -> None:
+        parts = self.parts
+        facts_s = parts.config.intervals.facts
+        facts_at = time.monotonic() + facts_s
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+            await self._endpoints.open_missing()
+            if time.monotonic() >= facts_at:
+                facts_at = time.monotonic() + facts_s
+                await parts.kernel.probe_again()
+
+    async def sweep(self) -> None:
+        """Look for what nobody told of: the pods' root, starts and ends."""
+        await self.parts.find_kubepods()
+        if (layout := self.parts.kernel.layout) is not None:
+            await self.parts.sweep.run(layout)

@@ -1,0 +1,135 @@
+"""What the daemon serves: the admin socket, metrics and health over HTTP, the hook service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+
+from koordlet.daemon.admin import MAX_BODY_BYTES, SOCKET, admin_routes
+from koordlet.daemon.parts import Parts
+from koordlet.daemon.readings import DaemonReadings
+from koordlet.events import Severity
+from koordlet.exposition.metrics import CONTENT_TYPE, Registries
+from service.addresses import parse_address
+from service.http_server import Request, Response, Server, text
+
+if TYPE_CHECKING:
+    from koordlet.transports.hook_service import HookServer
+
+
+class Endpoints:
+    """All servers of one daemon. Belongs to the event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._servers: list[Server] = []
+        self._http_missing = bool(parts.config.http.address)
+        self._hook_server: HookServer | None = None
+        self._admin: Server | None = None
+
+    async def open(self) -> None:
+        """Serve what the configuration asks for. Raises OSError without an admin socket."""
+        await self._open_admin()
+        await self.open_missing()
+
+    async def open_missing(self) -> None:
+        """Serve what nobody can reach: a port that was taken, an admin socket that was removed."""
+        if self._http_missing:
+            await self._open_http()
+        if not os.path.exists(self._admin_path):
+            await self._open_admin_again()
+
+    async def open_hook_service(self) -> None:
+        """Answer the runtime proxy, if there is to be one."""
+        config = self._parts.config.hook_service
+        if not config.enabled:
+            return
+        # Imports gRPC, which a daemon without a runtime proxy does not pay for.
+        from koordlet.transports.hook_service import HookAnswers, HookServer
+
+        parts = self._parts
+        answers = HookAnswers(parts.state, parts.hook_decider, parts)
+        server = HookServer(config, answers, parts.events)
+        try:
+            await server.start()
+        except OSError as error:
+            parts.events.add("hook-service", "hookService", str(error), severity=Severity.ERROR)
+            return
+        self._hook_server = server
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
+        if self._hook_server is not None:
+            await self._hook_server.stop()
+
+    @property
+    def _admin_path(self) -> str:
+        return f"{self._parts.config.run_dir}/{SOCKET}"
+
+    async def _open_admin(self) -> None:
+        admin = Server(admin_routes(self._parts), max_body_bytes=MAX_BODY_BYTES)
+        await admin.listen_unix(self._admin_path)
+        self._servers.append(admin)
+        self._admin = admin
+
+    async def _open_admin_again(self) -> None:
+        """Somebody cleaned the run directory: koordctl has to reach the daemon all the same."""
+        unreachable = self._admin
+        try:
+            await self._open_admin()
+        except OSError as error:
+            problem = f"{error.strerror or error}; make it again, and restart koordlet"
+        else:
+            problem = "it serves again; what else was in the directory is made anew by a restart"
+            if unreachable is not None:
+                self._servers.remove(unreachable)
+                await unreachable.close()
+        self._parts.events.add("admin", self._admin_path, f"was removed: {problem}")
+
+    async def _open_http(self) -> None:
+        """A port that is taken costs metrics and health, not the node's care."""
+        registries = Registries(DaemonReadings(self._parts))
+
+        def exposition(
+            which: CollectorRegistry,
+        ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            async def serve(request: Request) -> Response:
+                return Response(200, Registries.text(which), CONTENT_TYPE)
+
+            return serve
+
+        server = Server(
+            {
+                ("GET", "/metrics"): exposition(registries.merged),
+                ("GET", "/internal-metrics"): exposition(registries.internal),
+                ("GET", "/external-metrics"): exposition(registries.external),
+                ("GET", "/healthz"): self._healthz,
+                ("GET", "/readyz"): self._readyz,
+            }
+        )
+        address = self._parts.config.http.address
+        try:
+            await server.listen_tcp(*parse_address(address))
+        except OSError as error:
+            self._parts.events.add(
+                "http",
+                address,
+                f"no metrics and no health checks: {error.strerror or error};"
+                " tried again every minute",
+                severity=Severity.ERROR,
+            )
+            return
+        self._http_missing = False
+        self._servers.append(server)
+
+    async def _healthz(self, request: Request) -> Response:
+        problem = self._parts.health.unhealthy()
+        return text(503, problem) if problem else text(200, "ok")
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = self._parts.health.not_ready()
+        return text(503, "\n".join(reasons)) if reasons else text(200, "ok")

@@ -1,0 +1,72 @@
+"""Whether the daemon works and is ready, and how long it was busy: for systemd and for probes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from koordlet.daemon.passes import Passes
+from koordlet.state import NodeState
+from koordlet.transports.nri_link import NriLink
+from service.systemd import Notifier
+
+_STUCK_S: Final = 180.0
+"""A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
+
+
+class Health:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self, *, state: NodeState, nri: NriLink, passes: Passes, pass_interval_s: float
+    ) -> None:
+        self._state = state
+        self._nri = nri
+        self._passes = passes
+        self._stuck_s = max(_STUCK_S, 6 * pass_interval_s)
+        self.loop_lag_s = 0.0
+        self.worst_loop_lag_s = 0.0
+
+    def unhealthy(self) -> str:
+        """Return why the daemon should be restarted; "" while it works."""
+        silent_s = self._passes.silent_s
+        if silent_s > self._stuck_s:
+            return f"the reconciler has not finished a pass for {silent_s:.0f} s"
+        return ""
+
+    def not_ready(self) -> list[str]:
+        """Return why new containers are not protected, or the node is not kept in its state."""
+        reasons = [f"{source} has not spoken yet" for source in self._state.awaited]
+        if crash := self._passes.crash:
+            reasons.append(f"the last pass of the reconciler failed: {crash}")
+        supervisor = self._nri.supervisor
+        if supervisor is not None and not supervisor.status.protects:
+            problem = supervisor.status.problem or supervisor.status.state.value
+            reasons.append(f"NRI is not connected: {problem}")
+        return reasons
+
+    def status_line(self) -> str:
+        """Return one line for systemd and the log."""
+        pods, containers = self._state.counts
+        supervisor = self._nri.supervisor
+        if supervisor is None:
+            nri = "NRI off"
+        else:
+            status = supervisor.status
+            runtime = (
+                f" {status.runtime.name} {status.runtime.version_text}" if status.runtime else ""
+            )
+            nri = f"NRI {status.state.value}{runtime}"
+        return f"{nri}; {pods} pods, {containers} containers"
+
+    async def watch(self, notifier: Notifier) -> None:
+        """Say that we live, as long as we do, and measure how long the loop was busy."""
+        period = min((notifier.watchdog_seconds or 10.0) / 3, 5.0)
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(period)
+            self.loop_lag_s = max(time.monotonic() - asked - period, 0.0)
+            self.worst_loop_lag_s = max(self.worst_loop_lag_s, self.loop_lag_s)
+            if not self.unhealthy():
+                notifier.send(WATCHDOG="1", STATUS=self.status_line())

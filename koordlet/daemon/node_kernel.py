@@ -1,0 +1,137 @@
+"""Where the node's cgroups are and what its kernel can do: found at start, looked at again later.
+
+The pods' root may not be there yet when the daemon starts: a node's first pod makes it. Modules and
+switches of the kernel come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor as Workers
+
+import msgspec
+
+from koordlet.configuration.config import Config
+from koordlet.decisions.rules import Rules
+from koordlet.events import Events, Severity
+from koordlet.node.machine import layout_of
+from koordlet.node.probe import Probed, pods_cpus, probe_kernel
+from linux.cgroup_paths import Layout
+from linux.discovery import DiscoveryError, kubepods_of
+from linux.host import Host
+
+_LOG = logging.getLogger("koordlet")
+
+
+class NodeKernel:
+    """The layout in force and what was probed. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        host: Host,
+        *,
+        rules: Rules,
+        events: Events,
+        workers: Workers,
+        changed: Callable[[Layout], None],
+    ) -> None:
+        """changed: takes a layout into force; called again after the new one was probed."""
+        self._config = config
+        self._host = host
+        self._rules = rules
+        self._events = events
+        self._workers = workers
+        self._changed = changed
+        self._looking = False
+        self.layout: Layout | None = None
+        self.probed: Probed | None = None
+
+    @property
+    def burst_above_quota(self) -> bool:
+        return self.probed is not None and self.probed.burst_above_quota
+
+    async def find(self) -> Layout:
+        """Find the layout at start; raises DiscoveryError where there are no cgroups."""
+        layout = await self._discover(())
+        self._take(layout)
+        return layout
+
+    async def probe(self) -> None:
+        """Find out what the kernel can do now."""
+        layout = self.layout
+        if layout is None:
+            return
+        loop = asyncio.get_running_loop()
+        self.probed = await loop.run_in_executor(self._workers, probe_kernel, self._host, layout)
+        self._rules.change(kernel=self.probed.facts)
+
+    async def probe_again(self) -> None:
+        """Find out what has changed; what cannot be found out leaves the last facts in force."""
+        try:
+            await self.probe()
+        except OSError as error:
+            self._events.add("kernel", "kernel", f"cannot be probed: {error}")
+
+    async def look_at_cpus(self) -> None:
+        """Find out which CPUs pods can have now: they go offline and come back."""
+        if self.layout is None or self.probed is None:
+            return
+        loop = asyncio.get_running_loop()
+        cpus = await loop.run_in_executor(self._workers, pods_cpus, self._host, self.layout)
+        facts = msgspec.structs.replace(self.probed.facts, pods_cpus=cpus)
+        self.probed = msgspec.structs.replace(self.probed, facts=facts)
+        self._rules.change(kernel=facts)
+
+    async def find_kubepods(self, live: Iterable[str]) -> None:
+        """Look for the pods' root while it is not known, and probe there. live: pods' cgroups.
+
+        One that is known is looked for again when more pods lie in another (kubelet was restarted
+        with another cgroup driver), or when it is gone and there is another.
+        """
+        if self._looking or self.layout is None:
+            return
+        self._looking = True
+        try:
+            known = self.layout.kubepods
+            if known:
+                # The known one first: it wins where as many lie in another.
+                live = sorted(live, key=lambda path: not path.startswith(f"{known}/"))
+                if kubepods_of(live) in ("", known):
+                    if await self._is_there(self.layout):
+                        return
+                    live = ()
+            layout = await self._discover(tuple(live))
+            if layout.kubepods and layout != self.layout:
+                self._take(layout)
+                await self.probe()
+                self._changed(layout)
+        except (OSError, DiscoveryError) as error:
+            self._events.add("cgroups", "cgroups", str(error), severity=Severity.ERROR)
+        finally:
+            self._looking = False
+
+    async def _is_there(self, layout: Layout) -> bool:
+        directory = layout.directory(next(iter(layout.mounts)), layout.kubepods)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._host.is_dir, directory)
+
+    async def _discover(self, live: Iterable[str]) -> Layout:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._workers, lambda: layout_of(self._config, self._host, live=live)
+        )
+
+    def _take(self, layout: Layout) -> None:
+        self.layout = layout
+        _LOG.info(
+            "cgroup layout",
+            extra={
+                "version": layout.version,
+                "driver": layout.driver.value,
+                "kubepods": layout.kubepods,
+            },
+        )
+        self._changed(layout)

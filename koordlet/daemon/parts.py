@@ -1,0 +1,251 @@
+"""What a daemon is made of, and who talks to whom.
+
+Everything is made here and nothing is started: `koordlet.daemon.daemon` does that. The parts know
+each other through what they are given; where one calls back, it calls a method of `Parts`, which
+passes it on. The event loop owns all mutable state; whatever touches a disk or the kernel runs in
+the worker threads or in the reconciler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hooks.engine import Engine
+from hooks.facts import NodeInputs, NodeMeta
+from koordlet.configuration.config import Config
+from koordlet.daemon.background import Background
+from koordlet.daemon.feeds import KUBELET, Feeds, awaited
+from koordlet.daemon.health import Health
+from koordlet.daemon.node_kernel import NodeKernel
+from koordlet.daemon.passes import Passes
+from koordlet.daemon.sweep import Sweep
+from koordlet.decisions.decider import Decider
+from koordlet.decisions.rules import Rules
+from koordlet.decisions.site_policies import Site
+from koordlet.decisions.site_watch import SiteWatch
+from koordlet.events import Events, Severity
+from koordlet.executor.journal import Journal
+from koordlet.executor.node_wide import make_host_directory
+from koordlet.node.host_apps import host_app_subjects
+from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.state import NodeState
+from koordlet.state.requests_log import RequestsLog
+from koordlet.transports.nri_handler import NriHandler
+from koordlet.transports.nri_link import NriLink
+from linux.cgroup_paths import Layout, PathError
+from linux.host import Host
+from linux.procfs import boot_id
+from linux.resources import Resource, Value
+from nri_plugin.node_lock import LockHeld
+from nri_plugin.options import Launch
+
+
+class Parts:
+    """The parts of one daemon. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        host: Host,
+        lock: KubepodsLock | None,
+        launch: Launch | None,
+        background: Background,
+        displaced: Callable[[LockHeld], None],
+    ) -> None:
+        """displaced: called when another daemon turns out to have this node's pods."""
+        self.config = config
+        """In force: a reload replaces it."""
+        self.node_name = config.node_name
+        self.started_at = time.time()
+        self._started = time.monotonic()
+        self.host = host
+        self.background = background
+        self.workers = ThreadPoolExecutor(max_workers=3, thread_name_prefix="koordlet-io")
+        self.events = Events()
+        self.requests = RequestsLog(f"{config.run_dir}/requests.log")
+        self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(host))
+        self.state = NodeState(remembered=self.requests.load(), awaited=awaited(config))
+        self.site = Site(config, self.events) if config.site_policies.enabled else None
+        self.hook_decider = Decider(
+            self.events,
+            site_guard=self.site.hook_guard if self.site else None,
+            later=self.after_reply,
+        )
+        self.repair_decider = Decider(
+            self.events, site_guard=self.site.repair_guard if self.site else None
+        )
+        self.rules = Rules(
+            NodeInputs(node=NodeMeta(name=config.node_name), settings=config.settings()),
+            self.events,
+            self._engine_swapped,
+            delay=config.intervals.rebuild_delay,
+        )
+        self.site_watch = (
+            SiteWatch(
+                self.site,
+                config,
+                rules=self.rules,
+                deciders=(self.hook_decider, self.repair_decider),
+                events=self.events,
+                workers=self.workers,
+            )
+            if self.site
+            else None
+        )
+        self.kernel = NodeKernel(
+            config,
+            host,
+            rules=self.rules,
+            events=self.events,
+            workers=self.workers,
+            changed=self._layout_changed,
+        )
+        self.passes = Passes(
+            config,
+            host=host,
+            state=self.state,
+            rules=self.rules,
+            journal=self.journal,
+            guard=self.repair_decider.guard,
+            lock=lock,
+            published=self._published,
+            displaced=displaced,
+            cpus_changed=self._cpus_changed,
+        )
+        self.feeds = Feeds(
+            config,
+            state=self.state,
+            rules=self.rules,
+            events=self.events,
+            workers=self.workers,
+            surroundings=self,
+        )
+        self.sweep = Sweep(
+            state=self.state, host=host, workers=self.workers, changed=self.state_changed
+        )
+        self.handler = NriHandler(
+            state=self.state,
+            decider=self.hook_decider,
+            events=self.events,
+            requests=self.requests,
+            surroundings=self,
+        )
+        self.nri = NriLink(config, self.handler, launch=launch)
+        self.health = Health(
+            state=self.state,
+            nri=self.nri,
+            passes=self.passes,
+            pass_interval_s=config.intervals.reconcile,
+        )
+
+    # --- what several of them need -------------------------------------------------------------
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def engine(self) -> Engine:
+        return self.rules.engine
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self.background.spawn(name, work)
+
+    def state_changed(self, reason: str) -> None:
+        self.passes.state_changed(reason)
+
+    # --- from the feeds and the rules ----------------------------------------------------------
+
+    def objects_changed(self) -> None:
+        self._place_host_apps()
+        self.state_changed("objects")
+
+    def _engine_swapped(self, engine: Engine) -> None:
+        self._place_host_apps()
+        self.state_changed("rules")
+
+    # --- from the kernel -----------------------------------------------------------------------
+
+    def _layout_changed(self, layout: Layout) -> None:
+        self.state.set_layout(layout)
+        self._place_host_apps()
+        self.passes.set_layout(layout, burst_above_quota=self.kernel.burst_above_quota)
+        self.state_changed("layout")
+
+    def _place_host_apps(self) -> None:
+        layout = self.kernel.layout
+        if layout is None:
+            return
+        subjects, errors = host_app_subjects(self.rules.inputs.slo.host_applications, layout)
+        for error in errors:
+            self.events.add("bad-object", error.obj, str(error), severity=Severity.ERROR)
+        self.state.set_host_apps(subjects)
+
+    # --- from the passes -----------------------------------------------------------------------
+
+    def _published(self) -> None:
+        layout = self.kernel.layout
+        if layout is not None and not layout.kubepods and self.state.counts[0]:
+            self.spawn("kubepods", self.find_kubepods())
+
+    async def find_kubepods(self) -> None:
+        """A node's first pod makes the pods' root: look where it is, and what it can do."""
+        live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
+        await self.kernel.find_kubepods(live)
+
+    def _cpus_changed(self) -> None:
+        self.spawn("cpus", self.kernel.look_at_cpus())
+
+    # --- from the NRI handler ------------------------------------------------------------------
+
+    def after_reply(self, work: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(work)
+
+    def pod_appeared(self, uid: str) -> None:
+        if not self.state.known_to_kubelet(uid):
+            self.feeds.ask_soon(KUBELET)
+
+    def delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        value: Value,
+        policy: str,
+    ) -> None:
+        self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
+
+    def make_host_directory(self, path: str, mode: int) -> None:
+        try:
+            make_host_directory(self.host, path, mode)
+        except (OSError, PathError) as error:
+            self.events.add(
+                "host-directory",
+                path,
+                f"cannot be made, so the container that mounts it will not start: {error}",
+                severity=Severity.ERROR,
+            )
+
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        self.journal.supersede(container_id, resources)
+
+    def ended(self, container_id: str) -> None:
+        self.passes.ended(container_id)
+
+    def resctrl_groups(self) -> Collection[str]:
+        return self.passes.resctrl_groups
+
+    # --- from the hook service -----------------------------------------------------------------
+
+    @property
+    def nri_protects(self) -> bool:
+        return self.nri.protects
+
+    def told_by_proxy(self, uid: str) -> None:
+        self.pod_appeared(uid)
+        self.feeds.ask_soon("cri")

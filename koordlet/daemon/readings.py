@@ -1,0 +1,116 @@
+"""The daemon's numbers as `koordlet.exposition.metrics` reads them, when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hooks.subject import Subject
+from koordlet.daemon.parts import Parts
+from koordlet.decisions.decider import RepairKey, TimingKey
+from koordlet.executor.slots import State as ValueState
+from koordlet.exposition.container_metrics import CookieKey, Standing
+from koordlet.node.machine import TimedHost, WriteKey
+from koordlet.reconciler.reports import ReconcileStats
+from linux.cpuset import CpuSet
+from linux.resources import Resource
+from nri_plugin.statistics import Statistics
+from service.histogram import Histogram
+
+
+class DaemonReadings:
+    """Implements `koordlet.exposition.metrics.Readings`. Belongs to the event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.node_name = parts.node_name
+        self.started_at = parts.started_at
+
+    @property
+    def loop_lag_s(self) -> float:
+        return self._parts.health.loop_lag_s
+
+    @property
+    def nri(self) -> Statistics | None:
+        return self._parts.nri.statistics
+
+    @property
+    def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
+        return (self._parts.hook_decider.timings, self._parts.repair_decider.timings)
+
+    @property
+    def pods(self) -> int:
+        return self._parts.state.counts[0]
+
+    @property
+    def containers(self) -> int:
+        return self._parts.state.counts[1]
+
+    @property
+    def unprotected(self) -> int:
+        return len(self._parts.state.unprotected())
+
+    @property
+    def policies(self) -> Mapping[str, str]:
+        return {name: state for name, (state, _) in self._parts.rules.states().items()}
+
+    @property
+    def generation(self) -> int:
+        return self._parts.engine.generation
+
+    @property
+    def events(self) -> Mapping[str, int]:
+        return self._parts.events.totals
+
+    @property
+    def problems(self) -> int:
+        return len(self._parts.feeds.objects.problems)
+
+    @property
+    def repairs(self) -> Mapping[RepairKey, Histogram]:
+        return self._parts.repair_decider.repairs
+
+    @property
+    def write_durations(self) -> Mapping[WriteKey, Histogram]:
+        host = self._parts.host
+        return host.write_durations if isinstance(host, TimedHost) else {}
+
+    @property
+    def kubelet_durations(self) -> Mapping[str, Histogram]:
+        kubelet = self._parts.feeds.kubelet
+        return kubelet.durations if kubelet is not None else {}
+
+    @property
+    def reconcile_stats(self) -> ReconcileStats | None:
+        reconciler = self._parts.passes.reconciler
+        return None if reconciler is None else reconciler.stats
+
+    @property
+    def values(self) -> Mapping[tuple[Resource, ValueState], int]:
+        return self._parts.passes.values
+
+    @property
+    def of_processes(self) -> Iterable[Standing]:
+        return self._parts.passes.of_processes
+
+    @property
+    def cookie_changes(self) -> Mapping[CookieKey, int]:
+        executor = self._parts.passes.executor
+        return {} if executor is None else executor.cookie_changes
+
+    @property
+    def subjects(self) -> Iterable[Subject]:
+        return self._parts.passes.snapshot.subjects
+
+    @property
+    def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
+        topology = self._parts.rules.inputs.topology
+        if topology is None:
+            return None
+        return (
+            CpuSet(cpu for pool in topology.shared_pools for cpu in pool.cpus),
+            CpuSet(cpu for pool in topology.be_shared_pools for cpu in pool.cpus),
+        )
+
+    @property
+    def per_cpu_metric(self) -> bool:
+        return self._parts.config.feature_gates.get("PerCPUMetric", False)

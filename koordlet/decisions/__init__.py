@@ -1,0 +1,1 @@
+"""The engine in force: its rules, its timing, and the policies of the site."""

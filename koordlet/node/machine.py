@@ -1,0 +1,83 @@
+"""This machine as the configuration describes it: the kernel's files, and the cgroup layout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from koordlet.configuration.config import Config
+from linux import discovery
+from linux.cgroup_paths import Layout
+from linux.host import Host
+from linux.local import LocalHost
+from service.histogram import Histogram
+
+CGROUP_ROOT: Final = "/sys/fs/cgroup"
+"""Where the node's cgroup tree is, in the node's own view; `LocalHost` maps it."""
+
+
+WRITE_BOUNDS_MS: Final = tuple(0.01 * 4**power for power in range(8))
+"""Upstream's buckets of the executor's durations (koordlet.md 23.2)."""
+
+WriteKey = tuple[str, str]
+"""(upstream's name of the updater, "success" or "failed")."""
+
+
+class TimedHost(LocalHost):
+    """The kernel, with the duration of each write counted under upstream's names."""
+
+    write_durations: dict[WriteKey, Histogram]
+
+    def write(self, path: str, data: bytes) -> None:
+        started = time.perf_counter()
+        status = "failed"
+        try:
+            super().write(path, data)
+            status = "success"
+        finally:
+            key = (_updater(path), status)
+            histogram = self.write_durations.get(key)
+            if histogram is None:
+                histogram = self.write_durations[key] = Histogram(WRITE_BOUNDS_MS)
+            histogram.observe((time.perf_counter() - started) * 1000)
+
+
+def _updater(path: str) -> str:
+    if path.startswith(f"{CGROUP_ROOT}/"):
+        return "cgroup"
+    return "resctrl-schema" if path.endswith("/schemata") else "default"
+
+
+def local_host(config: Config) -> TimedHost:
+    """Return the kernel with the node's own paths mapped to where the configuration has them."""
+    host = TimedHost(
+        {
+            CGROUP_ROOT: config.cgroup_root,
+            "/sys/fs": config.sys_fs_root,
+            "/sys": config.sys_root,
+            "/proc": config.proc_root,
+        },
+        kept_root=CGROUP_ROOT,
+    )
+    host.write_durations = {}
+    return host
+
+
+def layout_of(config: Config, host: Host, *, live: Iterable[str] = ()) -> Layout:
+    """Return how the cgroup tree is laid out; raises DiscoveryError. live: pods' directories."""
+    try:
+        return discovery.discover(
+            host, cgroup_root=CGROUP_ROOT, kubepods=config.kubepods_root, live=live
+        )
+    except discovery.DiscoveryError as error:
+        # Who mounted the tree elsewhere looks for it there.
+        raise discovery.DiscoveryError(
+            str(error).replace(CGROUP_ROOT, config.cgroup_root)
+        ) from None
+
+
+def in_nodes_view(config: Config, path: str) -> str:
+    """Return a cgroup file's path as the node sees it, where it is given as it is mounted here."""
+    below = path.removeprefix(f"{config.cgroup_root}/")
+    return path if below == path else f"{CGROUP_ROOT}/{below}"

@@ -1,0 +1,1 @@
+"""What would be written and why: plans and explanations as plain data."""

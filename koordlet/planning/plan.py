@@ -1,0 +1,209 @@
+"""Plans: what would be written under other objects, and written nowhere.
+
+By the running daemon, on its own state; or offline, against this machine, with what the runtime's
+CRI and the objects tell. Same engine, same executor, so a plan is what a pass would do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from apis.nodeslo import default_nodeslo
+from hooks.engine import Engine, Guard
+from hooks.facts import KernelFacts, NodeInputs, NodeMeta
+from hooks.policies import BUILTIN
+from hooks.policy import Policy
+from koordlet.configuration.config import Config
+from koordlet.decisions.decider import name_of
+from koordlet.decisions.rules import policy_state
+from koordlet.executor.executor import Executor
+from koordlet.executor.journal import Journal
+from koordlet.executor.slots import PlannedWrite
+from koordlet.node.host_apps import host_app_subjects
+from koordlet.node.probe import probe_kernel
+from koordlet.planning.explain import Plain
+from koordlet.reconciler.wishes import plan_for
+from koordlet.sources.objects import NodeObjects
+from koordlet.state import NodeState, Source
+from koordlet.state.podspec import known_pod
+from koordlet.state.requests_log import RequestsLog
+from linux.cgroup_paths import Layout
+from linux.host import Host
+
+
+def inputs_of(
+    objects: NodeObjects, *, node_name: str, kernel_facts: KernelFacts, config: Config
+) -> NodeInputs:
+    """Return the engine's inputs under `objects`."""
+    return NodeInputs(
+        slo=objects.slo if objects.slo is not None else default_nodeslo(),
+        topology=objects.topology,
+        node=objects.node if objects.node is not None else NodeMeta(name=node_name),
+        kernel=kernel_facts,
+        settings=config.settings(),
+    )
+
+
+def plan(
+    *,
+    host: Host,
+    layout: Layout,
+    journal: Journal,
+    state: NodeState,
+    objects: NodeObjects,
+    inputs: NodeInputs,
+    site: Sequence[Policy] = (),
+    guard: Guard | None = None,
+    before: Engine | None = None,
+) -> Plain:
+    """Return what a pass under `objects` would write. `state` and `journal` must be copies.
+
+    site, guard: the site's policies, and how they are called. before: the engine in force, for
+    what changes in the policies.
+    """
+    engine = Engine.build((*BUILTIN, *site), inputs)
+    apps, errors = host_app_subjects(inputs.slo.host_applications, layout)
+    state.pods_list(Source.OBJECTS, [known_pod(pod) for pod in objects.pods])
+    state.set_host_apps(apps)
+    executor = Executor(host, layout, journal, page_size_bytes=inputs.kernel.page_size_bytes)
+    snapshot = state.snapshot(engine)
+    names = {subject.key: name_of(subject) for subject in snapshot.subjects}
+    places = {subject.cgroup: name_of(subject) for subject in snapshot.subjects if subject.cgroup}
+    return {
+        "writes": [
+            _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
+            for each in plan_for(executor, snapshot, guard)
+        ],
+        "policies": _policy_changes(before, engine),
+        "problems": [
+            *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
+            *_without_slo(objects, inputs.node.name),
+            *({"file": "", "object": error.obj, "message": str(error)} for error in errors),
+            *(
+                {"file": "", "object": f"policy {each.policy.name}", "message": each.problem}
+                for each in engine.states
+                if each.problem
+            ),
+        ],
+    }
+
+
+def _without_slo(objects: NodeObjects, node_name: str) -> list[Plain]:
+    """Tell of what is easily overlooked: objects of another name are of another node."""
+    if objects.slo is not None:
+        return []
+    told = "there is none of this name: its defaults hold, and they claim almost nothing"
+    return [{"file": "", "object": f"NodeSLO {node_name}", "message": told}]
+
+
+def _planned(write: PlannedWrite, name: str) -> Plain:
+    return {
+        "act": write.act.value,
+        "path": write.path,
+        "subject": write.subject,
+        "name": name,
+        "resource": write.slot[1].value,
+        "old": write.old,
+        "new": write.new,
+        "why": write.why,
+        "final": write.final,
+    }
+
+
+def _policy_changes(before: Engine | None, after: Engine) -> list[Plain]:
+    old = {} if before is None else {s.policy.name: policy_state(s) for s in before.states}
+    changes = []
+    for each in after.states:
+        name, (state, why) = each.policy.name, policy_state(each)
+        was = old.get(name, ("", ""))[0]
+        if was != state:
+            changes.append({"policy": name, "before": was, "after": state, "why": why})
+    return changes
+
+
+class ReadOnlyHost:
+    """A `Host` that refuses to change anything: probing falls back to what can be seen."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def write(self, path: str, data: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def rmdir(self, path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def core_sched_create(self, pid: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def core_sched_copy(self, source_pid: int, target_pids: list[int]) -> list[int]:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def plan_offline(
+    config: Config, objects: NodeObjects, *, host: Host, layout: Layout, boot: str
+) -> Plain:
+    """Return a plan without a daemon: containers come from CRI where its socket answers."""
+    # A protocol class cannot follow delegation by __getattr__.
+    looking: Any = ReadOnlyHost(host)
+    facts = probe_kernel(looking, layout).facts
+    # Until the runtime has told its containers, nothing counts as gone and nothing is put back.
+    remembered = RequestsLog(f"{config.run_dir}/requests.log").load()
+    state = NodeState(layout=layout, awaited=["runtime"], remembered=remembered)
+    notes = []
+    if os.path.exists(config.cri.socket):
+        from koordlet.sources.cri import CriClient
+        from koordlet.sources.polling import SourceError
+
+        def untold(obj: str, problem: str) -> None:
+            notes.append({"file": "", "object": obj, "message": problem})
+
+        client = CriClient(config.cri, untold)
+        try:
+            state.runtime_list(*client.fetch())
+            state.spoken("runtime")
+        except SourceError as error:
+            notes.append({"file": "", "object": "CRI", "message": str(error)})
+        finally:
+            client.close()
+    else:
+        notes.append(
+            {
+                "file": "",
+                "object": "CRI",
+                "message": f"no socket at {config.cri.socket}: only pods of the objects are known",
+            }
+        )
+    made = plan(
+        host=looking,
+        layout=layout,
+        journal=_journal_copy(f"{config.run_dir}/journal", boot),
+        state=state,
+        objects=objects,
+        inputs=inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config),
+    )
+    made["problems"] = [*notes, *made["problems"]]
+    return made
+
+
+def _journal_copy(path: str, boot: str) -> Journal:
+    """Return what a daemon has journalled, from a copy: opening a journal tidies its file."""
+    if not os.path.exists(path):
+        return Journal(None, boot=boot)
+    with tempfile.TemporaryDirectory(prefix="koordctl-") as folder:
+        copied = Journal(shutil.copy(path, folder), boot=boot)
+        try:
+            return copied.copy_in_memory()
+        finally:
+            copied.close()

@@ -1,0 +1,223 @@
+"""One document of a manifest: which object it is, and its typed value, or as much as can be saved.
+
+A bad document keeps the last good object of its name, and a bad field of a NodeSLO keeps that
+field's last good value, or its default. Every message names object, field and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from apis.core import Node, Pod
+from apis.decode import decode_object
+from apis.device import Device
+from apis.errors import InputError, InputErrors, printable
+from apis.fields import Path, copy_tree, get_field, parse_dotted, remove_field, set_field
+from apis.nodeslo import NodeSLOSpec, decode_nodeslo
+from apis.topology import NodeResourceTopology, parse_node_cpu_facts
+from hooks.facts import NodeMeta
+from koordlet.state.podspec import known_pod
+from service.manifest import NotYaml, documents
+
+_MAX_VALUES: Final = 400_000
+"""In one file, counted as often as YAML aliases show them."""
+_MAX_DEPTH: Final = 64
+
+Identity = tuple[str, str, str]
+"""kind, namespace ("" for cluster-scoped kinds), name."""
+
+
+class Good(msgspec.Struct, frozen=True):
+    """A usable object with the tree that it was read from."""
+
+    value: Any
+    tree: Any
+
+
+def load_documents(data: bytes) -> list[Any]:
+    """Return the documents of a manifest file, with Lists opened; raises InputError."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        trees = documents(text, most_values=_MAX_VALUES, most_depth=_MAX_DEPTH)
+    except NotYaml as error:
+        raise _unreadable(str(error)) from None
+    found: list[Any] = []
+    for tree in trees:
+        if isinstance(tree, dict) and tree.get("kind") == "List":
+            items = tree.get("items")
+            found += items if isinstance(items, list) else []
+        elif tree is not None:
+            found.append(tree)
+    return found
+
+
+def check_size(tree: Any) -> None:
+    """Raise InputError for a tree that is too deep or too large to be decoded."""
+    _count(tree, _MAX_VALUES, 0)
+
+
+def _count(tree: Any, budget: int, depth: int) -> int:
+    if depth > _MAX_DEPTH:
+        raise _unreadable("nested too deep")
+    budget -= 1
+    if budget < 0:
+        raise _unreadable(f"more than {_MAX_VALUES} values")
+    if isinstance(tree, dict):
+        for value in tree.values():
+            budget = _count(value, budget, depth + 1)
+    elif isinstance(tree, list):
+        for value in tree:
+            budget = _count(value, budget, depth + 1)
+    return budget
+
+
+def _unreadable(problem: str) -> InputError:
+    return InputError(obj="file", field="", value="", problem=problem)
+
+
+_GROUPS: Final[Mapping[str, str]] = {
+    "NodeSLO": "slo.koordinator.sh",
+    "NodeResourceTopology": "topology.node.k8s.io",
+    "Device": "scheduling.koordinator.sh",
+    "Node": "",
+    "Pod": "",
+}
+
+
+def identity_of(tree: Any, node_name: str, where: str) -> Identity | None:
+    """Return which object a document is; None for one of another node."""
+    if not isinstance(tree, dict):
+        raise InputError(obj=where, field="(whole document)", value=tree, problem="not an object")
+    kind = tree.get("kind")
+    version = tree.get("apiVersion")
+    metadata = tree.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if not isinstance(kind, str) or kind not in _GROUPS:
+        raise InputError(
+            obj=where,
+            field="kind",
+            value=kind,
+            problem="not a kind that is read here",
+            hint=f"known kinds: {', '.join(_GROUPS)}, List",
+        )
+    group = version.rpartition("/")[0] if isinstance(version, str) else None
+    if group != _GROUPS[kind]:
+        expected = f"{_GROUPS[kind]}/..." if _GROUPS[kind] else "v1"
+        raise InputError(
+            obj=f"{where}, {kind}",
+            field="apiVersion",
+            value=version,
+            problem="not the API of this kind",
+            hint=f"expected {expected}",
+        )
+    name = metadata.get("name", "" if kind == "Pod" else node_name)
+    namespace = metadata.get("namespace", "default") if kind == "Pod" else ""
+    for field, value in (("metadata.name", name), ("metadata.namespace", namespace)):
+        if not isinstance(value, str) or len(value) > 253:
+            raise InputError(obj=f"{where}, {kind}", field=field, value=value, problem="not a name")
+    if kind == "Pod":
+        if not name:
+            raise InputError(
+                obj=f"{where}, {kind}", field="metadata.name", value=name, problem="missing"
+            )
+        spec = tree.get("spec")
+        placed = spec.get("nodeName", "") if isinstance(spec, dict) else ""
+        return (kind, namespace, name) if placed in ("", node_name) else None
+    return (kind, "", name) if name == node_name else None
+
+
+def name_of(identity: Identity) -> str:
+    kind, namespace, name = identity
+    return printable(f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}")
+
+
+def decode(identity: Identity, tree: Any, kept: Good | None) -> tuple[Good, list[str]]:
+    """Return the usable object and what was left out of it."""
+    obj = name_of(identity)
+    match identity[0]:
+        case "NodeSLO":
+            good, errors = repair_nodeslo(tree, None if kept is None else kept.tree, obj=obj)
+            return Good(*good), errors
+        case "NodeResourceTopology":
+            topology = decode_object(tree, NodeResourceTopology, obj=obj)
+            facts = parse_node_cpu_facts(topology.metadata.annotations, obj=obj)
+            return Good(facts, tree), []
+        case "Node":
+            return Good(node_meta(decode_object(tree, Node, obj=obj)), tree), []
+        case "Device":
+            return Good(decode_object(tree, Device, obj=obj), tree), []
+        case _:
+            pod = decode_object(tree, Pod, obj=obj)
+            if not pod.metadata.namespace:
+                metadata = msgspec.structs.replace(pod.metadata, namespace=identity[1])
+                pod = msgspec.structs.replace(pod, metadata=metadata)
+            known_pod(pod)  # what would fail later fails here, and costs this document only
+            return Good(pod, tree), []
+
+
+def repair_nodeslo(
+    tree: Any, last_good: Any, *, obj: str
+) -> tuple[tuple[NodeSLOSpec, Any], list[str]]:
+    """Return ((spec, the tree it came from), messages); raises when nothing can be saved.
+
+    A bad field takes its last good value, or its default. An element of a list costs itself:
+    of a host application, say, a part cannot be defaulted without making it another application.
+    """
+    tree = copy_tree(tree)
+    messages: list[str] = []
+    for _ in range(8):
+        try:
+            return (decode_nodeslo(tree, obj=obj), tree), messages
+        except InputErrors as error:
+            repaired = False
+            elements: set[Path] = set()
+            for each in error.errors:
+                path = parse_dotted(each.field)
+                if not path:
+                    continue
+                index = next((at for at, step in enumerate(path) if isinstance(step, int)), None)
+                if index is not None:
+                    elements.add(path[: index + 1])
+                    messages.append(f"{each}; the element is left out")
+                    continue
+                before = get_field(last_good, path)
+                if before is not None and before != get_field(tree, path):
+                    repaired |= set_field(tree, path, before)
+                    messages.append(f"{each}; the last good value {printable(before)} stays")
+                elif remove_field(tree, path):
+                    repaired = True
+                    messages.append(f"{each}; the default is used")
+            # From the back, so that the indices of the others stay right.
+            for path in sorted(elements, key=_index, reverse=True):
+                repaired |= remove_field(tree, path)
+            if not repaired:
+                raise
+    return (decode_nodeslo(tree, obj=obj), tree), messages
+
+
+def _index(path: Path) -> int:
+    last = path[-1]
+    return last if isinstance(last, int) else 0
+
+
+def node_meta(node: Node) -> NodeMeta:
+    """Return the part of a Node that policies read."""
+    memory = node.status.allocatable.get("memory")
+    cpu = node.status.allocatable.get("cpu")
+    return NodeMeta(
+        name=node.metadata.name,
+        labels=node.metadata.labels,
+        annotations=node.metadata.annotations,
+        allocatable_memory_bytes=None if memory is None else memory.value(),
+        allocatable_cpu_milli=None if cpu is None else cpu.milli_value(),
+    )
+
+
+def each_of(error: InputError | InputErrors) -> tuple[InputError, ...]:
+    return error.errors if isinstance(error, InputErrors) else (error,)

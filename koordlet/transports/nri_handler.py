@@ -1,0 +1,281 @@
+"""What the daemon does with what a runtime tells over NRI: answers from memory, work afterwards.
+
+Every method runs on the event loop inside the runtime's node-wide lock. It reads and changes the
+state, asks the engine, and returns; files are the reconciler's business, which is woken right after
+the reply. Only a directory that the runtime is about to mount is made before it. Contract:
+`nri_plugin.handler`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from hooks.decision import Decision, ResourceKey
+from hooks.engine import Engine
+from hooks.requested import asked_for, requested_value
+from hooks.subject import ContainerSubject, Pod
+from koordlet.decisions.decider import Decider, Stage
+from koordlet.events import Events, Severity
+from koordlet.executor.tasks import GIVEN_AT_CREATION
+from koordlet.state import NodeState
+from koordlet.state.requests_log import RequestsLog
+from linux.cgroup_files import FILES
+from linux.resources import Resource, Value
+from nri_plugin.answers import Answers
+from nri_plugin.capabilities import RuntimeProfile
+from nri_plugin.handler import Container, Sandbox
+
+_LOG = logging.getLogger("koordlet.nri")
+
+RUNTIME = "runtime"
+"""The name under which a runtime's lists count as a source of the state."""
+_NOTED: Final = frozenset(FILES)
+_NOTED_AT_CREATION: Final = _NOTED | GIVEN_AT_CREATION
+
+
+class Surroundings(Protocol):
+    """What the handler needs of the daemon."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in force."""
+        ...
+
+    def after_reply(self, work: Callable[[], None]) -> None:
+        """Run `work` on the event loop once the reply is on its way."""
+        ...
+
+    def state_changed(self, reason: str) -> None:
+        """The state changed: publish a snapshot and wake the reconciler, after the reply."""
+        ...
+
+    def pod_appeared(self, uid: str) -> None:
+        """A pod runs that kubelet's list may not have yet."""
+        ...
+
+    def delivered(
+        self,
+        container_id: str,
+        resource: Resource,
+        requested: Value | None,
+        value: Value,
+        policy: str,
+    ) -> None:
+        """The runtime was handed a value: its original is what kubelet asked for."""
+        ...
+
+    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
+        """kubelet asked the runtime anew: what it was handed of these before is history."""
+        ...
+
+    def make_host_directory(self, path: str, mode: int) -> None:
+        """Make a directory that the runtime mounts after the reply."""
+        ...
+
+    def ended(self, container_id: str) -> None:
+        """A container has ended or was never made: nothing of it has to be remembered."""
+        ...
+
+    def resctrl_groups(self) -> Collection[str]:
+        """Our resctrl groups that exist now."""
+        ...
+
+
+class NriHandler:
+    """Implements `nri_plugin.handler.Handler`."""
+
+    def __init__(
+        self,
+        *,
+        state: NodeState,
+        decider: Decider,
+        events: Events,
+        requests: RequestsLog,
+        surroundings: Surroundings,
+    ) -> None:
+        self._state = state
+        self._decider = decider
+        self._events = events
+        self._requests = requests
+        self._daemon = surroundings
+        self._answers = Answers()
+        self.runtime: RuntimeProfile | None = None
+
+    @property
+    def resctrl_groups(self) -> Collection[str]:
+        return self._daemon.resctrl_groups()
+
+    def told_pod(self, sandbox_id: str) -> Pod | None:
+        return self._state.told_pod(sandbox_id)
+
+    def configured(self, runtime: RuntimeProfile) -> None:
+        self.runtime = runtime
+        self._events.add(
+            "nri-configured",
+            "nri",
+            f"registered with {runtime.name} {runtime.version_text}",
+            severity=Severity.INFO,
+        )
+        for warning in runtime.warnings:
+            self._events.add("nri-warning", "nri", warning)
+
+    def synchronize(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+    ) -> Iterable[tuple[str, Decision]]:
+        self._state.runtime_list(sandboxes, containers)
+        self._take_missed()
+        self._state.spoken(RUNTIME)
+        self._daemon.after_reply(lambda: self._requests.rewrite(self._state.all_remembered()))
+        self._daemon.state_changed("synchronize")
+        return self._decide_all(containers)
+
+    def _take_missed(self) -> None:
+        """What kubelet asked the runtime for while nobody listened counts as any update does."""
+        for container_id, missed in self._state.take_missed().items():
+            named = [one for one in FILES if asked_for(missed, one) is not None]
+            _LOG.info(
+                "kubelet asked for other values while the runtime was not heard",
+                extra={"container": container_id, "resources": ",".join(named)},
+            )
+            self._daemon.after_reply(partial(self._daemon.superseded, container_id, named))
+
+    def _decide_all(self, containers: Sequence[Container]) -> Iterable[tuple[str, Decision]]:
+        engine = self._daemon.engine
+        for container in containers:
+            subject = self._state.container(container.subject.id)
+            if subject is not None:
+                decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
+                self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+                if decision.outcomes:
+                    # The runtime writes these: without a note their originals would not be known.
+                    self._daemon.after_reply(partial(self._note_delivered, subject, decision))
+                    yield subject.id, decision
+
+    def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
+        what = tuple(f"{resource} {key}".strip() for resource, key in lacks)
+        self._state.lacks(container.subject.id, what)
+        subject = container.subject
+        self._events.add(
+            "unrepairable",
+            f"{subject.pod.obj} container {subject.name}",
+            f"runs without {', '.join(what)}, which only its creation can give;"
+            " restart the container to have it",
+        )
+
+    def run_sandbox(self, sandbox: Sandbox) -> None:
+        uid = sandbox.subject.pod.uid
+        self._state.run_sandbox(sandbox)
+        # Its containers come next, and find the pod merged.
+        self._daemon.after_reply(partial(self._merge, uid))
+        self._daemon.pod_appeared(uid)
+        self._daemon.state_changed("run-sandbox")
+
+    def _merge(self, uid: str) -> None:
+        self._state.pod(uid)
+
+    def update_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.run_sandbox(sandbox)
+        self._daemon.state_changed("update-sandbox")
+
+    def stop_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.stop_sandbox(sandbox.subject.id)
+        self._daemon.state_changed("stop-sandbox")
+
+    def remove_sandbox(self, sandbox: Sandbox) -> None:
+        self._state.remove_sandbox(sandbox.subject.id)
+        self._daemon.state_changed("remove-sandbox")
+
+    def create_container(self, container: Container) -> Decision | None:
+        subject = self._state.create_container(container) or container.subject
+        decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
+        for (resource, key), outcome in decision.outcomes.items():
+            if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
+                self._daemon.make_host_directory(key, outcome.value)
+        self._daemon.after_reply(lambda: self._note_creation(subject, decision))
+        self._daemon.state_changed("create-container")
+        return decision if decision.outcomes else None
+
+    def start_container(self, container: Container) -> None:
+        if self._state.start_container(container):
+            self._daemon.after_reply(partial(self._remember, container.subject.id))
+        self._daemon.state_changed("start-container")
+
+    def update_container(self, container: Container) -> Decision | None:
+        subject = self._state.update_container(container) or container.subject
+        decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
+        self._daemon.after_reply(lambda: self._note_update(container.subject, subject, decision))
+        return decision if decision.outcomes else None
+
+    def container_updated(self, container: Container) -> None:
+        self._state.observe_container(container)
+        self._daemon.state_changed("container-updated")
+
+    def stop_container(self, container: Container) -> None:
+        self._end(container)
+        self._daemon.state_changed("stop-container")
+
+    def remove_container(self, container: Container) -> None:
+        self._end(container)
+        self._daemon.state_changed("remove-container")
+
+    def disconnected(self, reason: str) -> None:
+        if not reason:
+            return  # we ended it
+        self._events.add(
+            "nri-disconnected",
+            "nri",
+            f"the connection to the runtime ended: {reason};"
+            " until the next one the reconciler repairs what containers miss",
+        )
+
+    def _end(self, container: Container) -> None:
+        self._state.remove_container(container.subject.id)
+        self._daemon.ended(container.subject.id)
+
+    def _remember(self, container_id: str) -> None:
+        remembered = self._state.remembered(container_id)
+        if remembered is not None:
+            self._requests.append(container_id, remembered)
+            if self._requests.outdated:
+                self._requests.rewrite(self._state.all_remembered())
+
+    def _note(self, subject: ContainerSubject, decision: Decision) -> None:
+        """Remember what kubelet asked for, and what the runtime was handed in place of it."""
+        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+        self._remember(subject.id)
+        self._note_delivered(subject, decision)
+
+    def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
+        """As `_note`; a creation also gives the container's processes what is theirs."""
+        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+        self._remember(subject.id)
+        self._note_delivered(subject, decision, _NOTED_AT_CREATION)
+
+    def _note_update(
+        self, asked: ContainerSubject, subject: ContainerSubject, decision: Decision
+    ) -> None:
+        """As `_note`; asked: the container with what this request names."""
+        named = [one for one in FILES if requested_value(asked, one) is not None]
+        self._daemon.superseded(subject.id, named)
+        self._note(subject, decision)
+
+    def _note_delivered(
+        self,
+        subject: ContainerSubject,
+        decision: Decision,
+        noted: Collection[Resource] = _NOTED,
+    ) -> None:
+        if self.runtime is None:
+            return
+        for (resource, key), outcome in decision.outcomes.items():
+            if resource in noted and resource in self.runtime.creation and not key:
+                self._daemon.delivered(
+                    subject.id,
+                    resource,
+                    requested_value(subject, resource),
+                    outcome.value,
+                    outcome.winner.policy,
+                )

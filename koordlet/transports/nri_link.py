@@ -1,0 +1,75 @@
+"""The daemon's end of NRI: the supervisor, whom it works for, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from koordlet.configuration.config import Config
+from nri_plugin.handler import Handler
+from nri_plugin.options import Launch, Options
+from nri_plugin.statistics import Statistics
+from nri_plugin.supervisor import Supervisor
+
+_LOG = logging.getLogger("koordlet")
+
+_READY_PATIENCE_S: Final = 3.0
+"""How long start-up waits for the runtime before it reports ready without it."""
+
+
+class NriLink:
+    """Both are None until `start`: for ever where NRI is off."""
+
+    def __init__(self, config: Config, handler: Handler, *, launch: Launch | None) -> None:
+        self._config = config
+        self._handler = handler
+        self._launch = launch
+        self.statistics: Statistics | None = None
+        self.supervisor: Supervisor | None = None
+
+    def start(self, cgroup_version: int) -> Supervisor:
+        """Return the supervisor; its `run` is the caller's to spawn."""
+        config = self._config
+        options = Options(
+            run_dir=config.run_dir,
+            socket=config.nri.socket,
+            name=config.nri.plugin_name,
+            index=config.nri.plugin_index,
+            cgroup_version=cgroup_version,
+            first_backoff_s=config.nri.backoff,
+        )
+        self.statistics = Statistics()
+        self.supervisor = Supervisor(
+            options, self._handler, statistics=self.statistics, launch=self._launch
+        )
+        return self.supervisor
+
+    async def wait_synced(self) -> None:
+        """Wait a moment for the runtime's first list."""
+        if self.supervisor is None:
+            return
+        try:
+            async with asyncio.timeout(_READY_PATIENCE_S):
+                await self.supervisor.wait_synced()
+        except TimeoutError:
+            _LOG.warning(
+                "ready without the runtime; it will be dialled for ever",
+                extra={"problem": self.supervisor.status.problem},
+            )
+
+    def stop(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.stop()
+
+    @property
+    def protects(self) -> bool:
+        """Tell whether new containers get their values from the runtime's questions."""
+        return self.supervisor is not None and self.supervisor.status.protects
+
+    @property
+    def hooks_answered(self) -> int:
+        """How many requests of the runtime were answered so far."""
+        if self.statistics is None:
+            return 0
+        return sum(histogram.count for histogram in self.statistics.hook_latency.values())

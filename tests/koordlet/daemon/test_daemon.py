@@ -1,0 +1,316 @@
+"""The daemon as a whole, on a simulated kernel with a fake runtime."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.koordlet.daemon.bed import (
+    NODE,
+    ONE_CPU,
+    SLO,
+    events,
+    ls_manifest,
+    node,
+    node_object,
+    run,
+    until,
+)
+from tests.simulated import DEBIAN_12_V1
+
+
+def test_a_container_is_created_with_its_values_and_the_kernel_follows() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                created = await n.create(pod, "c1")
+                assert created.adjust.linux.resources.cpu.quota.value == 80_000
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+
+    run(test)
+
+
+def test_values_follow_the_objects_and_come_back_without_them() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                n.put(node_object("2.0"))
+                await until("half the quota", lambda: n.kernel.text(path) == "50000 100000")
+                n.put(node_object("1.6"))
+                await until("another ratio", lambda: n.kernel.text(path) == "62500 100000")
+                (n.folder / "objects.d" / f"Node-{NODE}.yaml").unlink()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+
+    run(test)
+
+
+def test_a_bad_field_of_the_nodeslo_costs_that_field_only() -> None:
+    async def test() -> None:
+        async with node() as n:
+            good = yaml.safe_load(yaml.safe_dump(SLO))
+            good["spec"] = {"cpuBurstStrategy": {"cpuBurstPercent": 500}}
+            n.put(good)
+            async with n.running():
+                bad = yaml.safe_load(yaml.safe_dump(good))
+                bad["spec"]["cpuBurstStrategy"]["cpuBurstPercent"] = "many"
+                bad["spec"]["systemStrategy"] = {"minFreeKbytesFactor": 42}
+                n.put(bad)
+                await until("the problem", lambda: n.daemon.parts.feeds.objects.problems)
+                slo = n.daemon.parts.rules.inputs.slo
+                assert slo.cpu_burst_strategy.cpu_burst_percent == 500
+                assert slo.system_strategy.min_free_kbytes_factor == 42
+                (message,) = events(n, "bad-object")
+                assert "spec.cpuBurstStrategy.cpuBurstPercent = 'many'" in message
+                assert "the last good value 500 stays" in message
+
+    run(test)
+
+
+def test_a_broken_file_keeps_its_last_good_objects() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.5"))
+            async with n.running():
+                n.put_text(f"Node-{NODE}.yaml", "a: [unclosed")
+                await until("the problem", lambda: n.daemon.parts.feeds.objects.problems)
+                annotations = n.daemon.parts.rules.inputs.node.annotations
+                assert annotations["node.koordinator.sh/cpu-normalization-ratio"] == "1.5"
+
+    run(test)
+
+
+def test_the_daemon_works_before_the_runtime_is_there_and_joins_it_later() -> None:
+    async def test() -> None:
+        async with node(runtime=False) as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                assert any(
+                    "NRI is not connected" in reason for reason in daemon.parts.health.not_ready()
+                )
+                async with n.runtime.running():
+                    await n.runtime.synchronized(1)
+                    await n.run_pod(pod)
+                    created = await n.create(pod, "c1")
+                    assert created.adjust.linux.resources.cpu.quota.value == 80_000
+                    assert daemon.parts.health.not_ready() == []
+
+    run(test)
+
+
+def test_a_pod_of_a_manifest_is_kept_without_any_runtime() -> None:
+    async def test() -> None:
+        async with node(runtime=False, nri={"enabled": False}) as n:
+            pod = n.kubelet.add_pod(ONE_CPU)
+            n.put(SLO, node_object("1.25"), ls_manifest(pod.uid))
+            async with n.running() as daemon:
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                assert daemon.parts.health.not_ready() == []
+
+    run(test)
+
+
+def test_reloading_switches_a_gate_off_and_gives_the_values_back() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("2.0"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await until("half the quota", lambda: n.kernel.text(path) == "50000 100000")
+                n.tree["featureGates"] = {"CPUNormalization": False}
+                n.tree["nri"] = {**n.tree["nri"], "pluginIndex": "10"}
+                n.tree["log"] = {"format": "json"}
+                daemon.reload()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+                assert events(n, "restart-needed") == [
+                    "a restart is needed to change log.format, nri.pluginIndex"
+                ]
+
+    run(test)
+
+
+def test_a_bad_configuration_at_reload_leaves_the_old_one_in_force() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            n.tree["featureGates"] = {"CPUNormalisation": True}
+            daemon.reload()
+            (message,) = events(n, "bad-config")
+            assert "did you mean CPUNormalization?" in message
+            assert daemon.parts.config.feature_gates["CPUNormalization"]
+
+    run(test)
+
+
+def test_a_site_policy_claims_and_a_slow_one_is_switched_off(tmp_path: Path) -> None:
+    directory = tmp_path / "policies.d"
+    directory.mkdir(mode=0o755)
+    (directory / "half.py").write_text(
+        "from hooks.site import site_policy, want\n"
+        "from linux.resources import Resource\n"
+        "def pod(inputs, subject):\n"
+        "    yield want(Resource.CPU_CFS_QUOTA, 55000, reason='the site says so')\n"
+        "POLICY = site_policy(name='half', summary='a quota', pod=pod)\n"
+    )
+    (directory / "slow.py").write_text(
+        "from hooks.site import site_policy\n"
+        "def pod(inputs, subject):\n"
+        "    while True:\n"
+        "        pass\n"
+        "POLICY = site_policy(name='slow', summary='never ends', pod=pod)\n"
+    )
+
+    async def test() -> None:
+        site = {"enabled": True, "directory": str(directory), "timeLimit": "20ms"}
+        async with node(sitePolicies=site) as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the site's quota", lambda: n.kernel.text(path) == "55000 100000")
+                (message,) = events(n, "site-policy-off")
+                assert "site/slow took longer than 20 ms" in message
+                (directory / "half.py").unlink()
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+
+    run(test)
+
+
+def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
+    """containerd tells nothing of the end of pods that ran before its restart."""
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                assert daemon.parts.state.counts == (1, 0)
+                n.kubelet.remove_pod(pod)
+                await daemon.sweep()
+                assert daemon.parts.state.counts == (1, 0)
+                await daemon.sweep()
+                assert daemon.parts.state.counts == (0, 0)
+
+    run(test)
+
+
+def test_a_container_starts_though_a_cpu_went_offline() -> None:
+    """On cgroup v1 it has left every group for good, and what is asked for besides is refused."""
+
+    async def test() -> None:
+        async with node(DEBIAN_12_V1) as n:
+            n.put(SLO)
+            async with n.running() as daemon:
+                rules, reconciler = daemon.parts.rules, daemon.parts.passes.reconciler
+                assert reconciler is not None
+                n.kernel.set_online(0, online=False)
+                reconciler.trigger("test")
+                await until("a pass", lambda: str(rules.inputs.kernel.pods_cpus) == "1-3")
+                facts = rules.inputs.kernel
+                n.kernel.set_online(0, online=True)
+                passes = reconciler.stats.passes
+                reconciler.trigger("test")
+                await until("a pass", lambda: reconciler.stats.passes > passes)
+                assert rules.inputs.kernel == facts
+
+    run(test)
+
+
+def test_a_kernel_that_cannot_be_probed_any_more_is_told_of_and_stays_as_it_was_known() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            facts = daemon.parts.rules.inputs.kernel
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr("koordlet.daemon.node_kernel.probe_kernel", _refused)
+                await daemon.parts.kernel.probe_again()
+            assert daemon.parts.rules.inputs.kernel == facts
+            (message,) = events(n, "kernel")
+            assert "Input/output error" in message
+            await daemon.parts.kernel.probe_again()
+            assert daemon.parts.rules.inputs.kernel == facts
+
+    run(test)
+
+
+def _refused(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_node_whose_passes_fail_is_not_ready() -> None:
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            reconciler = daemon.parts.passes.reconciler
+            assert reconciler is not None
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(reconciler, "_snapshot_source", _refused)
+                reconciler.trigger("test")
+                await until("a crash", lambda: reconciler.stats.crashed_passes)
+                (reason,) = daemon.parts.health.not_ready()
+                assert "OSError" in reason and "Input/output error" in reason
+            reconciler.trigger("test")
+            await until("a pass", lambda: daemon.parts.health.not_ready() == [])
+
+    run(test)
+
+
+def test_a_journal_that_takes_nothing_is_told_once_and_when_it_does_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    caplog.set_level("INFO")
+
+    async def test() -> None:
+        async with node() as n, n.running() as daemon:
+            journal = daemon.parts.journal
+            with monkeypatch.context() as patched:
+                patched.setattr(journal, "_compact", full)
+                patched.setattr(journal, "_behind", True)
+                for ratio in ("1.5", "1.6"):
+                    n.put(node_object(ratio))
+                    await until("a pass", lambda: "no kernel file is written" in caplog.text)
+            journal._behind = True
+            n.put(node_object("1.7"))
+            await until("a pass", lambda: "kernel files written" in caplog.text)
+            assert caplog.text.count("no kernel file is written") == 1
+
+    run(test)
+
+
+def test_containers_that_never_started_leave_nothing_in_the_journal() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                for number in range(5):
+                    await n.create(pod, f"c{number}")
+                    await n.runtime.remove_container(f"c{number}")
+                n.put(node_object("1.5"))
+                await until("a pass", lambda: not daemon.parts.journal.containers_with_deliveries())
+                n.put(node_object("1.6"))
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("another pass", lambda: n.kernel.text(path) == "62500 100000")
+                assert daemon.parts.journal.containers_with_deliveries() == []
+
+    run(test)

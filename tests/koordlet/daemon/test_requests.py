@@ -1,0 +1,115 @@
+"""What kubelet asked for, over resizes, restarts and a daemon that was away."""
+
+from __future__ import annotations
+
+import pytest
+
+from koordlet.state import requests_log
+from tests.koordlet.daemon.bed import (
+    ONE_CPU,
+    SLO,
+    node,
+    node_object,
+    run,
+    until,
+)
+
+
+def test_an_in_place_resize_is_divided_once() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                final = await n.resize("c1", 50_000)
+                assert final.cpu.quota.value == 40_000
+
+    run(test)
+
+
+def test_what_kubelet_asked_for_is_known_after_a_restart() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("2.0"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await n.runtime.start_container("c1")
+            # The runtime now shows 50000, which is ours; halving it again would be wrong.
+            n.daemon = n.new_daemon()
+            async with n.running():
+                state = n.daemon.parts.state.container("c1")
+                assert state is not None
+                assert state.requested.cfs_quota_us == 100_000
+                assert n.daemon.parts.state.unprotected() == []
+
+    run(test)
+
+
+def test_a_pod_grows_with_its_container_where_only_the_runtime_tells() -> None:
+    """The runtime tells of a pod's own values at its start alone."""
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await n.runtime.start_container("c1")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                n.kernel.write_as("kubelet", path, "200000 100000")
+                await n.resize("c1", 200_000)
+                await until("the new quota", lambda: n.kernel.text(path) == "160000 100000")
+                n.put(node_object("1.0"))
+                await until("kubelet's", lambda: n.kernel.text(path) == "200000 100000")
+
+    run(test)
+
+
+def test_a_resize_while_the_daemon_is_away_is_divided_once_and_given_back() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await n.runtime.start_container("c1")
+            await n.resize("c1", 50_000)
+            for _ in range(2):  # what was found out is kept over another restart
+                n.daemon = n.new_daemon()
+                async with n.running():
+                    state = n.daemon.parts.state.container("c1")
+                    assert state is not None
+                    assert state.requested.cfs_quota_us == 50_000
+                    cpu = n.runtime.containers["c1"].linux.resources.cpu
+                    assert cpu.quota.value == 40_000
+
+    run(test)
+
+
+def test_requests_are_remembered_however_many_there_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests_log, "_REWRITE_AFTER", 8)
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("2.0"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                for number in range(30):
+                    await n.create(pod, f"c{number}")
+                    if number:
+                        await n.runtime.remove_container(f"c{number - 1}")
+                path = n.folder / "run" / "requests.log"
+                await until("the last request", lambda: b"c29" in path.read_bytes())
+                assert len(path.read_bytes().splitlines()) < 12
+
+    run(test)

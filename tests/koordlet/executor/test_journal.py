@@ -1,0 +1,230 @@
+"""The journal keeps originals over crashes, torn lines, full disks and reboots."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from koordlet.executor.journal import Handed, Journal, JournalError, Record
+from linux.cpuset import CpuSet
+from linux.resources import Resource
+
+QUOTA, CPUS = Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS
+
+
+def record(number: int = 1, original: str = "100000") -> Record:
+    return Record(place=f"kubepods/pod{number}", inode=number, resource=QUOTA, original=original)
+
+
+def test_records_survive_a_restart(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.update([record(1), record(2).with_ours("5", "6")])
+    journal.update(forget=[record(1).record_key])
+    # No close: a killed process does not close either.
+    again = Journal(path, boot="b1")
+    assert again.records() == [record(2).with_ours("5", "6")]
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_torn_last_line_loses_that_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1), record(2)])
+    whole = path.read_bytes()
+    for cut in range(1, 40):
+        path.write_bytes(whole[:-cut])
+        journal = Journal(str(path), boot="b1")
+        assert journal.get(*record(1).record_key) == record(1)
+        # What follows a torn line is not swallowed by it.
+        journal.update([record(3)])
+        assert Journal(str(path), boot="b1").get(*record(3).record_key) == record(3)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff\xfe\n", b"{}\n", b'{"record":{"place":1}}\n', b"null\n", b"[" * 5000 + b"\n"]
+)
+def test_garbage_is_told_and_skipped(
+    tmp_path: Path, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    path.write_bytes(garbage + path.read_bytes() + garbage)
+    journal = Journal(str(path), boot="b1")
+    assert journal.records() == [record(1)]
+    empty = garbage == b"{}\n"
+    assert ("2 lines cannot be read" in caplog.text) is not empty
+
+
+def test_what_a_newer_version_wrote_is_kept_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    kept = [
+        b'{"record":{"place":"kubepods/pod1","inode":1,"resource":"cpu.new","original":"5"}}',
+        b'{"handed":{"container_id":"c1","place":"p","inode":2,"resource":"new","texts":["7"]}}',
+        b'{"delivery":{"container_id":"c2","resource":"new","requested":1,"delivered":2}}',
+        b'{"unheard":{"of":1}}',
+    ]
+    undone = [
+        b'{"record":{"place":"kubepods/pod2","inode":1,"resource":"cpu.new","original":"5"}}',
+        b'{"forget":["kubepods/pod2","cpu.new",""]}',
+        b'{"handed":{"container_id":"c3","place":"q","inode":2,"resource":"new","texts":["7"]}}',
+        b'{"superseded":["q","new"]}',
+        b'{"delivery":{"container_id":"c4","resource":"new","requested":1,"delivered":2}}',
+        b'{"delivered":"c4"}',
+    ]
+    with path.open("ab") as file:
+        file.write(b"\n".join([*kept, *undone]) + b"\n")
+    for _ in range(2):
+        journal = Journal(str(path), boot="b1")
+        assert journal.records() == [record(1)]
+    lines = path.read_bytes().splitlines()
+    assert [line for line in lines if line in kept] == kept
+    assert not [line for line in lines if line in undone]
+    assert "4 lines are of a newer koordlet" in caplog.text
+    assert "cannot be read" not in caplog.text
+    journal.done_with("c2")
+    Journal(str(path), boot="b1")
+    assert kept[2] not in path.read_bytes()
+    Journal(str(path), boot="b2")
+    assert kept[0] not in path.read_bytes()
+
+
+def test_another_boot_forgets_everything(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    Journal(path, boot="b1").update([record(1)])
+    assert not Journal(path, boot="b2").records()
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    for number in range(6000):
+        journal.update([record(1, str(number))])
+    assert path.stat().st_size < 700_000
+    assert Journal(str(path), boot="b1").get(*record(1).record_key) == record(1, "5999")
+
+
+def test_the_same_record_twice_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    journal.update([record(1)])
+    size = path.stat().st_size
+    journal.update([record(1)])
+    assert path.stat().st_size == size
+
+
+def test_after_a_failed_append_the_next_one_catches_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    journal.close()
+    with pytest.raises(JournalError, match="journal"):
+        journal.update([record(1)])
+    journal.update([record(2)])
+    again = Journal(str(path), boot="b1")
+    assert {one.place for one in again.records()} == {"kubepods/pod1", "kubepods/pod2"}
+
+
+def test_a_file_that_was_removed_is_made_again_with_all_that_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal"
+    path.parent.mkdir()
+    journal = Journal(str(path), boot="b1")
+    journal.update([record(1)])
+    path.unlink()
+    journal.update()
+    assert Journal(str(path), boot="b1").records() == [record(1)]
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(JournalError, match="No such file or directory"):
+        journal.update()
+    path.parent.mkdir()
+    journal.update()
+    assert Journal(str(path), boot="b1").records() == [record(1)]
+
+
+def test_a_full_disk_at_the_start_keeps_what_is_there_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    before = path.read_bytes()
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        journal = Journal(str(path), boot="b1")
+        assert "kernel files are written when there is room" in caplog.text
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["journal"]
+        with pytest.raises(JournalError):
+            journal.update([record(2)])
+    journal.update([record(3)])
+    again = Journal(str(path), boot="b1")
+    assert [one.inode for one in again.records()] == [1, 2, 3]
+
+
+def test_deliveries_are_kept_until_they_are_records(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    journal.note_delivered("c1", CPUS, None, CpuSet.parse("0-1"))
+    assert not journal.deliveries("c1")  # nothing is done before a pass takes it over
+    journal.update()
+    again = Journal(path, boot="b1")
+    assert again.deliveries("c1")[QUOTA].requested == 200_000
+    assert again.deliveries("c1")[CPUS].delivered == "0-1"
+    again.done_with("c1")
+    assert not Journal(path, boot="b1").deliveries("c1")
+
+
+def test_our_newest_values_are_kept_and_bounded() -> None:
+    kept = record().with_ours(*map(str, range(20)))
+    assert kept.ours == ("14", "15", "16", "17", "18", "19")
+    assert kept.with_ours("16").ours[-1] == "16"
+
+
+def test_everything_survives_restart_after_restart(tmp_path: Path) -> None:
+    """Each start writes the file anew, from what the one before had written."""
+    path = str(tmp_path / "journal")
+    handed = Handed("c1", "kubepods/pod1/c1", 7, QUOTA, ("200000",), asked=100_000)
+    journal = Journal(path, boot="b1")
+    journal.update([record(1)], handed=[handed])
+    journal.note_delivered("c2", QUOTA, 1, 2)
+    journal.update()
+    for _ in range(3):
+        journal = Journal(path, boot="b1")
+        assert journal.records() == [record(1)]
+        assert journal.all_handed() == [handed]
+        assert journal.deliveries("c2")[QUOTA].delivered == 2
+
+
+@pytest.mark.parametrize("when", ["appending", "starting"])
+def test_a_disk_that_takes_a_part_only_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nothing may be written to the kernel on the strength of half a line."""
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    journal.update([record(1)])
+    whole = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        return whole(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    if when == "starting":
+        before = Path(path).read_bytes()
+        journal = Journal(path, boot="b1")
+        assert Path(path).read_bytes() == before
+    with pytest.raises(JournalError):
+        journal.update([record(2)])
+    monkeypatch.undo()
+    journal.update()
+    assert Journal(path, boot="b1").records() == [record(1), record(2)]

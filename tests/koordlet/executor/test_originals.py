@@ -1,0 +1,292 @@
+"""What the executor gives back: originals, values handed over at creation, the journal's part."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from koordlet.executor.journal import Record
+from koordlet.executor.slots import WriteReport
+from linux.cgroup_files import FILES
+from linux.cpuset import CpuSet
+from linux.resources import Resource
+from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed
+from tests.simulated import (
+    Profile,
+)
+from tests.simulated.kubelet import Limits as Asked
+
+SHARES, QUOTA, CPUS = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS
+
+
+@BOTH
+def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    # Asked for two cores, and handed one and a half by our reply.
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    assert bed.run().written == 0
+    bed.want("container/c1")
+    bed.run()
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+@BOTH
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENODEV])
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
+    profile: Profile, nth: int, error: int
+) -> None:
+    bed = Bed(profile)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    # kubelet asked for no CPUs; our reply named one.
+    container = pod.start(Asked(cpu_request_milli=1000, cpus="1"))
+    bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
+    bed.journal.update()
+    bed.kernel.faults.fail("read", error, nth=nth)
+    for _ in range(2):
+        bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.kernel.faults.clear()
+    bed.want("container/c1", (container.cgroup, CPUS, CpuSet([1])))
+    bed.run()
+    bed.want("container/c1")
+    bed.run()
+    # The parent's on v1; all there are come closest to v2's empty set, while tasks run there.
+    assert bed.text(container.cgroup, "cpuset.cpus") == "0-3"
+
+
+@BOTH
+def test_a_handed_value_that_the_runtime_writes_late_does_not_stay(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """Meanwhile the policy was switched off, and a pass has looked at the group."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.executor.watch_handed()
+    assert bed.run() == WriteReport()
+    bed.restart()
+    bed.executor.watch_handed()
+    bed.set(container.cgroup, name, "150000", writer="runtime")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+def test_an_original_that_nobody_knows_stops_no_pass() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")
+    record = Record(place=pod.cgroup, inode=inode, resource=Resource.CPU_BVT, ours=("0",))
+    bed.journal.update([record])
+    other = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/b", (other.cgroup, SHARES, 700))
+    bed.executor.restore(record)
+    bed.run()
+    assert bed.text(other.cgroup, "cpu.shares") == "700"
+
+
+@BOTH
+def test_a_handed_value_is_nobody_elses_while_its_delivery_cannot_be_adopted(
+    profile: Profile,
+) -> None:
+    """The runtime was handed another value since, and a read fails in the pass that would know."""
+    bed, name = Bed(profile), "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    container = bed.kubelet.add_pod(TWO_CORES).start(Asked(1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    bed.run()
+    bed.set(container.cgroup, name, "120000", writer="runtime")
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 120_000)
+    bed.journal.update()
+    bed.want("container/c1", (container.cgroup, QUOTA, 120_000))
+    path = bed.kubelet.path(container.cgroup, name)
+    bed.kernel.faults.fail("read", errno.EIO, path=path, nth=0)
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.kernel.faults.clear()
+    bed.run()
+    # systemd is back at what the container was made with before the delivery was ever adopted.
+    bed.set(container.cgroup, name, "150000", writer="systemd")
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+
+
+@BOTH
+def test_handed_cpus_that_were_found_before_their_note_came_are_nobody_elses(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.want("container/c1", (container.cgroup, CPUS, CpuSet([0])))
+    bed.run()
+    bed.set(container.cgroup, "cpuset.cpus", "1", writer="runtime")
+    bed.run()
+    bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
+    bed.journal.update()
+    bed.set(container.cgroup, "cpuset.cpus", "1", writer="runtime")
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1")
+    bed.run()
+    assert bed.text(container.cgroup, "cpuset.cpus") == "0-3"
+
+
+@BOTH
+def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
+    profile: Profile, tmp_path: Path
+) -> None:
+    """systemd at a reload, runc at an update of something else: they know the old value only."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+
+    def quota() -> str:
+        return bed.text(container.cgroup, name).split()[0]
+
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    bed.executor.adopt_deliveries("c1", container.cgroup)
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000))
+    bed.run()
+    bed.want("container/c1")
+    bed.run()
+    for again in ("", "after a restart"):
+        if again:
+            bed.restart()
+            bed.executor.watch_handed()
+            bed.run()
+        bed.set(container.cgroup, name, "150000", writer="systemd")
+        assert bed.run().written == 1
+        assert quota() == "200000"
+        with bed.kernel.recording() as writes:
+            assert bed.run() == WriteReport()
+        assert not writes
+    # Wanted anew, the value is a base for nothing: kubelet's request still is.
+    bed.want("container/c1", (container.cgroup, QUOTA, 120_000))
+    bed.run()
+    bed.set(container.cgroup, name, "150000", writer="systemd")
+    bed.run()
+    assert quota() == "120000"
+    bed.want("container/c1")
+    bed.run()
+    assert quota() == "200000"
+    # What kubelet asks for anew is its own, also if it is what we once handed over.
+    bed.journal.supersede("c1", {QUOTA})
+    bed.journal.update()
+    bed.set(container.cgroup, name, "150000", writer="kubelet")
+    assert bed.run().written == 0
+    pod.remove()
+    bed.run()
+    bed.restart()
+    assert not bed.journal.all_handed()
+
+
+@BOTH
+def test_what_a_runtime_was_handed_is_forgotten_with_the_container(
+    profile: Profile, tmp_path: Path
+) -> None:
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
+    bed.run()
+    assert [one.container_id for one in bed.journal.all_handed()] == ["1"]
+    pod.remove()
+    bed.want("container/1")
+    bed.run()
+    assert not bed.journal.all_handed() and not len(bed.journal)
+    bed.restart()
+    assert not bed.journal.all_handed()
+
+
+def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    bed = Bed(journal_path=path)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
+    bed.journal.update()
+    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(full, bed.journal._file)
+    os.close(full)
+    os.mkdir(f"{path}.new")  # and no new file can take the old one's place
+    for _ in range(3):
+        bed.executor.adopt_deliveries("c1", container.cgroup)
+    assert bed.run().written == 0
+    os.rmdir(f"{path}.new")
+    bed.journal.update()
+    bed.restart()
+    bed.run()
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "200000"
+
+
+def test_without_a_note_the_request_is_the_original() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
+    assert bed.run().written == 0
+    bed.want("container/1")
+    bed.run()
+    assert bed.text(container.cgroup, "cpu.cfs_quota_us") == "200000"
+
+
+def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
+    # What it has by itself happens to be what the former one had from us.
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES, uid="u1")
+    bed.want("pod/a", (pod.cgroup, SHARES, 3072))
+    bed.run()
+    pod.remove()
+    again = bed.kubelet.add_pod(Asked(cpu_request_milli=3000), uid="u1")
+    assert again.cgroup == pod.cgroup
+    bed.want("pod/a")
+    bed.run()
+    bed.run()
+    assert bed.text(again.cgroup, "cpu.shares") == "3072"
+    assert not len(bed.journal)
+
+
+def test_a_damaged_original_harms_nobody_else() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")
+    for resource in Resource:
+        bed.journal.update([
+            Record(place=pod.cgroup, inode=0 if resource not in FILES else inode,
+                   resource=resource, original="junk", ours=("1024", "200000", "-1", "0-3", "0")),
+            Record(place=pod.cgroup, inode=0, resource=resource, key="k", asked="junk",
+                   ours=("1024", "200000", "-1", "0-3", "0")),
+        ])  # fmt: skip
+    other = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/b", (other.cgroup, QUOTA, 100_000), (other.cgroup, SHARES, 700))
+    bed.run()
+    assert bed.text(other.cgroup, "cpu.shares") == "700"
+    assert bed.text(other.cgroup, "cpu.cfs_quota_us") == "100000"
+
+
+def test_without_a_journal_nothing_is_written(tmp_path: object) -> None:
+    bed = Bed(journal_path=f"{tmp_path}/journal")
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.want("pod/a", (pod.cgroup, SHARES, 700))
+    bed.journal.close()
+    with bed.kernel.recording() as writes:
+        report = bed.run()
+    assert report.failed == 1 and not writes
+    assert "journal" in bed.view("pod/a", SHARES).detail

@@ -1,0 +1,72 @@
+"""What a scrape gets: text that parsers take, and every name that the documentation has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections import Counter
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.koordlet.daemon.bed import SLO, node, node_object, request
+from tests.simulated.kubelet import Limits
+
+_PATHS = ("/metrics", "/internal-metrics", "/external-metrics")
+_OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+UPSTREAMS = {
+    "koordlet_start_time",
+    "koordlet_runtime_hook_invoked_duration_milliseconds",
+    "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds",
+    "koordlet_resource_update_duration_milliseconds",
+    "koordlet_kubelet_request_duration_seconds",
+    "koordlet_container_core_sched_cookie",
+    "koordlet_core_sched_cookie_manage_status",
+    "koordlet_container_oom_score_adj",
+    "koordlet_container_resource_requests",
+    "koordlet_container_resource_limits",
+}
+"""Of hooks and executor, whatever the node does just now (koordlet.md 23)."""
+
+
+async def scrapes() -> dict[str, str]:
+    """Return the three pages of a daemon with one container that was adjusted."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()[:2]
+    async with node(http={"address": f"127.0.0.1:{address[1]}"}) as n:
+        n.put(SLO, node_object("1.25"))
+        pod = n.kubelet.add_pod(Limits(cpu_request_milli=1000, cpu_limit_milli=1000))
+        async with n.running():
+            await n.run_pod(pod)
+            await n.create(pod, "c1")
+            pages = {}
+            for path in _PATHS:
+                status, body = await request(address, "GET", path)
+                assert status == 200
+                pages[path] = body.decode()
+            return pages
+
+
+def test_a_scrape_is_read_by_prometheus_and_has_every_series_once() -> None:
+    pages = asyncio.run(asyncio.wait_for(scrapes(), 30))
+    families = {path: list(text_string_to_metric_families(page)) for path, page in pages.items()}
+    for found in families.values():
+        series = Counter(
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in found
+            for sample in family.samples
+        )
+        assert [name for name, times in series.items() if times > 1] == []
+        assert [family.name for family in found if not family.documentation] == []
+    names = {path: {family.name for family in found} for path, found in families.items()}
+    assert names["/metrics"] == names["/internal-metrics"] | names["/external-metrics"]
+    assert UPSTREAMS - names["/metrics"] == set()
+
+
+def test_every_metric_that_the_documentation_names_is_served() -> None:
+    page = asyncio.run(asyncio.wait_for(scrapes(), 30))["/metrics"]
+    served = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    named = set(re.findall(r"\bkoordlet_\w+", _OPERATIONS.read_text()))
+    assert named - served == set()

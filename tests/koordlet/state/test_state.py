@@ -1,0 +1,583 @@
+"""The node's store: merging of sources, and convergence whatever way events come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.qos import KubeQoS
+from hooks.engine import Engine
+from hooks.facts import NodeInputs
+from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, Subject
+from koordlet.state import NodeState, Source
+from koordlet.state.requests_log import Remembered
+from linux.cpuset import CpuSet
+from nri_plugin.handler import Container, ContainerState, Sandbox
+from tests.koordlet.builders import (
+    LAYOUT,
+    container,
+    known,
+    pod_manifest,
+    runtime_pod,
+    sandbox,
+)
+
+ENGINE = Engine(NodeInputs(), (), 1)
+ASKED = Requested(cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30)
+
+
+def subjects(state: NodeState) -> dict[str, Subject]:
+    return {subject.key: subject for subject in state.snapshot(ENGINE).subjects}
+
+
+def the_container(state: NodeState, id_: str) -> ContainerSubject:
+    found = subjects(state)[f"container/{id_}"]
+    assert isinstance(found, ContainerSubject)
+    return found
+
+
+def running(state: NodeState, *, requested: Requested = ASKED) -> None:
+    pod = runtime_pod("u1")
+    state.run_sandbox(sandbox(pod, "s1"))
+    state.create_container(container(pod, "c1", "s1", requested=requested))
+    state.start_container(container(pod, "c1", "s1"))
+
+
+def test_a_container_is_no_subject_before_it_runs() -> None:
+    """Its group appears while it starts, first with the kernel's defaults."""
+    now = [100.0]
+    state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
+    pod = runtime_pod("u1")
+    created = container(pod, "c1", "s1", requested=ASKED, state=ContainerState.CREATED)
+    state.run_sandbox(sandbox(pod, "s1"))
+    assert state.create_container(created) is not None
+    state.update_container(created)
+    state.observe_container(created)
+    state.runtime_list([sandbox(pod, "s1")], [created])
+    assert "container/c1" not in subjects(state)
+    assert [each.id for each in state.waiting_containers()] == ["c1"]
+    state.start_container(created)
+    assert "container/c1" in subjects(state)
+    assert state.waiting_containers() == []
+
+
+def test_a_container_whose_start_nobody_told_counts_as_started_after_a_while() -> None:
+    now = [100.0]
+    state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
+    pod = runtime_pod("u1")
+    state.create_container(container(pod, "c1", "s1", state=ContainerState.CREATED))
+    assert not state.start_overdue(30)
+    now[0] += 31
+    assert state.start_overdue(30)
+    assert "container/c1" in subjects(state)
+
+
+def test_a_copy_hears_nothing_of_what_the_state_is_told_later() -> None:
+    """A plan merges pods of a copy in another thread while the runtime goes on."""
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    before = subjects(state)
+    copy = state.copy()
+    state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    state.update_container(
+        container(runtime_pod("u1"), "c1", "s1", requested=Requested(cpu_shares=7))
+    )
+    object_of_pod = pod_manifest(uid="u1")
+    copy.pods_list(Source.OBJECTS, [known(object_of_pod)])
+    copy.pods_list(Source.OBJECTS, [])
+    assert subjects(copy) == before
+    state.remove_container("c1")
+    copy.pods_list(Source.OBJECTS, [known(object_of_pod)])
+    assert "container/c1" in subjects(copy)
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+def test_a_created_container_is_known_with_what_kubelet_asked_for() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    made = the_container(state, "c1")
+    assert made.requested == ASKED
+    assert made.cgroup == "kubepods/burstable/podu1/c1"
+
+
+def test_what_a_creation_returns_is_what_the_merged_pod_says() -> None:
+    """The answer to a runtime does not wait for merging; it must not differ for that."""
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    assert made == state.container("c2")
+    resized = Requested(cpu_shares=7)
+    made = state.update_container(container(runtime_pod("u1"), "c2", "s1", requested=resized))
+    assert made == state.container("c2")
+
+
+def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_message() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=ASKED))
+    assert made == state.container("c2")
+    assert state.told_pod("s2") == runtime_pod("u1")
+    assert state.told_pod("s3") is None
+
+
+def test_an_update_changes_only_what_it_names() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    pod = runtime_pod("u1")
+    state.update_container(
+        container(pod, "c1", "s1", requested=Requested(cfs_quota_us=80_000, cpus=CpuSet([1])))
+    )
+    assert the_container(state, "c1").requested == Requested(
+        cpu_shares=512, cfs_quota_us=80_000, memory_limit_bytes=1 << 30, cpus=CpuSet([1])
+    )
+
+
+def test_an_update_of_a_container_that_no_hook_saw_leaves_the_rest_as_it_was_found() -> None:
+    pod, found = runtime_pod("u1"), Requested(cpu_shares=2, memory_limit_bytes=1 << 30)
+    resized = Requested(cpus=CpuSet([1]))
+    wanted = Requested(cpu_shares=2, memory_limit_bytes=1 << 30, cpus=CpuSet([1]))
+    state = NodeState(layout=LAYOUT)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=found)])
+    state.update_container(container(pod, "c1", "s1", requested=resized))
+    assert the_container(state, "c1").requested == wanted
+    after = NodeState(layout=LAYOUT, remembered=state.all_remembered())
+    ours = Requested(cpu_shares=512)
+    after.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(after, "c1").requested == wanted
+
+
+def test_a_removed_container_does_not_come_back_by_a_late_event() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.remove_container("c1")
+    state.start_container(container(runtime_pod("u1"), "c1", "s1"))
+    assert "container/c1" not in subjects(state)
+
+
+def test_a_full_list_brings_back_what_an_event_wrongly_removed() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.remove_container("c1")
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    assert "container/c1" in subjects(state)
+
+
+def test_a_stopped_sandbox_takes_its_pod_and_containers_along() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.stop_sandbox("s1")
+    assert not {key for key in subjects(state) if key.startswith(("pod/", "container/"))}
+
+
+def test_a_message_about_a_leftover_with_an_empty_pod_takes_nothing_away() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.run_sandbox(sandbox(runtime_pod("", name="", namespace=""), "s1"))
+    assert "pod/u1" in subjects(state)
+
+
+def test_a_container_is_known_although_its_sandbox_was_missed() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.start_container(container(runtime_pod("u1"), "c1", "s1"))
+    assert {"pod/u1", "sandbox/s1", "container/c1"} <= subjects(state).keys()
+
+
+def test_nothing_is_made_of_ids_and_uids_that_are_empty() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("")
+    state.run_sandbox(sandbox(pod, ""))
+    state.create_container(container(pod, "", ""))
+    assert state.counts == (0, 0)
+
+
+# --- full lists --------------------------------------------------------------------------------
+
+
+def test_a_list_removes_what_it_does_not_name() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.runtime_list([], [])
+    assert state.counts == (0, 0)
+
+
+def test_a_list_that_was_taken_before_a_creation_does_not_remove_it() -> None:
+    state = NodeState(layout=LAYOUT)
+    mark = state.now()
+    running(state)
+    state.runtime_list([], [], taken_at=mark)
+    assert "container/c1" in subjects(state)
+
+
+def test_a_list_that_was_taken_before_a_removal_does_not_undo_it() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    mark = state.now()
+    state.remove_container("c1")
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")], taken_at=mark)
+    assert "container/c1" not in subjects(state)
+
+
+def test_containers_that_no_hook_saw_are_unprotected() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    new = state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    assert new == ("c1",)
+    assert [each.id for each in state.unprotected()] == ["c1"]
+
+
+def test_what_kubelet_asked_for_survives_a_restart() -> None:
+    asked = Remembered(ASKED, hooked=True)
+    state = NodeState(layout=LAYOUT, remembered={"c1": asked, "gone": asked})
+    pod = runtime_pod("u1")
+    ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(state, "c1").requested == ASKED
+    assert state.unprotected() == []
+    kept = state.all_remembered()
+    assert [(id_, one.requested, one.hooked) for id_, one in kept.items()] == [("c1", ASKED, True)]
+
+
+@pytest.mark.parametrize(
+    ("told_us", "expected_us"),
+    [
+        pytest.param(200_000, 200_000, id="resized while nobody listened"),
+        pytest.param(80_000, 100_000, id="ours stands"),
+        pytest.param(100_000, 100_000, id="kubelet's stands"),
+        pytest.param(70_000, 100_000, id="another plugin's stands, told before"),
+    ],
+)
+def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
+    told_us: int, expected_us: int
+) -> None:
+    pod = runtime_pod("u1")
+    ours = Requested(cpu_shares=512, cfs_quota_us=80_000)
+    before = Remembered(
+        Requested(cpu_shares=512, cfs_quota_us=100_000),
+        hooked=True,
+        given=ours,
+        told=Requested(cfs_quota_us=70_000),
+    )
+    expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
+    state = NodeState(remembered={"c1": before}, layout=LAYOUT)
+    told = Requested(cpu_shares=512, cfs_quota_us=told_us)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    assert the_container(state, "c1").requested == expected
+    missed = {"c1": Requested(cfs_quota_us=told_us)} if told_us == 200_000 else {}
+    assert state.take_missed() == missed
+    # Then the runtime is handed ours in its place, and tells that back.
+    state.give("c1", ours)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
+    assert the_container(state, "c1").requested == expected
+    assert state.take_missed() == {}
+
+
+def test_a_log_of_an_older_version_does_not_say_which_values_are_ours() -> None:
+    """So one that differs is nobody's request."""
+    asked = Requested(cfs_quota_us=100_000)
+    state = NodeState(remembered={"c1": Remembered(asked, hooked=True)}, layout=LAYOUT)
+    pod, told = runtime_pod("u1"), Requested(cfs_quota_us=80_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    assert the_container(state, "c1").requested == asked
+
+
+def test_an_update_that_is_heard_is_not_taken_back_for_what_the_runtime_still_has() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    state.run_sandbox(sandbox(pod, "s1"))
+    limits = {"resources": {"limits": {"cpu": "1"}}}
+    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
+    state.pods_list(Source.KUBELET, [known(manifest)])
+    one, two = Requested(cfs_quota_us=100_000), Requested(cfs_quota_us=200_000)
+    state.create_container(container(pod, "c1", "s1", requested=one, current=one))
+    subject = state.update_container(container(pod, "c1", "s1", requested=two, current=one))
+    assert subject is not None and subject.requested.cfs_quota_us == 200_000
+    assert the_container(state, "c1").requested.cfs_quota_us == 200_000
+
+
+def test_of_a_container_that_no_hook_saw_the_first_values_are_what_was_asked() -> None:
+    """What the runtime tells later may be what we handed it."""
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ASKED)])
+    ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
+    again = [container(pod, "c1", "s1", current=ours)]
+    state.runtime_list([sandbox(pod, "s1")], again)
+    assert the_container(state, "c1").requested == ASKED
+    restarted = NodeState(layout=LAYOUT, remembered=state.all_remembered())
+    restarted.runtime_list([sandbox(pod, "s1")], again)
+    assert the_container(restarted, "c1").requested == ASKED
+    assert [each.id for each in restarted.unprotected()] == ["c1"]
+
+
+def test_values_in_force_are_the_last_resort_the_cpu_set_with_them() -> None:
+    """Kubelet's static policy names the CPUs once, when it makes the container."""
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    current = Requested(cpu_shares=300, cpus=CpuSet([0]))
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
+    assert the_container(state, "c1").requested == current
+
+
+def test_the_specification_goes_before_values_in_force() -> None:
+    state = NodeState(layout=LAYOUT)
+    pod = runtime_pod("u1")
+    current = Requested(cfs_quota_us=12_345, oom_score_adj=-5)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=current)])
+    limits = {"resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}
+    manifest = pod_manifest(uid="u1", spec={"containers": [{"name": "main", **limits}]})
+    state.pods_list(Source.KUBELET, [known(manifest)])
+    requested = the_container(state, "c1").requested
+    assert requested == Requested(
+        cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30, oom_score_adj=-5
+    )
+
+
+# --- merging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "objects", "expected"),
+    [
+        (None, None, "runtime"),
+        (None, "objects", "objects"),
+        ("kubelet", None, "kubelet"),
+        ("kubelet", "objects", "kubelet"),
+    ],
+)
+def test_metadata_comes_from_the_best_source(
+    kubelet: str | None, objects: str | None, expected: str
+) -> None:
+    state = NodeState(layout=LAYOUT)
+    state.run_sandbox(sandbox(runtime_pod("u1", annotations={"from": "runtime"}), "s1"))
+    for source, name in ((Source.KUBELET, kubelet), (Source.OBJECTS, objects)):
+        if name is not None:
+            manifest = pod_manifest(uid="u1", metadata={"annotations": {"from": name}})
+            state.pods_list(source, [known(manifest)])
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.annotations == {"from": expected}
+    assert pod.cgroup == "kubepods/burstable/podu1"
+
+
+def test_a_manifest_without_uid_is_matched_by_name() -> None:
+    state = NodeState(layout=LAYOUT)
+    manifest = pod_manifest("web", metadata={"labels": {"a": "b"}})
+    state.pods_list(Source.OBJECTS, [known(manifest)])
+    state.run_sandbox(sandbox(runtime_pod("u1", name="web"), "s1"))
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.labels == {"a": "b"}
+    state.pods_list(Source.OBJECTS, [])
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.labels == {}
+
+
+def test_a_static_pod_is_matched_by_its_configuration_hash() -> None:
+    state = NodeState(layout=LAYOUT)
+    annotations = {"kubernetes.io/config.hash": "hash1"}
+    state.pods_list(
+        Source.OBJECTS, [known(pod_manifest(uid="mirror", metadata={"annotations": annotations}))]
+    )
+    state.run_sandbox(sandbox(runtime_pod("hash1"), "s1"))
+    pod = state.pod("hash1")
+    assert pod is not None
+    assert (pod.uid, pod.annotations) == ("hash1", annotations)
+
+
+def test_the_directory_says_which_qos_class_a_pod_has() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.pods_list(Source.OBJECTS, [known(pod_manifest(uid="u1"))])  # BestEffort by its spec
+    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
+    pod = state.pod("u1")
+    assert pod is not None
+    assert pod.kube_qos is KubeQoS.BURSTABLE
+
+
+def test_without_a_runtime_a_running_pod_lies_where_the_layout_says() -> None:
+    state = NodeState(layout=LAYOUT)
+    status = {
+        "phase": "Running",
+        "containerStatuses": [
+            {"name": "main", "containerID": "containerd://c1", "state": {"running": {}}},
+            {"name": "evil", "containerID": "containerd://../..", "state": {"running": {}}},
+            {"name": "pending", "containerID": ""},
+        ],
+        "ephemeralContainerStatuses": [
+            {"name": "debug", "containerID": "containerd://c2", "state": {"running": {}}},
+        ],
+    }
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status=status))])
+    found = subjects(state)
+    pod = found["pod/u1"]
+    assert isinstance(pod, PodSubject)
+    assert pod.cgroup == "kubepods/besteffort/podu1"
+    assert found["container/c1"].cgroup == "kubepods/besteffort/podu1/c1"
+    assert found["container/c2"].cgroup == "kubepods/besteffort/podu1/c2"
+    assert len([key for key in found if key.startswith("container/")]) == 2
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+def test_without_a_runtime_a_pod_that_does_not_run_is_no_subject(phase: str) -> None:
+    state = NodeState(layout=LAYOUT)
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status={"phase": phase}))])
+    assert "pod/u1" not in subjects(state)
+
+
+def test_qos_directories_list_their_pods_and_the_root_lists_all() -> None:
+    state = NodeState(layout=LAYOUT)
+    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
+    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
+    found = {s.kube_qos: s for s in subjects(state).values() if isinstance(s, QosSubject)}
+    uids = {qos: sorted(pod.uid for pod in s.pods) for qos, s in found.items()}
+    assert uids == {
+        KubeQoS.GUARANTEED: ["u1", "u2"],
+        KubeQoS.BURSTABLE: ["u1"],
+        KubeQoS.BESTEFFORT: ["u2"],
+    }
+    assert found[KubeQoS.BESTEFFORT].cgroup == "kubepods/besteffort"
+
+
+def test_subjects_that_did_not_change_stay_the_same_objects() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    before = subjects(state)
+    pod = runtime_pod("u1")
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
+    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
+    after = subjects(state)
+    for key in ("pod/u1", "sandbox/s1", "container/c1", "kubeqos/Burstable"):
+        assert after[key] is before[key], key
+
+
+def test_the_state_is_complete_when_every_source_has_spoken() -> None:
+    state = NodeState(awaited=["runtime", "kubelet"])
+    assert not state.snapshot(ENGINE).complete
+    state.spoken("runtime")
+    assert state.awaited == ("kubelet",)
+    state.spoken("kubelet")
+    assert state.snapshot(ENGINE).complete
+
+
+def test_sandboxes_whose_directories_are_gone_can_be_forgotten() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.run_sandbox(sandbox(runtime_pod("u2"), "s2"))
+    assert state.stale_candidates() == {"s2": "kubepods/burstable/podu2"}
+    state.forget_sandboxes(["s2"])
+    assert "pod/u2" not in subjects(state)
+
+
+# --- convergence -------------------------------------------------------------------------------
+
+Event = tuple[str, str]
+PODS = {uid: runtime_pod(uid, qos=qos) for uid, qos in (("u1", "burstable"), ("u2", ""))}
+SANDBOXES = {"s1": "u1", "s2": "u1", "s3": "u2"}
+CONTAINERS = {"c1": "s1", "c2": "s1", "c3": "s2", "c4": "s3"}
+
+
+def deliver(state: NodeState, event: Event) -> None:
+    verb, id_ = event
+    if id_ in SANDBOXES:
+        made = sandbox(PODS[SANDBOXES[id_]], id_)
+        match verb:
+            case "start":
+                state.run_sandbox(made)
+            case "stop":
+                state.stop_sandbox(id_)
+            case "remove":
+                state.remove_sandbox(id_)
+        return
+    state_told = ContainerState.UNKNOWN if verb == "create" else ContainerState.RUNNING
+    one = container(PODS[SANDBOXES[CONTAINERS[id_]]], id_, CONTAINERS[id_], state=state_told)
+    match verb:
+        case "create":
+            state.create_container(one)
+        case "start":
+            state.start_container(one)
+        case "stop" | "remove":
+            state.remove_container(id_)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Event], list[Sandbox], list[Container]]:
+    """What really happened on the node, in order, and what is there at the end."""
+    events: list[Event] = []
+    sandboxes: list[Sandbox] = []
+    containers: list[Container] = []
+    for sandbox_id, uid in SANDBOXES.items():
+        end = draw(st.sampled_from(["absent", "running", "stopped", "removed"]))
+        if end == "absent":
+            continue
+        events.append(("start", sandbox_id))
+        for container_id in (c for c, s in CONTAINERS.items() if s == sandbox_id):
+            fate = draw(st.sampled_from(["absent", "created", "running", "stopped", "removed"]))
+            if fate == "absent":
+                continue
+            if end != "running" and fate in ("created", "running"):
+                fate = "removed"
+            steps = ["create", "start", "stop", "remove"]
+            last = {"created": 1, "running": 2, "stopped": 3, "removed": 4}[fate]
+            events += [(verb, container_id) for verb in steps[:last]]
+            if fate in ("created", "running"):
+                state = ContainerState.CREATED if fate == "created" else ContainerState.RUNNING
+                containers.append(container(PODS[uid], container_id, sandbox_id, state=state))
+        if end in ("stopped", "removed"):
+            events.append(("stop", sandbox_id))
+        if end == "removed":
+            events.append(("remove", sandbox_id))
+        else:
+            sandboxes.append(sandbox(PODS[uid], sandbox_id, pid=0 if end == "stopped" else 7))
+    return events, sandboxes, containers
+
+
+def picture(state: NodeState) -> dict[str, Any]:
+    """What a reader sees, without the order of it and without what the past asked for."""
+    return {
+        key: sorted(pod.uid for pod in subject.pods)
+        if isinstance(subject, QosSubject)
+        else subject.cgroup
+        for key, subject in subjects(state).items()
+    }
+
+
+@given(histories(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_events_and_then_a_full_list_give_the_listed_state(
+    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
+) -> None:
+    events, sandboxes, containers = history
+    heard = data.draw(st.lists(st.sampled_from(events), max_size=40)) if events else []
+    state = NodeState(layout=LAYOUT)
+    for event in heard:
+        deliver(state, event)
+    state.runtime_list(sandboxes, containers)
+    fresh = NodeState(layout=LAYOUT)
+    fresh.runtime_list(sandboxes, containers)
+    assert picture(state) == picture(fresh)
+    assert state.counts == fresh.counts
+
+
+@given(histories(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_all_events_in_any_order_with_repeats_give_the_listed_state(
+    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
+) -> None:
+    events, sandboxes, containers = history
+    repeats = data.draw(st.lists(st.sampled_from(events), max_size=10)) if events else []
+    heard = data.draw(st.permutations([*events, *repeats]))
+    state = NodeState(layout=LAYOUT)
+    for event in heard:
+        deliver(state, event)
+    listed = NodeState(layout=LAYOUT)
+    listed.runtime_list(sandboxes, containers)
+    assert picture(state) == picture(listed)

@@ -1,0 +1,239 @@
+"""The hook service: a proxy's questions, answered by the daemon's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from protos.cri.v1 import api_pb2 as cri
+from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from tests.koordlet.daemon.bed import SLO, Node, node, node_object, until
+from tests.runtime_proxy.fake_cri import FakeCri
+from tests.runtime_proxy.processes import proxy
+from tests.simulated.kubelet import Limits
+
+ONE_CPU = Limits(cpu_request_milli=1000, cpu_limit_milli=1000)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 40))
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, **changes: Any) -> AsyncIterator[Node]:
+    """A node whose daemon serves hooks; NRI is off unless `changes` say otherwise."""
+    settings = {
+        "enabled": True,
+        "socket": str(tmp_path / "koordlet.sock"),
+        "hostEndpoint": str(tmp_path / "koordlet.sock"),
+        "registrationDir": str(tmp_path / "hookserver.d"),
+    }
+    wanted = {"hookService": settings, "nri": {"enabled": False}, **changes}
+    with_nri = bool(wanted["nri"].get("enabled", True))
+    if with_nri:
+        del wanted["nri"]
+    async with node(runtime=with_nri, **wanted) as made:
+        made.put(SLO, node_object("1.25"))
+        yield made
+
+
+class Proxy:
+    """What a proxy sends. The container's limits are one CPU unless a call says otherwise."""
+
+    def __init__(self, n: Node, channel: Any) -> None:
+        self._channel = channel
+        self.pod = n.kubelet.add_pod(ONE_CPU)
+
+    async def ask(self, stage: str, request: Any, kind: Any) -> Any:
+        invoke = self._channel.unary_unary(
+            f"/runtime.v1alpha1.RuntimeHookService/{stage}Hook",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=kind.FromString,
+        )
+        return await invoke(request, timeout=5)
+
+    async def container(self, stage: str, *, id: str = "", **resources: Any) -> Any:  # noqa: A002
+        values = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024, **resources}
+        request = hook.ContainerResourceHookRequest(
+            pod_meta=hook.PodSandboxMetadata(name="web", uid=self.pod.uid, namespace="default"),
+            container_meta=hook.ContainerMetadata(name="main", id=id),
+            container_annotations={"a": "b"},
+            container_resources=hook.LinuxContainerResources(**values),
+            pod_labels={"koordinator.sh/qosClass": "LS"},
+            pod_cgroup_parent=f"/{self.pod.cgroup}",
+            container_envs={"A": "1"},
+        )
+        return await self.ask(stage, request, hook.ContainerResourceHookResponse)
+
+
+@asynccontextmanager
+async def connected(n: Node, tmp_path: Path) -> AsyncIterator[Proxy]:
+    async with grpc.aio.insecure_channel(f"unix://{tmp_path / 'koordlet.sock'}") as channel:
+        yield Proxy(n, channel)
+
+
+def test_a_container_gets_its_decided_values_and_everything_else_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            answer = await p.container("PreCreateContainer", cpuset_mems="0", oom_score_adj=7)
+            resources = answer.container_resources
+            assert resources.cpu_quota == 80_000
+            assert resources.cpu_shares == 1024
+            assert resources.cpuset_mems == "0"
+            assert resources.oom_score_adj == 7
+            assert answer.container_annotations == {"a": "b"}
+            assert answer.container_envs == {"A": "1"}
+            assert answer.pod_cgroup_parent == f"/{p.pod.cgroup}"
+
+    run(test)
+
+
+def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            await p.container("PreCreateContainer")
+            # Kubelet pins; the proxy puts the values in force, ours, under that.
+            pinned = await p.container(
+                "PreUpdateContainerResources", id="c1", cpu_quota=80_000, cpuset_cpus="0"
+            )
+            assert pinned.container_resources.cpu_quota == 80_000
+            assert pinned.container_resources.cpuset_cpus == "0"
+            resized = await p.container("PreUpdateContainerResources", id="c1", cpu_quota=50_000)
+            assert resized.container_resources.cpu_quota == 40_000
+            again = await p.container("PreUpdateContainerResources", id="c1", cpu_quota=40_000)
+            assert again.container_resources.cpu_quota == 40_000
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("period_us", "quota_us"), [(50_000, 40_000), (10_000, 8_000), (33_333, 26_667)]
+)
+def test_a_quota_follows_the_containers_own_period(
+    tmp_path: Path, period_us: int, quota_us: int
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            answer = await p.container(
+                "PreCreateContainer", cpu_period=period_us, cpu_quota=period_us
+            )
+            assert answer.container_resources.cpu_quota == quota_us
+
+    run(test)
+
+
+def test_while_nri_protects_the_answers_only_echo(tmp_path: Path) -> None:
+    async def test() -> None:
+        nri = {"enabled": True}
+        async with serving(tmp_path, nri=nri) as n, n.running(), connected(n, tmp_path) as p:
+            answer = await p.container("PreCreateContainer")
+            assert answer.container_resources.cpu_quota == 100_000
+
+    run(test)
+
+
+def test_a_sandbox_is_echoed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            request = hook.PodSandboxHookRequest(
+                pod_meta=hook.PodSandboxMetadata(name="web", uid="u", namespace="default"),
+                labels={"l": "1"},
+                annotations={"a": "1"},
+                cgroup_parent="/kubepods/podu",
+                resources=hook.LinuxContainerResources(cpu_shares=2),
+            )
+            answer = await p.ask("PreRunPodSandbox", request, hook.PodSandboxHookResponse)
+            assert answer.labels == {"l": "1"}
+            assert answer.annotations == {"a": "1"}
+            assert answer.cgroup_parent == "/kubepods/podu"
+            assert answer.resources.cpu_shares == 2
+
+    run(test)
+
+
+def test_the_file_is_there_while_the_socket_is_served_and_goes_with_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        file = tmp_path / "hookserver.d" / "koordlet.json"
+        async with serving(tmp_path) as n:
+            async with n.running():
+                document = json.loads(file.read_text())
+                assert document["remote-endpoint"] == str(tmp_path / "koordlet.sock")
+                assert document["failure-policy"] == "Ignore"
+                assert "PreCreateContainer" in document["runtime-hooks"]
+                assert stat.S_IMODE(file.stat().st_mode) == 0o644
+                assert stat.S_IMODE((tmp_path / "koordlet.sock").stat().st_mode) == 0o600
+            assert not file.exists()
+            assert not (tmp_path / "koordlet.sock").exists()
+
+    run(test)
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_the_daemon_runs(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "hookserver.d").write_text("a file in the folder's place")
+        async with serving(tmp_path) as n, n.running():
+            kinds = [event.kind for event in n.daemon.parts.events.latest()]
+            assert "hook-registration" in kinds
+
+    run(test)
+
+
+def test_our_proxy_asks_our_daemon(tmp_path: Path) -> None:
+    """The whole chain: a CRI call through the proxy's process, decided by this daemon."""
+
+    def create(socket: Path, parent: str, uid: str) -> None:
+        with grpc.insecure_channel(f"unix://{socket}") as opened:
+            channel: Any = opened
+            config = cri.PodSandboxConfig(
+                metadata=cri.PodSandboxMetadata(name="web", uid=uid, namespace="default"),
+                labels={"koordinator.sh/qosClass": "LS"},
+                linux=cri.LinuxPodSandboxConfig(cgroup_parent=parent),
+            )
+            request = cri.RunPodSandboxRequest(config=config)
+            answer = channel.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")(
+                request.SerializeToString(), timeout=5
+            )
+            create = cri.CreateContainerRequest(
+                pod_sandbox_id=cri.RunPodSandboxResponse.FromString(answer).pod_sandbox_id,
+                config=cri.ContainerConfig(
+                    metadata=cri.ContainerMetadata(name="main"),
+                    linux=cri.LinuxContainerConfig(
+                        resources=cri.LinuxContainerResources(
+                            cpu_period=100_000, cpu_quota=100_000, cpu_shares=1024
+                        )
+                    ),
+                ),
+                sandbox_config=config,
+            )
+            channel.unary_unary("/runtime.v1.RuntimeService/CreateContainer")(
+                create.SerializeToString(), timeout=5
+            )
+
+    async def test() -> None:
+        runtime = FakeCri(tmp_path / "runtime.sock")
+        runtime.start()
+        try:
+            async with serving(tmp_path) as n, n.running():
+                pod = n.kubelet.add_pod(ONE_CPU)
+                flags = [f"--hook-server-dir={tmp_path / 'hookserver.d'}"]
+                with proxy(runtime.socket, flags=flags) as running:
+                    await until("the file seen", lambda: "is registered" in running.log_text())
+                    await asyncio.to_thread(create, running.socket, f"/{pod.cgroup}", pod.uid)
+        finally:
+            runtime.stop()
+        (asked,) = runtime.asked("CreateContainer")
+        assert asked.config.linux.resources.cpu_quota == 80_000
+        assert asked.config.linux.resources.cpu_shares == 1024
+
+    run(test)
