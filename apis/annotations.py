@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from apis.cpuset import format_cpuset, parse_cpuset
+from apis.cpuset import NO_CPUS, CpuSet
 from apis.decode import Wire, decode_field, field_decoder
 from apis.errors import InputError
 from apis.keys import (
@@ -92,10 +92,9 @@ class NUMANodeResource(Wire, frozen=True):
 
 
 class ResourceStatus(Struct, frozen=True):
-    """What the scheduler gave a pod: CPUs (canonical text, "" for none) and NUMA shares."""
+    """What the scheduler allocated to a pod: CPUs (empty for none) and shares of NUMA nodes."""
 
-    cpuset: str = ""
-    cpus: frozenset[int] = frozenset()
+    cpus: CpuSet = NO_CPUS
     numa_node_resources: tuple[NUMANodeResource, ...] = ()
 
 
@@ -110,7 +109,7 @@ _decode_resource_status = _json_parser(_ResourceStatus, ANNOTATION_RESOURCE_STAT
 def _resource_status(text: str) -> ResourceStatus:
     raw = _decode_resource_status(text)
     try:
-        cpus = parse_cpuset(raw.cpuset)
+        cpus = CpuSet.parse(raw.cpuset)
     except ValueError as error:
         raise InputError(
             obj="",
@@ -118,9 +117,7 @@ def _resource_status(text: str) -> ResourceStatus:
             value=raw.cpuset,
             problem=str(error),
         ) from None
-    return ResourceStatus(
-        cpuset=format_cpuset(cpus), cpus=cpus, numa_node_resources=raw.numa_node_resources or ()
-    )
+    return ResourceStatus(cpus=cpus, numa_node_resources=raw.numa_node_resources or ())
 
 
 _parse_resource_status = _parser(_resource_status)

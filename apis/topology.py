@@ -12,7 +12,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct, field
 
 from apis.core import ObjectMeta
-from apis.cpuset import format_cpuset, parse_cpuset
+from apis.cpuset import NO_CPUS, CpuSet
 from apis.decode import Wire, decode_optional_field, field_decoder, json_decoder
 from apis.errors import InputError, InputErrors
 from apis.keys import (
@@ -78,27 +78,25 @@ CpuNumber = Annotated[int, Meta(ge=-1, le=8191)]
 
 
 class CPUSharedPool(Struct, frozen=True):
-    """The CPUs of one NUMA node that pods share. `cpuset` is canonical text."""
+    """The CPUs of one NUMA node that pods share."""
 
     socket: int
     node: int
-    cpuset: str
-    cpus: frozenset[int]
+    cpus: CpuSet
 
 
-class CPUManagerPolicy(Wire, frozen=True):
+class CPUManagerPolicy(Struct, frozen=True):
     """Kubelet's CPU manager: `policy` is "static", "none" or "" when kubelet was not asked."""
 
     policy: str = ""
-    options: dict[str, str] = field(default_factory=dict)
-    reserved_cpus: str = field(name="reservedCPUs", default="")
+    options: Mapping[str, str] = field(default_factory=dict)
+    reserved_cpus: CpuSet = NO_CPUS
 
 
 class SystemQOSResource(Struct, frozen=True):
     """CPUs set apart for pods of class SYSTEM."""
 
-    cpuset: str
-    cpus: frozenset[int]
+    cpus: CpuSet
     cpuset_exclusive: bool
 
 
@@ -129,18 +127,18 @@ class PodCPUAlloc(Wire, frozen=True):
     managed_by_kubelet: bool = False
 
 
-class NodeReservation(Wire, frozen=True):
+class NodeReservation(Struct, frozen=True):
     """What is kept free of pods. `reserved_cpus`, if any, replaces the cpu amount by its size."""
 
     resources: ResourceList = field(default_factory=dict)
-    reserved_cpus: str = field(name="reservedCPUs", default="")
+    reserved_cpus: CpuSet = NO_CPUS
     apply_policy: str = ""
 
     def amounts(self) -> ResourceList:
         """Return the reserved amounts with `reserved_cpus` applied."""
         if not self.reserved_cpus:
             return self.resources
-        return {**self.resources, "cpu": Quantity.of(len(parse_cpuset(self.reserved_cpus)))}
+        return {**self.resources, "cpu": Quantity.of(len(self.reserved_cpus))}
 
 
 class _Pool(Wire, frozen=True):
@@ -149,27 +147,39 @@ class _Pool(Wire, frozen=True):
     cpuset: str = ""
 
 
+class _CPUManagerPolicy(Wire, frozen=True):
+    policy: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    reserved_cpus: str = field(name="reservedCPUs", default="")
+
+
+class _NodeReservation(Wire, frozen=True):
+    resources: ResourceList = field(default_factory=dict)
+    reserved_cpus: str = field(name="reservedCPUs", default="")
+    apply_policy: str = ""
+
+
 class _SystemQOS(Wire, frozen=True):
     cpuset: str = ""
     cpuset_exclusive: bool | None = None
 
 
 _decode_pools = field_decoder(tuple[_Pool, ...])
-_decode_policy = field_decoder(CPUManagerPolicy)
+_decode_policy = field_decoder(_CPUManagerPolicy)
 _decode_system_qos = field_decoder(_SystemQOS)
 _decode_basic_info = field_decoder(CPUBasicInfo)
 _decode_cpu_topology = field_decoder(CPUTopology)
 _decode_pod_allocs = field_decoder(tuple[PodCPUAlloc, ...])
-_decode_reservation = field_decoder(NodeReservation)
+_decode_reservation = field_decoder(_NodeReservation)
 
 
 def _field(key: str) -> str:
     return f'metadata.annotations["{key}"]'
 
 
-def _cpus(text: str, *, obj: str, where: str) -> frozenset[int]:
+def _cpus(text: str, *, obj: str, where: str) -> CpuSet:
     try:
-        return parse_cpuset(text)
+        return CpuSet.parse(text)
     except ValueError as error:
         raise InputError(obj=obj, field=where, value=text, problem=str(error)) from None
 
@@ -183,18 +193,18 @@ def parse_cpu_shared_pools(
     parsed = []
     for index, pool in enumerate(pools):
         cpus = _cpus(pool.cpuset, obj=obj, where=f"{where}[{index}].cpuset")
-        parsed.append(
-            CPUSharedPool(socket=pool.socket, node=pool.node, cpuset=format_cpuset(cpus), cpus=cpus)
-        )
+        parsed.append(CPUSharedPool(socket=pool.socket, node=pool.node, cpus=cpus))
     return tuple(parsed)
 
 
 def parse_cpu_manager_policy(text: str, *, obj: str) -> CPUManagerPolicy:
-    """Return kubelet's CPU manager policy with a canonical CPU list. Raises InputError."""
+    """Return kubelet's CPU manager policy. Raises InputError."""
     where = _field(ANNOTATION_CPU_MANAGER_POLICY)
-    policy = decode_optional_field(_decode_policy, text, obj=obj, field=where) or CPUManagerPolicy()
+    policy = decode_optional_field(_decode_policy, text, obj=obj, field=where)
+    if policy is None:
+        return CPUManagerPolicy()
     cpus = _cpus(policy.reserved_cpus, obj=obj, where=f"{where}.reservedCPUs")
-    return CPUManagerPolicy(policy.policy, policy.options, format_cpuset(cpus))
+    return CPUManagerPolicy(policy.policy, policy.options, cpus)
 
 
 def parse_system_qos_resource(text: str, *, obj: str) -> SystemQOSResource | None:
@@ -206,9 +216,7 @@ def parse_system_qos_resource(text: str, *, obj: str) -> SystemQOSResource | Non
     cpus = _cpus(raw.cpuset, obj=obj, where=f"{where}.cpuset")
     if not cpus:
         return None
-    return SystemQOSResource(
-        cpuset=format_cpuset(cpus), cpus=cpus, cpuset_exclusive=raw.cpuset_exclusive is not False
-    )
+    return SystemQOSResource(cpus=cpus, cpuset_exclusive=raw.cpuset_exclusive is not False)
 
 
 def parse_cpu_basic_info(text: str, *, obj: str) -> CPUBasicInfo:
@@ -239,7 +247,7 @@ def parse_node_reservation(text: str, *, obj: str) -> NodeReservation:
     if reservation is None:
         return NodeReservation()
     cpus = _cpus(reservation.reserved_cpus, obj=obj, where=f"{where}.reservedCPUs")
-    return NodeReservation(reservation.resources, format_cpuset(cpus), reservation.apply_policy)
+    return NodeReservation(reservation.resources, cpus, reservation.apply_policy)
 
 
 class NodeCPUFacts(Struct, frozen=True):

@@ -32,6 +32,7 @@ from benchmarks.nri_driver import Driver
 from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.facts import KernelFacts, NodeInputs, Settings
+from hooks.observed import Container
 from hooks.policies import BUILTIN
 from koordlet.decisions.decider import Decider
 from koordlet.events import Events
@@ -39,7 +40,6 @@ from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog
 from koordlet.transports.nri_handler import NriHandler
 from linux.resources import Resource, Value
-from nri_plugin.handler import Container
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
 from protos.nri.v1alpha1 import nri_pb2 as nri

@@ -16,10 +16,10 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from apis.cpuset import CpuSet
 from hooks.claim import Claim, Op
 from hooks.decision import Outcome, ResourceKey
 from linux.cgroup_files import LIMITS, MIN_QUOTA_US
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 
 _MODIFIER_ORDER = {Op.DIVIDE: 0, Op.WITHIN: 1, Op.AT_LEAST: 2}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from apis.nodeslo import NodeSLOSpec, default_nodeslo
 from apis.topology import NodeCPUFacts
-from linux.cpuset import CpuSet
 from linux.resources import DeviceNode, Resource
 
 

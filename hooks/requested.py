@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Final
 
+from apis.cpuset import CpuSet
 from hooks.subject import ContainerSubject, PodSubject, Requested, Subject
 from linux.cgroup_files import quota_per_100ms
-from linux.resources import Resource, Value
+from linux.resources import UNLIMITED, Resource, Value
 
 
 def requested_value(subject: Subject, resource: Resource) -> Value | None:
@@ -32,6 +33,39 @@ def laid_over(upper: Requested, lower: Requested) -> Requested:
             for name in Requested.__struct_fields__
         )
     )
+
+
+def requested_of(
+    *,
+    shares: int | None,
+    quota_us: int | None,
+    period_us: int | None,
+    limit_bytes: int | None,
+    cpus: str,
+    mems: str,
+    oom_score_adj: int | None,
+) -> Requested:
+    """Return what runtimes' messages ask for: 0 and "" are "not said", any negative limit "none".
+
+    The score alone is taken as it is: 0 is a score.
+    """
+    return Requested(
+        cpu_shares=shares or None,
+        cfs_quota_us=max(quota_us, UNLIMITED) if quota_us else None,
+        cfs_period_us=period_us or None,
+        memory_limit_bytes=max(limit_bytes, UNLIMITED) if limit_bytes else None,
+        cpus=cpu_set(cpus) if cpus else None,
+        mems=cpu_set(mems) if mems else None,
+        oom_score_adj=oom_score_adj,
+    )
+
+
+def cpu_set(text: str) -> CpuSet | None:
+    """Return the set that a kernel list names; None for the empty list and for no list at all."""
+    try:
+        return CpuSet.parse(text) or None
+    except ValueError:
+        return None
 
 
 def _quota(asked: Requested) -> int | None:

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from apis.qos import KubeQoS, QoSClass, qos_class
-from linux.cpuset import CpuSet
 
 
 class Level(StrEnum):

@@ -30,8 +30,8 @@ from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state.snapshot import Snapshot
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
-from nri_plugin.node_lock import LockHeld, node_lock
 from nri_plugin.options import launch_of
+from service.locks import LockHeld, node_lock
 
 _LOG = logging.getLogger("koordlet")
 

@@ -13,7 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from linux.cpuset import CpuSet
+from apis.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 from linux.weights import MAX_SHARES, MIN_SHARES, Formula, weight_of_shares
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from apis.qos import KubeQoS
+
 MAX_PATH: Final = 4096
 MAX_DEPTH: Final = 32
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,252}")
@@ -37,14 +39,6 @@ class Runtime(StrEnum):
     CONTAINERD = "containerd"
     CRIO = "cri-o"
     DOCKER = "docker"
-
-
-class Qos(StrEnum):
-    """Kubernetes' QoS classes: equal to `apis.qos.KubeQoS`, which this room cannot import."""
-
-    GUARANTEED = "Guaranteed"
-    BURSTABLE = "Burstable"
-    BESTEFFORT = "BestEffort"
 
 
 _SCOPE_PREFIX: Final[Mapping[Runtime, str]] = {
@@ -110,8 +104,8 @@ def _slice_base(kubepods: str) -> str:
 
 def qos_dir(driver: Driver, kubepods: str, qos: str) -> str:
     """Return the directory of a QoS class; Guaranteed is the pods' root itself."""
-    qos = Qos(qos)
-    if qos is Qos.GUARANTEED:
+    qos = KubeQoS(qos)
+    if qos is KubeQoS.GUARANTEED:
         return kubepods
     name = qos.value.lower()
     if driver is Driver.CGROUPFS:
@@ -173,7 +167,7 @@ class Parsed:
     """What a directory's path tells. Empty strings where it does not tell."""
 
     kubepods: str
-    qos: Qos
+    qos: KubeQoS
     pod_uid: str = ""
     container_id: str = ""
     runtime: Runtime | None = None
@@ -204,8 +198,8 @@ def parse(path: str) -> Parsed | None:
 
 
 def _parse_systemd(root: str, base: str, rest: list[str]) -> Parsed:
-    qos = Qos.GUARANTEED
-    for inner in (Qos.BURSTABLE, Qos.BESTEFFORT):
+    qos = KubeQoS.GUARANTEED
+    for inner in (KubeQoS.BURSTABLE, KubeQoS.BESTEFFORT):
         if rest and rest[0] == f"{base}-{inner.value.lower()}.slice":
             qos, base, rest = inner, rest[0].removesuffix(".slice"), rest[1:]
             break
@@ -219,8 +213,8 @@ def _parse_systemd(root: str, base: str, rest: list[str]) -> Parsed:
 
 
 def _parse_cgroupfs(root: str, rest: list[str]) -> Parsed:
-    driver, qos = Driver.CGROUPFS, Qos.GUARANTEED
-    for inner in (Qos.BURSTABLE, Qos.BESTEFFORT):
+    driver, qos = Driver.CGROUPFS, KubeQoS.GUARANTEED
+    for inner in (KubeQoS.BURSTABLE, KubeQoS.BESTEFFORT):
         if rest and rest[0] == inner.value.lower():
             qos, rest = inner, rest[1:]
             break
@@ -245,9 +239,9 @@ class HostAppBase(StrEnum):
 
 
 _QOS_OF_BASE: Final = {
-    HostAppBase.KUBEPODS: Qos.GUARANTEED,
-    HostAppBase.BURSTABLE: Qos.BURSTABLE,
-    HostAppBase.BESTEFFORT: Qos.BESTEFFORT,
+    HostAppBase.KUBEPODS: KubeQoS.GUARANTEED,
+    HostAppBase.BURSTABLE: KubeQoS.BURSTABLE,
+    HostAppBase.BESTEFFORT: KubeQoS.BESTEFFORT,
 }
 _DIR_OF_QOS: Final = {
     "LSE": "host-latency-sensitive",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from linux.cpuset import CpuSet
+from apis.cpuset import CpuSet
 
 UNLIMITED: Final = -1
 """Canonical 'no limit' of quotas (µs) and memory limits (bytes), as cgroup v1 writes it."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from linux.cpuset import CpuSet
+from apis.cpuset import CpuSet
 from linux.host import Host
 
 POSSIBLE_CPUS: Final = "/sys/devices/system/cpu/possible"

@@ -14,11 +14,11 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from apis.cpuset import CpuSet
 from hooks.decision import Decision, Outcome, ResourceKey
 from hooks.requested import laid_over
 from hooks.subject import Requested
 from linux.cgroup_files import quota_in_period
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin.capabilities import UNIFIED, RuntimeProfile
 from nri_plugin.subjects import values

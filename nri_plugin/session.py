@@ -20,11 +20,12 @@ from google.protobuf.message import DecodeError
 from apis.errors import InputError, printable
 from apis.qos import KubeQoS
 from hooks.decision import Decision
+from hooks.observed import Container
 from hooks.subject import Pod, make_pod
 from nri_plugin import replies, subjects
 from nri_plugin.capabilities import Generation, RuntimeKind, RuntimeProfile, runtime_profile
 from nri_plugin.events import Event, parse_events, subscription
-from nri_plugin.handler import Container, Handler, Refused
+from nri_plugin.handler import Handler, Refused
 from nri_plugin.options import Options
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.ttrpc import MAX_SENT_BYTES, Call, Code, RpcError

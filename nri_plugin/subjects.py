@@ -9,10 +9,11 @@ Source: nri.md sections 5.5, 5.8, 5.9.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
-from apis.qos import KubeQoS
+from hooks.observed import Container, ContainerState, Sandbox
+from hooks.places import directory_of, place_of
+from hooks.requested import requested_of
 from hooks.subject import (
     NOTHING_REQUESTED,
     ContainerSubject,
@@ -21,12 +22,8 @@ from hooks.subject import (
     SandboxSubject,
     make_pod,
 )
-from linux import cgroup_paths
-from linux.cgroup_paths import Driver, PathError, Runtime
-from linux.cpuset import CpuSet
-from linux.resources import UNLIMITED
+from linux.cgroup_paths import Runtime
 from nri_plugin.capabilities import RuntimeKind
-from nri_plugin.handler import Container, ContainerState, Sandbox
 from protos.nri.v1alpha1 import nri_pb2 as nri
 
 _LABEL_POD_NAME: Final = "io.kubernetes.pod.name"
@@ -46,7 +43,7 @@ def sandbox(message: nri.PodSandbox) -> Sandbox:
     """Return the sandbox that a message describes."""
     linux = message.linux
     pod = pod_of(message)
-    cgroup = directory_of(linux.cgroups_path, "", message.id, RuntimeKind.OTHER)
+    cgroup = directory_of(linux.cgroups_path, "", message.id, Runtime.CONTAINERD)
     return Sandbox(
         subject=SandboxSubject(pod=pod, id=message.id, cgroup=cgroup),
         resources=values(linux.pod_resources),
@@ -115,7 +112,7 @@ def _container(
             pod=pod,
             name=message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
             id=message.id,
-            cgroup=directory_of(linux.cgroups_path, pod.cgroup, message.id, runtime),
+            cgroup=directory_of(linux.cgroups_path, pod.cgroup, message.id, _NAMED_BY[runtime]),
             # What a creation asks for is all that the container has so far.
             requested=current if created else asked,
         ),
@@ -138,72 +135,3 @@ def values(resources: nri.LinuxResources, oom_score_adj: int = 0) -> Requested:
         mems=cpu.mems,
         oom_score_adj=oom_score_adj or None,
     )
-
-
-def requested_of(
-    *,
-    shares: int | None,
-    quota_us: int | None,
-    period_us: int | None,
-    limit_bytes: int | None,
-    cpus: str,
-    mems: str,
-    oom_score_adj: int | None,
-) -> Requested:
-    """Return what runtimes' messages ask for: 0 and "" are "not said", any negative limit "none".
-
-    The score alone is taken as it is: 0 is a score.
-    """
-    return Requested(
-        cpu_shares=shares or None,
-        cfs_quota_us=max(quota_us, UNLIMITED) if quota_us else None,
-        cfs_period_us=period_us or None,
-        memory_limit_bytes=max(limit_bytes, UNLIMITED) if limit_bytes else None,
-        cpus=cpu_set(cpus) if cpus else None,
-        mems=cpu_set(mems) if mems else None,
-        oom_score_adj=oom_score_adj,
-    )
-
-
-def cpu_set(text: str) -> CpuSet | None:
-    """Return the set that a kernel list names; None for the empty list and for no list at all."""
-    try:
-        return CpuSet.parse(text) or None
-    except ValueError:
-        return None
-
-
-@lru_cache(maxsize=4096)
-def place_of(cgroup_parent: str) -> tuple[str, KubeQoS]:
-    """Return a pod's directory, "" when it is not known, and the QoS class that it stands for.
-
-    A bare slice name is expanded the way systemd nests slices.
-    """
-    try:
-        path = cgroup_paths.check_relative(cgroup_parent)
-        if path.endswith(".slice") and "/" not in path:
-            path = cgroup_paths.expand_slice(path)
-    except PathError:
-        return "", KubeQoS.GUARANTEED
-    parsed = cgroup_paths.parse(path)
-    return path, KubeQoS.GUARANTEED if parsed is None else KubeQoS(parsed.qos)
-
-
-def directory_of(
-    cgroups_path: str, pod_cgroup: str, container_id: str, runtime: RuntimeKind
-) -> str:
-    """Return a container's directory: from its OCI cgroups path, else by the runtime's rule."""
-    # What containerd says on nearly every node; reading it in full costs more than all the rest.
-    if container_id.isalnum() and container_id.isascii() and len(container_id) <= 128:
-        slice_name = pod_cgroup.rpartition("/")[2]
-        if cgroups_path == f"{slice_name}:cri-containerd:{container_id}":
-            return f"{pod_cgroup}/cri-containerd-{container_id}.scope"
-    try:
-        if cgroups_path:
-            return cgroup_paths.of_runtime_path(cgroups_path)
-        if pod_cgroup and container_id:
-            driver = Driver.SYSTEMD if pod_cgroup.endswith(".slice") else Driver.CGROUPFS
-            return cgroup_paths.container_dir(driver, _NAMED_BY[runtime], pod_cgroup, container_id)
-    except PathError:
-        pass
-    return ""

@@ -29,12 +29,12 @@ from nri_plugin import replies
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.connection import Connection, ConnectionClosed
 from nri_plugin.handler import Handler
-from nri_plugin.node_lock import LockHeld, node_lock, runtime_lock
 from nri_plugin.options import Launch, Options
 from nri_plugin.session import NRI_VERSION, RUNTIME, Inventory, Session
 from nri_plugin.statistics import State, Statistics
 from nri_plugin.ttrpc import RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from service.locks import LockHeld, node_lock, runtime_lock
 
 log = logging.getLogger(__name__)
 

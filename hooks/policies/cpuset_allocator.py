@@ -27,6 +27,7 @@ from apis.annotations import (
     annotation_field,
     parse_resource_status,
 )
+from apis.cpuset import NO_CPUS, CpuSet
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
@@ -42,7 +43,6 @@ from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs
 from hooks.policy import Partial, Policy, never
 from hooks.subject import ContainerSubject, HostAppSubject, Level, Pod, PodSubject, SandboxSubject
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 
 NAME: Final = "CPUSetAllocator"
@@ -53,7 +53,6 @@ _BE_POOLS: Final = f"NodeResourceTopology annotation {ANNOTATION_BE_CPU_SHARED_P
 _SYSTEM: Final = f"NodeResourceTopology annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
 _SYSTEM_OF_NODE: Final = f"Node annotation {ANNOTATION_SYSTEM_QOS_RESOURCE}"
 _NO_STATUS: Final = ResourceStatus()
-_NO_CPUS: Final = CpuSet()
 
 
 class Pools(msgspec.Struct, frozen=True):
@@ -107,7 +106,7 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
         topology = Topology(
             ls=_pools(facts.shared_pools, _LS_POOLS, there),
             be=_pools(facts.be_shared_pools, _BE_POOLS, there),
-            system=_within(CpuSet(system.cpus), there) if system else _NO_CPUS,
+            system=_within(system.cpus, there) if system else NO_CPUS,
             system_source=source,
             kubelet_static=facts.cpu_manager_policy.policy == "static",
             lacking=_lacking(facts.shared_pools, there),
@@ -139,12 +138,12 @@ def _within(cpus: CpuSet, there: CpuSet | None) -> CpuSet:
 def _pools(pools: Iterable[CPUSharedPool], source: str, there: CpuSet | None) -> Pools:
     by_node: dict[int, CpuSet] = {}
     for pool in pools:
-        by_node[pool.node] = by_node.get(pool.node, _NO_CPUS) | _within(CpuSet(pool.cpus), there)
-    return Pools(by_node, reduce(or_, by_node.values(), _NO_CPUS), source)
+        by_node[pool.node] = by_node.get(pool.node, NO_CPUS) | _within(pool.cpus, there)
+    return Pools(by_node, reduce(or_, by_node.values(), NO_CPUS), source)
 
 
 def _lacking(pools: Iterable[CPUSharedPool], there: CpuSet | None) -> CpuSet:
-    named = reduce(or_, (CpuSet(pool.cpus) for pool in pools), _NO_CPUS)
+    named = CpuSet.union(pool.cpus for pool in pools)
     return named - _within(named, there)
 
 
@@ -152,8 +151,8 @@ def allocated_cpus(pod: Pod) -> CpuSet:
     """Return the CPUs that the scheduler gave the pod for itself. Raises InputError."""
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
     if not text:
-        return _NO_CPUS
-    return CpuSet.parse(parse_resource_status(text, obj=pod.obj).cpuset)
+        return NO_CPUS
+    return parse_resource_status(text, obj=pod.obj).cpus
 
 
 def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim | None:
@@ -161,14 +160,14 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
     pod = subject.pod
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
     status = parse_resource_status(text, obj=pod.obj) if text else _NO_STATUS  # 1
-    if status.cpuset:  # 2
-        cpus, lacks = CpuSet.parse(status.cpuset), ""
+    if status.cpus:  # 2
+        cpus, lacks = status.cpus, ""
         there = _within(cpus, rule.pods_cpus)
         if not there:
             raise InputError(
                 obj=pod.obj,
                 field=f"{annotation_field(ANNOTATION_RESOURCE_STATUS)}.cpuset",
-                value=status.cpuset,
+                value=str(status.cpus),
                 problem=f"none of these CPUs is there, only {rule.pods_cpus}",
             )
         if there != cpus:
@@ -184,7 +183,7 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
         nodes = [entry.node for entry in status.numa_node_resources if _has_cpu(entry)]
         if nodes:
             pools = topology.be if pod.qos is QoSClass.BE else topology.ls
-            cpus = reduce(or_, (pools.by_node.get(node, _NO_CPUS) for node in nodes))
+            cpus = reduce(or_, (pools.by_node.get(node, NO_CPUS) for node in nodes))
             named = ",".join(map(str, nodes))
             if cpus:
                 reason = f"share pool of the allocated NUMA nodes {named}"

@@ -22,9 +22,9 @@ from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import local_host
 from linux.host import Host
 from linux.local import LocalHost
-from nri_plugin.node_lock import LockHeld
 from nri_plugin.options import Launch
 from nri_plugin.supervisor import Supervisor
+from service.locks import LockHeld
 from service.systemd import Notifier
 
 _LOG = logging.getLogger("koordlet")

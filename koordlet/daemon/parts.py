@@ -40,8 +40,8 @@ from linux.cgroup_paths import Layout, PathError
 from linux.host import Host
 from linux.procfs import boot_id
 from linux.resources import Resource, Value
-from nri_plugin.node_lock import LockHeld
 from nri_plugin.options import Launch
+from service.locks import LockHeld
 
 
 class Parts:

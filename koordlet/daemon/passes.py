@@ -32,7 +32,7 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.local import LocalHost
 from linux.resources import Resource
-from nri_plugin.node_lock import LockHeld
+from service.locks import LockHeld
 
 _LOG = logging.getLogger("koordlet")
 

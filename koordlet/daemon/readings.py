@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.daemon.parts import Parts
 from koordlet.decisions.decider import RepairKey, TimingKey
@@ -11,7 +12,6 @@ from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.node.machine import TimedHost, WriteKey
 from koordlet.reconciler.reports import ReconcileStats
-from linux.cpuset import CpuSet
 from linux.resources import Resource
 from nri_plugin.statistics import Statistics
 from service.histogram import Histogram
@@ -107,8 +107,8 @@ class DaemonReadings:
         if topology is None:
             return None
         return (
-            CpuSet(cpu for pool in topology.shared_pools for cpu in pool.cpus),
-            CpuSet(cpu for pool in topology.be_shared_pools for cpu in pool.cpus),
+            CpuSet.union(pool.cpus for pool in topology.shared_pools),
+            CpuSet.union(pool.cpus for pool in topology.be_shared_pools),
         )
 
     @property

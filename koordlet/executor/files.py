@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, Record
 from koordlet.executor.order import ancestors
 from koordlet.executor.originals import Originals
@@ -20,7 +21,6 @@ from koordlet.executor.texts import Texts
 from koordlet.executor.tree import TreePlanner
 from linux.cgroup_files import FILES, Codec, Levels, in_range, number
 from linux.cgroup_paths import is_below
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 
 _QUOTA: Final = Resource.CPU_CFS_QUOTA

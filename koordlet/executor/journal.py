@@ -22,8 +22,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from koordlet.executor.newer_lines import NewerLines
-from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
 
 _LOG = logging.getLogger("koordlet.executor.journal")

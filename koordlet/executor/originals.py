@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from koordlet.executor.journal import Delivery, Handed, Journal, JournalError, Record, plain
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
-from linux.cpuset import CpuSet
 from linux.resources import Resource, Value
 
 log = logging.getLogger(__name__)

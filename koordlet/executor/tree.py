@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from apis.cpuset import CpuSet
 from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
 from koordlet.executor.originals import Originals
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULT_PERIOD_US, FILES, CgroupFile, Codec, Levels, encode, number
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 
 _RATIO_SHIFT: Final = 20

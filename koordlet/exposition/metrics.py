@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.decisions.decider import RepairKey, Stage, TimingKey
 from koordlet.executor.slots import State as ValueState
@@ -26,7 +27,6 @@ from koordlet.exposition import container_metrics
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.node.machine import WriteKey
 from koordlet.reconciler.reports import ReconcileStats
-from linux.cpuset import CpuSet
 from linux.resources import Resource
 from nri_plugin.statistics import State, Statistics
 from service.histogram import Histogram

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from apis.errors import InputError
 from apis.nodeslo import HostApplication
+from apis.qos import KubeQoS
 from hooks.subject import HostAppSubject
 from linux import cgroup_paths
-from linux.cgroup_paths import HostAppBase, Layout, PathError, Qos
+from linux.cgroup_paths import HostAppBase, Layout, PathError
 
 
 def host_app_subjects(
@@ -69,7 +70,7 @@ def _is_kubelets(path: str, layout: Layout) -> bool:
         return False
     if cgroup_paths.is_below(layout.kubepods, path):
         return True
-    if any(path == cgroup_paths.qos_dir(layout.driver, layout.kubepods, qos) for qos in Qos):
+    if any(path == cgroup_paths.qos_dir(layout.driver, layout.kubepods, qos) for qos in KubeQoS):
         return True
     place = cgroup_paths.parse(path)
     return place is not None and bool(place.pod_uid)

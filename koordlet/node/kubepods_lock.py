@@ -1,7 +1,7 @@
 """One daemon for the pods of a node: a lock on the very directory that daemons would fight over.
 
 Daemons with the same run directory are kept apart by its lock file, and NRI connections by the
-runtime's directory (`nri_plugin.node_lock`). Daemons that share neither, because their
+runtime's directory (`service.locks`). Daemons that share neither, because their
 configurations differ and NRI is off, still share the pods' cgroups. A lock on that directory needs
 no file anywhere, is the same in every container that sees the node's cgroups, ends with its holder,
 and keeps nobody out who cares for other pods.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from linux.cgroup_paths import Layout
-from nri_plugin.node_lock import LockHeld, lock_directory
+from service.locks import LockHeld, lock_directory
 
 _LOG = logging.getLogger("koordlet")
 

@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from hooks.facts import KernelFacts, ResctrlFacts
 from linux.cgroup_files import FILES, INT64_MAX, CgroupFile, Codec, field_text
 from linux.cgroup_paths import Layout
-from linux.cpuset import CpuSet
 from linux.device_nodes import read_gpus
 from linux.host import Host
 from linux.procfs import kernel_release

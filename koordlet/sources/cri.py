@@ -13,13 +13,14 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from hooks.observed import Container, ContainerState, Sandbox
+from hooks.places import place_of
+from hooks.requested import requested_of
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, SandboxSubject, make_pod
 from koordlet.configuration.config import Cri
 from koordlet.sources.polling import SourceError
 from linux import cgroup_paths
 from linux.cgroup_paths import PathError
-from nri_plugin.handler import Container, ContainerState, Sandbox
-from nri_plugin.subjects import place_of, requested_of
 from protos.cri.v1 import api_pb2, api_pb2_grpc
 
 _MAX_MESSAGE: Final = 64 << 20

@@ -15,6 +15,7 @@ import msgspec
 
 from apis.qos import KubeQoS
 from hooks.engine import Engine
+from hooks.observed import Container, Sandbox
 from hooks.subject import (
     ContainerSubject,
     HostAppSubject,
@@ -32,7 +33,6 @@ from koordlet.state.requests_log import Remembered
 from koordlet.state.runtime_records import ContainerRecord, PodRecords, RuntimeRecords
 from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
-from nri_plugin.handler import Container, Sandbox
 
 _NODE: Final = NodeSubject()
 

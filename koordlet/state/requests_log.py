@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from hooks.subject import NOTHING_REQUESTED, Requested
-from linux.cpuset import CpuSet
 from service.files import replacing
 
 _LOG = logging.getLogger("koordlet.requests")

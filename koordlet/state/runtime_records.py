@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
+from hooks.observed import Container, ContainerState, Sandbox
 from hooks.requested import laid_over
 from hooks.subject import NOTHING_REQUESTED, Pod, Requested, SandboxSubject
 from koordlet.state.requests_log import Remembered
-from nri_plugin.handler import Container, ContainerState, Sandbox
 
 _LOG = logging.getLogger("koordlet.state")
 

@@ -21,9 +21,11 @@ import grpc
 import grpc.aio
 import msgspec
 
+from apis.cpuset import CpuSet
 from hooks.decision import Decision
 from hooks.engine import Engine
-from hooks.requested import asked_for, laid_over
+from hooks.places import directory_of, place_of
+from hooks.requested import asked_for, laid_over, requested_of
 from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.configuration.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.configuration.config import HookService as Settings
@@ -31,10 +33,8 @@ from koordlet.decisions.decider import Decider, Stage
 from koordlet.events import Events, Severity
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES, quota_in_period
-from linux.cpuset import CpuSet
+from linux.cgroup_paths import Runtime
 from linux.resources import Resource
-from nri_plugin.capabilities import RuntimeKind
-from nri_plugin.subjects import directory_of, place_of, requested_of
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from service import unix
 from service.files import replacing
@@ -196,7 +196,7 @@ class HookAnswers:
             pod=pod,
             name=request.container_meta.name,
             id=identifier,
-            cgroup=directory_of("", pod.cgroup, identifier, RuntimeKind.CONTAINERD),
+            cgroup=directory_of("", pod.cgroup, identifier, Runtime.CONTAINERD),
             requested=asked,
         )
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
+from hooks.observed import Container, Sandbox
 from hooks.requested import asked_for, requested_value
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decisions.decider import Decider, Stage
@@ -26,7 +27,6 @@ from linux.cgroup_files import FILES
 from linux.resources import Resource, Value
 from nri_plugin.answers import Answers
 from nri_plugin.capabilities import RuntimeProfile
-from nri_plugin.handler import Container, Sandbox
 
 _LOG = logging.getLogger("koordlet.nri")
 

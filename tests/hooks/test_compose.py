@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from hooks.claim import Claim, Op, Rank
 from hooks.compose import compose, settle
 from hooks.decision import Outcome
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 
 QUOTA, SHARES, CPUS = Resource.CPU_CFS_QUOTA, Resource.CPU_SHARES, Resource.CPUSET_CPUS

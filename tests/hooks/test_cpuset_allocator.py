@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
     ANNOTATION_CPU_MANAGER_POLICY,
@@ -20,7 +21,6 @@ from apis.qos import KubeQoS, QoSClass
 from hooks.facts import KernelFacts
 from hooks.policies.cpuset_allocator import POLICY
 from hooks.subject import HostAppSubject
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import (
     a_container,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from apis.cpuset import CpuSet
 from apis.errors import InputError
 from hooks.check import claim_problem
 from hooks.claim import Claim, Op, Rank
@@ -17,7 +18,6 @@ from hooks.policies import batch_resource, oom_score_adj
 from hooks.policy import Policy
 from hooks.site import MOST_CLAIMS, admit, site_policy, want
 from hooks.subject import Level
-from linux.cpuset import CpuSet
 from linux.resources import DeviceNode, Mount, Resource
 from tests.hooks.making import (
     GIB,

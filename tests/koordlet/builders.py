@@ -6,6 +6,8 @@ from typing import Any
 
 from apis.core import Pod as CorePod
 from apis.decode import decode_object
+from hooks.observed import Container, ContainerState, Sandbox
+from hooks.places import place_of
 from hooks.subject import (
     NOTHING_REQUESTED,
     ContainerSubject,
@@ -16,8 +18,6 @@ from hooks.subject import (
 )
 from koordlet.state.podspec import KnownPod, known_pod
 from linux.cgroup_paths import Driver, Layout
-from nri_plugin.handler import Container, ContainerState, Sandbox
-from nri_plugin.subjects import place_of
 
 LAYOUT = Layout(
     version=2, mounts={"": "/sys/fs/cgroup"}, driver=Driver.CGROUPFS, kubepods="kubepods"

@@ -13,7 +13,7 @@ import pytest
 
 from koordlet.main import main
 from koordlet.process import prepare_run_dir, writes_for_root
-from nri_plugin.node_lock import lock_directory
+from service.locks import lock_directory
 
 
 @pytest.fixture(autouse=True)

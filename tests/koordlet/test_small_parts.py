@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from apis.nodeslo import CgroupBase, CgroupPath, HostApplication
 from apis.qos import KubeQoS, QoSClass
 from hooks.subject import ContainerKind, Requested
 from koordlet.events import CAPACITY, Events, Severity
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.state.requests_log import Remembered, RequestsLog
-from linux.cpuset import CpuSet
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
 
 # --- events ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from linux.cgroup_files import (
     FILES,
     INT64_MAX,
@@ -19,7 +20,6 @@ from linux.cgroup_files import (
     quota_per_100ms,
     same,
 )
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 
 R = Resource

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apis.qos import KubeQoS
 from linux.cgroup_paths import (
     Driver,
     Layout,
     PathError,
-    Qos,
     Runtime,
     check_relative,
     container_dir,
@@ -33,20 +33,20 @@ SYSTEMD, CGROUPFS = Driver.SYSTEMD, Driver.CGROUPFS
 @pytest.mark.parametrize(
     ("driver", "root", "qos", "path"),
     [
-        (SYSTEMD, "kubepods.slice", Qos.GUARANTEED, f"kubepods.slice/kubepods-pod{UID_}.slice"),
-        (SYSTEMD, "kubepods.slice", Qos.BURSTABLE,
+        (SYSTEMD, "kubepods.slice", KubeQoS.GUARANTEED, f"kubepods.slice/kubepods-pod{UID_}.slice"),
+        (SYSTEMD, "kubepods.slice", KubeQoS.BURSTABLE,
          f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"),
-        (SYSTEMD, "kubelet.slice/kubelet-kubepods.slice", Qos.BESTEFFORT,
+        (SYSTEMD, "kubelet.slice/kubelet-kubepods.slice", KubeQoS.BESTEFFORT,
          "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
          f"kubelet-kubepods-besteffort-pod{UID_}.slice"),
-        (CGROUPFS, "kubepods", Qos.GUARANTEED, f"kubepods/pod{UID}"),
-        (CGROUPFS, "kubepods", Qos.BURSTABLE, f"kubepods/burstable/pod{UID}"),
-        (CGROUPFS, "kubelet/kubepods", Qos.BESTEFFORT, f"kubelet/kubepods/besteffort/pod{UID}"),
+        (CGROUPFS, "kubepods", KubeQoS.GUARANTEED, f"kubepods/pod{UID}"),
+        (CGROUPFS, "kubepods", KubeQoS.BURSTABLE, f"kubepods/burstable/pod{UID}"),
+        (CGROUPFS, "kubelet/kubepods", KubeQoS.BESTEFFORT, f"kubelet/kubepods/besteffort/pod{UID}"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("runtime", Runtime)
 def test_directories_and_back(
-    driver: Driver, root: str, qos: Qos, path: str, runtime: Runtime
+    driver: Driver, root: str, qos: KubeQoS, path: str, runtime: Runtime
 ) -> None:
     pod = pod_dir(driver, root, qos, UID)
     assert pod == path
@@ -74,7 +74,7 @@ def test_cri_o_keeps_its_prefix_on_cgroupfs() -> None:
 
 def test_a_static_pods_hash_is_its_uid() -> None:
     uid = "0123456789abcdef0123456789abcdef"
-    parsed = parse(pod_dir(SYSTEMD, "kubepods.slice", Qos.BURSTABLE, uid))
+    parsed = parse(pod_dir(SYSTEMD, "kubepods.slice", KubeQoS.BURSTABLE, uid))
     assert parsed is not None and parsed.pod_uid == uid
 
 
@@ -114,7 +114,7 @@ def test_hostile_paths_are_refused(path: str) -> None:
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "x" * 300, "a\0"])
 def test_hostile_names_are_refused(name: str) -> None:
     with pytest.raises(PathError):
-        pod_dir(SYSTEMD, "kubepods.slice", Qos.BURSTABLE, name)
+        pod_dir(SYSTEMD, "kubepods.slice", KubeQoS.BURSTABLE, name)
     with pytest.raises(PathError):
         container_dir(SYSTEMD, Runtime.CONTAINERD, "kubepods.slice", name)
     with pytest.raises(PathError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from apis.cpuset import CpuSet
 from linux import procfs
 from linux.cgroup_paths import Driver
-from linux.cpuset import CpuSet
 from linux.device_nodes import read_gpus
 from linux.discovery import DiscoveryError, discover, kubepods_of
 from linux.rdma import read_rdma

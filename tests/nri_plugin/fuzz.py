@@ -22,14 +22,14 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from apis.cpuset import CpuSet
 from hooks.decision import Decision
+from hooks.observed import Container
 from hooks.subject import Requested
-from linux.cpuset import CpuSet
 from linux.resources import DeviceNode, Mount, Resource, Value
 from nri_plugin import replies
 from nri_plugin.capabilities import runtime_profile
 from nri_plugin.connection import Connection
-from nri_plugin.handler import Container
 from nri_plugin.options import Options
 from nri_plugin.session import PLUGIN, Inventory, Session
 from nri_plugin.statistics import Statistics

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hooks.claim import Claim
 from hooks.decision import Decision, Outcome, ResourceKey
+from hooks.observed import Container, Sandbox
 from hooks.subject import Pod
 from linux.resources import Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
-from nri_plugin.handler import Container, Sandbox
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
 from protos.nri.v1alpha1 import nri_pb2 as nri

@@ -16,9 +16,9 @@ import pytest
 import uvloop
 
 from hooks.decision import Decision
+from hooks.observed import Container
 from linux.resources import Resource
 from nri_plugin.capabilities import Generation
-from nri_plugin.handler import Container
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
 from protos.cri.v1 import api_pb2 as cri

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from hooks.decision import Decision
 from hooks.subject import NOTHING_REQUESTED, Requested
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin import replies
 from nri_plugin.answers import Answers

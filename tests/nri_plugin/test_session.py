@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from linux.cpuset import CpuSet
+from apis.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 from nri_plugin.events import Event
 from nri_plugin.handler import Refused

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.errors import InputError
-from nri_plugin.node_lock import LockHeld, node_lock
 from nri_plugin.options import Launch, Options, launch_of
 from nri_plugin.session import PLUGIN, Inventory, Session
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.supervisor import LOCK_FILE, Supervisor, back_off_s
 from nri_plugin.ttrpc import Call, Code, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from service.locks import LockHeld, node_lock
 from tests.fake_runtime import profiles
 from tests.fake_runtime.adaptation import Behaviour, FakeRuntime
 from tests.nri_plugin.scenes import SHARES, RecordingHandler, container, options, running

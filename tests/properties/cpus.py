@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from apis.cpuset import CpuSet
 from apis.topology import CPUManagerPolicy, CPUSharedPool, NodeCPUFacts, SystemQOSResource
-from linux.cpuset import CpuSet
 from tests.simulated import Topology
 
 Cpus = frozenset[int]
@@ -67,7 +67,7 @@ class Pools:
         """The same as the daemon reads it."""
         system = None
         if self.system:
-            system = SystemQOSResource(str(CpuSet(self.system)), self.system, True)
+            system = SystemQOSResource(CpuSet(self.system), True)
         return NodeCPUFacts(
             shared_pools=_told(self.ls, topology),
             be_shared_pools=_told(self.be, topology),
@@ -78,7 +78,7 @@ class Pools:
 
 def _told(pools: dict[int, Cpus], topology: Topology) -> tuple[CPUSharedPool, ...]:
     return tuple(
-        CPUSharedPool(node // topology.nodes_per_socket, node, str(CpuSet(cpus)), cpus)
+        CPUSharedPool(node // topology.nodes_per_socket, node, CpuSet(cpus))
         for node, cpus in sorted(pools.items())
     )
 

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from hooks.decision import Decision
+from hooks.observed import Container as ContainerMessage
+from hooks.observed import ContainerState
+from hooks.observed import Sandbox as SandboxMessage
 from hooks.subject import ContainerSubject, Requested, SandboxSubject
 from koordlet.reconciler.reports import PassReport
 from koordlet.transports.nri_handler import NriHandler
-from linux.cpuset import CpuSet
 from linux.resctrl import MOUNT as RESCTRL
 from linux.resources import Resource
 from nri_plugin.capabilities import runtime_profile
-from nri_plugin.handler import Container as ContainerMessage
-from nri_plugin.handler import ContainerState
-from nri_plugin.handler import Sandbox as SandboxMessage
 from tests.properties import host_apps
 from tests.properties.answers import files_of
 from tests.properties.cpus import PLANS, CpuManager, CpuPlan, Cpus, Pools

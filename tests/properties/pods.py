@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from apis.cpuset import CpuSet
 from apis.keys import (
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
     ANNOTATION_OOM_SCORE_ADJ,
@@ -20,7 +21,6 @@ from apis.qos import KubeQoS
 from hooks import subject as subjects
 from hooks.decision import Decision
 from hooks.subject import NOTHING_REQUESTED, Requested, make_pod
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource
 from tests.simulated.kubelet import (
     Container,

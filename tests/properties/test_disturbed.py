@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.executor.slots import State
-from linux.cpuset import CpuSet
 from tests.properties.pods import RunningContainer
 from tests.properties.test_node import LIVES, PROFILES, Life, NodeMachine
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2

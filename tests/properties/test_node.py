@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from apis.cpuset import CpuSet
 from hooks.subject import ContainerSubject, SandboxSubject
 from koordlet.executor.slots import State
-from linux.cpuset import CpuSet
 from linux.resources import Resource
 from tests.properties.cpus import NONE, PLANS
 from tests.properties.daemon import ALL_GATES, BE_CPU_MANAGER, NO_GATES

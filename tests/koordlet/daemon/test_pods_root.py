@@ -9,7 +9,7 @@ import pytest
 
 from koordlet.node.kubepods_lock import KubepodsLock
 from linux.resources import Resource
-from nri_plugin.node_lock import LockHeld, lock_directory
+from service.locks import LockHeld, lock_directory
 from tests.koordlet.daemon.bed import (
     ONE_CPU,
     SLO,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from apis.cpuset import CpuSet
 from koordlet.executor.journal import Handed, Journal, JournalError, Record
-from linux.cpuset import CpuSet
 from linux.resources import Resource
 
 QUOTA, CPUS = Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
@@ -24,7 +25,6 @@ from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state.snapshot import Snapshot
 from linux.cgroup_files import FILES, field_text
 from linux.cgroup_paths import Layout
-from linux.cpuset import CpuSet
 from linux.discovery import discover
 from linux.local import LocalHost
 from linux.resources import Resource, Value

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from apis.cpuset import CpuSet
 from koordlet.executor.journal import Record
 from koordlet.executor.slots import WriteReport
 from linux.cgroup_files import FILES
-from linux.cpuset import CpuSet
 from linux.resources import Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed
 from tests.simulated import (

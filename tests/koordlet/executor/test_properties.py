@@ -9,10 +9,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
 from koordlet.executor.slots import State
 from linux.cgroup_paths import parent_of
-from linux.cpuset import CpuSet
 from linux.resources import UNLIMITED, Resource, Value
 from tests.koordlet.executor.bed import Bed
 from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, Crash, Profile

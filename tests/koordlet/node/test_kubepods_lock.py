@@ -17,7 +17,7 @@ import pytest
 
 from koordlet.node.kubepods_lock import KubepodsLock
 from linux.cgroup_paths import Driver, Layout
-from nri_plugin.node_lock import LockHeld
+from service.locks import LockHeld
 from tests.beds.groups import kubepods
 
 _HOLD = (

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
+from hooks.observed import Container, ContainerState, Sandbox
 from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, Subject
 from koordlet.state import NodeState, Source
 from koordlet.state.requests_log import Remembered
-from linux.cpuset import CpuSet
-from nri_plugin.handler import Container, ContainerState, Sandbox
 from tests.koordlet.builders import (
     LAYOUT,
     container,

@@ -1,4 +1,4 @@
-"""One live NRI connection per node: locks that the connected daemon holds.
+"""Locks that keep a second daemon off a node: on a file, or on a directory that both would use.
 
 Two connections with the same identity are two plugins to the runtime, and the second claim of a
 field fails the creation of every container (upstream's issue 2334). One lock is a file in the run
