@@ -1,25 +1,32 @@
-"""Prometheus series of the manager; names and labels are upstream's. Source: manager.md 27."""
+"""Series of the manager. Those that upstream has, too, have its names, labels and label values.
+
+Upstream's counters have no suffix `_total`, but for the one of binding admission.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+from cluster.exposition import Registry, label_text, number_text
+from kube.faults import Faults
 
 _STALE_AFTER_SECONDS: Final = 300.0
+"""Upstream's: a node that was not calculated for five minutes has no series."""
+_WEBHOOK_BOUNDS_MS: Final = tuple(0.001 * 2.0**power for power in range(20))
+"""Upstream's buckets: 1 microsecond to half a second."""
+_FAULTS: Final = "koord_manager_faults"
 
 
 class ManagerMetrics:
     """All series of one manager process, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
-
+        self.registry = Registry()
+        counter, gauge = self.registry.counter, self.registry.gauge
         self.node_resource = counter(
             "slo_controller_node_resource_reconcile_count",
             "Reconciles of a node's resources.",
@@ -57,45 +64,66 @@ class ManagerMetrics:
             "status",
             "reason",
         )
-        self.allocatable = Gauge(
+        self.allocatable = gauge(
             "slo_controller_node_extended_resource_allocatable_internal",
             "Extended resources of a node: cpu in milli-cores (unit integer), memory in bytes.",
-            ("node", "resource", "unit"),
-            registry=self.registry,
+            "node",
+            "resource",
+            "unit",
         )
-        self.webhook = Histogram(
+        self.webhook = self.registry.histogram(
             "koord_manager_webhook_webhook_duration_milliseconds",
             "Time that admission took.",
-            ("webhook_type", "object_type", "operation", "plugin_name", "status"),
-            buckets=[0.001 * 2**power for power in range(20)],
-            registry=self.registry,
+            "webhook_type",
+            "object_type",
+            "operation",
+            "plugin_name",
+            "status",
+            bounds=_WEBHOOK_BOUNDS_MS,
         )
-        self.quota_shared_weight = Gauge(
+        self.quota_shared_weight = gauge(
             "koord_manager_webhook_quota_shared_weight",
             "Shared weight that admission gave a quota.",
-            ("elasticquota_name", "resource_name"),
-            registry=self.registry,
+            "elasticquota_name",
+            "resource_name",
         )
         self.binding = counter(
-            "koord_manager_webhook_binding_admission_decisions",
+            "koord_manager_webhook_binding_admission_decisions_total",
             "Decisions about pod bindings.",
             "decision",
         )
-        self.is_leader = Gauge(
-            "koordinator_manager_is_leader", "Whether this replica leads.", registry=self.registry
-        )
-        self.config_stale = Gauge(
+        self.is_leader = gauge(
+            "koordinator_manager_is_leader", "Whether this replica leads."
+        ).labels()
+        self.config_stale = gauge(
             "koord_manager_slo_config_stale",
             "Whether a key of slo-controller-config runs on its last good value.",
-            ("key",),
-            registry=self.registry,
+            "key",
         )
-        self.certificate_expiry = Gauge(
+        self.certificate_expiry = gauge(
             "koord_manager_webhook_certificate_expiry_timestamp_seconds",
             "When the serving certificate ends.",
-            registry=self.registry,
-        )
+        ).labels()
+        self._faults: list[Faults] = []
+        self.registry.also(self._fault_lines)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self.registry.also(self._process_lines)
         self._allocatable_at: dict[tuple[str, str, str], float] = {}
+
+    def count_faults(self, faults: Iterable[Faults]) -> None:
+        """Expose these parts' faults."""
+        self._faults += faults
+
+    def _fault_lines(self) -> Iterator[str]:
+        yield f"# HELP {_FAULTS} Exceptions in a part's own code that it survived; see the log.\n"
+        yield f"# TYPE {_FAULTS} counter\n"
+        for each in self._faults:
+            labels = label_text(("part",), (each.part,))
+            yield f"{_FAULTS}{{{labels}}} {number_text(each.count)}\n"
+
+    def _process_lines(self) -> Iterator[str]:
+        yield generate_latest(self._process).decode()
 
     def set_allocatable(self, node: str, resource: str, unit: str, value: int) -> None:
         labels = (node, resource, unit)

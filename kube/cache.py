@@ -26,6 +26,7 @@ from apis.core import ObjectMeta
 from apis.decode import json_decoder
 from apis.errors import printable
 from kube.client import ApiError, Client, Unreachable
+from kube.faults import Faults
 from kube.resources import Resource
 
 _log = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ class Cache(Generic[T]):
         """How often the whole list was read."""
         self.restarts = 0
         """How often a watch ended before its time."""
+        self.faults = Faults(f"cache of {resource.plural}")
         self.problem = ""
         """Why the server's word is not to be had now; "" while it is."""
         self.undecodable: dict[str, str] = {}
@@ -206,7 +208,7 @@ class Cache(Generic[T]):
     def subscribe(self, subscriber: Callable[[Event[T]], None]) -> None:
         """Call `subscriber` for every change from now on, first for all objects there are."""
         for item in self._items.values():
-            subscriber(Event(Change.ADDED, None, item))
+            self._notify(subscriber, Event(Change.ADDED, None, item))
         self._subscribers.append(subscriber)
 
     def put(self, item: T) -> None:
@@ -249,6 +251,12 @@ class Cache(Generic[T]):
                 self.restarts += 1
                 self.problem = "an object is nested too deep to be read"
                 _log.warning("%s: %s", self._resource.plural, self.problem)
+            except Exception as error:  # noqa: BLE001 - the process lives on the other caches too
+                # What was taken before the fault may be half done: the list says how things are.
+                self._version = ""
+                self.restarts += 1
+                self.problem = f"{type(error).__name__}: {error}"
+                self.faults.note("following the API server")
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -376,14 +384,19 @@ class Cache(Generic[T]):
         else:
             self._items[sys.intern(key)] = item
         for index in self._indexes:
-            index.change(key, old, None if change is Change.DELETED else item)
+            try:
+                index.change(key, old, None if change is Change.DELETED else item)
+            except Exception:  # noqa: BLE001 - one index must not stop the cache for the others
+                self.faults.note("an index", about=key)
         event = Event(change, old, item)
         for subscriber in self._subscribers:
-            try:
-                subscriber(event)
-            except Exception:  # noqa: BLE001
-                # One subscriber's fault must not stop the cache for the others.
-                _log.exception("a subscriber of %s failed on %s", self._resource.plural, key)
+            self._notify(subscriber, event)
+
+    def _notify(self, subscriber: Callable[[Event[T]], None], event: Event[T]) -> None:
+        try:
+            subscriber(event)
+        except Exception:  # noqa: BLE001 - one subscriber must not stop the cache for the others
+            self.faults.note("a subscriber", about=event.key)
 
 
 def _decode_deep(data: bytes | msgspec.Raw, type_: type[D]) -> D:

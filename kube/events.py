@@ -18,6 +18,7 @@ import msgspec
 
 from apis.meta import ObjectReference, format_time
 from kube.client import ApiError, Client, Unreachable, encode_object
+from kube.faults import Faults
 from kube.resources import EVENTS
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class EventRecorder:
         self._waiting: deque[_Remark] = deque(maxlen=_MOST_WAITING)
         self._known: OrderedDict[_Remark, _Known] = OrderedDict()
         self._wake = asyncio.Event()
+        self.faults = Faults("events")
 
     def normal(self, about: ObjectReference, reason: str, message: str) -> None:
         self._record(_Remark(about, "Normal", reason, message[:_LONGEST_MESSAGE]))
@@ -75,6 +77,8 @@ class EventRecorder:
                     await self._write(remark)
                 except (ApiError, Unreachable) as error:
                     _log.info("event %s was not written: %s", remark.reason, error)
+                except Exception:  # noqa: BLE001 - a remark must not end the process
+                    self.faults.note("writing an event", about=remark.reason)
 
     async def flush(self) -> None:
         """Write what waits now; for a clean end."""

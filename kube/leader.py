@@ -138,6 +138,10 @@ class LeaderElection:
             if not (isinstance(error, ApiError) and error.status == 409):
                 _log.warning("lease %s/%s: %s", self._namespace, self._name, error)
             return False
+        except msgspec.DecodeError as error:
+            # Renewing is tried again; the deadline ends what cannot be renewed.
+            _log.warning("lease %s/%s is not readable: %s", self._namespace, self._name, error)
+            return False
 
     async def _try_once(self) -> bool:
         now = datetime.now(UTC)
@@ -197,7 +201,7 @@ class LeaderElection:
                     ),
                     namespace=self._namespace,
                 )
-        except (ApiError, Unreachable) as error:
+        except (ApiError, Unreachable, msgspec.DecodeError) as error:
             _log.info("lease %s/%s was not released: %s", self._namespace, self._name, error)
 
     def _body(

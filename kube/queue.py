@@ -1,7 +1,8 @@
 """A work queue of keys: each key waits once, is worked on by one worker, and backs off on failure.
 
 Changes of a key while it is being worked on make it due again afterwards, so no change is lost and
-no key is worked on twice at a time.
+no key is worked on twice at a time. A fault of the queue's own code costs the key that it met a
+moment, never a worker or the timer.
 """
 
 from __future__ import annotations
@@ -10,16 +11,30 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from kube.client import ApiError, Unreachable
+from kube.faults import Faults
+
 _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF: Final = 0.005
+"""Seconds before the first retry; doubled with each failure in a row, as client-go does."""
 _LONGEST_BACKOFF: Final = 60.0
+"""Chosen: a node whose writes are refused is tried once a minute; client-go waits up to 16 min."""
 _CLOCK_S: Final = 0.001
+"""uvloop counts time in whole milliseconds, so a timer may come that much early."""
+_LONGEST_TIMER_S: Final = 3600.0
+"""An event loop's timers have a range; a later time is reached by setting the timer again."""
+_LONGEST_DELAY_S: Final = 366 * 24 * 3600.0
+_FAULT_PAUSE_S: Final = 1.0
+"""Before a worker goes on that failed outside of a key's work, so that it cannot spin."""
+_SPARE_TIMES: Final = 64
+"""Times without a key that are kept at least, so that few keys cause no constant sorting."""
 
 
 class WorkQueue:
@@ -27,15 +42,20 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.faults = Faults(name)
         self._due: deque[str] = deque()
         self._waiting: set[str] = set()
         self._active: set[str] = set()
         self._again: set[str] = set()
         self._failures: dict[str, int] = {}
         self._later: list[tuple[float, int, str]] = []
+        """A heap of times; those that differ from the key's in `_later_at` are out of date."""
         self._later_at: dict[str, float] = {}
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        """When `_timer` comes. It is kept here because the handle may not know: for a time that
+        is past, uvloop's call_at() returns a handle without when()."""
         self._idlers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
@@ -50,6 +70,11 @@ class WorkQueue:
     def due(self) -> bool:
         """Whether a key waits to be worked on."""
         return bool(self._due)
+
+    @property
+    def remembered(self) -> int:
+        """How many entries the queue holds for keys that are not due, out-of-date ones included."""
+        return len(self._later) + len(self._later_at) + len(self._failures)
 
     def take(self) -> str:
         """Take the next due key without working on it; for callers with a loop of their own."""
@@ -67,20 +92,27 @@ class WorkQueue:
             self._wake_one()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Make `key` due in `seconds`, or earlier if it already is due earlier."""
+        """Make `key` due in `seconds`, or earlier if it already is due earlier.
+
+        A negative number of seconds is now; one that is no number, or above a year, is a year.
+        """
+        if not seconds <= _LONGEST_DELAY_S:
+            seconds = _LONGEST_DELAY_S
         at = asyncio.get_running_loop().time() + max(0.0, seconds)
         known = self._later_at.get(key)
         if known is not None and known <= at:
             return
         self._later_at[key] = at
         heapq.heappush(self._later, (at, next(self._order), key))
-        if self._timer is None or at < self._timer.when():
+        self._drop_outdated()
+        if at < self._timer_at:
             self._set_timer(at)
 
     def forget(self, key: str) -> None:
-        """Drop a key's failures and its timer; for keys whose object is gone."""
+        """Drop a key's failures and its time; for keys whose object is gone."""
         self._failures.pop(key, None)
         self._later_at.pop(key, None)
+        self._drop_outdated()
 
     async def work(self, handle: Callable[[str], Awaitable[float | None]]) -> None:
         """Handle due keys one after the other, until cancelled. Run it once per worker.
@@ -91,23 +123,36 @@ class WorkQueue:
         while True:
             key = await self._next()
             try:
-                again = await handle(key)
-            except Exception as error:  # noqa: BLE001 - one key must not stop the others
-                failures = self._failures.get(key, 0) + 1
-                self._failures[key] = failures
-                pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(failures, 20))
-                level = logging.INFO if failures < 3 else logging.WARNING
-                _log.log(level, "%s %s failed (%d): %s", self.name, key, failures, error)
-                self.add_after(key, pause * random.uniform(0.9, 1.1))
-            else:
-                self._failures.pop(key, None)
-                if again is not None:
-                    self.add_after(key, again)
-            finally:
-                self._active.discard(key)
-                if key in self._again:
-                    self._again.discard(key)
-                    self.add(key)
+                await self._work_on(key, handle)
+            except Exception:  # noqa: BLE001 - a worker lives as long as the process
+                self.faults.note("the work queue", about=key)
+                await asyncio.sleep(_FAULT_PAUSE_S)
+                self.add(key)
+
+    async def _work_on(self, key: str, handle: Callable[[str], Awaitable[float | None]]) -> None:
+        try:
+            again = await handle(key)
+        except Exception as error:  # noqa: BLE001 - one key must not stop the others
+            if not isinstance(error, (ApiError, Unreachable)):
+                self.faults.note("work", about=key)
+            self._back_off(key, error)
+        else:
+            self._failures.pop(key, None)
+            if again is not None:
+                self.add_after(key, again)
+        finally:
+            self._active.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+
+    def _back_off(self, key: str, error: Exception) -> None:
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(failures, 20))
+        level = logging.INFO if failures < 3 else logging.WARNING
+        _log.log(level, "%s %s failed (%d): %s", self.name, key, failures, error)
+        self.add_after(key, pause * random.uniform(0.9, 1.1))
 
     async def _next(self) -> str:
         while not self._due:
@@ -136,16 +181,32 @@ class WorkQueue:
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._time_passed)
+            self._timer = None
+        loop = asyncio.get_running_loop()
+        at = min(at, loop.time() + _LONGEST_TIMER_S)
+        self._timer_at = at
+        self._timer = loop.call_at(at, self._time_passed)
 
     def _time_passed(self) -> None:
-        self._timer = None
-        now = asyncio.get_running_loop().time()
+        self._timer, self._timer_at = None, math.inf
+        try:
+            self._make_due(asyncio.get_running_loop().time())
+        except Exception:  # noqa: BLE001 - the keys that wait for later must still get their timer
+            self.faults.note("the timer")
+        if self._later:
+            self._set_timer(self._later[0][0])
+
+    def _make_due(self, now: float) -> None:
         # The loop may call a little early, by its clock's resolution.
         while self._later and self._later[0][0] <= now + _CLOCK_S:
             at, _, key = heapq.heappop(self._later)
             if self._later_at.get(key) == at:
                 del self._later_at[key]
                 self.add(key)
-        if self._later:
-            self._set_timer(self._later[0][0])
+
+    def _drop_outdated(self) -> None:
+        """Keep the heap within twice the keys that have a time: nodes come and go for weeks."""
+        if len(self._later) <= 2 * len(self._later_at) + _SPARE_TIMES:
+            return
+        self._later = [entry for entry in self._later if self._later_at.get(entry[2]) == entry[0]]
+        heapq.heapify(self._later)

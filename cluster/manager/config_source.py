@@ -18,6 +18,7 @@ from apis.slo_config import MEMBERS, ConfigProblem, SLOConfig, load_slo_config
 from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.events import EventRecorder
+from kube.faults import Faults
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class SLOConfigSource:
         self._metrics = metrics
         self._subscribers: list[Callable[[str], None]] = []
         self._data: Mapping[str, str] | None = None
+        self.faults = Faults("slo-controller-config")
         self.config = SLOConfig()
         self.never_good: frozenset[str] = frozenset()
         """Keys whose text was never usable in this process."""
@@ -116,7 +118,10 @@ class SLOConfigSource:
             parts.add(NODE_RESOURCE)
         for part in sorted(parts):
             for subscriber in self._subscribers:
-                subscriber(part)
+                try:
+                    subscriber(part)
+                except Exception:  # noqa: BLE001 - the other controllers must hear of the change
+                    self.faults.note("a subscriber", about=part)
 
     def _report(self, namespace: str, name: str, uid: str, problems: list[ConfigProblem]) -> None:
         about = ObjectReference(

@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from cluster.exposition import CONTENT_TYPE
 from cluster.manager.admission import Admission
 from cluster.manager.caches import Caches
 from cluster.manager.colocation_profile import (
@@ -34,6 +34,7 @@ from cluster.metrics import ManagerMetrics
 from kube.cache import wait_all_synced
 from kube.client import Client
 from kube.events import EventRecorder
+from kube.faults import Faults
 from kube.leader import LeaderElection
 from kube.queue import WorkQueue
 
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 _METRIC_PAGES: Final = ("/metrics", "/internal-metrics", "/external-metrics", "/all-metrics")
 _LEASE: Final = "koordinator-manager"
+_SWEEP_SECONDS: Final = 60.0
+"""Upstream's interval for dropping the series of nodes that are gone."""
 _FLUSH_SECONDS: Final = 3.0
 _DRAIN_SECONDS: Final = 5.0
 """Until readiness, endpoints and the API server's proxy have followed."""
@@ -79,6 +82,16 @@ class Manager:
             name=settings.text("slo-config-name"),
         )
         self.controllers = self._make_controllers()
+        self._faults = Faults("manager")
+        self.metrics.count_faults(
+            [
+                *(controller.queue.faults for controller in self.controllers.values()),
+                *(cache.faults for cache in self.caches.all),
+                self.source.faults,
+                self.events.faults,
+                self._faults,
+            ]
+        )
         self.admission = Admission(
             client, settings, self.caches, self.source, self.metrics, port=webhook_port
         )
@@ -208,22 +221,19 @@ class Manager:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(60)
-            self.metrics.drop_stale()
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                self.metrics.drop_stale()
+            except Exception:  # noqa: BLE001 - series are no reason to end
+                self._faults.note("dropping old series")
 
     # --- pages ---------------------------------------------------------------------------------
 
     async def _serve_pages(self, stack: AsyncExitStack) -> None:
-        metrics = self._page(
-            lambda: web.Response(
-                body=generate_latest(self.metrics.registry),
-                headers={"Content-Type": CONTENT_TYPE_LATEST},
-            )
-        )
         await _serve(
             stack,
             self.settings.address("metrics-addr"),
-            dict.fromkeys(_METRIC_PAGES, metrics),
+            dict.fromkeys(_METRIC_PAGES, self._exposition),
         )
         await _serve(
             stack,
@@ -233,6 +243,14 @@ class Manager:
                 "/readyz": self._page(self._readyz),
             },
         )
+
+    async def _exposition(self, _: web.Request) -> web.Response:
+        slices = []
+        for each in self.metrics.registry.slices():
+            slices.append(each.encode())
+            # Admission and the controllers run between two slices.
+            await asyncio.sleep(0)
+        return web.Response(body=b"".join(slices), headers={"Content-Type": CONTENT_TYPE})
 
     def _page(
         self, answer: Callable[[], web.Response]

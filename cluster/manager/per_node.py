@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
-from prometheus_client import Counter
 
 from apis.core import Node, ObjectMeta
+from cluster.exposition import Family, Series
 from cluster.manager.config_source import SLOConfigSource
 from kube.cache import Cache, Change, Event
-from kube.client import ApiError, Client, encode_object
+from kube.client import ApiError, Client, Unreachable, encode_object
 from kube.queue import WorkQueue
 from kube.resources import Resource
 
@@ -55,7 +55,7 @@ class PerNode(Generic[Kept]):
         annotation: str,
         part: str,
         matters: Callable[[Event[Kept]], bool],
-        outcomes: Counter,
+        outcomes: Family[Series],
     ) -> None:
         self.name = name
         self.queue = WorkQueue(name)
@@ -105,8 +105,8 @@ class PerNode(Generic[Kept]):
                     self.writes += 1
                 return None
             await self._write(node, kept)
-        except ApiError:
-            verb = "delete" if node is None else "update"
+        except (ApiError, Unreachable):
+            verb = "delete" if node is None else "create" if kept is None else "update"
             self._outcomes.labels("failed", verb + self._resource.kind).inc()
             raise
         self._outcomes.labels("succeeded", "").inc()

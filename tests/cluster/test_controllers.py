@@ -142,13 +142,13 @@ def test_a_config_map_that_comes_back_is_no_longer_called_stale() -> None:
             events = EventRecorder(client, component="test")
             SLOConfigSource(maps, events, metrics, namespace="ns", name="config")
             said = config_map({"colocation-config": '{"enable":true}'})
-            stale = metrics.config_stale.labels("colocation-config")._value
+            stale = metrics.config_stale.labels("colocation-config")
             maps.take(event("ADDED", said))
-            assert stale.get() == 0
+            assert stale.value == 0
             maps.take(event("DELETED", said))
-            assert stale.get() == 1
+            assert stale.value == 1
             maps.take(event("ADDED", said))
-            assert stale.get() == 0
+            assert stale.value == 0
 
     asyncio.run(run())
 
@@ -170,8 +170,7 @@ def test_reviews_that_anybody_can_send_make_no_series() -> None:
                 served._observe("/mutate-pod", review, ALLOWED, 0.001)
         return metrics
 
-    (series,) = asyncio.run(run()).webhook.collect()
-    assert len({tuple(s.labels.items()) for s in series.samples if s.name.endswith("_count")}) == 1
+    assert len(asyncio.run(run()).webhook) == 1
 
 
 def test_events_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

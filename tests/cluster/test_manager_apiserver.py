@@ -293,7 +293,7 @@ def test_broken_and_deleted_configuration_leaves_what_was_in_force(server: ApiSe
                 await client.delete(CONFIG_MAPS, "slo-controller-config", namespace=NAMESPACE)
                 await asyncio.sleep(0.3)
                 assert await _burst(client, "k") == "auto"
-                assert one.metrics.config_stale.labels("cpu-burst-config")._value.get() == 1
+                assert one.metrics.config_stale.labels("cpu-burst-config").value == 1
             # A manager that starts on a broken key keeps what the objects say.
             await set_config(client, {**COLOCATION, "cpu-burst-config": "{"})
             async with manager(server) as two:

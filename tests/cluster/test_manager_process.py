@@ -105,8 +105,8 @@ def test_the_command_runs_serves_its_pages_and_ends_cleanly(
         assert get(f"http://127.0.0.1:{health}/healthz") == (200, "ok")
         status, text = get(f"http://127.0.0.1:{metrics}/metrics")
         assert status == 200
-        assert "slo_controller_nodeslo_reconcile_count_total" in text
-        assert "koordinator_manager_is_leader 1.0" in text
+        assert "slo_controller_nodeslo_reconcile_count{" in text
+        assert "koordinator_manager_is_leader 1\n" in text
         assert "\nprocess_resident_memory_bytes " in text
         key = tmp_path / "certs" / "key.pem"
         assert key.stat().st_mode & 0o777 == 0o600
@@ -140,7 +140,7 @@ def test_a_leader_that_dies_without_a_word_is_followed_within_its_lease(
 
     def leads(port: int) -> bool:
         _, text = get(f"http://127.0.0.1:{port}/metrics")
-        return "koordinator_manager_is_leader 1.0" in text
+        return "koordinator_manager_is_leader 1\n" in text
 
     asyncio.run(prepare())
     running: dict[int, subprocess.Popen[str]] = {}

@@ -231,7 +231,7 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
 
                 await eventually(rotated, seconds=20)
                 assert await refused()
-                ends = one.metrics.certificate_expiry._value.get()
+                ends = one.metrics.certificate_expiry.value
                 assert ends > (datetime.now(UTC) + timedelta(days=300)).timestamp()
                 secret = await read(client, SECRETS, "koordinator-webhook-certs", NAMESPACE)
                 assert secret["data"]["ca-cert.pem"]
