@@ -85,11 +85,14 @@ class Driver:
             if not response.more:
                 raise RuntimeError("the plugin does not handle split sync requests")
 
-    def tell(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container | None) -> None:
-        """Send a lifecycle event, if the plugin subscribed to it."""
-        if self._events & (1 << (int(event) - 1)):
-            change = nri.StateChangeEvent(event=event, pod=pod, container=container)
-            self.call("StateChange", change.SerializeToString())
+    def tell(
+        self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container | None
+    ) -> float | None:
+        """Send a lifecycle event; return the seconds it took, None when it is not subscribed to."""
+        if not self._events & (1 << (int(event) - 1)):
+            return None
+        change = nri.StateChangeEvent(event=event, pod=pod, container=container)
+        return self.call("StateChange", change.SerializeToString())[1]
 
     def call(self, method: str, payload: bytes) -> tuple[bytes, float]:
         """Call the plugin; return its reply and the seconds that the call took."""

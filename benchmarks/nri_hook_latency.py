@@ -1,349 +1,299 @@
-"""How long a container creation waits for us: the whole path over a socket, and Synchronize.
+"""How long a runtime waits for the whole daemon, and for a Go plugin, while pods live and end.
 
-    python -m benchmarks.nri_hook_latency                     the daemon's handler, all policies
-    python -m benchmarks.nri_hook_latency --plugin constant   our transport with a fixed answer
-    python -m benchmarks.nri_hook_latency --plugin external   whatever dials the printed socket: the
-                                                              daemon, or a plugin on the Go stub
-    python -m benchmarks.nri_hook_latency --beside './plugin {socket}'
-                                                              ours, a constant, and another plugin,
-                                                              in turns, and the ratios
+    python -m benchmarks.nri_hook_latency                       koordlet alone
+    python -m benchmarks.nri_hook_latency --other './constant -socket {socket}'
+                                                                and a Go plugin, in turns
+    python -m benchmarks.nri_hook_latency --other ... --load    with one burnt core and a NodeSLO
+                                                                that changes every second
+    python -m benchmarks.nri_hook_latency --pod-values          when pod-level values are in force
+    python -m benchmarks.nri_hook_latency --python /usr/bin/python3.11 --python .venv/bin/python
+                                                                two interpreters, or two versions
 
-Each request has 30 environment variables, three pod labels and a batch annotation; every container
-and pod is new, so no cache of whole objects helps. As in a real creation, the sandbox was told of
-before. Figures are printed, never asserted.
+A driver in the place of containerd lives whole pod lives (`benchmarks.pod_lives`): sandbox,
+creation, start, every fifth container updated, an old pod ended, with real cgroups below a group
+that is made for it and removed at the end. Needs root.
+
+koordlet has all built-in policies that the kernel carries, and --pods pods to look after. The
+plugins take turns of --turn lives, so that what disturbs the machine disturbs all of them; koordlet
+finishes what it has left to do before the other's turn, and its NodeSLO changes in its own turns
+only. Each figure is also given as a ratio to --other, over all turns and as the median and the
+range of the turns' own ratios.
+
+The Go plugin to compare with is built outside of this checkout: a module that requires
+github.com/containerd/nri (`go get github.com/containerd/nri`), whose plugin answers CreateContainer
+with one constant adjustment (shares, quota, memory limit) and every other event with nothing, and
+which subscribes to RunPodSandbox, StopPodSandbox, RemovePodSandbox, CreateContainer,
+PostStartContainer, UpdateContainer, PostUpdateContainer, StopContainer and RemoveContainer.
+The command gets the socket in the place of {socket}.
+
+Figures are printed, never asserted. `benchmarks.nri_creations` measures the handler alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
-import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
 
 from benchmarks.nri_driver import Driver
-from hooks.decision import Decision
-from hooks.engine import Engine
-from hooks.facts import KernelFacts, NodeInputs, Settings
-from hooks.observed import Container
-from hooks.policies import BUILTIN
-from koordlet.decisions.decider import Decider
-from koordlet.events import Events
-from koordlet.state import NodeState
-from koordlet.state.requests_log import RequestsLog
-from koordlet.transports.nri_handler import NriHandler
-from linux.resources import Resource, Value
-from nri_plugin.options import Options
-from nri_plugin.supervisor import Supervisor
-from protos.nri.v1alpha1 import nri_pb2 as nri
+from benchmarks.pod_lives import Lives
+from benchmarks.quantiles import quantile
+from benchmarks.whole_daemon import cpu_seconds, koordlet, resident_mb
+from tests.beds.groups import kubepods
 
-_VARIANTS = 100
-_BATCH = (
-    '{"containers":{"main":{"requests":{"kubernetes.io/batch-cpu":"500",'
-    '"kubernetes.io/batch-memory":"128Mi"},"limits":{"kubernetes.io/batch-cpu":"%d",'
-    '"kubernetes.io/batch-memory":"128Mi"}}}}'
-)
+_NODE: Final = "bench-node"
+_SETTLE_S: Final = 0.4
+"""After a turn: long enough for the passes that it set off, which are part of its cost."""
+_NODESLO_EVERY_S: Final = 1.0
+_CALLS: Final = ("CreateContainer", "RUN_POD_SANDBOX", "POST_START_CONTAINER", "UpdateContainer")
 
 
-class Node:
-    """What the daemon's handler has around it, less the reconciler and the disks."""
+class NodeSlo:
+    """The NodeSLO in a daemon's objects directory; changes every second while `busy`."""
 
-    def __init__(self) -> None:
-        gates = {policy.gate: True for policy in BUILTIN}
-        self.engine = Engine.build(
-            BUILTIN,
-            NodeInputs(
-                kernel=KernelFacts(supported=frozenset(Resource)),
-                settings=Settings(feature_gates=gates),
-            ),
-        )
+    def __init__(self, objects: Path) -> None:
+        self._objects = objects
+        self._turn = 0
+        self._stop = threading.Event()
+        self.busy = threading.Event()
+        self.write()
+        self._thread = threading.Thread(target=self._change, daemon=True)
+        self._thread.start()
 
-    def after_reply(self, work: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(work)
+    def write(self) -> None:
+        """Write another NodeSLO: every policy's rule is parsed and every pod decided again."""
+        self._turn += 1
+        qos = {"cpuQOS": {"enable": True, "groupIdentity": -(self._turn % 2)}}
+        manifest = {
+            "apiVersion": "slo.koordinator.sh/v1alpha1",
+            "kind": "NodeSLO",
+            "metadata": {"name": _NODE},
+            "spec": {"resourceQOSStrategy": {"beClass": qos}},
+        }
+        scratch = self._objects / ".nodeslo"
+        scratch.write_text(yaml.safe_dump(manifest))
+        scratch.rename(self._objects / "nodeslo.yaml")
 
-    def resctrl_groups(self) -> Collection[str]:
-        return ()
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
 
-    def state_changed(self, reason: str) -> None: ...
-    def pod_appeared(self, uid: str) -> None: ...
-    def superseded(self, container_id: str, resources: Collection[Resource]) -> None: ...
-
-    def make_host_directory(self, path: str, mode: int) -> None: ...
-    def ended(self, container_id: str) -> None: ...
-    def delivered(
-        self,
-        container_id: str,
-        resource: Resource,
-        requested: Value | None,
-        value: Value,
-        policy: str,
-    ) -> None: ...
-
-
-class Handler(NriHandler):
-    """The daemon's handler, its state, and the engine with all built-in policies."""
-
-    def __init__(self, run_dir: str) -> None:
-        node, events = Node(), Events()
-        active = [state.policy.name for state in node.engine.states if state.active]
-        print(f"active policies: {', '.join(active)}", file=sys.stderr)
-        super().__init__(
-            state=NodeState(),
-            decider=Decider(events, later=node.after_reply),
-            events=events,
-            requests=RequestsLog(f"{run_dir}/requests.log"),
-            surroundings=node,
-        )
+    def _change(self) -> None:
+        while not self._stop.wait(_NODESLO_EVERY_S):
+            if self.busy.is_set():
+                self.write()
 
 
-class ConstantHandler(Handler):
-    """One decision, made once, and nothing remembered: what the transport itself costs."""
+class Plugin:
+    """One plugin that takes turns, and what they took."""
 
-    _decision: Decision | None = None
+    def __init__(self, name: str, lives: Lives, process: psutil.Process) -> None:
+        self.name = name
+        self.lives = lives
+        self.process = process
+        self.slo: NodeSlo | None = None
+        self.calls: dict[str, list[float]] = {call: [] for call in _CALLS}
+        self.turns: list[list[float]] = []
+        """The creations of each turn."""
+        self.lived = 0
+        self.busy_s = 0.0
 
-    def create_container(self, container: Container) -> Decision | None:
-        if self._decision is None:
-            self._decision = super().create_container(container)
-        return self._decision
-
-
-def serve(kind: str, socket: str, run_dir: str) -> None:
-    """The plugin's process."""
-    import uvloop
-
-    async def run() -> None:
-        handler = ConstantHandler(run_dir) if kind == "constant" else Handler(run_dir)
-        options = Options(run_dir=run_dir, socket=socket, first_backoff_s=0.1)
-        gc.collect()
-        gc.freeze()
-        await Supervisor(options, handler).run()
-
-    uvloop.run(run())
-
-
-PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
-
-
-def pod(number: int, parent: str = PARENT) -> nri.PodSandbox:
-    """A best-effort pod with batch resources. `parent` is its cgroup, with a place for the UID."""
-    uid = f"7712555c-ce62-454a-9e18-{number:012d}"
-    in_path = uid.replace("-", "_") if parent.endswith(".slice") else uid
-    return nri.PodSandbox(
-        id=f"{number:064x}",
-        name=f"batch-{number}",
-        uid=uid,
-        namespace="default",
-        labels={
-            "koordinator.sh/qosClass": "BE",
-            "koordinator.sh/priority-class": "koord-batch",
-            "app": f"batch-{number % 50}",
-        },
-        annotations={
-            "node.koordinator.sh/extended-resource-spec": _BATCH % (1000 + number % _VARIANTS),
-        },
-        linux=nri.LinuxPodSandbox(cgroup_parent=parent.format(uid=in_path)),
-    )
-
-
-def container(number: int, of: nri.PodSandbox) -> nri.Container:
-    """A container of a pod, as kubelet asks for one that has no CPU or memory resources."""
-    message = nri.Container(
-        id=f"{number:063x}c",
-        pod_sandbox_id=of.id,
-        name="main",
-        env=[f"VARIABLE_{n}=a value of usual length, number {n}" for n in range(30)],
-        args=["/bin/app", "--flag"],
-    )
-    parent = of.linux.cgroup_parent
-    if parent.endswith(".slice"):
-        slice_name = parent.rpartition("/")[2]
-        message.linux.cgroups_path = f"{slice_name}:cri-containerd:{message.id}"
-    else:
-        message.linux.cgroups_path = f"{parent}/{message.id}"
-    message.linux.resources.cpu.shares.value = 2
-    message.linux.resources.cpu.period.value = 100000
-    message.linux.resources.memory.limit.SetInParent()
-    return message
-
-
-class Creations:
-    """Containers created in pods of their own; the one made 200 before goes away each time."""
-
-    def __init__(self, driver: Driver, *, parent: str = PARENT, first: int = 0) -> None:
-        self._driver = driver
-        self._parent = parent
-        self._number = first
-        self._sandboxes: deque[nri.PodSandbox] = deque()
-        self._alive: deque[tuple[nri.PodSandbox, nri.Container]] = deque()
-        self.request_bytes = 0
-        self.adjusted = 0
-        self.seconds: list[float] = []
-
-    def run(self, count: int) -> None:
-        """Create `count` containers and time each reply."""
-        for _ in range(count):
-            self.seconds.append(self._create())
-
-    def skip(self, count: int) -> None:
-        """Create `count` containers that do not count."""
-        adjusted = self.adjusted
-        for _ in range(count):
-            self._create()
-        self.adjusted = adjusted
-
-    def _create(self) -> float:
-        """As on a node: sandboxes first, other pods' events in between, then the container."""
-        driver = self._driver
-        while len(self._sandboxes) < 10:
-            self._sandboxes.append(pod(self._number, self._parent))
-            driver.tell(nri.RUN_POD_SANDBOX, self._sandboxes[-1], None)
-            self._number += 1
-        if len(self._alive) >= 200:
-            old_pod, old_container = self._alive.popleft()
-            driver.tell(nri.REMOVE_CONTAINER, old_pod, old_container)
-            driver.tell(nri.REMOVE_POD_SANDBOX, old_pod, None)
-        a_pod = self._sandboxes.popleft()
-        a_container = container(int(a_pod.id, 16), a_pod)
-        self._alive.append((a_pod, a_container))
-        request = nri.CreateContainerRequest(pod=a_pod, container=a_container).SerializeToString()
-        reply, took = driver.call("CreateContainer", request)
-        self.request_bytes = len(request)
-        self.adjusted += nri.CreateContainerResponse.FromString(reply).HasField("adjust")
-        return took
-
-    def at(self, part: float) -> float:
-        """Return a quantile in microseconds."""
-        ordered = sorted(self.seconds)
-        return ordered[min(int(part * len(ordered)), len(ordered) - 1)] * 1e6
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.seconds)} calls, {self.request_bytes} bytes each, {self.adjusted} adjusted:"
-            f" p50 {self.at(0.5):.0f} us, p99 {self.at(0.99):.0f} us,"
-            f" p99.9 {self.at(0.999):.0f} us, worst {max(self.seconds) * 1e3:.2f} ms"
-        )
-
-
-def measure_creations(
-    driver: Driver, count: int, *, warm_up: int = 1000, parent: str = PARENT, first: int = 0
-) -> None:
-    creations = Creations(driver, parent=parent, first=first)
-    creations.skip(warm_up)
-    creations.run(count)
-    print(f"CreateContainer: {creations}", flush=True)
-
-
-def measure_synchronize(driver: Driver, count: int) -> None:
-    """Containers that have what they should have, but for one in a hundred."""
-    settled: list[nri.LinuxResources] = []
-    for variant in range(_VARIANTS):
-        a_pod = pod(variant)
-        request = nri.CreateContainerRequest(pod=a_pod, container=container(variant, a_pod))
-        reply, _ = driver.call("CreateContainer", request.SerializeToString())
-        settled.append(nri.CreateContainerResponse.FromString(reply).adjust.linux.resources)
-    pods = [pod(number) for number in range(count // 2)]
-    containers = []
-    for number in range(count):
-        message = container(number, pods[number // 2])
-        if number % 100:
-            message.linux.resources.MergeFrom(settled[number // 2 % _VARIANTS])
-        containers.append(message)
-    seconds, slices, response = driver.synchronize(pods, containers)
-    print(
-        f"Synchronize: {count} containers in {slices} message(s): {seconds * 1e3:.0f} ms,"
-        f" {len(response.update)} updates asked"
-    )
-
-
-_TURN = 250
-
-
-@contextmanager
-def started(command: list[str]) -> Iterator[None]:
-    """A plugin's process."""
-    child = subprocess.Popen(command, env={**os.environ}, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait(10)
-
-
-def ours(kind: str, socket: str, folder: str) -> list[str]:
-    """The command of a plugin of ours."""
-    command = [sys.executable, "-m", "benchmarks.nri_hook_latency", "--serve", kind]
-    return [*command, "--socket", socket, "--run-dir", folder]
-
-
-def measure_beside(other: str, count: int, folder: str) -> None:
-    """Several plugins, a turn each, so that what disturbs the machine disturbs all of them."""
-    with ExitStack() as stack:
-        plugins: dict[str, Creations] = {}
-        for name in ("policies", "constant", "other"):
-            own = Path(folder) / name
-            own.mkdir()
-            socket = str(own / "nri.sock")
-            driver = Driver(socket)
-            stack.callback(driver.close)
-            if name == "other":
-                command = [part.replace("{socket}", socket) for part in shlex.split(other)]
-            else:
-                command = ours(name, socket, str(own))
-            stack.enter_context(started(command))
-            driver.accept(timeout_s=30.0)
-            driver.synchronize([], [])
-            plugins[name] = Creations(driver)
-            plugins[name].skip(1000)
-        for _ in range(max(count // _TURN, 1)):
-            for creations in plugins.values():
-                creations.skip(10)  # the caches are the other plugins'
-                creations.run(_TURN)
-        for name, creations in plugins.items():
-            ratio = creations.at(0.5) / plugins["other"].at(0.5)
-            print(f"{name:9s} {creations}; p50 is {ratio:.2f} of the other's", flush=True)
+    def turn(self, count: int, *, pause_s: float, load: bool) -> None:
+        """Live `count` lives, and wait until what they set off is done."""
+        self.lives.seconds.clear()
+        before = cpu_seconds(self.process)
+        if self.slo is not None and load:
+            self.slo.busy.set()
+        self.lives.run(count, pause_s=pause_s)
+        if self.slo is not None:
+            self.slo.busy.clear()
+        time.sleep(_SETTLE_S)
+        self.busy_s += cpu_seconds(self.process) - before
+        self.lived += count
+        self.turns.append(list(self.lives.seconds["CreateContainer"]))
+        for call, taken in self.calls.items():
+            taken += self.lives.seconds[call]
 
 
 def main() -> None:
+    options = _options()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        plugins = [
+            _koordlet(stack, folder / f"koordlet-{number}", python, options)
+            for number, python in enumerate(options.python or [sys.executable])
+        ]
+        if options.other:
+            plugins.append(_other(stack, folder / "other", options))
+        for plugin in plugins:
+            plugin.lives.fill()
+        time.sleep(2)
+        if options.load:
+            stack.enter_context(_burnt_core())
+        if options.pod_values:
+            for plugin in plugins:
+                if plugin.slo is not None:
+                    _pod_values(plugin, options.lives)
+            return
+        warm_up = min(100, options.turn)
+        for plugin in plugins:
+            plugin.lives.run(warm_up)
+        for _ in range(max(options.lives // options.turn, 1)):
+            for plugin in plugins:
+                plugin.turn(options.turn, pause_s=options.pause_ms / 1e3, load=options.load)
+        _report(plugins)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--plugin", default="policies", choices=["policies", "constant", "external"]
+        "--other", default="", metavar="COMMAND", help="a plugin to compare with; see above"
     )
-    parser.add_argument("--beside", default="", metavar="COMMAND")
-    parser.add_argument("--count", type=int, default=20000)
-    parser.add_argument("--socket", default="")
-    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--run-dir", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.socket, options.run_dir)
-        return
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        if options.beside:
-            measure_beside(options.beside, options.count, folder)
-            return
-        path = options.socket or str(Path(folder) / "nri.sock")
-        driver = Driver(path)
-        stack.callback(driver.close)
-        patience_s = 30.0
-        if options.plugin == "external":
-            print(f"waiting for a plugin at {path}", flush=True)
-            patience_s = 600.0
-        else:
-            stack.enter_context(started(ours(options.plugin, path, folder)))
-        driver.accept(timeout_s=patience_s)
-        driver.synchronize([], [])
-        measure_creations(driver, options.count)
-        measure_synchronize(driver, 1000)
-        measure_synchronize(driver, 10000)
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="one core is burnt by another process, and the NodeSLO changes every second",
+    )
+    parser.add_argument("--lives", type=int, default=2000, help="of each plugin (%(default)s)")
+    parser.add_argument("--turn", type=int, default=100, help="lives in a turn (%(default)s)")
+    parser.add_argument(
+        "--pods", type=int, default=50, help="pods that run at a time (%(default)s)"
+    )
+    parser.add_argument(
+        "--pause-ms",
+        type=float,
+        default=0.0,
+        help="between two lives (%(default)s: the next begins at once, which a runtime cannot do)",
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="PATH",
+        help="the interpreter of an environment with a koordlet; several take turns (this one)",
+    )
+    parser.add_argument(
+        "--pod-values",
+        action="store_true",
+        help="measure how long after the reply to RunPodSandbox the pod's group has its quota",
+    )
+    parser.add_argument("--keep-log", default="", metavar="PATH", help="where koordlet logs to")
+    return parser.parse_args()
+
+
+def _koordlet(stack: ExitStack, folder: Path, python: str, options: argparse.Namespace) -> Plugin:
+    groups = stack.enter_context(kubepods())
+    for part in ("objects", "run"):
+        (folder / part).mkdir(parents=True)
+    slo = NodeSlo(folder / "objects")
+    stack.callback(slo.close)
+    config: dict[str, Any] = {
+        "nodeName": _NODE,
+        "nri": {"socket": str(folder / "nri.sock")},
+        "objectsDir": str(folder / "objects"),
+        "runDir": str(folder / "run"),
+        "kubepodsRoot": groups.path.strip("/"),
+        "http": {"address": ""},
+        "featureGates": {"CPUNormalization": True, "GPUEnvInject": True, "OOMScoreAdj": True},
+    }
+    driver = Driver(str(folder / "nri.sock"))
+    stack.callback(driver.close)
+    log = Path(options.keep_log or folder / "log")
+    process = stack.enter_context(koordlet(folder, config, log=log, python=python))
+    _begin(driver)
+    plugin = Plugin(
+        f"koordlet ({python})" if options.python else "koordlet",
+        Lives(driver, groups, alive=options.pods),
+        process,
+    )
+    plugin.slo = slo
+    return plugin
+
+
+def _other(stack: ExitStack, folder: Path, options: argparse.Namespace) -> Plugin:
+    groups = stack.enter_context(kubepods())
+    folder.mkdir()
+    socket = str(folder / "nri.sock")
+    driver = Driver(socket)
+    stack.callback(driver.close)
+    command = [part.replace("{socket}", socket) for part in shlex.split(options.other)]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(process.wait, 10)
+    stack.callback(process.terminate)
+    _begin(driver)
+    return Plugin("other", Lives(driver, groups, alive=options.pods), process)
+
+
+def _begin(driver: Driver) -> None:
+    driver.accept(timeout_s=30.0)
+    driver.synchronize([], [])
+
+
+@contextmanager
+def _burnt_core() -> Iterator[None]:
+    """A process that never sleeps."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burning:
+        try:
+            yield
+        finally:
+            burning.kill()
+
+
+def _pod_values(plugin: Plugin, count: int) -> None:
+    delays = [plugin.lives.pod_value_delay() for _ in range(count)]
+    print(
+        f"{plugin.name}: the pod's group has its quota after p50 {quantile(delays, 0.5) * 1e3:.2f}"
+        f" ms, p99 {quantile(delays, 0.99) * 1e3:.2f} ms, worst {max(delays) * 1e3:.2f} ms"
+        f" ({count} pods)",
+        flush=True,
+    )
+
+
+def _report(plugins: list[Plugin]) -> None:
+    base = plugins[-1]
+    for plugin in plugins:
+        print(
+            f"{plugin.name}: {plugin.lived} lives, {plugin.lives.adjusted} creations adjusted,"
+            f" {plugin.busy_s / plugin.lived * 1e3:.2f} ms of CPU a life,"
+            f" {resident_mb(plugin.process):.0f} MB resident"
+        )
+        for call, taken in plugin.calls.items():
+            if not taken:
+                continue
+            line = (
+                f"  {call.lower().replace('_', ''):18s} p50 {quantile(taken, 0.5) * 1e6:4.0f} us,"
+                f" p99 {quantile(taken, 0.99) * 1e3:6.2f} ms, worst {max(taken) * 1e3:6.2f} ms"
+            )
+            if plugin is not base and (others := base.calls[call]):
+                ratios = [
+                    f"{name} {quantile(taken, part) / quantile(others, part):.2f}"
+                    for name, part in (("p50", 0.5), ("p99", 0.99))
+                ]
+                line += f"; of {base.name}'s: {', '.join(ratios)}"
+            print(line)
+        if plugin is not base:
+            for name, part in (("p50", 0.5), ("p99", 0.99)):
+                turns = [
+                    quantile(ours, part) / quantile(others, part)
+                    for ours, others in zip(plugin.turns, base.turns, strict=True)
+                ]
+                print(
+                    f"  creations turn by turn: {name} {statistics.median(turns):.2f} of"
+                    f" {base.name}'s ({min(turns):.2f} to {max(turns):.2f}, {len(turns)} turns)"
+                )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.nri_creations import measure_creations
 from benchmarks.nri_driver import Driver
-from benchmarks.nri_hook_latency import measure_creations
 from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
 from tests.beds.groups import kubepods
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.nri_hook_latency import container, pod
+from benchmarks.nri_messages import container, pod
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import Kubepods
 
@@ -28,20 +28,26 @@ def node(groups: Kubepods, count: int) -> tuple[list[nri.PodSandbox], list[nri.C
         for second in range(2):
             a_container = container(number * 2 + second, a_pod)
             a_container.state = nri.CONTAINER_RUNNING
-            groups._make(a_container.linux.cgroups_path)
+            groups.make(a_container.linux.cgroups_path)
             containers.append(a_container)
     return pods, containers
 
 
 @contextmanager
-def koordlet(folder: Path, config: Mapping[str, Any], *, log: Path) -> Iterator[psutil.Process]:
-    """The daemon, configured by a file in `folder`, ended with the block."""
+def koordlet(
+    folder: Path, config: Mapping[str, Any], *, log: Path, python: str = sys.executable
+) -> Iterator[psutil.Process]:
+    """The daemon, configured by a file in `folder`, ended with the block.
+
+    python: the interpreter of an environment that has a koordlet, of this checkout or another one.
+    """
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config)))
     with log.open("wb") as file:
         daemon = psutil.Popen(
-            [sys.executable, "-c", _KOORDLET, "run", "--config", str(folder / "config.yaml")],
+            [python, "-c", _KOORDLET, "run", "--config", str(folder / "config.yaml")],
             stdout=file,
             stderr=file,
+            cwd=folder,  # away from this checkout: the environment's own koordlet is imported
         )
         try:
             yield daemon

@@ -80,7 +80,7 @@ class Kubepods:
     ) -> str:
         """Make the pod's group with the values a kubelet gives it; answers its path."""
         path = self.pod_path(uid, qos)
-        self._make(path)
+        self.make(path)
         for resource, value in (
             ("cpu.shares", self.weight(cpu_shares)),
             ("cpu.cfs_quota_us", cfs_quota_us),
@@ -90,10 +90,16 @@ class Kubepods:
                 self.file(path, resource).write_text(str(value))
         return path
 
+    def remove(self, path: str) -> None:
+        """Remove a group that has no processes and no children. OSError when it has some."""
+        for hierarchy in self.hierarchies:
+            (hierarchy / path.lstrip("/")).rmdir()
+
     def remove_pod(self, uid: str, qos: QosClass) -> None:
         _remove_trees([h / self.pod_path(uid, qos).lstrip("/") for h in self.hierarchies])
 
-    def _make(self, path: str) -> None:
+    def make(self, path: str) -> None:
+        """Make a group, given by its absolute cgroup path, in every hierarchy, with its parents."""
         for hierarchy in self.hierarchies:
             folder = hierarchy
             for part in path.strip("/").split("/"):
@@ -147,7 +153,7 @@ def kubepods() -> Iterator[Kubepods]:
     tree = Kubepods(f"{root}/kubepods", version, hierarchies)
     try:
         for level in ("", "/burstable", "/besteffort"):
-            tree._make(f"{tree.path}{level}")
+            tree.make(f"{tree.path}{level}")
         yield tree
     finally:
         _remove_trees([h / root.lstrip("/") for h in hierarchies])
