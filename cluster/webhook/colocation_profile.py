@@ -19,7 +19,7 @@ from apis.keys import (
 )
 from apis.meta import LabelSelector, matches, selector_problem
 from apis.profile import ClusterColocationProfile
-from cluster.webhook.strategic import strategic_merge
+from cluster.webhook.strategic import PatchError, strategic_merge
 
 Plain = dict[str, Any]
 
@@ -189,12 +189,17 @@ def patched(obj: Plain, profile: ClusterColocationProfile) -> Plain:
     patch = profile.spec.patch
     if patch is None:
         return obj
-    if not isinstance(patch, dict):
-        raise InputError(
-            obj=f"ClusterColocationProfile {profile.metadata.name}",
-            field="spec.patch",
-            value=patch,
-            problem="expected an object",
-        )
-    merged: Plain = strategic_merge(obj, patch)
-    return merged
+    try:
+        if not isinstance(patch, dict):
+            raise PatchError("expected an object")
+        return strategic_merge(obj, patch)
+    except RecursionError:
+        problem = "nested too deep"
+    except PatchError as error:
+        problem = str(error)
+    raise InputError(
+        obj=f"ClusterColocationProfile {profile.metadata.name}",
+        field="spec.patch",
+        value=patch if not isinstance(patch, dict) else "...",
+        problem=problem,
+    )

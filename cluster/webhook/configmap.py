@@ -28,7 +28,9 @@ CONFLICT: Final = "ExistNodeConfict"
 Range = tuple[float | None, float | None]
 
 _NORMALIZATION: Final = (1.0, 5.0)
-_AMPLIFICATION: Final = (1.0, 1000.0)
+_AMPLIFICATION: Final = (0.0, 1000.0)
+"""A ratio below 1 may be meant to be multiplied with a CPU normalisation ratio; the product counts,
+and is at least 1. 1000 is the bound that the node webhook holds a ratio to."""
 
 _RANGES: Final[Mapping[str, Mapping[str, Range]]] = {
     "colocation": {

@@ -13,7 +13,7 @@ import msgspec
 
 from apis.core import Node
 from apis.decode import canonical_json, decode_field, decode_object, field_decoder
-from apis.errors import InputErrors
+from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_RAW_ALLOCATABLE,
     ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
@@ -27,12 +27,21 @@ from cluster.ratios import hundredths
 from cluster.webhook.pod import plain_object
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
 
-_decode_ratios = field_decoder(dict[str, float])
+_decode_ratios = field_decoder(dict[str, Any])
 _decode_resources = field_decoder(ResourceList)
+
+AMPLIFIED: Final = (CPU, MEMORY)
+"""The resources of which a node offers more than it has; ratios of others have no effect."""
+_LARGEST_RATIO: Final = 1000
+"""Above any ratio between two CPU models; a node that offers more would be a typing error."""
 
 
 def mutate_node_status(request: AdmissionRequest) -> Verdict:
-    """Amplify allocatable cpu and memory in a status update of the kubelet."""
+    """Amplify allocatable cpu and memory in a status update of the kubelet.
+
+    An unreadable annotation is a warning of the answer and never a refusal: a node whose status
+    cannot be updated is taken for dead.
+    """
     if request.resource.resource != "nodes" or request.sub_resource != "status":
         return ALLOWED
     if request.operation != "UPDATE":
@@ -40,15 +49,27 @@ def mutate_node_status(request: AdmissionRequest) -> Verdict:
     before = plain_object(request)
     new = decode_object(before, Node, obj=request.ref)
     old = decode_object(bytes(request.old_object), Node, obj=request.ref)
-    after = amplified_node(before, new, old, obj=request.ref)
-    return Verdict(True, patch=tuple(json_patch(before, after)))
+    problems: list[InputError] = []
+    after = amplified_node(before, new, old, obj=request.ref, report=problems.append)
+    return Verdict(
+        True,
+        patch=tuple(json_patch(before, after)),
+        warnings=tuple(str(problem) for problem in problems),
+    )
 
 
-def amplified_node(plain: Mapping[str, Any], new: Node, old: Node, *, obj: str) -> dict[str, Any]:
+def amplified_node(
+    plain: Mapping[str, Any],
+    new: Node,
+    old: Node,
+    *,
+    obj: str,
+    report: Callable[[InputError], None],
+) -> dict[str, Any]:
     """Return the node with amplified allocatable and the kubelet's own value remembered.
 
     A value that differs from the stored (amplified) one comes from the kubelet and is the new raw
-    value. Raises InputError for an unreadable annotation.
+    value. report: called with each annotation or ratio that cannot be used; the rest has effect.
     """
     annotations = dict(new.metadata.annotations)
     text = annotations.get(ANNOTATION_RESOURCE_AMPLIFICATION_RATIO)
@@ -58,34 +79,26 @@ def amplified_node(plain: Mapping[str, Any], new: Node, old: Node, *, obj: str) 
             return dict(plain)
         del annotations[ANNOTATION_RAW_ALLOCATABLE]
         return {**plain, "metadata": {**metadata, "annotations": annotations}}
-    ratios = decode_field(
-        _decode_ratios,
-        text,
-        obj=obj,
-        field=f'metadata.annotations["{ANNOTATION_RESOURCE_AMPLIFICATION_RATIO}"]',
-    )
+    percents = _percents(text, obj=obj, report=report)
     allocatable = new.status.allocatable
     stored = annotations.get(ANNOTATION_RAW_ALLOCATABLE)
-    fresh = stored is None or any(
-        allocatable.get(name) != old.status.allocatable.get(name) for name in (CPU, MEMORY)
-    )
-    if stored is None or fresh:
-        raw: ResourceList = {
-            name: allocatable[name] for name in (CPU, MEMORY) if name in allocatable
-        }
+    if stored is None or any(
+        allocatable.get(name) != old.status.allocatable.get(name) for name in AMPLIFIED
+    ):
+        raw: ResourceList = {name: allocatable[name] for name in AMPLIFIED if name in allocatable}
         annotations[ANNOTATION_RAW_ALLOCATABLE] = canonical_json(raw)
     else:
-        raw = decode_field(
-            _decode_resources,
-            stored,
-            obj=obj,
-            field=f'metadata.annotations["{ANNOTATION_RAW_ALLOCATABLE}"]',
-        )
+        field = f'metadata.annotations["{ANNOTATION_RAW_ALLOCATABLE}"]'
+        try:
+            raw = decode_field(_decode_resources, stored, obj=obj, field=field)
+        except InputError as error:
+            # Allocatable may be amplified already. The kubelet's next report heals the annotation.
+            report(error)
+            raw = {}
     status = dict(plain.get("status") or {})
     offered = dict(status.get("allocatable") or {})
-    for name in (CPU, MEMORY):
-        percent = hundredths(ratios[name]) if 0 < ratios.get(name, 0.0) < 1000 else 100
-        if percent > 100 and name in raw:
+    for name, percent in percents.items():
+        if name in raw:
             milli = raw[name].milli_value() * percent // 100
             offered[name] = str(Quantity(milli * 1_000_000, raw[name].notation))
     return {
@@ -93,6 +106,31 @@ def amplified_node(plain: Mapping[str, Any], new: Node, old: Node, *, obj: str) 
         "metadata": {**metadata, "annotations": annotations},
         "status": {**status, "allocatable": offered},
     }
+
+
+def _percents(text: str, *, obj: str, report: Callable[[InputError], None]) -> dict[str, int]:
+    """Return the ratios of amplified resources in hundredths, at least 100.
+
+    A ratio that cannot be used costs no other one.
+    """
+    where = f'metadata.annotations["{ANNOTATION_RESOURCE_AMPLIFICATION_RATIO}"]'
+    try:
+        ratios = decode_field(_decode_ratios, text, obj=obj, field=where)
+    except InputError as error:
+        report(error)
+        return {}
+    found: dict[str, int] = {}
+    for name in AMPLIFIED:
+        ratio = ratios.get(name, 1)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+            problem = "expected a number"
+        elif not 0 <= ratio <= _LARGEST_RATIO:
+            problem = f"expected 0..{_LARGEST_RATIO}"
+        else:
+            found[name] = max(100, hundredths(ratio))
+            continue
+        report(InputError(obj=obj, field=f"{where}.{name}", value=ratio, problem=problem))
+    return found
 
 
 _CHECKED: Final = (

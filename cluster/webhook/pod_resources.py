@@ -154,16 +154,3 @@ def _shares(requests: Mapping[str, Any], *, obj: str, where: str) -> int:
         return 1
     percent = quantity(requests[name], obj=obj, where=f"{where}.{name}").value()
     return percent // 100 if percent > 100 and percent % 100 == 0 else 1
-
-
-def replaced_by_annotation(resources: Plain, text: str) -> Plain:
-    """Return `resources` renamed as the annotation replace-resources says: `from:to,from:`."""
-    result = dict(resources)
-    for part in text.split(","):
-        pieces = part.strip().split(":")
-        if len(pieces) != 2 or pieces[0] not in result:
-            continue
-        value = result.pop(pieces[0])
-        if pieces[1]:
-            result[pieces[1]] = value
-    return result

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -39,7 +39,7 @@ from apis.quota import ElasticQuota, decode_elastic_quota
 from cluster.gates import Gates
 from cluster.quota_tree import QuotaTree, quota_ref, resource_annotation
 from cluster.webhook.pod import PodAdmission, plain_object
-from cluster.webhook.pod_resources import replaced_by_annotation
+from cluster.webhook.replace_resources import with_replaced_resources
 from kube.client import ApiError, Client, Unreachable
 from kube.resources import ELASTIC_QUOTAS
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
@@ -144,9 +144,8 @@ class QuotaEvaluator:
             and self._gates.on("ElasticQuotaEvaluationTransformPod")
             and self._gates.on("ReplaceResourcesTransformer")
         ):
-            pod = decode_object(
-                with_replaced_resources(plain_object(request), text), Pod, obj=request.ref
-            )
+            counted = with_replaced_resources(plain_object(request), text, obj=request.ref)
+            pod = decode_object(counted, Pod, obj=request.ref)
         return {name: amount for name, amount in pod_requests(pod).items() if amount}
 
     async def _book(
@@ -234,18 +233,3 @@ def exceeded(quota: ElasticQuota, requested: Mapping[str, Quantity]) -> str | No
         f"exceeded quota: {ref}, requested: {shown(requested)}, "
         f"used: {shown(used)}, limited: {shown(limit)}"
     )
-
-
-def with_replaced_resources(pod: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a plain pod with its resources renamed as `text` says, for counting only."""
-    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(pod))
-    spec = result.get("spec") or {}
-    for kind in ("initContainers", "containers"):
-        for container in spec.get(kind) or ():
-            resources = container.get("resources") or {}
-            for part in ("requests", "limits"):
-                if resources.get(part):
-                    resources[part] = replaced_by_annotation(resources[part], text)
-    if spec.get("overhead"):
-        spec["overhead"] = replaced_by_annotation(spec["overhead"], text)
-    return result

@@ -1,13 +1,20 @@
-"""Reservations at admission: profiles act on them as on pods. Source: manager.md section 26."""
+"""Reservations at admission: profiles act on them as on pods, except on resources.
+
+A reservation belongs to no namespace. As upstream, a profile with `selector` is judged by labels
+alone. A profile with `namespaceSelector` alone would select every reservation upstream; here it
+selects those whose `spec.template.metadata.namespace` it selects.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from apis.errors import InputError
+from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import (
     apply_metadata,
     apply_scheduling,
@@ -33,18 +40,10 @@ class ReservationAdmission:
             return ALLOWED
         before = plain_object(request)
         after: dict[str, Any] = msgspec.json.decode(request.object)
-        # Reservations have no namespace: a profile for one namespace must select by labels too.
-        profiles = [
-            msgspec.structs.replace(
-                profile, spec=msgspec.structs.replace(profile.spec, namespace_selector=None)
-            )
-            for profile in self._caches.profiles.items.values()
-            if profile.spec.selector is not None or profile.spec.namespace_selector is None
-        ]
         matched = matching_profiles(
-            profiles,
+            [_for_reservations(profile) for profile in self._caches.profiles.items.values()],
             labels=labels_of(before),
-            namespace_labels=None,
+            namespace_labels=self._namespace_labels(before),
             report=lambda error: _log.warning("%s; the profile is left out", error),
         )
         for profile in matched:
@@ -58,9 +57,25 @@ class ReservationAdmission:
             after = patched(after, profile)
         return Verdict(True, patch=tuple(json_patch(before, after)))
 
+    def _namespace_labels(self, reservation: dict[str, Any]) -> Mapping[str, str] | None:
+        """Return the labels of the namespace that the template names, None without one."""
+        found: Any = reservation
+        for member in ("spec", "template", "metadata", "namespace"):
+            found = found.get(member) if isinstance(found, dict) else None
+        namespace = self._caches.namespaces.get(found) if isinstance(found, str) else None
+        return namespace.metadata.labels if namespace is not None else None
+
     def _priority(self, name: str) -> tuple[int, str | None] | None:
         found = self._caches.priority_classes.get(name)
         return (found.value, found.preemption_policy) if found is not None else None
+
+
+def _for_reservations(profile: ClusterColocationProfile) -> ClusterColocationProfile:
+    """Return the profile as it selects reservations: by labels alone, where it has a selector."""
+    if profile.spec.selector is None:
+        return profile
+    spec = msgspec.structs.replace(profile.spec, namespace_selector=None)
+    return msgspec.structs.replace(profile, spec=spec)
 
 
 def _pod_spec(template: dict[str, Any], obj: str) -> dict[str, Any]:

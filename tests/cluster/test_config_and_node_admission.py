@@ -21,6 +21,7 @@ from cluster.webhook.configmap import ConfigMapAdmission, overlapping, virtual_n
 from cluster.webhook.node import NodeValidation, mutate_node_status
 from cluster.webhook.reservation import ReservationAdmission
 from kube.resources import PODS
+from kube.webhook import Verdict
 from tests.cluster.admission import admission, convert, filled, patched, request
 
 NAME, NAMESPACE = "slo-controller-config", "koordinator-system"
@@ -115,9 +116,15 @@ def entries(*strategies: dict[str, Any]) -> dict[str, Any]:
             'ratioModel[X].turboEnabledRatio":"5.5 is outside 1.0..5.0',
         ),
         (
-            {"resource_amplification_config": {"resourceAmplificationRatio": {"cpu": 0.5}}},
-            'resourceAmplificationRatio.cpu":"0.5 is outside 1.0..1000.0',
+            {"resource_amplification_config": {"resourceAmplificationRatio": {"cpu": -0.5}}},
+            'resourceAmplificationRatio.cpu":"-0.5 is outside 0.0..1000.0',
         ),
+        (
+            {"resource_amplification_config": {"resourceAmplificationRatio": {"memory": 1001}}},
+            'resourceAmplificationRatio.memory":"1001 is outside 0.0..1000.0',
+        ),
+        # Multiplied with a normalisation ratio it may still be above 1.
+        ({"resource_amplification_config": {"resourceAmplificationRatio": {"cpu": 0.5}}}, ""),
         # resource-qos-config alone is judged without system-config.
         (
             {
@@ -272,7 +279,7 @@ def node(cpu: str, memory: str, *, ratio: str = "", raw: str = "", **labels: str
     }
 
 
-def status_update(new: dict[str, Any], old: dict[str, Any]) -> Any:
+def judged_status(new: dict[str, Any], old: dict[str, Any]) -> Verdict:
     verdict = mutate_node_status(
         request(
             new,
@@ -285,7 +292,11 @@ def status_update(new: dict[str, Any], old: dict[str, Any]) -> Any:
         )
     )
     assert verdict.allowed
-    return patched(new, verdict)
+    return verdict
+
+
+def status_update(new: dict[str, Any], old: dict[str, Any]) -> Any:
+    return patched(new, judged_status(new, old))
 
 
 RATIO = '{"cpu":1.80,"memory":1.50}'
@@ -304,6 +315,64 @@ def test_allocatable_is_amplified_and_the_kubelets_value_remembered() -> None:
     # The kubelet's value changes.
     smaller = status_update(node("14", "62Gi", ratio=RATIO, raw=RAW), first)
     assert smaller["status"]["allocatable"]["cpu"] == "25200m"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cpu", "memory", "warnings"),
+    [
+        ('{"cpu":0.50,"memory":2}', "10", "128Gi", []),
+        ('{"cpu":1.00}', "10", "64Gi", []),
+        ('{"cpu":0}', "10", "64Gi", []),
+        ('{"cpu":1000}', "10k", "64Gi", []),
+        ('{"cpu":"2","memory":2}', "10", "128Gi", ["cpu = '2': expected a number"]),
+        ('{"cpu":true,"memory":2}', "10", "128Gi", ["cpu = 'True': expected a number"]),
+        ('{"cpu":2,"memory":-1}', "20", "64Gi", ["memory = '-1': expected 0..1000"]),
+        ('{"cpu":2,"memory":1001}', "20", "64Gi", ["memory = '1001': expected 0..1000"]),
+        ('{"cpu":2,"memory":1e400}', "10", "64Gi", ["Number out of range"]),
+        ('{"cpu":null,"memory":2}', "10", "128Gi", ["cpu = 'None': expected a number"]),
+        ('{"pods":2,"nvidia.com/gpu":"x"}', "10", "64Gi", []),
+        ("[]", "10", "64Gi", ["resource-amplification-ratio"]),
+        ("{", "10", "64Gi", ["resource-amplification-ratio"]),
+    ],
+)
+def test_a_ratio_that_cannot_be_used_costs_no_other_and_no_status(
+    ratio: str, cpu: str, memory: str, warnings: list[str]
+) -> None:
+    new = node("10", "64Gi", ratio=ratio)
+    verdict = judged_status(new, node("10", "64Gi"))
+    got = patched(new, verdict)
+    assert got["status"]["allocatable"] == {"cpu": cpu, "memory": memory, "pods": "110"}
+    raw = got["metadata"]["annotations"]["node.koordinator.sh/raw-allocatable"]
+    assert json.loads(raw) == {"cpu": "10", "memory": "64Gi"}
+    assert len(verdict.warnings) == len(warnings)
+    for said, expected in zip(verdict.warnings, warnings, strict=True):
+        assert said.startswith("Node n1: metadata.annotations") and expected in said
+
+
+def test_an_unreadable_raw_value_waits_for_the_kubelets_next_report() -> None:
+    amplified = node("20", "64Gi", ratio='{"cpu":2}', raw="{")
+    verdict = judged_status(amplified, amplified)
+    assert patched(amplified, verdict) == amplified
+    assert "raw-allocatable" in verdict.warnings[0]
+    healed = status_update(node("10", "64Gi", ratio='{"cpu":2}', raw="{"), amplified)
+    assert healed["status"]["allocatable"]["cpu"] == "20"
+    assert json.loads(healed["metadata"]["annotations"]["node.koordinator.sh/raw-allocatable"]) == {
+        "cpu": "10",
+        "memory": "64Gi",
+    }
+
+
+def test_memory_alone_brings_a_new_raw_value() -> None:
+    first = status_update(node("10", "64Gi", ratio='{"memory":2}'), node("10", "64Gi"))
+    again = node("10", "32Gi", ratio='{"memory":2}', raw='{"cpu":"10","memory":"64Gi"}')
+    assert status_update(again, first)["status"]["allocatable"]["memory"] == "64Gi"
+
+
+def test_a_node_may_lack_a_resource() -> None:
+    new = node("10", "64Gi", ratio=RATIO)
+    del new["status"]["allocatable"]["memory"]
+    got = status_update(new, {"metadata": {"name": "n1"}})
+    assert got["status"]["allocatable"] == {"cpu": "18", "pods": "110"}
 
 
 def test_without_a_ratio_the_raw_value_is_forgotten() -> None:
@@ -424,6 +493,39 @@ def test_a_profile_shapes_a_reservation() -> None:
     review = request(odd, kind="Reservation", resource="reservations", namespace="")
     with pytest.raises(InputError, match=r"Reservation r: spec\.template\.spec = '\[\]'"):
         judge.mutate(review)
+
+
+@pytest.mark.parametrize(
+    ("profile", "namespace", "applies"),
+    [
+        ({"namespaceSelector": {"matchLabels": {"tier": "batch"}}}, "ml", True),
+        ({"namespaceSelector": {"matchLabels": {"tier": "batch"}}}, "default", False),
+        ({"namespaceSelector": {"matchLabels": {"tier": "batch"}}}, "gone", False),
+        ({"namespaceSelector": {"matchLabels": {"tier": "batch"}}}, None, False),
+        ({"namespaceSelector": {"matchLabels": {"tier": "batch"}}}, 7, False),
+        ({"namespaceSelector": {}}, None, True),
+        ({}, None, True),
+        # With a selector the labels alone decide.
+        (
+            {
+                "namespaceSelector": {"matchLabels": {"tier": "batch"}},
+                "selector": {"matchLabels": {"kind": "r"}},
+            },
+            "default",
+            True,
+        ),
+        ({"selector": {"matchLabels": {"kind": "s"}}}, "ml", False),
+    ],
+)
+def test_a_namespace_selects_a_reservation_by_its_template(
+    profile: dict[str, Any], namespace: Any, applies: bool
+) -> None:
+    stored = {"metadata": {"name": "p"}, "spec": {**profile, "labels": {"chosen": "yes"}}}
+    judge = ReservationAdmission(admission(profiles=[stored]).caches)
+    template = {} if namespace is None else {"metadata": {"namespace": namespace}}
+    obj = {"metadata": {"name": "r", "labels": {"kind": "r"}}, "spec": {"template": template}}
+    verdict = judge.mutate(request(obj, kind="Reservation", resource="reservations", namespace=""))
+    assert ("chosen" in patched(obj, verdict)["metadata"]["labels"]) is applies
 
 
 # --- gates and flags ---------------------------------------------------------------------------

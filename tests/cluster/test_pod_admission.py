@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import apply_metadata, drawn
 from cluster.webhook.enhanced import EnhancedRules, Rule
-from cluster.webhook.strategic import strategic_merge
 from kube.webhook import json_patch, merge_patch
 from tests.cluster.admission import admission, convert, patched, request
 
@@ -442,33 +441,3 @@ def no_nulls(value: Any) -> Any:
 def test_a_merge_patch_turns_the_one_into_the_other(before: Any, after: Any) -> None:
     before, after = no_nulls(before), no_nulls(after)
     assert apply_merge(before, merge_patch(before, after)) == after
-
-
-def test_a_strategic_patch_merges_named_things() -> None:
-    before = {
-        "spec": {
-            "containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}],
-            "tolerations": [{"key": "old"}],
-            "hostname": "h",
-        }
-    }
-    patch = {
-        "spec": {
-            "containers": [
-                {"name": "a", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]},
-                {"name": "b", "$patch": "delete"},
-                {"name": "c", "image": "i"},
-            ],
-            "tolerations": [{"key": "new"}],
-            "hostname": None,
-        }
-    }
-    assert strategic_merge(before, patch) == {
-        "spec": {
-            "containers": [
-                {"name": "a", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]},
-                {"name": "c", "image": "i"},
-            ],
-            "tolerations": [{"key": "new"}],
-        }
-    }

@@ -10,6 +10,7 @@ import pytest
 
 from apis.core import Node, Pod
 from apis.decode import to_plain
+from apis.errors import InputError
 from apis.quota import ElasticQuota, ElasticQuotaProfile
 from cluster.gates import parse_gates
 from cluster.manager.caches import Caches
@@ -25,8 +26,12 @@ from cluster.quota_tree import (
     check_update,
 )
 from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
-from cluster.webhook.pod_resources import replaced_by_annotation
 from cluster.webhook.quota_evaluation import QuotaEvaluator, exceeded, masked_request
+from cluster.webhook.replace_resources import (
+    parse_replacements,
+    replaced,
+    with_replaced_resources,
+)
 from kube.client import Client
 from kube.connection import Connection
 from kube.events import EventRecorder
@@ -301,9 +306,61 @@ def test_a_name_that_several_quotas_bear_books_nothing() -> None:
     assert "several elastic quotas team" in asyncio.run(run())
 
 
-def test_resources_are_renamed_for_counting() -> None:
-    resources = {"a": "1", "b": "2", "c": "3"}
-    assert replaced_by_annotation(resources, "a:x, b:, c, d:e, c:y:z") == {"c": "3", "x": "1"}
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("a:x", {"a": "1", "b": "2"}, {"x": "1", "b": "2"}),
+        (" a : x , b : ", {"a": "1", "b": "2"}, {"x": "1"}),
+        # What is no pair says nothing.
+        ("c, c:y:z, d:e, , :", {"c": "3"}, {"c": "3"}),
+        ("", {"c": "3"}, {"c": "3"}),
+        # cpu counts milli-cores under its other name, and only there.
+        ("cpu:batch", {"cpu": "1500m"}, {"batch": "1500"}),
+        ("cpu:batch", {"cpu": "2"}, {"batch": "2k"}),
+        ("cpu:batch", {"cpu": 0.5}, {"batch": "500"}),
+        ("memory:m", {"memory": "1Gi"}, {"m": "1Gi"}),
+        ("x:cpu", {"x": "1500m"}, {"cpu": "1500m"}),
+        # A target that is there stays, and its source with it.
+        ("a:b", {"a": "1", "b": "2"}, {"a": "1", "b": "2"}),
+        ("a:a", {"a": "1"}, {"a": "1"}),
+        # A name that was renamed is not renamed again.
+        ("a:b,b:c", {"a": "1"}, {"b": "1"}),
+        ("b:c,a:b", {"a": "1"}, {"b": "1"}),
+        ("a:b,b:c", {"a": "1", "b": "2"}, {"a": "1", "c": "2"}),
+        # What is taken out makes room, and is not renamed.
+        ("a:b,b:", {"a": "1", "b": "2"}, {"b": "1"}),
+        ("a:b,a:", {"a": "1"}, {}),
+        # Of two sources of one target the first counts; of two targets the last.
+        ("a:x,b:x", {"a": "1", "b": "2"}, {"x": "1", "b": "2"}),
+        ("a:x,a:y", {"a": "1"}, {"y": "1"}),
+    ],
+)
+def test_resources_are_renamed_for_counting(
+    text: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    untouched = dict(before)
+    assert replaced(before, parse_replacements(text), obj="Pod a/b", where="here") == after
+    assert before == untouched
+
+
+def test_all_that_a_pod_asks_for_is_renamed() -> None:
+    def pod(**resources: str) -> dict[str, Any]:
+        part = {"resources": {"requests": resources, "limits": resources}}
+        return {
+            "spec": {
+                "initContainers": [{"name": "i", **part}],
+                "containers": [{"name": "c", **part}, {"name": "none"}, {"resources": None}],
+                "overhead": resources,
+            }
+        }
+
+    before = pod(cpu="1", memory="1Gi")
+    got = with_replaced_resources(before, "cpu:x,memory:", obj="Pod a/b")
+    assert got == pod(x="1k")
+    assert before == pod(cpu="1", memory="1Gi")
+    assert with_replaced_resources({}, "cpu:x", obj="Pod a/b") == {}
+    with pytest.raises(InputError, match=r"spec.initContainers\[0\].resources.requests.cpu"):
+        with_replaced_resources(pod(cpu="much"), "cpu:x", obj="Pod a/b")
 
 
 @pytest.mark.parametrize(
