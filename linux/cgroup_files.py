@@ -1,8 +1,8 @@
 """The cgroup files behind resources: name on v1 and v2, format, range, and rules among levels.
 
 Pure. Values are compared in the file's own numbers (a weight on v2, whole pages of memory), never
-as text, and a file that holds two values (`cpu.max`) is seen as two. Source: linux-interfaces.md
-sections 4 to 6; the errors behind the rules were tried on kernels 6.1 to 6.18.
+as text, and a file that holds two values (`cpu.max`) is treated as two. Names, ranges and refusals:
+docs/facts/kernel.md, "Cgroup files" and "What a write does".
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from linux.resources import UNLIMITED, Resource, Value
 from linux.weights import MAX_SHARES, MIN_SHARES, Formula, weight_of_shares
 
 INT64_MAX: Final = (1 << 63) - 1
+"""The kernel parses these files' numbers as signed 64-bit integers."""
 V1_UNLIMITED_BYTES: Final = 0x7FFFFFFFFFFFF000 - 0xFFFF
-"""A v1 memory limit from here on is no limit: the largest page count, on 4 to 64 KiB pages."""
+"""A v1 memory limit from here on is no limit. The kernel shows its largest page count in bytes,
+which depends on the page size; this is below it for pages of 4 to 64 KiB."""
 DEFAULT_PERIOD_US: Final = 100_000
+"""The kernel's and kubelet's default CFS period. Canonical quotas count per this period."""
 MIN_QUOTA_US: Final = 1000
-"""The kernel refuses a smaller quota."""
+"""The kernel refuses a smaller quota, and a smaller period."""
 MAX_PERIOD_US: Final = 1_000_000
+"""The kernel refuses a longer period."""
 
 
 class Codec(Enum):
@@ -45,7 +49,7 @@ class Levels(Enum):
     ORDERED = "ordered"
     """A parent's value caps the children's effect: grow parents first, shrink children first."""
     ENFORCED = "enforced"
-    """As ORDERED, and the kernel refuses a child above its parent."""
+    """Like ORDERED, and the kernel refuses a child above its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class CgroupFile:
     """One resource's file. `v1` or `v2` is "" where that version has none.
 
     controller: the v1 hierarchy, and the v2 controller that must be enabled.
-    low, high: the canonical range; UNLIMITED is allowed besides when `unlimited`.
+    low, high: the canonical range. unlimited: UNLIMITED is a value too, outside that range.
     """
 
     resource: Resource
@@ -130,7 +134,7 @@ FILES: Final[Mapping[Resource, CgroupFile]] = MappingProxyType(
                 "cpu",
                 Codec.PERIOD,
                 v2="cpu.max",
-                low=1000,
+                low=MIN_QUOTA_US,
                 high=MAX_PERIOD_US,
             ),
             _file(Resource.CPU_CFS_BURST, "cpu", v2="cpu.max.burst"),
@@ -200,7 +204,7 @@ def number(file: CgroupFile, text: str) -> Number:
 
 
 def same(file: CgroupFile, wanted: str, found: str, *, page_size_bytes: int = 4096) -> bool:
-    """Tell whether the kernel, having taken `wanted`, would show `found`.
+    """Return whether a file shows `found` after `wanted` was written to it.
 
     Both are texts as `field_text` returns. Memory is compared in whole pages, since the kernel
     rounds down to them.
@@ -220,24 +224,24 @@ def same(file: CgroupFile, wanted: str, found: str, *, page_size_bytes: int = 40
 
 
 def in_range(file: CgroupFile, value: Value) -> tuple[Number, str]:
-    """Return the canonical `value` brought into the file's range, and what was done to it.
+    """Return the canonical `value` brought into the file's range, and a note on the change.
 
-    The note is "" when nothing was. Raises ValueError for a value of another type or an empty set.
+    The note is "" for an unchanged value. Raises ValueError for another type or an empty set.
     """
     if file.codec is Codec.CPUS:
         if not isinstance(value, CpuSet):
-            raise ValueError(f"{file.resource} wants a CPU set, not {type(value).__name__}")
+            raise ValueError(f"{file.resource} needs a CPU set, not {type(value).__name__}")
         if not value:
             raise ValueError(f"{file.resource} cannot be set to the empty set")
         return value, ""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{file.resource} wants a number, not {type(value).__name__}")
+        raise ValueError(f"{file.resource} needs a number, not {type(value).__name__}")
     if file.unlimited and value < 0:
         return UNLIMITED, ""
     if value < file.low:
-        return file.low, f"{value} raised to {file.low}, the smallest that the kernel takes"
+        return file.low, f"{value} raised to {file.low}, the smallest that the kernel accepts"
     if value > file.high:
-        return file.high, f"{value} lowered to {file.high}, the largest that the kernel takes"
+        return file.high, f"{value} lowered to {file.high}, the largest that the kernel accepts"
     return value, ""
 
 
@@ -268,14 +272,20 @@ def encode(
 
 
 def quota_in_period(quota_us: int, period_us: int) -> int:
-    """Return a quota per 100 ms as one per `period_us`, rounded up; 0 is an unknown period."""
+    """Return a quota per 100 ms as a quota per `period_us`, rounded up.
+
+    period_us 0 means that the period is unknown: the quota stays.
+    """
     if quota_us <= 0 or period_us in (0, DEFAULT_PERIOD_US):
         return quota_us
     return max(-(-quota_us * period_us // DEFAULT_PERIOD_US), MIN_QUOTA_US)
 
 
 def quota_per_100ms(quota_us: int, period_us: int) -> int:
-    """Return a quota per `period_us` as one per 100 ms, rounded down: the way back rounds up."""
+    """Return a quota per `period_us` as a quota per 100 ms, rounded down.
+
+    `quota_in_period` rounds up, so both together give the first quota again.
+    """
     if quota_us <= 0 or period_us in (0, DEFAULT_PERIOD_US):
         return quota_us
     return quota_us * DEFAULT_PERIOD_US // period_us
@@ -285,7 +295,8 @@ def content(file: CgroupFile, version: int, text: str, current: bytes) -> bytes:
     """Return the bytes to write so that the resource's field becomes `text`.
 
     current: the file's present content; it matters for the period of `cpu.max`, which cannot be
-    written without its quota. An empty set needs the newline: a write of no bytes never happens.
+    written without its quota. An empty set is written as a newline, because the kernel does not
+    see a write of no bytes.
     """
     if version == 2 and file.codec is Codec.PERIOD:
         quota = current.split()[0].decode("ascii")
@@ -307,4 +318,4 @@ DEFAULTS: Final[Mapping[Resource, tuple[str, str]]] = MappingProxyType(
         Resource.MEMORY_OOM_GROUP: ("0", "0"),
     }
 )
-"""What a new group shows on (v1, v2): the original where the runtime was asked for nothing."""
+"""What a new group shows on (v1, v2): the original of a value that kubelet did not request."""

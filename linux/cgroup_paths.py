@@ -1,9 +1,9 @@
-"""Where pods, containers and host applications live in the cgroup tree, both ways.
+"""The directories of pods, containers and host applications: from names to paths and back.
 
 Pure. Two drivers name directories: systemd (slices and scopes, a dash is a path separator in a
 slice's name) and cgroupfs. A path here is always relative to a hierarchy's root, without leading
 or trailing slash. Everything that comes from outside (UIDs, ids, host application paths) is checked
-before it becomes part of a path. Source: linux-interfaces.md section 3.
+before it becomes part of a path. The names: docs/facts/kernel.md, "Cgroup directories".
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from typing import Final
 from apis.qos import KubeQoS
 
 MAX_PATH: Final = 4096
+"""The kernel's PATH_MAX."""
 MAX_DEPTH: Final = 32
+"""Chosen: a container of a cluster nested in a container lies about ten directories deep."""
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,252}")
+# 253 characters, as many as Kubernetes allows a name. UIDs have 36, container ids 64.
 _COMPONENT_LIMIT: Final = 255
+"""The kernel's NAME_MAX."""
 
 
 class PathError(ValueError):
@@ -66,7 +70,7 @@ class Layout:
         return self.mounts[controller if self.version == 1 else ""]
 
     def has(self, controller: str) -> bool:
-        """Tell whether there is a hierarchy for `controller`."""
+        """Return whether there is a hierarchy for `controller`."""
         return (controller if self.version == 1 else "") in self.mounts
 
     def directory(self, controller: str, cgroup: str) -> str:
@@ -127,7 +131,7 @@ def container_dir(driver: Driver, runtime: Runtime, pod: str, container_id: str)
     _check_name(container_id, "container id")
     if driver is Driver.SYSTEMD:
         return f"{pod}/{_SCOPE_PREFIX[runtime]}{container_id}.scope"
-    # cri-o keeps its prefix on cgroupfs; upstream overlooks that.
+    # CRI-O keeps its prefix with cgroupfs; upstream expects the bare id and finds no directory.
     prefix = "crio-" if runtime is Runtime.CRIO else ""
     return f"{pod}/{prefix}{container_id}"
 
@@ -164,7 +168,7 @@ def of_runtime_path(cgroups_path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a directory's path tells. Empty strings where it does not tell."""
+    """What a directory's path says; "" or None for what it does not say."""
 
     kubepods: str
     qos: KubeQoS
@@ -182,10 +186,10 @@ _RUNTIME_OF_PREFIX: Final = {
 
 
 def parse(path: str) -> Parsed | None:
-    """Read a directory's path backwards; None if it is not kubepods or below it.
+    """Return what a directory's path says; None if it is not the pods' root or below it.
 
     The pods' root may lie deeper than the top (kubelet's --cgroup-root). On systemd the UID's
-    underscores are turned back into dashes, which kubelet's UIDs never contain themselves.
+    underscores are turned back into dashes: a UID itself contains no underscore.
     """
     parts = check_relative(path).split("/")
     for index, part in enumerate(parts):
@@ -254,14 +258,14 @@ _DIR_OF_QOS: Final = {
 def host_app_dir(layout: Layout, *, base: str, parent_dir: str, relative_path: str) -> str:
     """Return the directory of a host application that declares a cgroup path.
 
-    Raises PathError for an unknown base, a path that could leave it, or one that names the base
-    itself: that is no application's own directory.
+    Raises PathError for an unknown base, for a path that could leave the base, and for the base
+    itself, because an application needs a directory of its own.
     """
     try:
         kind = HostAppBase(base)
     except ValueError:
         known = ", ".join(HostAppBase)
-        raise PathError(f"{base[:64]!r} is not a base: one of {known}") from None
+        raise PathError(f"base {base[:64]!r} is unknown: expected one of {known}") from None
     parts = [check_relative(parent_dir), check_relative(relative_path)]
     if not any(parts):
         raise PathError("the path is empty: it would name the base itself")
@@ -278,7 +282,7 @@ def default_host_app_dir(qos: str, name: str) -> str:
 
 
 def is_below(path: str, root: str) -> bool:
-    """Tell whether `path` is `root` or lies inside it. Everything lies in the empty root."""
+    """Return whether `path` is `root` or lies inside it. Everything lies in the empty root."""
     return not root or path == root or path.startswith(f"{root}/")
 
 

@@ -1,8 +1,8 @@
-"""Core scheduling through prctl(2): read, create and hand on cookies.
+"""Core scheduling through prctl(2): read, create and copy cookies.
 
-A cookie can only be copied through the calling thread, and a thread keeps what it took. So every
-copy runs in a thread of its own that ends afterwards: the daemon's other threads stay without a
-cookie. Source: linux-interfaces.md section 13.
+A cookie can only be copied through the calling thread, and that thread keeps it. So every copy runs
+in a thread of its own that ends afterwards: the daemon's other threads stay without a cookie.
+Commands, scopes and errors: docs/facts/kernel.md, "Core scheduling".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-_PR_SCHED_CORE: Final = 62
+_PR_SCHED_CORE: Final = 62  # this and the numbers below: linux/prctl.h
 _GET, _CREATE, _SHARE_TO, _SHARE_FROM = 0, 1, 2, 3
 _THREAD, _THREAD_GROUP = 0, 1
 
@@ -41,9 +41,10 @@ def create(pid: int) -> None:
 
 
 def copy(source_pid: int, target_pids: Sequence[int]) -> list[int]:
-    """Give the cookie of `source_pid` (0: no cookie) to each thread group; return what failed.
+    """Give the cookie of `source_pid` (0: no cookie) to each thread group; return the pids that
+    failed.
 
-    OSError when the source's cookie cannot be taken.
+    Raises OSError when the source's cookie cannot be taken.
     """
     failed: list[int] = []
     problem: list[OSError] = []

@@ -1,7 +1,8 @@
 """Device nodes below /dev, and those of NVIDIA's driver.
 
-A GPU's node is named after its minor number, which is what the scheduler allocates; the control
-nodes belong to every user of any GPU and appear when the driver makes them. Source: hooks.md 8.35.
+A GPU's node is named after its minor number, which is what the scheduler allocates. Every user of
+any GPU needs the control nodes too, which the driver makes on first use: docs/facts/kernel.md,
+"Devices".
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Final
 from linux.host import Host
 from linux.resources import DeviceNode
 
-_FILE_MODE: Final = 0o666
+_FILE_MODE: Final = 0o666  # upstream's: every user of the container may use its devices
 _GPU: Final = re.compile(r"nvidia(\d{1,3})", re.ASCII)
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 
 def device_node(host: Host, path: str) -> DeviceNode | None:
-    """Return the device node at `path`, open to everybody in a container; None without one."""
+    """Return the device node at `path`, usable by every user of a container; None without one."""
     try:
         kind, major, minor = host.device_number(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""How this node's cgroup tree is laid out: found out, not assumed.
+"""Finds how this node's cgroup tree is laid out.
 
-The version is the file system's type, hierarchies come from the mount table, and the pods' root is
-the one that is given, else the one that live containers lie in, else one that exists by name.
-Source: linux-interfaces.md sections 2 and 3.
+The version follows from the file system's type, the hierarchies from the mount table. The pods'
+root is the configured one, else the one that holds running containers, else a directory with the
+right name. Evidence: docs/facts/kernel.md, "Finding the layout".
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from linux.host import Host
 from linux.procfs import host_mounts
 
 CGROUP2_MAGIC: Final = 0x63677270
+"""CGROUP2_SUPER_MAGIC of linux/magic.h."""
 CONTROLLERS: Final = ("cpu", "cpuset", "cpuacct", "memory", "blkio", "net_cls", "perf_event")
 _SEARCH_DEPTH: Final = 3
+"""Chosen: two more levels than `kubepods` itself needs, for a kubelet with --cgroup-root. A deeper
+root has to be configured."""
 _SEARCH_LIMIT: Final = 2000
+"""Chosen: directories that a search looks at, each one system call. A node without a pod has a few
+hundred."""
 
 
 class DiscoveryError(Exception):
-    """The cgroup tree cannot be found; the message says what to set."""
+    """The cgroup tree cannot be found; the message names the setting to correct."""
 
 
 def discover(
@@ -36,7 +41,7 @@ def discover(
     """Return the layout of the tree at `cgroup_root`.
 
     kubepods: the pods' root when configuration gives it, relative to a hierarchy's root.
-    live: cgroup paths of running containers, the best evidence of all.
+    live: cgroup paths of running containers, which are better evidence than directory names.
     Raises DiscoveryError when there is no cgroup tree; OSError as the host raises it.
     """
     root = cgroup_root.rstrip("/") or "/"
@@ -70,7 +75,7 @@ def _v1_mounts(host: Host, root: str) -> Mapping[str, str]:
                 if controller in mount.options:
                     mounts.setdefault(controller, mount.path)
     if not mounts:
-        # Bind mounts hide the table: then the usual names have to do.
+        # A bind mount does not show in the table; the directories' names are left as evidence.
         for controller in CONTROLLERS:
             if host.is_dir(f"{root}/{controller}"):
                 mounts[controller] = f"{root}/{controller}"
@@ -78,7 +83,7 @@ def _v1_mounts(host: Host, root: str) -> Mapping[str, str]:
 
 
 def _find(host: Host, base: str) -> str:
-    """Look for a pods' root by name, breadth first, not deep: nodes nest at most a little."""
+    """Return a pods' root found by its name, breadth first; "" without one."""
     level, looked_at = [""], 0
     for _ in range(_SEARCH_DEPTH):
         below: list[str] = []
@@ -107,5 +112,5 @@ def _find(host: Host, base: str) -> str:
 def _driver(host: Host, base: str, kubepods: str) -> Driver:
     if kubepods:
         return Driver.SYSTEMD if kubepods.endswith(".slice") else Driver.CGROUPFS
-    # No pod yet: systemd's own slices say who will make them.
+    # No pod has run yet. Where systemd manages the tree, Kubernetes asks for its driver.
     return Driver.SYSTEMD if host.is_dir(f"{base}/system.slice") else Driver.CGROUPFS

@@ -24,7 +24,7 @@ class Host(Protocol):
         """Return the names in the directory, files and directories alike."""
 
     def is_dir(self, path: str) -> bool:
-        """Tell whether the path is a directory; False when it does not exist."""
+        """Return whether the path is a directory; False when it does not exist."""
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         """Make one directory."""
@@ -36,7 +36,7 @@ class Host(Protocol):
         """Return `f_type` of statfs(2): 0x63677270 on a cgroup v2 hierarchy."""
 
     def inode(self, path: str) -> int:
-        """Return the inode number: tells a cgroup from a later one of the same name."""
+        """Return the inode number: it differs between a cgroup and its successor of that name."""
 
     def readlink(self, path: str) -> str:
         """Return the target of a symbolic link."""

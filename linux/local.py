@@ -1,8 +1,8 @@
 """`LocalHost`: this machine, or the node outside our container, as a `Host`.
 
 Two things are not obvious. Paths are the node's own; `roots` says where its trees are mounted here
-(upstream's DaemonSet has them at /host-cgroup, /host-sys, …). And cgroup files that are read again
-and again stay open: a read is then one system call instead of three, and an open file of a removed
+(upstream's DaemonSet has them at /host-cgroup, /host-sys, …). And cgroup files that are read
+repeatedly stay open: a read is then one system call instead of three. An open file of a removed
 group answers ENODEV, so a later group of the same name is never mistaken for it.
 """
 
@@ -20,8 +20,15 @@ from types import MappingProxyType
 from linux import core_sched
 
 _CHUNK = 65536
+"""Bytes of one read call; larger files take several. Few files here have more than a page."""
 _KEPT_READ = 4096
+"""Bytes read from a file that stays open. A cgroup file of one value fits; longer ones (a large
+`cgroup.procs`) are read by name, at the usual price."""
 _SWEEP_S = 60.0
+"""Chosen: files that no read needed for this long are closed. Passes come every 10 s by default."""
+_MOST_KEPT = 4096
+"""Chosen: 200 pods have some 1,300 files. A third of the soft limit at most, which is 1024 on many
+systems and which sockets, logs and watches share."""
 
 
 class _OpenFiles:
@@ -37,7 +44,7 @@ class _OpenFiles:
 
 
 class _PerThread(threading.local):
-    """Per thread, so that no thread reads a descriptor that another has closed and reused."""
+    """Per thread: a descriptor that one thread closed may name another file a moment later."""
 
     def __init__(self) -> None:
         self.open = _OpenFiles()
@@ -63,9 +70,9 @@ class LocalHost:
         )
         self._kept_prefix = kept_root.rstrip("/") + "/"
         if keep_open is None:
-            # The soft limit is 1024 on many systems and everything else needs some too.
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            keep_open = 4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 3)
+            unlimited = soft == resource.RLIM_INFINITY
+            keep_open = _MOST_KEPT if unlimited else min(_MOST_KEPT, soft // 3)
         self._keep_open = keep_open
         self._mine = _PerThread()
 
@@ -82,8 +89,8 @@ class LocalHost:
             try:
                 content = os.pread(kept[0], _KEPT_READ, 0)
             except OSError:
-                # The group is gone; whether a new one stands there, opening by name tells.
-                self._forget(path)
+                # The group is gone. Opening by name finds a new one of that name, if any.
+                self._close_kept(path)
             else:
                 kept[1] = 1
                 if len(content) < _KEPT_READ:
@@ -118,17 +125,17 @@ class LocalHost:
                 if used:
                     mine.files[known][1] = 0
                 else:
-                    self._forget(known)
+                    self._close_kept(known)
         return len(mine.files) < self._keep_open
 
-    def _forget(self, path: str) -> None:
+    def _close_kept(self, path: str) -> None:
         os.close(self._mine.open.files.pop(path)[0])
 
     def write(self, path: str, data: bytes) -> None:
         descriptor = os.open(self.here(path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             if os.write(descriptor, data) != len(data):
-                raise OSError(errno.EIO, "the kernel took a part of the value only", path)
+                raise OSError(errno.EIO, "the kernel accepted only a part of the value", path)
         finally:
             os.close(descriptor)
 
@@ -142,7 +149,7 @@ class LocalHost:
         here = self.here(path)
         os.mkdir(here, mode)
         if not here.startswith("/sys/"):
-            os.chmod(here, mode)  # mkdir(2) takes the umask off
+            os.chmod(here, mode)  # mkdir(2) applies the umask
 
     def rmdir(self, path: str) -> None:
         os.rmdir(self.here(path))

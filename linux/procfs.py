@@ -28,7 +28,7 @@ def parse_mounts(content: bytes) -> list[MountPoint]:
 
 
 def host_mounts(host: Host) -> list[MountPoint]:
-    """Return the mounts as the node's first process sees them, else as we do."""
+    """Return the mounts of the node's first process, else our own."""
     for pid in ("1", "self"):
         try:
             return parse_mounts(host.read(f"/proc/{pid}/mounts"))
@@ -38,7 +38,10 @@ def host_mounts(host: Host) -> list[MountPoint]:
 
 
 def parse_ids(content: bytes) -> list[int]:
-    """Parse `cgroup.procs`, `tasks` or `cgroup.threads`. 0, a process out of sight, is left out."""
+    """Parse `cgroup.procs`, `tasks` or `cgroup.threads`.
+
+    0 is left out: it stands for a process of a PID namespace that we cannot see.
+    """
     return [number for number in map(int, content.split()) if number]
 
 
@@ -63,7 +66,7 @@ def kernel_release(host: Host) -> str:
 
 
 def boot_id(host: Host) -> str:
-    """Return what tells this boot from the next: inode numbers start anew; "" if unknown."""
+    """Return the id of this boot, "" if unknown. Inode numbers of cgroups start again with each."""
     try:
         return host.read("/proc/sys/kernel/random/boot_id").decode().strip()
     except OSError:
@@ -71,7 +74,7 @@ def boot_id(host: Host) -> str:
 
 
 def cpu_vendor(content: bytes) -> str:
-    """Return the first processor's vendor_id in /proc/cpuinfo, "" on arm64, which gives none."""
+    """Return the first processor's vendor_id in /proc/cpuinfo; "" without one (arm64)."""
     for line in content.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "vendor_id":

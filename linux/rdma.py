@@ -1,6 +1,6 @@
 """RDMA devices: which verbs device node belongs to a PCI address, and the connection manager's.
 
-Source: linux-interfaces.md section 16, hooks.md 4.7. An address without a verbs device is left out.
+An address without a verbs device is left out. Paths: docs/facts/kernel.md, "Devices".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A schemata is compared by domain id, resource by resource, never by position or as text. With CDP
 the kernel shows `L3CODE` and `L3DATA` in place of `L3`; with mba_MBps bandwidth is in MB/s.
-Source: linux-interfaces.md section 12.
+Format and formulas: docs/facts/kernel.md, "resctrl".
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Final
 MOUNT: Final = "/sys/fs/resctrl"
 POD_GROUP_PREFIX: Final = "koordlet-"
 _GROUP = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
+# 128 characters, chosen: a pod's group has 45. The kernel's limit is NAME_MAX, 255.
 _RESERVED: Final = frozenset({"info", "mon_data", "mon_groups"})
 _LINE = re.compile(r"\s*([A-Z0-9]+)\s*:(.*)")
 _MAX_TEXT: Final = 65536
+"""Chosen: a machine with 100 domains has a schemata of 2 KiB. Bounds a site policy's text."""
 
 Schemata = Mapping[str, Mapping[int, int]]
 """Resource ("L3", "MB", "L3CODE", …) -> domain id -> mask or bandwidth."""
@@ -30,7 +32,7 @@ def check_group(name: str) -> str:
 
 
 def is_ours_by_name(name: str) -> bool:
-    """Tell whether a group is a pod's group of koordlet: nobody else uses the prefix."""
+    """Return whether a group is a pod's group of koordlet, by the prefix that upstream uses too."""
     return name.startswith(POD_GROUP_PREFIX)
 
 
@@ -41,7 +43,7 @@ def _is_mask(resource: str) -> bool:
 def parse_schemata(text: str) -> dict[str, dict[int, int]]:
     """Parse a schemata file, or text to be written to one; ValueError names the bad part."""
     if len(text) > _MAX_TEXT:
-        raise ValueError("the schemata is too long")
+        raise ValueError(f"the schemata has {len(text)} characters, more than {_MAX_TEXT}")
     schemata: dict[str, dict[int, int]] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -66,7 +68,7 @@ def parse_schemata(text: str) -> dict[str, dict[int, int]]:
 
 
 def format_schemata(schemata: Schemata) -> str:
-    """Return the text that the kernel takes: ids ascending, one newline-ended line a resource."""
+    """Return the text to write: a line for each resource, with ids ascending."""
     lines = []
     for resource, domains in schemata.items():
         shown = "x" if _is_mask(resource) else "d"
@@ -87,9 +89,9 @@ def with_cdp(schemata: Schemata) -> dict[str, dict[int, int]]:
 
 
 def differing(wanted: Schemata, found: Schemata) -> dict[str, dict[int, int]]:
-    """Return the part of `wanted` that `found` lacks: resources with the domains that differ.
+    """Return the resources and domains of `wanted` whose value differs in `found`.
 
-    A resource that the kernel does not show at all is left out: it cannot be set.
+    What the kernel does not show is left out, because it cannot be set.
     """
     parts: dict[str, dict[int, int]] = {}
     for resource, domains in wanted.items():
@@ -107,7 +109,7 @@ def differing(wanted: Schemata, found: Schemata) -> dict[str, dict[int, int]]:
 
 
 def missing(wanted: Schemata, found: Schemata) -> list[str]:
-    """Return what is wanted and does not exist on this machine: "MB", "L3 domain 7"."""
+    """Return what of `wanted` this machine does not have: "MB", "L3 domain 7"."""
     gaps: list[str] = []
     for resource, domains in wanted.items():
         if resource not in found:
@@ -120,8 +122,8 @@ def missing(wanted: Schemata, found: Schemata) -> list[str]:
 def mask_of_range(cbm_mask: int, start_percent: int, end_percent: int, min_cbm_bits: int) -> int:
     """Return the contiguous mask of the ways from `start_percent` to `end_percent`.
 
-    Both ends round up, as upstream's do; a range too narrow for the kernel is widened to
-    `min_cbm_bits` instead of giving an illegal mask, downwards where the top is reached.
+    Both ends round up, as upstream's do. A range too narrow for the kernel is widened to
+    `min_cbm_bits`: upwards, or downwards at the top.
     Raises ValueError for a range that is not 0 <= start < end <= 100, or a root mask with holes.
     """
     if not 0 <= start_percent < end_percent <= 100:

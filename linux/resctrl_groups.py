@@ -1,8 +1,8 @@
 """resctrl's file system: what it offers, and operations on control groups.
 
 Each control group takes one of few CLOSIDs; the kernel says ENOSPC when they are used up, and it
-leaves the reason for a refused schemata in `info/last_cmd_status`. Tasks forked later stay in their
-parent's group. Source: linux-interfaces.md section 12.
+leaves the reason for a refused schemata in `info/last_cmd_status`. A task's later children stay in
+its group. Files: docs/facts/kernel.md, "resctrl".
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def read_offer(host: Host, mount: str = MOUNT) -> Offer | None:
         cbm_mask=_number(host, f"{info_l3}/cbm_mask", 0, base=16),
         min_cbm_bits=_number(host, f"{info_l3}/min_cbm_bits", 1),
         sparse_masks=_number(host, f"{info_l3}/sparse_masks", 0) == 1,
+        # 10 is what every Intel machine says, and what upstream assumes.
         bandwidth_gran=_number(host, f"{info_mb}/bandwidth_gran", 10),
         min_bandwidth=_number(host, f"{info_mb}/min_bandwidth", 10),
         num_closids=min(closids, default=0),

@@ -1,6 +1,6 @@
 """What can be set on a node: one name and one canonical value type for each thing.
 
-A name is the cgroup v1 file's where there is one, on v2 too, as upstream's registry does; the value
+A name is the cgroup v1 file's where there is one, on v2 too, as in upstream's registry. The value
 is canonical and independent of the cgroup version. Files, formats and ranges are in
 `linux.cgroup_files`.
 """
@@ -59,7 +59,7 @@ class Resource(StrEnum):
     SYSCTL = "sysctl"  # str, keyed by dotted name
     HOST_DIRECTORY = "host_directory"  # int: the mode; keyed by absolute path
 
-    # A member hashes as its text does: in C, cached. Decisions are dictionaries of resources.
+    # Decisions are dictionaries of resources: str's hash is cached and needs no Python call.
     __hash__ = str.__hash__
 
 

@@ -1,7 +1,7 @@
-"""The two switches of the scheduler in /proc/sys that are ours to write. Pure.
+"""The two scheduler sysctls that koordlet writes. Pure.
 
-Alibaba's kernels have both, others neither. Both on at once can lock such a kernel up, so whoever
-turns one on turns the other off before. Source: linux-interfaces.md sections 8 and 13.
+Anolis kernels have both, mainline has neither. Both on at once can lock such a kernel up, so one is
+turned off before the other is turned on: docs/facts/kernel.md, "Core scheduling".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The CPU topology as sysfs tells it, with core numbers that are unique on the machine.
+"""The CPU topology from sysfs, with core numbers that are unique on the machine.
 
-sysfs numbers cores anew in each package, while the NodeResourceTopology and the scheduler rely on
-machine-wide numbers; a core is numbered here by its smallest CPU's rank among cores. Offline CPUs
-are left out, and NUMA nodes may be sparse. Source: linux-interfaces.md section 9.
+sysfs repeats core numbers in each package, while the NodeResourceTopology and the scheduler rely on
+machine-wide numbers: a core's number is the rank of its smallest CPU among the cores. Offline CPUs
+are left out, and NUMA nodes may be sparse. Files: docs/facts/kernel.md, "CPU topology".
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _text(host: Host, path: str) -> str:
 
 
 def _first(host: Host, *paths: str) -> str:
-    """Return the first of the files that exists: the kernel renamed some."""
+    """Return the text of the first file that exists: newer kernels renamed some."""
     for path in paths[:-1]:
         try:
             return _text(host, path)
@@ -81,7 +81,7 @@ def read_topology(host: Host, *, sys_root: str = "/sys") -> CpuTopology:
         Cpu(
             cpu=cpu,
             core=rank[first_of[cpu]],
-            # -1 where the firmware does not tell (some arm64): one package then.
+            # -1 where the firmware gives no package (some arm64 machines): one package then.
             socket=max(int(_text(host, f"{base}/cpu/cpu{cpu}/topology/physical_package_id")), 0),
             node=node_of.get(cpu, 0),
             l3=l3_of[cpu],

@@ -1,9 +1,9 @@
-"""CPU shares (cgroup v1) and CPU weights (cgroup v2): two formulas live side by side.
+"""CPU shares (cgroup v1) and CPU weights (cgroup v2): two formulas are in use on one node.
 
 Kubelet and older runtimes convert linearly; runc from 1.3.2 and crun from 1.23 convert with a
 quadratic exponent that keeps 1024 shares at weight 100. Weights count among siblings only, so a
 writer has to use the formula that its siblings were made with: `detect` finds it from evidence.
-Source: linux-interfaces.md section 5.
+Formulas and examples: docs/facts/kernel.md, "Shares, weights and quotas".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import ceil, log2
 from typing import Final
 
+# The kernel's ranges of cpu.shares and cpu.weight.
 MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262144
 MIN_WEIGHT: Final = 1
@@ -27,6 +28,7 @@ class Formula(StrEnum):
     QUADRATIC = "quadratic"
 
 
+# 4096 pairs: a node has far fewer distinct requests. A miss costs about 1 us.
 @lru_cache(maxsize=4096)
 def weight_of_shares(shares: int, formula: Formula) -> int:
     """Return the weight of `shares`, which is clamped to 2..262144 first."""
@@ -45,9 +47,9 @@ def weight_of_shares(shares: int, formula: Formula) -> int:
 
 
 def detect(samples: Iterable[tuple[int, int]]) -> Formula | None:
-    """Return the formula that explains most of `samples`: (shares asked for, weight found).
+    """Return the formula that explains most of `samples`: (shares requested, weight found).
 
-    Samples that fit both formulas or neither say nothing. None without a majority.
+    Samples that fit both formulas or neither do not count. None without a majority.
     """
     votes = {Formula.LINEAR: 0, Formula.QUADRATIC: 0}
     for shares, weight in samples:
