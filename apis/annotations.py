@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta, Struct, field
 
 from apis.cpuset import NO_CPUS, CpuSet
-from apis.decode import Wire, decode_field, field_decoder
+from apis.decode import Embedded, decode_text, field_decoder, remembered
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BLKIO_QOS,
@@ -36,15 +35,11 @@ from apis.keys import (
     LABEL_CORE_SCHED_POLICY,
     LABEL_PRIORITY,
 )
-from apis.nodeslo import BlockCfg, CPUBurstPolicy
+from apis.nodeslo import BlockCfg, CPUBurstPolicy, IOCfg
 from apis.quantity import ZERO, Quantity, ResourceList
 
+S = TypeVar("S")
 T = TypeVar("T")
-
-_SHORT: Final = 4096
-_CACHED_SHORT_TEXTS: Final = 512
-_CACHED_LONG_TEXTS: Final = 4
-"""Of each kind of annotation: 1 MiB at worst."""
 
 
 def annotation_field(key: str) -> str:
@@ -52,41 +47,21 @@ def annotation_field(key: str) -> str:
     return f'metadata.annotations["{key}"]'
 
 
-def _parser(parse: Callable[[str], T]) -> Callable[[str, str], T]:
-    """Return (text, obj) -> value around a text parser, with caches of what texts mean.
-
-    That a text is bad is remembered too: finding the bad element costs more than good texts do, and
-    a bad annotation is asked about at every decision.
-    """
-
-    def outcome(text: str) -> T | InputError:
-        try:
-            return parse(text)
-        except InputError as error:
-            return error
-
-    of_short = lru_cache(maxsize=_CACHED_SHORT_TEXTS)(outcome)
-    of_long = lru_cache(maxsize=_CACHED_LONG_TEXTS)(outcome)
-
-    def run(text: str, obj: str) -> T:
-        found = of_short(text) if len(text) <= _SHORT else of_long(text)
-        if isinstance(found, InputError):
-            raise found.about(obj)
-        return found
-
-    return run
+def _unchanged(value: T) -> T:
+    return value
 
 
-def _json_parser(type_: type[T], key: str) -> Callable[[str], T]:
+def _parser(type_: type[S], key: str, finish: Callable[[S], T]) -> Callable[[str, str], T]:
+    """Return (text, obj) -> value for the annotation `key`, whose JSON is a `type_`."""
     decoder = field_decoder(type_)
     where = annotation_field(key)
-    return lambda text: decode_field(decoder, text, obj="", field=where)
+    return remembered(lambda text: decode_text(decoder, text, field=where), finish, field=where)
 
 
 # --- resource-status ---------------------------------------------------------------------------
 
 
-class NUMANodeResource(Wire, frozen=True):
+class NUMANodeResource(Embedded, frozen=True):
     node: Annotated[int, Meta(ge=0, le=1023)] = 0
     resources: ResourceList = field(default_factory=dict)
 
@@ -98,16 +73,12 @@ class ResourceStatus(Struct, frozen=True):
     numa_node_resources: tuple[NUMANodeResource, ...] = ()
 
 
-class _ResourceStatus(Wire, frozen=True):
+class _ResourceStatus(Embedded, frozen=True):
     cpuset: str = ""
     numa_node_resources: tuple[NUMANodeResource, ...] | None = None
 
 
-_decode_resource_status = _json_parser(_ResourceStatus, ANNOTATION_RESOURCE_STATUS)
-
-
-def _resource_status(text: str) -> ResourceStatus:
-    raw = _decode_resource_status(text)
+def _resource_status(raw: _ResourceStatus) -> ResourceStatus:
     try:
         cpus = CpuSet.parse(raw.cpuset)
     except ValueError as error:
@@ -120,7 +91,7 @@ def _resource_status(text: str) -> ResourceStatus:
     return ResourceStatus(cpus=cpus, numa_node_resources=raw.numa_node_resources or ())
 
 
-_parse_resource_status = _parser(_resource_status)
+_parse_resource_status = _parser(_ResourceStatus, ANNOTATION_RESOURCE_STATUS, _resource_status)
 
 
 def parse_resource_status(text: str, *, obj: str) -> ResourceStatus:
@@ -131,19 +102,19 @@ def parse_resource_status(text: str, *, obj: str) -> ResourceStatus:
 # --- extended-resource-spec --------------------------------------------------------------------
 
 
-class ExtendedResources(Wire, frozen=True):
+class ExtendedResources(Embedded, frozen=True):
     requests: ResourceList = field(default_factory=dict)
     limits: ResourceList = field(default_factory=dict)
 
 
-class ExtendedResourceSpec(Wire, frozen=True):
+class ExtendedResourceSpec(Embedded, frozen=True):
     """Batch and Mid resources of each container, by container name."""
 
     containers: dict[str, ExtendedResources] = field(default_factory=dict)
 
 
 _parse_extended_resource_spec = _parser(
-    _json_parser(ExtendedResourceSpec, ANNOTATION_EXTENDED_RESOURCE_SPEC)
+    ExtendedResourceSpec, ANNOTATION_EXTENDED_RESOURCE_SPEC, _unchanged
 )
 
 
@@ -155,7 +126,7 @@ def parse_extended_resource_spec(text: str, *, obj: str) -> ExtendedResourceSpec
 # --- QoS of one pod ----------------------------------------------------------------------------
 
 
-class PodCPUQOS(Wire, frozen=True):
+class PodCPUQOS(Embedded, frozen=True):
     """A pod's own CPU QoS; None leaves a field to the class."""
 
     enable: bool | None = None
@@ -164,7 +135,7 @@ class PodCPUQOS(Wire, frozen=True):
     core_expeller: bool | None = None
 
 
-_parse_cpu_qos = _parser(_json_parser(PodCPUQOS, ANNOTATION_CPU_QOS))
+_parse_cpu_qos = _parser(PodCPUQOS, ANNOTATION_CPU_QOS, _unchanged)
 
 
 def parse_cpu_qos(text: str, *, obj: str) -> PodCPUQOS:
@@ -188,7 +159,7 @@ class PodMemoryQOSPolicy(StrEnum):
 Factor = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class PodMemoryQOS(Wire, frozen=True):
+class PodMemoryQOS(Embedded, frozen=True):
     """A pod's own memory QoS; None leaves a field to the policy, and no policy is DEFAULT."""
 
     policy: PodMemoryQOSPolicy | None = None
@@ -207,7 +178,7 @@ class PodMemoryQOS(Wire, frozen=True):
     page_cache_reclaim_sync: bool | None = None
 
 
-_parse_memory_qos = _parser(_json_parser(PodMemoryQOS, ANNOTATION_MEMORY_QOS))
+_parse_memory_qos = _parser(PodMemoryQOS, ANNOTATION_MEMORY_QOS, _unchanged)
 
 
 def parse_memory_qos(text: str, *, obj: str) -> PodMemoryQOS:
@@ -215,7 +186,7 @@ def parse_memory_qos(text: str, *, obj: str) -> PodMemoryQOS:
     return _parse_memory_qos(text, obj)
 
 
-class PodCPUBurst(Wire, frozen=True):
+class PodCPUBurst(Embedded, frozen=True):
     """A pod's own CPU burst; None leaves a field to the node's strategy."""
 
     policy: CPUBurstPolicy | None = None
@@ -224,7 +195,7 @@ class PodCPUBurst(Wire, frozen=True):
     cfs_quota_burst_period_seconds: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
 
-_parse_cpu_burst = _parser(_json_parser(PodCPUBurst, ANNOTATION_CPU_BURST))
+_parse_cpu_burst = _parser(PodCPUBurst, ANNOTATION_CPU_BURST, _unchanged)
 
 
 def parse_cpu_burst(text: str, *, obj: str) -> PodCPUBurst:
@@ -232,11 +203,21 @@ def parse_cpu_burst(text: str, *, obj: str) -> PodCPUBurst:
     return _parse_cpu_burst(text, obj)
 
 
-class PodBlkIOQOS(Wire, frozen=True):
-    blocks: tuple[BlockCfg, ...] = ()
+class PodIOCfg(IOCfg, Embedded, frozen=True):
+    """`IOCfg` as an annotation has it."""
 
 
-_parse_blkio_qos = _parser(_json_parser(PodBlkIOQOS, ANNOTATION_BLKIO_QOS))
+class PodBlockCfg(BlockCfg, Embedded, frozen=True):
+    """`BlockCfg` as an annotation has it."""
+
+    io_cfg: PodIOCfg = field(name="ioCfg", default_factory=PodIOCfg)
+
+
+class PodBlkIOQOS(Embedded, frozen=True):
+    blocks: tuple[PodBlockCfg, ...] = ()
+
+
+_parse_blkio_qos = _parser(PodBlkIOQOS, ANNOTATION_BLKIO_QOS, _unchanged)
 
 
 def parse_blkio_qos(text: str, *, obj: str) -> PodBlkIOQOS:
@@ -251,16 +232,12 @@ class PodNetworkQOS(Struct, frozen=True):
     egress_limit_bits: int | None = None
 
 
-class _PodNetworkQOS(Wire, frozen=True):
+class _PodNetworkQOS(Embedded, frozen=True):
     ingress_limit: Quantity | None = None
     egress_limit: Quantity | None = None
 
 
-_decode_network_qos = _json_parser(_PodNetworkQOS, ANNOTATION_NETWORK_QOS)
-
-
-def _network_qos(text: str) -> PodNetworkQOS:
-    raw = _decode_network_qos(text)
+def _network_qos(raw: _PodNetworkQOS) -> PodNetworkQOS:
     for name, limit in (("ingressLimit", raw.ingress_limit), ("egressLimit", raw.egress_limit)):
         if limit is not None and limit < ZERO:
             raise InputError(
@@ -275,7 +252,7 @@ def _network_qos(text: str) -> PodNetworkQOS:
     )
 
 
-_parse_network_qos = _parser(_network_qos)
+_parse_network_qos = _parser(_PodNetworkQOS, ANNOTATION_NETWORK_QOS, _network_qos)
 
 
 def parse_network_qos(text: str, *, obj: str) -> PodNetworkQOS:
@@ -288,36 +265,32 @@ def parse_network_qos(text: str, *, obj: str) -> PodNetworkQOS:
 PercentOf = Annotated[int, Meta(ge=0, le=100)]
 
 
-class SchemataConfig(Wire, frozen=True):
+class SchemataConfig(Embedded, frozen=True):
     """A share of a cache (`range`, two percents) or of memory bandwidth (`percent`, 0 = unset)."""
 
     percent: PercentOf = 0
     range: Annotated[tuple[PercentOf, ...], Meta(max_length=2)] = ()
 
 
-class SchemataPerCacheConfig(Wire, frozen=True):
+class SchemataPerCacheConfig(Embedded, frozen=True):
     cache_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="cacheID", default=0)
     percent: PercentOf = 0
     range: Annotated[tuple[PercentOf, ...], Meta(max_length=2)] = ()
 
 
-class ResctrlResource(Wire, frozen=True):
+class ResctrlResource(Embedded, frozen=True):
     schemata: SchemataConfig = SchemataConfig()
     schemata_per_cache: tuple[SchemataPerCacheConfig, ...] = ()
 
 
-class PodResctrl(Wire, frozen=True):
+class PodResctrl(Embedded, frozen=True):
     """A pod's own cache and memory bandwidth."""
 
     llc: ResctrlResource = ResctrlResource()
     mb: ResctrlResource = ResctrlResource()
 
 
-_decode_resctrl = _json_parser(PodResctrl, ANNOTATION_RESCTRL)
-
-
-def _resctrl(text: str) -> PodResctrl:
-    resctrl = _decode_resctrl(text)
+def _resctrl(resctrl: PodResctrl) -> PodResctrl:
     shares = [("llc.schemata", resctrl.llc.schemata.range)]
     shares += [
         (f"llc.schemataPerCache[{index}]", entry.range)
@@ -334,7 +307,7 @@ def _resctrl(text: str) -> PodResctrl:
     return resctrl
 
 
-_parse_resctrl = _parser(_resctrl)
+_parse_resctrl = _parser(PodResctrl, ANNOTATION_RESCTRL, _resctrl)
 
 
 def parse_resctrl(text: str, *, obj: str) -> PodResctrl:
@@ -371,12 +344,9 @@ def parse_oom_score_adj(text: str, *, obj: str) -> int:
         raise error.about(obj) from None
 
 
-_decode_oom_score_adj_spec = _json_parser(dict[str, Any], ANNOTATION_OOM_SCORE_ADJ_SPEC)
-
-
-def _oom_score_adj_spec(text: str) -> Mapping[str, int | InputError]:
+def _oom_score_adj_spec(written: dict[str, Any]) -> Mapping[str, int | InputError]:
     scores: dict[str, int | InputError] = {}
-    for name, value in _decode_oom_score_adj_spec(text).items():
+    for name, value in written.items():
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if is_number and _LEAST_OOM_SCORE <= value <= _MOST_OOM_SCORE:
             scores[name] = value
@@ -390,7 +360,9 @@ def _oom_score_adj_spec(text: str) -> Mapping[str, int | InputError]:
     return MappingProxyType(scores)
 
 
-_parse_oom_score_adj_spec = _parser(_oom_score_adj_spec)
+_parse_oom_score_adj_spec = _parser(
+    dict[str, Any], ANNOTATION_OOM_SCORE_ADJ_SPEC, _oom_score_adj_spec
+)
 
 
 def parse_oom_score_adj_spec(text: str, *, obj: str) -> Mapping[str, int | InputError]:
@@ -401,7 +373,7 @@ def parse_oom_score_adj_spec(text: str, *, obj: str) -> Mapping[str, int | Input
     return _parse_oom_score_adj_spec(text, obj)
 
 
-_parse_eviction_policy = _parser(_json_parser(tuple[str, ...], ANNOTATION_EVICTION_POLICY))
+_parse_eviction_policy = _parser(tuple[str, ...], ANNOTATION_EVICTION_POLICY, _unchanged)
 
 
 def parse_eviction_policy(text: str, *, obj: str) -> frozenset[str]:

@@ -1,79 +1,67 @@
 """Plain JSON brought into the shape of a wire type without filling in what it does not say.
 
 Configuration is merged sparse: a key that is absent must stay absent. `conform` keeps the members
-that a type knows (their names match in any letter case, as Go's decoder matches them), drops the
-rest and null, prints quantities canonically, and leaves everything else as it was written. An empty
-text where one of some words is expected says nothing, as in Go, which leaves it out.
+that a type knows, drops the rest and null, prints quantities canonically, and leaves everything
+else as it was written. An empty text where one of some words is expected says nothing, as in Go,
+which leaves it out.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
 
+from apis.expected import choices, type_info
+from apis.members import respell
 from apis.quantity import Quantity, parse_quantity
 
 
-def conform(plain: dict[str, Any], type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the members of `plain` that `type_` knows, spelled as it spells them.
+class Conformed(NamedTuple):
+    """tree: the known members; unknown: names the others, "" for none (`members.Respelt`)."""
 
-    Values are not checked here; decode the result to check it.
+    tree: dict[str, Any]
+    unknown: str
+
+
+def conform(plain: dict[str, Any], type_: type[msgspec.Struct]) -> Conformed:
+    """Return the members of `plain` that `type_` knows, spelt as it spells them.
+
+    Names match as `apis.members` says. Values are not checked; decode the result to check them.
     """
-    members = _members(type_)
-    result: dict[str, Any] = {}
-    for key, value in plain.items():
-        if value is None:
-            continue
-        found = members.get(key) or members.get(key.lower())
-        if found is not None:
-            name, member = found
-            if value == "" and _is_choice(member):
-                continue
-            # An exact name wins over one that matches only in another letter case.
-            if key == name or name not in result:
-                result[name] = _value(value, member)
-    return result
-
-
-@lru_cache(maxsize=256)
-def _members(type_: type[msgspec.Struct]) -> dict[str, tuple[str, inspect.Type]]:
-    info = inspect.type_info(type_)
-    assert isinstance(info, inspect.StructType)
-    members: dict[str, tuple[str, inspect.Type]] = {}
-    for member in info.fields:
-        members.setdefault(member.encode_name.lower(), (member.encode_name, member.type))
-    for member in info.fields:
-        members[member.encode_name] = (member.encode_name, member.type)
-    return members
-
-
-def _is_choice(type_: inspect.Type) -> bool:
-    return isinstance(_bare(type_), inspect.EnumType)
-
-
-def _bare(type_: inspect.Type) -> inspect.Type:
-    while isinstance(type_, inspect.Metadata):
-        type_ = type_.type
-    return type_
+    found = respell(plain, type_)
+    return Conformed(_value(found.tree, type_info(type_)), found.unknown)
 
 
 def _value(value: Any, type_: inspect.Type) -> Any:
-    type_ = _bare(type_)
-    if isinstance(type_, inspect.UnionType):
-        inner = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
-        return _value(value, inner[0]) if len(inner) == 1 else value
-    if isinstance(type_, inspect.StructType) and isinstance(value, dict):
-        return conform(value, type_.cls)
-    if isinstance(type_, inspect.VarTupleType) and isinstance(value, list):
-        return [_value(member, type_.item_type) for member in value]
-    if isinstance(type_, inspect.DictType) and isinstance(value, dict):
-        return {key: _value(member, type_.value_type) for key, member in value.items()}
-    if isinstance(type_, inspect.CustomType) and type_.cls is Quantity:
+    kinds = choices(type_)
+    if isinstance(value, dict):
+        for kind in kinds:
+            if isinstance(kind, inspect.StructType):
+                return _members(value, kind)
+            if isinstance(kind, inspect.DictType):
+                return {key: _value(each, kind.value_type) for key, each in value.items()}
+    if isinstance(value, list):
+        for kind in kinds:
+            if isinstance(kind, inspect.VarTupleType):
+                return [_value(each, kind.item_type) for each in value]
+    if any(isinstance(kind, inspect.CustomType) and kind.cls is Quantity for kind in kinds):
         try:
             return str(parse_quantity(value))
         except (TypeError, ValueError):
             return value
     return value
+
+
+def _members(value: dict[str, Any], type_: inspect.StructType) -> dict[str, Any]:
+    types = {field.encode_name: field.type for field in type_.fields}
+    return {
+        name: _value(member, types[name])
+        for name, member in value.items()
+        if not (member == "" and _is_choice(types[name]))
+    }
+
+
+def _is_choice(type_: inspect.Type) -> bool:
+    return any(isinstance(kind, inspect.EnumType) for kind in choices(type_))

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Final
 
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import LARGEST_ANNOTATION, Wire, decode_optional_field, field_decoder, json_decoder
+from apis.decode import (
+    Decoded,
+    Embedded,
+    Wire,
+    decode_text,
+    field_decoder,
+    json_decoder,
+    remembered,
+)
 from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from apis.meta import REQUIRED, Int32, StatusCondition
@@ -93,12 +100,16 @@ decode_device: Final = json_decoder(Device)
 # --- the annotation device-allocated -----------------------------------------------------------
 
 
-class DeviceAllocationExtension(Wire, frozen=True):
-    vfs: tuple[VirtualFunction, ...] = ()
+class AllocatedFunction(VirtualFunction, Embedded, frozen=True, omit_defaults=False):
+    """`VirtualFunction` as an annotation has it."""
+
+
+class DeviceAllocationExtension(Embedded, frozen=True):
+    vfs: tuple[AllocatedFunction, ...] = ()
     gpu_shared_resource_template: str = ""
 
 
-class DeviceAllocation(Wire, frozen=True):
+class DeviceAllocation(Embedded, frozen=True):
     """One device, or a share of it, that a pod may use. `id` is a UUID or a PCI address."""
 
     minor: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -111,30 +122,18 @@ DeviceAllocations = Mapping[str, tuple[DeviceAllocation, ...]]
 """Device type ("gpu", "rdma", ...) -> allocations in the order that they were written."""
 
 _FIELD: Final = f'metadata.annotations["{ANNOTATION_DEVICE_ALLOCATED}"]'
-_decode_allocations = field_decoder(dict[str, tuple[DeviceAllocation, ...]])
-_LARGEST_CACHED: Final = 4096
+_decoder = field_decoder(dict[str, tuple[DeviceAllocation, ...]])
 _MOST_DEVICES: Final = 1024
+"""Of one type; no machine has as many, and each costs work while a container is created."""
 
 
-def parse_device_allocated(text: str, *, obj: str) -> DeviceAllocations:
-    """Return the devices of a pod from its `device-allocated` annotation.
-
-    `obj` names the pod in errors. Raises InputError. Results of short texts are cached.
-    """
-    try:
-        if len(text) <= _LARGEST_CACHED:
-            return _cached_allocations(text)
-        return _allocations(text)
-    except InputError as error:
-        raise error.about(obj) from None
+def _decode_allocations(text: str) -> Decoded[dict[str, tuple[DeviceAllocation, ...]]]:
+    if text.strip() == "null":
+        return Decoded({})
+    return decode_text(_decoder, text, field=_FIELD)
 
 
-def _allocations(text: str) -> DeviceAllocations:
-    if len(text) > LARGEST_ANNOTATION:
-        raise InputError(
-            obj="", field=_FIELD, value=text, problem=f"longer than {LARGEST_ANNOTATION} bytes"
-        )
-    devices = decode_optional_field(_decode_allocations, text, obj="", field=_FIELD) or {}
+def _bounded(devices: dict[str, tuple[DeviceAllocation, ...]]) -> DeviceAllocations:
     for kind, allocations in devices.items():
         if len(allocations) > _MOST_DEVICES:
             raise InputError(
@@ -146,4 +145,12 @@ def _allocations(text: str) -> DeviceAllocations:
     return MappingProxyType(devices)
 
 
-_cached_allocations = lru_cache(maxsize=512)(_allocations)
+_parse_allocations = remembered(_decode_allocations, _bounded, field=_FIELD)
+
+
+def parse_device_allocated(text: str, *, obj: str) -> DeviceAllocations:
+    """Return the devices of a pod from its `device-allocated` annotation.
+
+    `obj` names the pod in errors. Raises InputError.
+    """
+    return _parse_allocations(text, obj)

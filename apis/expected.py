@@ -38,28 +38,29 @@ def problem_of(message: str, root: Any, steps: Sequence[str | int], value: Any) 
         return message
     if missing is not None:
         return f"{missing[1]} is missing"
-    wanted = _at(_type_info(root), steps)
-    choices = () if wanted is None else _choices(wanted)
-    words = " or ".join(dict.fromkeys(_words(each) for each in choices)) or "another value"
+    wanted = _at(type_info(root), steps)
+    taken = () if wanted is None else choices(wanted)
+    words = " or ".join(dict.fromkeys(_words(each) for each in taken)) or "another value"
     kind = _kind(value)
-    same = not kind or any(_words(each).startswith(kind) for each in choices)
-    if kind == _TEXT and any(isinstance(each, inspect.EnumType) for each in choices):
+    same = not kind or any(_words(each).startswith(kind) for each in taken)
+    if kind == _TEXT and any(isinstance(each, inspect.EnumType) for each in taken):
         same = True
     return f"expected {words}" + ("" if same else f", got {kind}")
 
 
 def members_of(root: Any, steps: Sequence[str | int]) -> list[str]:
     """Return the names of the fields of what stands at `steps` of a `root`, none if not known."""
-    found = _at(_type_info(root), steps)
+    found = _at(type_info(root), steps)
     return [
         field.encode_name
-        for each in (() if found is None else _choices(found))
+        for each in (() if found is None else choices(found))
         if isinstance(each, inspect.StructType)
         for field in each.fields
     ]
 
 
-_type_info = lru_cache(maxsize=64)(inspect.type_info)
+type_info = lru_cache(maxsize=256)(inspect.type_info)
+"""Describe a type; 256 is above the number of types in `apis` and `cluster`."""
 
 
 def _kind(value: Any) -> str:
@@ -72,12 +73,13 @@ def _at(type_: inspect.Type | None, steps: Sequence[str | int]) -> inspect.Type 
         if type_ is None:
             return None
         type_ = next(
-            (inner for each in _choices(type_) if (inner := _member(each, step)) is not None), None
+            (inner for each in choices(type_) if (inner := _member(each, step)) is not None), None
         )
     return type_
 
 
-def _choices(type_: inspect.Type) -> tuple[inspect.Type, ...]:
+def choices(type_: inspect.Type) -> tuple[inspect.Type, ...]:
+    """Return the types that a value of `type_` may have, without null and without constraints."""
     while isinstance(type_, inspect.Metadata):
         type_ = type_.type
     if isinstance(type_, inspect.UnionType):
@@ -85,7 +87,7 @@ def _choices(type_: inspect.Type) -> tuple[inspect.Type, ...]:
             choice
             for each in type_.types
             if not isinstance(each, inspect.NoneType)
-            for choice in _choices(each)
+            for choice in choices(each)
         )
     return (type_,)
 

@@ -11,13 +11,13 @@ from typing import Final
 
 from msgspec import field
 
-from apis.decode import Wire, canonical_json, decode_field, field_decoder
+from apis.decode import Embedded, canonical_json, decode_field, field_decoder
 from apis.meta import parse_time
 
 ANNOTATION_RESOURCE_EXPLANATION: Final = "node.koordinator.sh/resource-explanation"
 
 
-class Term(Wire, frozen=True):
+class Term(Embedded, frozen=True):
     """One summand or bound. value: milli-cores or bytes; at: when its source last changed."""
 
     name: str
@@ -26,7 +26,7 @@ class Term(Wire, frozen=True):
     at: str | None = None
 
 
-class Explanation(Wire, frozen=True):
+class Explanation(Embedded, frozen=True):
     """How one resource of a node came about."""
 
     formula: str
@@ -35,7 +35,7 @@ class Explanation(Wire, frozen=True):
     note: str = ""
 
 
-class NodeExplanation(Wire, frozen=True):
+class NodeExplanation(Embedded, frozen=True):
     """Resource name -> explanation."""
 
     resources: dict[str, Explanation] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.conform import conform
-from apis.decode import decode_object, parse_json_object
+from apis.decode import decode_object, embedded_object
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_COLOCATION_STRATEGY,
@@ -71,8 +71,13 @@ def node_colocation(
     where = f'metadata.annotations["{ANNOTATION_COLOCATION_STRATEGY}"]'
     if text:
         try:
-            said = parse_json_object(text, obj=f"Node {name} {where}", largest=LARGEST_KEY)
-            merged = overlay(sparse, conform(said, ColocationStrategy))
+            said = embedded_object(text, obj=f"Node {name} {where}", largest=LARGEST_KEY)
+            conformed = conform(said, ColocationStrategy)
+            if conformed.unknown:
+                problems.append(
+                    f"Node {name} {where}: unknown members are ignored: {conformed.unknown}"
+                )
+            merged = overlay(sparse, conformed.tree)
             checked = decode_object(merged, ColocationStrategy, obj=f"Node {name} {where}")
             check_durations(checked, obj=f"Node {name} {where}")
             sparse = merged
@@ -203,4 +208,4 @@ def with_server_defaults(spec: Sparse) -> Sparse:
 
 def conform_node_slo(spec: Sparse) -> Sparse:
     """Return a stored spec in the spelling of `node_slo_spec`, to compare the two."""
-    return with_server_defaults(conform(spec, NodeSLOSpec))
+    return with_server_defaults(conform(spec, NodeSLOSpec).tree)

@@ -8,13 +8,14 @@ lists replace. Source: api.md section 21.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
 
 from apis.conform import conform
-from apis.decode import Wire, decode_object, parse_json_object
+from apis.decode import Wire, decode_object, embedded_object
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     CONFIG_COLOCATION,
@@ -26,6 +27,7 @@ from apis.keys import (
     CONFIG_RESOURCE_THRESHOLD,
     CONFIG_SYSTEM,
 )
+from apis.members import named_members, respell, unknown_phrase
 from apis.meta import LabelSelector, matches, parse_duration, selector_problem
 from apis.nodeslo import (
     CPUBurstStrategy,
@@ -160,15 +162,26 @@ class SLOConfig(msgspec.Struct, frozen=True):
     resource_amplification: Strategies[Sparse] = Strategies({})
 
 
+class Effect(StrEnum):
+    """What follows from a problem; the text is meant for people."""
+
+    KEY_KEPT = "the last good value stays in force"
+    CLUSTER_STRATEGY = "the cluster strategy applies"
+    IGNORED = "ignored"
+
+
+UNKNOWN_MEMBER: Final = "UnknownMember"
+"""Reason of the event about members that no field matches."""
+
+
 class ConfigProblem(msgspec.Struct, frozen=True):
-    """Why a key, or one entry of it, is not in force."""
+    """What of a key is not in force: all of it, one entry, or members that are not known."""
 
     key: str
     reason: str
-    """Reason of the event: which family of keys could not be read."""
+    """Reason of the event: which family of keys could not be read, or `UNKNOWN_MEMBER`."""
     message: str
-    kept_old: bool
-    """Whether the whole key kept its last good value (else one entry took the cluster's)."""
+    effect: Effect
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -290,93 +303,118 @@ def load_slo_config(
         if text is None or (key.empty_is_absent and not text):
             changes[key.member] = Strategies(key.defaults)
             continue
+        found = _Problems(key)
         try:
-            changes[key.member], dropped = _load(key, text, obj=obj)
+            changes[key.member] = _load(key, text, found, obj=obj)
         except (InputError, InputErrors) as error:
             changes[key.member] = getattr(old, key.member)
-            problems.append(ConfigProblem(key.name, key.reason, str(error), kept_old=True))
+            problems.append(ConfigProblem(key.name, key.reason, str(error), Effect.KEY_KEPT))
         else:
-            problems += [
-                ConfigProblem(key.name, key.reason, problem, kept_old=False) for problem in dropped
-            ]
+            problems += found.problems
     return SLOConfig(**changes), problems
 
 
-def _load(key: _Key, text: str, *, obj: str) -> tuple[Strategies[Sparse], list[str]]:
+class _Problems:
+    """Collects what of one key is not in force while the rest of it is."""
+
+    def __init__(self, key: _Key) -> None:
+        self._key = key
+        self.problems: list[ConfigProblem] = []
+
+    def entry(self, message: str) -> None:
+        """Note that an entry takes the cluster's strategy."""
+        key = self._key
+        self.problems.append(ConfigProblem(key.name, key.reason, message, Effect.CLUSTER_STRATEGY))
+
+    def unknown(self, place: str, unknown: str) -> None:
+        """Note members that no field matches, if there are any."""
+        if unknown:
+            message = f"{place}: unknown members: {unknown}"
+            problem = ConfigProblem(self._key.name, UNKNOWN_MEMBER, message, Effect.IGNORED)
+            self.problems.append(problem)
+
+
+def _load(key: _Key, text: str, found: _Problems, *, obj: str) -> Strategies[Sparse]:
     where = f"{obj} data[{key.name}]"
-    plain = parse_json_object(text, obj=where, largest=LARGEST_KEY)
-    said = plain if key.cluster_in is None else _member(plain, key.cluster_in)
-    if said is None:
-        said = {}
-    if not isinstance(said, dict):
-        raise InputError(
-            obj=where, field=key.cluster_in or "", value=said, problem="expected an object"
-        )
-    cluster: Sparse = overlay(key.defaults, conform(said, key.type))
+    plain = embedded_object(text, obj=where, largest=LARGEST_KEY)
+    frame = [key.entries_in] if key.cluster_in is None else [key.cluster_in, key.entries_in]
+    members, others = named_members(plain, frame)
+    said, said_at = others, where
+    if key.cluster_in is not None:
+        said, said_at = members.get(key.cluster_in, {}), f"{where}.{key.cluster_in}"
+        found.unknown(where, unknown_phrase(others, frame))
+        if not isinstance(said, dict):
+            raise InputError(
+                obj=where, field=key.cluster_in, value=said, problem="expected an object"
+            )
+    conformed = conform(said, key.type)
+    found.unknown(said_at, conformed.unknown)
+    cluster: Sparse = overlay(key.defaults, conformed.tree)
     _check(key, cluster, obj=where)
-    raw_entries = _member(plain, key.entries_in)
-    if raw_entries is None:
-        raw_entries = []
+    raw_entries = members.get(key.entries_in, [])
     if not isinstance(raw_entries, list):
         raise InputError(
             obj=where, field=key.entries_in, value=raw_entries, problem="expected a list"
         )
     entries: list[NodeEntry[Sparse]] = []
-    problems: list[str] = []
     for index, raw in enumerate(raw_entries):
         place = f"{where}.{key.entries_in}[{index}]"
+        frame_of_entry, said = (
+            named_members(raw, _ENTRY_FRAME) if isinstance(raw, dict) else ({}, raw)
+        )
         try:
-            entries.append(_entry(key, raw, cluster, obj=place))
+            selector: LabelSelector | None = None
+            selector = _selector(frame_of_entry.get("nodeSelector"), found, obj=place)
+            entries.append(_entry(key, said, frame_of_entry, selector, cluster, found, obj=place))
         except (InputError, InputErrors) as error:
-            problems.append(str(error))
-            selector = _selector(raw, obj=place, problems=problems)
-            name = raw.get("name") if isinstance(raw, dict) else None
+            found.entry(str(error))
+            name = frame_of_entry.get("name")
             entries.append(NodeEntry(str(name or f"#{index}"), selector, cluster))
-    return Strategies(cluster, tuple(entries)), problems
+    return Strategies(cluster, tuple(entries))
 
 
-def _entry(key: _Key, raw: Any, cluster: Sparse, *, obj: str) -> NodeEntry[Sparse]:
-    if not isinstance(raw, dict):
-        raise InputError(obj=obj, field="(entry)", value=raw, problem="expected an object")
-    name = raw.get("name") or ""
+_ENTRY_FRAME: Final = ("name", "nodeSelector")
+"""Members of a node entry that stand beside its strategy's."""
+
+
+def _entry(
+    key: _Key,
+    said: Any,
+    frame: Mapping[str, Any],
+    selector: LabelSelector | None,
+    cluster: Sparse,
+    found: _Problems,
+    *,
+    obj: str,
+) -> NodeEntry[Sparse]:
+    if not isinstance(said, dict):
+        raise InputError(obj=obj, field="(entry)", value=said, problem="expected an object")
+    name = frame.get("name", "")
     if not isinstance(name, str):
         raise InputError(obj=obj, field="name", value=name, problem="expected a text")
-    problems: list[str] = []
-    selector = _selector(raw, obj=obj, problems=problems)
-    if problems:
-        raise InputError(
-            obj=obj, field="nodeSelector", value=raw.get("nodeSelector"), problem=problems[0]
-        )
-    said = conform(raw, key.type)
-    strategy: Sparse = said if key.entries_replace else overlay(cluster, said)
+    conformed = conform(said, key.type)
+    found.unknown(obj, conformed.unknown)
+    strategy: Sparse = conformed.tree
+    if not key.entries_replace:
+        strategy = overlay(cluster, strategy)
     _check(key, strategy, obj=obj)
     return NodeEntry(name, selector, strategy)
 
 
-def _selector(raw: Any, *, obj: str, problems: list[str]) -> LabelSelector | None:
-    plain = _member(raw, "nodeSelector") if isinstance(raw, dict) else None
+def _selector(plain: Any, found: _Problems, *, obj: str) -> LabelSelector | None:
     if plain is None:
         return None
-    try:
-        selector = decode_object({"s": plain}, _Selector, obj=obj).s
-    except InputErrors as error:
-        problems.append(str(error))
-        return None
+    spelt = respell(plain, LabelSelector)
+    found.unknown(f"{obj}.nodeSelector", spelt.unknown)
+    selector = decode_object({"nodeSelector": spelt.tree}, _Selector, obj=obj).node_selector
     problem = selector_problem(selector)
     if problem:
-        problems.append(problem)
-        return None
+        raise InputError(obj=obj, field="nodeSelector", value=plain, problem=problem)
     return selector
 
 
 class _Selector(Wire, frozen=True):
-    s: LabelSelector
-
-
-def _member(plain: Mapping[str, Any], name: str) -> Any:
-    if name in plain:
-        return plain[name]
-    return next((value for key, value in plain.items() if key.lower() == name.lower()), None)
+    node_selector: LabelSelector
 
 
 def _check(key: _Key, strategy: Sparse, *, obj: str) -> None:

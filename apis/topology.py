@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from apis.core import ObjectMeta
 from apis.cpuset import NO_CPUS, CpuSet
-from apis.decode import Wire, decode_optional_field, field_decoder, json_decoder
+from apis.decode import Embedded, Wire, decode_optional_field, field_decoder, json_decoder
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
@@ -100,7 +100,7 @@ class SystemQOSResource(Struct, frozen=True):
     cpuset_exclusive: bool
 
 
-class CPUBasicInfo(Wire, frozen=True):
+class CPUBasicInfo(Embedded, frozen=True):
     cpu_model: str = ""
     hyper_thread_enabled: bool = False
     turbo_enabled: bool = False
@@ -108,18 +108,18 @@ class CPUBasicInfo(Wire, frozen=True):
     vendor_id: str = field(name="vendorID", default="")
 
 
-class CPUInfo(Wire, frozen=True, omit_defaults=False):
+class CPUInfo(Embedded, frozen=True, omit_defaults=False):
     id: CpuNumber
     core: CpuNumber
     socket: CpuNumber
     node: CpuNumber
 
 
-class CPUTopology(Wire, frozen=True, omit_defaults=False):
+class CPUTopology(Embedded, frozen=True, omit_defaults=False):
     detail: tuple[CPUInfo, ...] = ()
 
 
-class PodCPUAlloc(Wire, frozen=True):
+class PodCPUAlloc(Embedded, frozen=True):
     namespace: str = ""
     name: str = ""
     uid: str = ""
@@ -141,25 +141,25 @@ class NodeReservation(Struct, frozen=True):
         return {**self.resources, "cpu": Quantity.of(len(self.reserved_cpus))}
 
 
-class _Pool(Wire, frozen=True):
+class _Pool(Embedded, frozen=True):
     socket: CpuNumber = 0
     node: CpuNumber = 0
     cpuset: str = ""
 
 
-class _CPUManagerPolicy(Wire, frozen=True):
+class _CPUManagerPolicy(Embedded, frozen=True):
     policy: str = ""
     options: dict[str, str] = field(default_factory=dict)
     reserved_cpus: str = field(name="reservedCPUs", default="")
 
 
-class _NodeReservation(Wire, frozen=True):
+class _NodeReservation(Embedded, frozen=True):
     resources: ResourceList = field(default_factory=dict)
     reserved_cpus: str = field(name="reservedCPUs", default="")
     apply_policy: str = ""
 
 
-class _SystemQOS(Wire, frozen=True):
+class _SystemQOS(Embedded, frozen=True):
     cpuset: str = ""
     cpuset_exclusive: bool | None = None
 

@@ -14,7 +14,7 @@ from typing import Final
 from apis.core import ConfigMap
 from apis.keys import CONFIG_COLOCATION
 from apis.meta import ObjectReference
-from apis.slo_config import MEMBERS, ConfigProblem, SLOConfig, load_slo_config
+from apis.slo_config import MEMBERS, ConfigProblem, Effect, SLOConfig, load_slo_config
 from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.events import EventRecorder
@@ -91,7 +91,7 @@ class SLOConfigSource:
         self.config, problems = load_slo_config(
             config_map.data, old=old, obj=f"ConfigMap {meta.namespace}/{meta.name}"
         )
-        kept = {problem.key for problem in problems if problem.kept_old}
+        kept = {problem.key for problem in problems if problem.effect is Effect.KEY_KEPT}
         # A key is known once it loaded; before the first load none had been looked at.
         first = self._loaded_keys
         self._loaded_keys = first | (set(MEMBERS) - kept)
@@ -128,6 +128,5 @@ class SLOConfigSource:
             api_version="v1", kind="ConfigMap", namespace=namespace, name=name, uid=uid
         )
         for problem in problems:
-            kept = "the last good value stays in force" if problem.kept_old else "cluster strategy"
-            _log.warning("%s: %s (%s)", problem.key, problem.message, kept)
-            self._events.warning(about, problem.reason, f"{problem.message} ({kept})")
+            _log.warning("%s: %s (%s)", problem.key, problem.message, problem.effect)
+            self._events.warning(about, problem.reason, f"{problem.message} ({problem.effect})")

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from apis.core import Node
-from apis.decode import canonical_json, decode_field, field_decoder
+from apis.decode import Embedded, canonical_json, decode_field, field_decoder
 from apis.device import Device
 from apis.errors import InputError
 from apis.explanation import (
@@ -71,13 +71,14 @@ BATCH: Final = (BATCH_CPU, BATCH_MEMORY)
 _MID: Final = (MID_CPU, MID_MEMORY)
 
 
-class _ThirdParty(msgspec.Struct):
+class _ThirdParty(Embedded, frozen=True):
+    name: str = ""
     priority: str = ""
     resources: ResourceList = msgspec.field(default_factory=dict)
 
 
-class _ThirdPartyAllocations(msgspec.Struct):
-    allocations: list[_ThirdParty] = msgspec.field(default_factory=list)
+class _ThirdPartyAllocations(Embedded, frozen=True):
+    allocations: tuple[_ThirdParty, ...] = ()
 
 
 _decode_third_party = field_decoder(_ThirdPartyAllocations)

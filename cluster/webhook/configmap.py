@@ -16,7 +16,7 @@ from apis.decode import decode_object
 from apis.meta import LabelSelector, matches
 from apis.nodeslo import bandwidth_bits
 from apis.quantity import parse_quantity
-from apis.slo_config import MEMBERS, SLOConfig, Strategies, load_slo_config
+from apis.slo_config import MEMBERS, Effect, SLOConfig, Strategies, load_slo_config
 from cluster.webhook.node import reason_text
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
@@ -115,7 +115,7 @@ class ConfigMapAdmission:
             data, old=SLOConfig(), obj=f"ConfigMap {self._namespace}/{self._name}"
         )
         for found in problems:
-            if found.key in keys:
+            if found.key in keys and found.effect is not Effect.IGNORED:
                 reason = PARSE_FAIL if "not valid JSON" in found.message else INVALID
                 return reason_text(reason, found.message)
         for key, member in MEMBERS.items():

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import msgspec
 
 from apis.core import ConfigMap
-from apis.decode import decode_field, field_decoder
+from apis.decode import Embedded, decode_field, field_decoder
 from apis.errors import InputError
 from kube.cache import Cache, Change, Event
 
 _log = logging.getLogger(__name__)
 
 
-class Rule(msgspec.Struct, frozen=True, rename="camel"):
+class Rule(Embedded, frozen=True):
     name: str = ""
     required_labels: tuple[str, ...] = ()
     namespace_whitelist: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apis.annotations import _parser
+from apis.decode import Decoded, remembered
 from apis.errors import InputError
 
 
@@ -12,11 +12,11 @@ from apis.errors import InputError
 def test_a_bad_text_is_judged_once_and_named_for_each_pod(length: int) -> None:
     judged: list[str] = []
 
-    def judge(text: str) -> int:
+    def judge(text: str) -> Decoded[int]:
         judged.append(text)
         raise InputError(obj="", field="metadata.annotations", value=text, problem="is bad")
 
-    parse = _parser(judge)
+    parse = remembered(judge, int, field="x")
     text = "x" * length
     for obj in ("Pod default/a", "Pod default/b", "Pod default/a"):
         with pytest.raises(InputError, match="is bad") as caught:
@@ -29,10 +29,10 @@ def test_a_bad_text_is_judged_once_and_named_for_each_pod(length: int) -> None:
 def test_a_good_text_is_parsed_once(length: int) -> None:
     parsed: list[str] = []
 
-    def measure(text: str) -> int:
+    def measure(text: str) -> Decoded[int]:
         parsed.append(text)
-        return len(text)
+        return Decoded(len(text))
 
-    parse = _parser(measure)
+    parse = remembered(measure, int, field="x")
     assert [parse("x" * length, "Pod default/a") for _ in range(3)] == [length] * 3
     assert len(parsed) == 1

@@ -167,16 +167,41 @@ def test_a_removed_key_returns_to_its_default() -> None:
     assert spec(config)["cpuBurstStrategy"]["policy"] == "none"
 
 
-def test_letter_case_of_keys_does_not_matter_and_unknown_keys_are_dropped() -> None:
+def test_letter_case_of_members_does_not_matter_and_unknown_ones_are_named() -> None:
     config, problems = load(
         resource_qos_config={
             "ClusterStrategy": {
                 "BEClass": {"CPUQoS": {"Enable": True, "groupidentity": -1}},
                 "other": 1,
-            }
-        }
+            },
+            "nodestrategys": [],
+        },
+        colocation_config={
+            "Enable": True,
+            "enabled": False,
+            "NodeConfigs": [
+                {
+                    "Name": "db",
+                    "NODESELECTOR": {"matchlabels": {"pool": "db"}, "matchNames": {}},
+                    "cpuReclaimThresholdPercent": 40,
+                    "cpuReclaimThreshold": 40,
+                }
+            ],
+        },
     )
-    assert problems == []
+    where = "ConfigMap koordinator-system/slo-controller-config data"
+    assert problems == [
+        f"{where}[colocation-config]: unknown members: enabled (did you mean enable?)",
+        f"{where}[colocation-config].nodeConfigs[0].nodeSelector: "
+        "unknown members: matchNames (did you mean matchLabels?)",
+        f"{where}[colocation-config].nodeConfigs[0]: unknown members: cpuReclaimThreshold "
+        "(did you mean cpuReclaimThresholdPercent or memoryReclaimThresholdPercent?)",
+        f"{where}[resource-qos-config]: unknown members: nodestrategys "
+        "(did you mean nodeStrategies?)",
+        f"{where}[resource-qos-config].clusterStrategy: unknown members: other",
+    ]
+    strategy, entry = config.colocation.of({"pool": "db"})
+    assert (entry, strategy["enable"], strategy["cpuReclaimThresholdPercent"]) == ("db", True, 40)
     assert spec(config)["resourceQOSStrategy"] == {
         "beClass": {"cpuQOS": {"enable": True, "groupIdentity": -1}}
     }

@@ -146,6 +146,31 @@ def entries(*strategies: dict[str, Any]) -> dict[str, Any]:
             },
             "exceed the bandwidth 1G",
         ),
+        ({"colocation_config": {"Enable": True, "enabled": 1}}, ""),
+        (
+            {
+                "system_config": {"clusterStrategy": {"totalNetworkBandwidth": "1G"}},
+                "resource_qos_config": {
+                    "clusterStrategy": {
+                        "lsClass": {"networkQOS": {"egressRequest": 70, "egressLimit": "900M"}},
+                        "beClass": {"networkQOS": {"egressRequest": "300M", "egressLimit": 50}},
+                    }
+                },
+            },
+            "",
+        ),
+        (
+            {
+                "system_config": {"clusterStrategy": {"totalNetworkBandwidth": "1G"}},
+                "resource_qos_config": {
+                    "clusterStrategy": {
+                        "lsClass": {"networkQOS": {"egressRequest": 71, "egressLimit": "900M"}},
+                        "beClass": {"networkQOS": {"egressRequest": "300M", "egressLimit": 50}},
+                    }
+                },
+            },
+            "requests of all classes exceed the bandwidth 1G",
+        ),
         (
             {
                 "resource_qos_config": {
