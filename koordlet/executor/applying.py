@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from koordlet.executor import node_wide, tasks
@@ -63,86 +64,98 @@ class Applier:
         try:
             self._table.journal.update(plan.records.values(), plan.forget, handed=plan.handed)
         except JournalError as error:
-            # Without the original on record nothing may be written: it could not be put back.
-            for write in plan.writes:
-                slot = self._table.slots.get(write.slot)
-                if slot is not None:
-                    slot.settled = None
-                    self._table.set_state(
-                        slot, State.FAILED, f"the journal cannot be written: {error}"
-                    )
-            return WriteReport(failed=len(plan.writes))
+            return self._not_journalled(plan, error)
         for slot in plan.done:
             self._table.let_go(slot)
         self._refill()
-        written = failed = deferred = restored = 0
-        refused = _Refused()
-        restored_slots: list[Slot] = []
-        paths: set[str] = set()
+        progress = _Progress()
         for index, write in enumerate(plan.writes):
             if pause is not None and index % SLICE == SLICE - 1:
                 pause()
-            slot = self._table.slots.get(write.slot)
-            if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
-                continue  # its widening step was refused in this pass
-            if slot is not None and (other := refused.before(write)):
-                slot.settled = None
-                if slot.retry_at <= self._refilled:  # else it was refused itself, and says why
-                    self._table.set_state(slot, State.BLOCKED, f"waits for {other}")
-                continue
-            if self._tokens < 1.0:
-                deferred += 1
-                if slot is not None:
-                    slot.settled = None
-                    self._table.set_state(slot, State.PENDING, "the write budget is used up")
-                continue
-            self._tokens -= 1.0
-            paths.add(write.path)
-            try:
-                self._perform(write)
-            except OSError as error:
-                self._note(slot, write, describe(error))
-                self._count_cookie(slot, "failed")
-                if slot is not None:
-                    slot.settled = None
-                    self._not_written(slot, error, write)
-                if error.errno not in GONE:
-                    failed += 1
-                    refused.add(write)
-                continue
-            written += 1
-            self._note(slot, write, "")
-            self._count_cookie(slot, "succeeded")
-            if slot is None:
-                continue
-            if write.act is Act.MKDIR and slot.resource is Resource.RESCTRL_SCHEMATA:
-                node_wide.note_made(self._table, slot, write.path)
-            if slot.file is not None:
-                if write.final and self._settle(slot, write):
-                    restored += 1
-                    restored_slots.append(slot)
-            elif write.act is Act.RMDIR:
-                # At once: whoever makes something of this name from now on is not us.
-                self._table.forget([slot.slot_key])
-                self._table.drop(slot)
-                restored += 1
-            elif write.final:
-                slot.failures = 0
-                slot.found = write.new
-                self._table.in_force(slot)
-        if restored_slots:
-            left = [self._files.left_for_idle(slot, self._table.slots) for slot in restored_slots]
-            keys = [
-                slot.slot_key for slot, one in zip(restored_slots, left, strict=True) if not one
-            ]
-            self._table.forget(keys, [one for one in left if one])
+            if self._may_go(write, progress):
+                self._carry_out(write, progress)
+        self._forget_restored(progress.restored)
         return WriteReport(
-            written=written,
-            failed=failed,
-            deferred=deferred,
-            restored=restored + len(plan.done),
-            paths=frozenset(paths),
+            written=progress.written,
+            failed=progress.failed,
+            deferred=progress.deferred,
+            restored=len(progress.restored) + progress.removed + len(plan.done),
+            paths=frozenset(progress.paths),
         )
+
+    def _not_journalled(self, plan: Plan, error: JournalError) -> WriteReport:
+        """Write nothing: without its original on record, no value could be put back."""
+        for write in plan.writes:
+            slot = self._table.slots.get(write.slot)
+            if slot is not None:
+                slot.look_again()
+                self._table.set_state(slot, State.FAILED, f"the journal cannot be written: {error}")
+        return WriteReport(failed=len(plan.writes))
+
+    def _may_go(self, write: PlannedWrite, progress: _Progress) -> bool:
+        """Tell whether a write may be tried now; takes it off the budget, or says why not."""
+        slot = self._table.slots.get(write.slot)
+        if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
+            return False  # its widening step was refused in this pass
+        if slot is not None and (other := progress.refused.before(write)):
+            slot.look_again()
+            if slot.retry_at <= self._refilled:  # else it was refused itself, and says why
+                self._table.set_state(slot, State.BLOCKED, f"waits for {other}")
+            return False
+        if self._tokens < 1.0:
+            progress.deferred += 1
+            if slot is not None:
+                slot.look_again()
+                self._table.set_state(slot, State.PENDING, "the write budget is used up")
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def _carry_out(self, write: PlannedWrite, progress: _Progress) -> None:
+        slot = self._table.slots.get(write.slot)
+        progress.paths.add(write.path)
+        try:
+            self._perform(write)
+        except OSError as error:
+            self._note(slot, write, describe(error))
+            self._count_cookie(slot, "failed")
+            if slot is not None:
+                slot.look_again()
+                self._not_written(slot, error, write)
+            if error.errno not in GONE:
+                progress.failed += 1
+                progress.refused.add(write)
+            return
+        progress.written += 1
+        self._note(slot, write, "")
+        self._count_cookie(slot, "succeeded")
+        if slot is not None:
+            self._written(slot, write, progress)
+
+    def _written(self, slot: Slot, write: PlannedWrite, progress: _Progress) -> None:
+        """Follow a write that the kernel took: read back, journal, state."""
+        if write.act is Act.MKDIR and slot.resource is Resource.RESCTRL_SCHEMATA:
+            node_wide.note_made(self._table, slot, write.path)
+        if slot.file is not None:
+            if write.final and self._settle(slot, write):
+                progress.restored.append(slot)
+        elif write.act is Act.RMDIR:
+            # At once: a thing of this name that is made from now on is not ours.
+            self._table.forget([slot.slot_key])
+            self._table.drop(slot)
+            progress.removed += 1
+        elif write.final:
+            slot.observe(write.new)
+            slot.accept()
+            self._table.in_force(slot)
+
+    def _forget_restored(self, restored: Sequence[Slot]) -> None:
+        """Take the records of restored files out of the journal."""
+        if not restored:
+            return
+        left = [self._files.left_for_idle(slot, self._table.slots) for slot in restored]
+        keys = [slot.slot_key for slot, one in zip(restored, left, strict=True) if not one]
+        self._table.forget(keys, [one for one in left if one])
 
     def fill_budget(self) -> None:
         """Allow a full burst of writes again: for an uninstall, which must not stop half-way."""
@@ -177,7 +190,7 @@ class Applier:
     def _note(self, slot: Slot | None, write: PlannedWrite, error: str) -> None:
         if slot is None:
             return
-        slot.writes.append(
+        slot.remember(
             WriteNote(self._wall_clock(), write.path, write.old, write.new, write.why, error)
         )
 
@@ -198,7 +211,7 @@ class Applier:
                 self._judge.unreadable(slot, error)
         elif error.errno in _UNSUPPORTED:
             self._table.set_state(slot, State.UNSUPPORTED, describe(error))
-            slot.retry_at = self._table.clock() + self._table.limits.max_backoff_s
+            slot.rest(self._table.clock() + self._table.limits.max_backoff_s)
         else:
             self._table.reject(slot, error, write.new)
             node_wide.explain_refusal(self._table, slot, write)
@@ -210,11 +223,10 @@ class Applier:
             raw = self._texts.host.read(slot.path)
             found = field_text(slot.file, self._texts.layout.version, raw)
         except (OSError, ValueError):
-            slot.settled = None
+            slot.look_again()
             return False
-        slot.found = found
-        slot.failures = 0
-        slot.settled = raw
+        slot.observe(found, raw)
+        slot.accept()
         if not self._texts.same(slot.file, write.new, found):
             self._take_odd(slot, found, write.new)
             return False
@@ -243,6 +255,22 @@ _BESIDE: Final[Mapping[Resource, Resource]] = {
     Resource.CPU_CFS_BURST: Resource.CPU_CFS_QUOTA,
 }
 """What is planned to follow which other resource of the same group."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one plan has come.
+
+    restored: slots of files whose originals stand again. removed: directories that we had made.
+    """
+
+    written: int = 0
+    failed: int = 0
+    deferred: int = 0
+    removed: int = 0
+    restored: list[Slot] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+    refused: _Refused = field(default_factory=lambda: _Refused())
 
 
 class _Refused:

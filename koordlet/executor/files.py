@@ -58,26 +58,26 @@ class FilePlanner:
         Raises ValueError when it cannot be one, OSError when what it depends on cannot be read.
         """
         assert slot.file is not None
-        slot.clamp = slot.note = slot.blocked_by = ""
-        slot.text = None
+        slot.aim(None)
         if slot.resource in (Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST):
-            slot.period_us = self._texts.period(slot)
+            slot.count_by(self._texts.period(slot))
         if slot.want is None:
             assert slot.restoring is not None
-            slot.text = self._originals.text(slot, slot.restoring)
-            if not slot.text and slot.file.codec is Codec.CPUS and self._texts.populated(slot):
+            text = self._originals.text(slot, slot.restoring)
+            if not text and slot.file.codec is Codec.CPUS and self._texts.populated(slot):
                 # The kernel takes no empty set from a group with tasks: all there is comes closest.
-                slot.text = self._texts.everything(slot)
-            number(slot.file, slot.text)  # a journal can be damaged as well
+                text = self._texts.everything(slot)
+            number(slot.file, text)  # a journal can be damaged as well
+            slot.aim(text)
             return
-        value, slot.note = in_range(slot.file, slot.want.value)
+        value, note = in_range(slot.file, slot.want.value)
         if isinstance(value, CpuSet) and self._texts.layout.version == 2:
             # v1's root group bounds a wish; v2 would refuse all of it for one that does not exist.
             there = CpuSet.parse(self._texts.everything(slot))
             if value & there and not value <= there:
-                slot.note = f"{value - there} is not there"
+                note = f"{value - there} is not there"
                 value = value & there
-        slot.text = self._texts.encode(slot, value)
+        slot.aim(self._texts.encode(slot, value), note=note)
 
     def plan(
         self, dirty: Sequence[Slot], slots: Mapping[SlotKey, Slot], plan: Plan, now: float
@@ -169,12 +169,13 @@ class FilePlanner:
         if burst.found is None or burst.text is None or burst.retry_at > now:
             return
         wanted, found = int(burst.text), int(burst.found)
-        burst.clamp = ""
+        clamp = ""
         if bounded and quota_us == UNLIMITED and burst.want is not None and wanted:
             # It would have no effect, and would make the next quota that kubelet sets fail.
-            wanted, burst.clamp = 0, "without a quota there is nothing to burst above"
+            wanted, clamp = 0, "without a quota there is nothing to burst above"
         elif bounded and quota_us != UNLIMITED and wanted > quota_us:
-            wanted, burst.clamp = quota_us, f"kept at the quota of {quota_us} µs"
+            wanted, clamp = quota_us, f"kept at the quota of {quota_us} µs"
+        burst.clamp_to(clamp)
         if wanted != found:
             self._originals.keep(burst, plan, str(wanted))
             plan.add(
@@ -244,10 +245,10 @@ class FilePlanner:
         if slot.resource is Resource.CPU_IDLE:
             out = writes.after if slot.text == "1" else writes.before
             if slot.text == "1" and not self._keep_weight(slot, slots, plan):
-                slot.blocked_by = "the weight, which idle takes away, cannot be read"
+                slot.block("the weight, which idle takes away, cannot be read")
                 return
         elif slot.resource is Resource.CPU_SHARES and self._idle_fixes_weight(slot, slots, plan):
-            slot.blocked_by = "cpu.idle is 1, which fixes the weight"
+            slot.block("cpu.idle is 1, which fixes the weight")
             return
         self._originals.keep(slot, plan, slot.text)
         plan.add(self._texts.write(slot, slot.text), out)

@@ -62,7 +62,7 @@ class Judge:
             if slot.retry_at > now:
                 continue
             if self._left_alone and (slot.place, slot.resource) in self._left_alone:
-                slot.settled = None
+                slot.look_again()
                 continue
             if not self._may_write(slot):
                 continue
@@ -75,13 +75,13 @@ class Judge:
                 continue
             assert slot.file is not None
             try:
-                slot.found = field_text(slot.file, version, raw)
-                number(slot.file, slot.found)
+                found = field_text(slot.file, version, raw)
+                number(slot.file, found)
             except ValueError as error:
-                slot.found = None
+                slot.lose_sight()
                 self._table.set_state(slot, State.FAILED, f"unreadable content: {error}")
                 continue
-            slot.settled = raw
+            slot.observe(found, raw)
             dirty.append(slot)
         return dirty
 
@@ -107,7 +107,7 @@ class Judge:
         return False
 
     def unreadable(self, slot: Slot, error: OSError) -> None:
-        slot.settled = slot.found = None
+        slot.lose_sight()
         if error.errno not in GONE:
             self._table.reject(slot, error)
         elif not self._texts.host.is_dir(slot.directory):
@@ -132,7 +132,7 @@ class Judge:
             # formula may be our own first guess, and says nothing.
             self._texts.learn(slot, {Formula.QUADRATIC})
             if slot.parked:
-                slot.restoring = record
+                slot.restore(record)
             return True
         if slot.want is None:
             # The original, or somebody else's value, stands there: nothing of ours to undo.
@@ -143,10 +143,10 @@ class Judge:
             self._texts.learn(slot)
             return True
         if slot.state in (State.APPLIED, State.DEGRADED):
-            slot.foreign = [at for at in slot.foreign if now - at < _FIGHT_WINDOW_S] + [now]
+            slot.meet_foreign(now, _FIGHT_WINDOW_S)
         if record.original is None or not self._texts.same(file, record.original, found):
             plan.keep(msgspec.structs.replace(record, original=found, asked=None))
-        if len(slot.foreign) >= _FIGHT:
+        if slot.foreign >= _FIGHT:
             self._yield_to_other(slot, now)
             return False
         return True
@@ -163,11 +163,8 @@ class Judge:
 
     def _yield_to_other(self, slot: Slot, now: float) -> None:
         """Somebody writes another value again and again: leave it to them for a while."""
-        rest = min(60.0 * 2**slot.fights, self._table.limits.max_backoff_s * 2)
-        slot.fights += 1
-        slot.foreign = []
-        slot.retry_at = now + rest
-        slot.settled = None
+        rest = min(60.0 * 2**slot.yields, self._table.limits.max_backoff_s * 2)
+        slot.yield_until(now + rest)
         detail = f"another writer keeps setting {slot.found}; tried again in {rest:.0f} s"
         self._table.set_state(slot, State.BLOCKED, detail)
 
@@ -192,7 +189,7 @@ class Judge:
         try:
             self._files.wish(slot)
         except ValueError as error:
-            slot.text = None
+            slot.aim(None)
             self._table.set_state(slot, State.FAILED, str(error))
             return False
         except OSError as error:

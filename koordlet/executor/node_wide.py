@@ -67,14 +67,15 @@ def hold_identities(
     for write in of_identity:
         slot = table.slots.get(write.slot)
         if slot is not None:
-            slot.settled = None
+            slot.look_again()
             table.set_state(slot, State.BLOCKED, f"{GROUP_IDENTITY} is 0")
     return [write for write in writes if write.slot[1] is not Resource.CPU_BVT]
 
 
 def _applied(table: SlotTable, slot: Slot, found: str) -> None:
-    slot.found = slot.text = found
-    slot.failures = 0
+    slot.aim(found)
+    slot.observe(found)
+    slot.accept()
     table.in_force(slot)
 
 
@@ -118,7 +119,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
     if slot.key not in sysctls.OURS:
         table.set_state(slot, State.BLOCKED, f"{slot.key!r} is not a switch that may be written")
         return
-    slot.path = sysctls.path_of(slot.key)
+    slot.locate_file(sysctls.path_of(slot.key))
     try:
         found = table.host.read(slot.path).decode("ascii", "replace").strip()
     except FileNotFoundError:
@@ -130,7 +131,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
     except OSError as error:
         table.reject(slot, error)
         return
-    slot.found = found
+    slot.observe(found)
     record = table.journal.get(*slot.slot_key)
     if slot.want is None:
         wanted = record.original if record is not None else None
@@ -158,7 +159,7 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
                 ours=record.ours,
             )
         plan.keep(record.with_ours(wanted))
-    slot.text = wanted
+    slot.aim(wanted)
     plan.add(
         PlannedWrite(
             act=Act.WRITE,
@@ -270,7 +271,7 @@ def _group(
     except ValueError as error:
         table.set_state(slot, State.BLOCKED, str(error))
         return
-    slot.path = f"{path}/schemata"
+    slot.locate_file(f"{path}/schemata")
     try:
         found: dict[str, dict[int, int]] | None = resctrl_groups.read_group(table.host, slot.key)
     except FileNotFoundError:
@@ -292,8 +293,8 @@ def _group(
     if "L3" not in root and "L3CODE" in root:
         wanted = resctrl.with_cdp(wanted)
     gaps = resctrl.missing(wanted, root)
-    slot.clamp = f"this machine has no {', '.join(gaps)}" if gaps else ""
-    slot.text = resctrl.format_schemata(wanted)
+    text = resctrl.format_schemata(wanted)
+    slot.aim(text, clamp=f"this machine has no {', '.join(gaps)}" if gaps else "")
     if found is None:
         plan.keep(
             Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours(_MAKING)
@@ -302,7 +303,7 @@ def _group(
         # What a new group shows: everything. It differs from any wish worth writing.
         lines = resctrl.differing(wanted, root)
     else:
-        slot.found = resctrl.format_schemata(found)
+        slot.observe(resctrl.format_schemata(found))
         lines = resctrl.differing(wanted, found)
         inode = _inode(table, path)
         known = table.journal.get(*slot.slot_key)
@@ -313,10 +314,10 @@ def _group(
             plan.keep(
                 Record(
                     place="", inode=inode, resource=slot.resource, key=slot.key, original=original
-                ).with_ours(_MADE if original is None else slot.text)
+                ).with_ours(_MADE if original is None else text)
             )
         if not lines:
-            slot.failures = 0
+            slot.accept()
             table.in_force(slot)
             return
     # One write a resource: one bad line makes the kernel refuse all of them.
@@ -397,7 +398,7 @@ def make_host_directory(host: Host, path: str, mode: int) -> None:
 
 def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]) -> None:
     try:
-        slot.path = "/" + check_relative(slot.key)
+        slot.locate_file("/" + check_relative(slot.key))
     except PathError as error:
         table.set_state(slot, State.BLOCKED, str(error))
         return

@@ -257,10 +257,7 @@ class Originals:
         Raises OSError when that cannot be told now.
         """
         file = FILES[resource]
-        slot = Slot(place, resource, "", file)
-        slot.directory = self._texts.layout.directory(file.controller, place)
-        if resource is Resource.CPU_CFS_QUOTA:
-            slot.period_us = self._texts.period(slot)
+        slot = self._texts.unmanaged(place, resource)
         wanted = self._texts.asked(slot, delivered)
         if wanted is None:
             return None, False
@@ -270,7 +267,7 @@ class Originals:
             other = self._texts.other_weight(file, delivered)
             stands = other is not None and self._texts.same(file, other, text)
         ours: tuple[str, ...] = (text,) if stands else (wanted,)
-        slot.found = text
+        slot.observe(text)
         if not stands and self.cut_down(slot, ours):
             stands, ours = True, (text, wanted)
         record = Record(
@@ -292,16 +289,13 @@ class Originals:
         The newest text of `record` is what was handed now; what was handed before, `earlier` or
         on record, may still be what the runtime knows.
         """
-        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
-        assert slot.file is not None
-        slot.directory = self._texts.layout.directory(slot.file.controller, record.place)
-        if record.resource is Resource.CPU_CFS_QUOTA:
-            slot.period_us = self._texts.period(slot)
+        slot = self._texts.unmanaged(record.place, record.resource)
+        file = FILES[record.resource]
         before = self._journal.handed(record.place, record.resource)
         texts = list(before.texts) if before is not None and before.inode == record.inode else []
         texts += [one for value in earlier if (one := self._texts.asked(slot, value)) is not None]
         text = record.ours[-1]
-        if not texts and self._texts.same(slot.file, text, self.text(slot, record)):
+        if not texts and self._texts.same(file, text, self.text(slot, record)):
             return None
         return Handed(
             container_id=container_id,
@@ -316,16 +310,11 @@ class Originals:
 
     def echoes(self, record: Record, asked: int | str) -> bool:
         """Tell whether a request is a value of ours that the runtime tells back."""
-        slot = Slot(record.place, record.resource, record.key, FILES[record.resource])
-        assert slot.file is not None
-        slot.directory = self._texts.layout.directory(slot.file.controller, record.place)
-        if record.resource is Resource.CPU_CFS_QUOTA:
-            slot.period_us = self._texts.period(slot)
+        slot = self._texts.unmanaged(record.place, record.resource)
+        file = FILES[record.resource]
         value = CpuSet.parse(asked) if isinstance(asked, str) else asked
         text = self._texts.asked(slot, value)
-        return text is not None and any(
-            self._texts.same(slot.file, ours, text) for ours in record.ours
-        )
+        return text is not None and any(self._texts.same(file, ours, text) for ours in record.ours)
 
 
 def _canonical(kept: int | str | None) -> Value | None:

@@ -19,6 +19,12 @@ from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 
 KEPT_WRITES: Final = 5
+"""Writes that a slot remembers for people. Chosen: enough to see two writers alternate, and few
+enough for tens of thousands of slots."""
+
+MAX_FAILURES: Final = 32
+"""Refusals in a row that are counted: the back-off doubles with each, and reached its longest rest
+long before 2**32 seconds."""
 
 SlotKey = RecordKey
 
@@ -102,9 +108,24 @@ class PlannedWrite(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """The mutable state of one value. Owned by the executor."""
+    """One value: where it lies, what is wanted there, what was found, and how it stands.
+
+    Owned by the executor. Attributes are for reading; only the methods below change them.
+
+    directory, path: of the file; "" where there is none or it is not known yet.
+    want, restoring: at most one is set: a wish, or the record whose original is put back.
+    text: the wish as the file's text; None while it is not worked out.
+    note: how the value's range changed the wish. clamp: how the kernel's rules changed it.
+    blocked_by: what keeps all of the wish out of the file.
+    found: the resource's field as it was last read. settled: the whole content that was judged
+        last; content that equals it needs no second look.
+    period_us: what a quota or burst in `text` and `found` is counted by.
+    cookie: the one that all processes share, of a core scheduling group.
+    retry_at: no write is tried before, by the executor's clock. errno: of the last refusal.
+    """
 
     __slots__ = (
+        "_foreign",
         "blocked_by",
         "clamp",
         "cookie",
@@ -112,9 +133,7 @@ class Slot:
         "directory",
         "errno",
         "failures",
-        "fights",
         "file",
-        "foreign",
         "found",
         "key",
         "note",
@@ -129,7 +148,17 @@ class Slot:
         "text",
         "want",
         "writes",
+        "yields",
     )
+
+    want: Want | None
+    restoring: Record | None
+    text: str | None
+    found: str | None
+    settled: bytes | None
+    failures: int  # refusals in a row
+    yields: int  # how often the place was left to another writer
+    _foreign: list[float]  # when another writer's value was found of late
 
     def __init__(
         self, place: str, resource: Resource, key: str, file: CgroupFile | None = None
@@ -140,24 +169,15 @@ class Slot:
         self.file = file
         self.directory = ""
         self.path = ""
-        self.want: Want | None = None
-        self.restoring: Record | None = None
-        self.settled: bytes | None = None  # the content that was last judged, and found settled
-        self.found: str | None = None  # the resource's field in it
-        self.text: str | None = None  # the wish as text, before the kernel's rules
-        self.note = ""  # what the range did to the wish
-        self.clamp = ""  # what the kernel's rules did to it
-        self.blocked_by = ""
-        self.cookie = 0  # that all processes share, of a core scheduling group
         self.period_us = DEFAULT_PERIOD_US
+        self.found = None
+        self.cookie = 0
         self.state = State.PENDING
         self.detail = ""
         self.errno = 0
-        self.failures = 0
-        self.fights = 0
-        self.retry_at = 0.0
-        self.foreign: list[float] = []  # when somebody else's value was found of late
         self.writes: deque[WriteNote] = deque(maxlen=KEPT_WRITES)
+        self.aim(None)
+        self.assign(None)
 
     @property
     def slot_key(self) -> SlotKey:
@@ -183,6 +203,115 @@ class Slot:
         """Everything that makes the value in force less than the wish."""
         claimed = self.want.claim.degraded if self.want is not None else ""
         return "; ".join(part for part in (claimed, self.note, self.clamp) if part)
+
+    # -- where it lies ---------------------------------------------------------------------------
+
+    def locate(self, directory: str, name: str = "") -> None:
+        """Set the directory, and the file in it."""
+        self.directory = directory
+        if name:
+            self.path = f"{directory}/{name}"
+
+    def locate_file(self, path: str) -> None:
+        """Set the path of something that is no cgroup file."""
+        self.path = path
+
+    def count_by(self, period_us: int) -> None:
+        """Set the period that the group's quota and burst are counted by."""
+        self.period_us = period_us
+
+    # -- what is wanted --------------------------------------------------------------------------
+
+    def assign(self, want: Want | None) -> None:
+        """Start with another wish, or with none: what happened under the old one does not count."""
+        self.want = want
+        self.restoring = self.settled = self.text = None
+        self.retry_at = 0.0
+        self.failures = self.yields = 0
+        self._foreign = []
+
+    def restore(self, record: Record | None) -> None:
+        """Have the original of `record` put back; None: nothing is left to put back."""
+        self.restoring = record
+
+    def park(self) -> None:
+        """Only watch it from now on."""
+        self.restoring = None
+        self.text = None
+
+    def aim(self, text: str | None, *, note: str = "", clamp: str = "") -> None:
+        """Set the text that the file is to have; None while it is not known."""
+        self.text = text
+        self.note = note
+        self.clamp = clamp
+        self.blocked_by = ""
+
+    def clamp_to(self, clamp: str) -> None:
+        """Note how the kernel's rules change the wish; "" if they do not."""
+        self.clamp = clamp
+
+    def block(self, by: str) -> None:
+        """Note what keeps all of the wish out of the file."""
+        self.blocked_by = by
+
+    # -- what was found --------------------------------------------------------------------------
+
+    def observe(self, found: str, content: bytes | None = None) -> None:
+        """Note the resource's field as it is, and the content of a cgroup file, which is judged."""
+        self.found = found
+        self.settled = content
+
+    def lose_sight(self) -> None:
+        """Note that the file could not be read, or not understood."""
+        self.found = self.settled = None
+
+    def look_again(self) -> None:
+        """Have the content judged at the next pass even if it stays the same."""
+        self.settled = None
+
+    def share_cookie(self, cookie: int) -> None:
+        """Note the cookie that all processes share; 0 while they share none."""
+        self.cookie = cookie
+
+    # -- how it stands ---------------------------------------------------------------------------
+
+    def stand(self, state: State, detail: str) -> None:
+        self.state = state
+        self.detail = detail
+
+    def accept(self) -> None:
+        """Note that the kernel took the last write."""
+        self.failures = 0
+
+    def refuse(self, error_number: int, retry_at: float) -> None:
+        """Note that the kernel refused; the longer the more often it did so in a row."""
+        self.failures = min(self.failures + 1, MAX_FAILURES)
+        self.errno = error_number
+        self.retry_at = retry_at
+
+    def rest(self, until: float) -> None:
+        """Try nothing before `until`, without a refusal that counts."""
+        self.retry_at = until
+
+    def meet_foreign(self, now: float, window_s: float) -> None:
+        """Note that another writer's value stands where ours was in force."""
+        self._foreign = [at for at in self._foreign if now - at < window_s] + [now]
+
+    @property
+    def foreign(self) -> int:
+        """How often another writer's value was found of late."""
+        return len(self._foreign)
+
+    def yield_until(self, until: float) -> None:
+        """Leave it to the other writer until then."""
+        self.yields += 1
+        self._foreign = []
+        self.retry_at = until
+        self.settled = None
+
+    def remember(self, write: WriteNote) -> None:
+        """Keep a write for `koordctl explain`."""
+        self.writes.append(write)
 
 
 class Plan:

@@ -119,7 +119,7 @@ class SlotTable:
                 # The first subject keeps the place; `views` tells the other one.
                 self._contended.add(key)
                 continue
-            self._assign(slot, want)
+            slot.assign(want)
         for key in old.keys() - new.keys():
             self._release(key, subject)
 
@@ -137,8 +137,8 @@ class SlotTable:
         """Have the original of `record` put back, unless somebody wants the place."""
         slot = self.slots.get(record.record_key) or self._add(record.record_key)
         if slot.want is None:
-            self._assign(slot, None)
-            slot.restoring = record
+            slot.assign(None)
+            slot.restore(record)
 
     def orphans(self, left_behind: Callable[[], Sequence[Record]]) -> list[Record]:
         """Return the records that no slot is about: leftovers of an earlier run, or supports.
@@ -185,7 +185,7 @@ class SlotTable:
         self._orphans_stale = True
         for slot in self.slots.values():
             if slot.state is not State.APPLIED:
-                slot.settled = None
+                slot.look_again()
 
     def set_layout(self, layout: Layout) -> None:
         """Work with another layout: the pods' root appeared or moved."""
@@ -203,9 +203,8 @@ class SlotTable:
         file = FILES.get(resource)
         slot = Slot(*key, file)
         if file is not None and self.texts.layout.has(file.controller):
-            slot.directory = self.texts.layout.directory(file.controller, place)
-            name = file.name(self.texts.layout.version)
-            slot.path = f"{slot.directory}/{name}" if name else ""
+            directory = self.texts.layout.directory(file.controller, place)
+            slot.locate(directory, file.name(self.texts.layout.version) or "")
         self.slots[key] = slot
         self._lists_stale = True
         return slot
@@ -220,18 +219,9 @@ class SlotTable:
         if slot.file is None or self.journal.handed(slot.place, slot.resource) is None:
             self.drop(slot)
             return
-        slot.restoring = None
-        slot.text = None
+        slot.park()
         self._orphans_stale = True
         self.set_state(slot, State.APPLIED)
-
-    def _assign(self, slot: Slot, want: Want | None) -> None:
-        slot.want = want
-        slot.restoring = None
-        slot.settled = slot.text = None
-        slot.retry_at = 0.0
-        slot.failures = slot.fights = 0
-        slot.foreign = []
 
     def _release(self, key: SlotKey, subject: str) -> None:
         slot = self.slots.get(key)
@@ -240,9 +230,9 @@ class SlotTable:
         heir = None
         if key in self._contended:
             heir = next((of[key] for of in self.by_subject.values() if key in of), None)
-        self._assign(slot, heir)
+        slot.assign(heir)
         if slot.want is None:
-            slot.restoring = self.journal.get(*key)
+            slot.restore(self.journal.get(*key))
             if slot.restoring is None:
                 self.let_go(slot)
 
@@ -262,9 +252,7 @@ class SlotTable:
     def reject(self, slot: Slot, error: OSError, wrote: str = "") -> None:
         """Note a refusal; the file rests, twice as long each time."""
         rest = min(self.limits.backoff_s * 2**slot.failures, self.limits.max_backoff_s)
-        slot.failures = min(slot.failures + 1, 32)
-        slot.retry_at = self.clock() + rest
-        slot.errno = error.errno or 0
+        slot.refuse(error.errno or 0, self.clock() + rest)
         on = f" on writing {wrote!r}" if wrote else ""
         self.set_state(slot, State.FAILED, f"{describe(error)}{on}")
 
@@ -276,7 +264,8 @@ class SlotTable:
         """Set a slot's state, and log it if it is news."""
         if state is slot.state and detail == slot.detail:
             return
-        before, slot.state, slot.detail = slot.state, state, detail
+        before = slot.state
+        slot.stand(state, detail)
         if state in BAD:
             if before is not state:
                 log.warning("%s: %s: %s", _place(slot), state, detail)

@@ -66,7 +66,7 @@ def _ids(table: SlotTable, slot: Slot, plan: Plan, name: str) -> list[int] | Non
     if not slot.place:
         table.set_state(slot, State.PENDING, "its cgroup is not known yet")
         return None
-    slot.directory = _directory(table, slot.place)
+    slot.locate(_directory(table, slot.place))
     try:
         return parse_ids(table.host.read(f"{slot.directory}/{name}"))
     except FileNotFoundError:
@@ -125,8 +125,8 @@ def adopted(table: SlotTable, delivery: Delivery, place: str) -> Record | None:
 
 
 def _applied(table: SlotTable, slot: Slot, found: str) -> None:
-    slot.found = found
-    slot.failures = 0
+    slot.observe(found)
+    slot.accept()
     table.in_force(slot)
 
 
@@ -172,7 +172,7 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
             return
     else:
         wanted = str(slot.want.value)
-        slot.text = wanted
+        slot.aim(wanted)
         pids_to_write = [pid for pid, value in values.items() if value != wanted]
         if not pids_to_write:
             requested = slot.want.requested
@@ -305,14 +305,14 @@ def _share(
             pid for _, cookies in members for pid, cookie in cookies.items() if cookie == target
         )
     for slot, cookies in members:
-        slot.text = group
-        slot.cookie = 0
+        slot.aim(group)
+        slot.share_cookie(0)
         if not cookies:
             _applied(table, slot, "")
             continue
         lacking = [pid for pid, cookie in cookies.items() if not target or cookie != target]
         if not lacking:
-            slot.cookie = target
+            slot.share_cookie(target)
             _applied(table, slot, group)
             continue
         plan.keep(_record(table, slot, "0").with_ours(group))
@@ -394,7 +394,7 @@ def _join(
     plan: Plan,
     out: list[PlannedWrite],
 ) -> None:
-    slot.text = group
+    slot.aim(group)
     inside = members(group)
     if inside is None:
         key = ("", Resource.RESCTRL_SCHEMATA, group)

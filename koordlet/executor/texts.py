@@ -47,6 +47,15 @@ class Texts:
     def same(self, file: CgroupFile, wanted: str, found: str) -> bool:
         return same(file, wanted, found, page_size_bytes=self._page_size_bytes)
 
+    def unmanaged(self, place: str, resource: Resource) -> Slot:
+        """Return a slot that is in no table: for texts of a file that nothing is wanted for."""
+        file = FILES[resource]
+        slot = Slot(place, resource, "", file)
+        slot.locate(self.layout.directory(file.controller, place))
+        if resource is Resource.CPU_CFS_QUOTA:
+            slot.count_by(self.period(slot))
+        return slot
+
     # -- reading ---------------------------------------------------------------------------------
 
     def inode(self, directory: str) -> int:

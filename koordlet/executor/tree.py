@@ -126,9 +126,9 @@ class TreePlanner:
     @staticmethod
     def _note(ordered: Order, of_place: Mapping[str, Slot]) -> None:
         for cgroup in ordered.finals:
-            of_place[cgroup].clamp = ordered.notes.get(cgroup, "")
+            of_place[cgroup].clamp_to(ordered.notes.get(cgroup, ""))
         for cgroup, blocker in ordered.blocked.items():
-            of_place[cgroup].blocked_by = f"{blocker} allows none of it"
+            of_place[cgroup].block(f"{blocker} allows none of it")
 
     def _element(self, file: CgroupFile, text: str, period_us: int) -> int:
         """Return a field's text as a value that `order` compares."""
