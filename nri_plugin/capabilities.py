@@ -84,6 +84,9 @@ _CRIO_NRI: Final[Sequence[tuple[Version, Version]]] = (
 )
 _OLDEST_NRI: Final[Version] = (0, 3, 0)
 
+FAILURE_POLICY_SINCE: Final[Version] = (0, 12, 4)
+"""The first NRI that reads `ConfigureResponse.failure_policy`."""
+
 # What every runtime applies at creation, and in an update.
 _ALWAYS_AT_CREATION: Final = frozenset(
     {
@@ -120,8 +123,12 @@ class RuntimeProfile(msgspec.Struct, frozen=True):
     nri: the NRI version, told or inferred; `nri_told` says which.
     creation, update: the resources that a reply to CreateContainer, or an update of a container,
         may carry; everything else would be dropped silently.
-    valid_mask: the event bits that registration accepts.
+    valid_mask: the event bits that the runtime is certain to accept. One bit that it does not know
+        fails the registration, so the bits that came with NRI 0.10 go only to a runtime that sent
+        its NRI version; a version inferred from the runtime's own may be wrong.
     unsolicited_updates: whether Runtime.UpdateContainers cannot dead-lock the runtime.
+    failure_policy: whether the runtime acts on the failure policy in our answer to Configure.
+    lists_at_once: whether Synchronize follows Configure without a wait for running CRI calls.
     request_timeout_s: how long a hook may take before the connection is cut.
     warnings: sentences for `koordctl status` and the log, each with what to do.
     """
@@ -137,10 +144,16 @@ class RuntimeProfile(msgspec.Struct, frozen=True):
     update: frozenset[Resource]
     valid_mask: int
     unsolicited_updates: bool
+    failure_policy: bool
+    lists_at_once: bool
     request_timeout_s: float
     registration_timeout_s: float
     warnings: tuple[str, ...] = ()
 
+
+_AS_OLDEST: Final = (
+    "it is treated as the oldest NRI, with the events and values that every version takes"
+)
 
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
 DEFAULT_REGISTRATION_TIMEOUT_S: Final = 5.0
@@ -175,11 +188,13 @@ def runtime_profile(
         generation=generation,
         creation=_creation(kind, release, nri, cgroup_version),
         update=_ALWAYS_IN_UPDATE | (UNIFIED if cgroup_version == 2 else frozenset()),
-        valid_mask=VALID_MASK
-        if generation in (Generation.C, Generation.D)
-        else VALID_MASK_BEFORE_0_10,
-        # Only an NRI version that the runtime itself told proves that the fix is in.
+        # What follows rests on the NRI version that the runtime itself sent: only that proves it.
+        valid_mask=VALID_MASK if told is not None and nri >= (0, 10, 0) else VALID_MASK_BEFORE_0_10,
         unsolicited_updates=told is not None and nri >= (0, 12, 1),
+        failure_policy=told is not None and nri >= FAILURE_POLICY_SINCE,
+        lists_at_once=kind is not RuntimeKind.OTHER
+        and release is not None
+        and generation is Generation.A,
         request_timeout_s=_seconds(request_timeout_ms, DEFAULT_REQUEST_TIMEOUT_S),
         registration_timeout_s=_seconds(registration_timeout_ms, DEFAULT_REGISTRATION_TIMEOUT_S),
         warnings=_warnings(kind, release, name, version),
@@ -252,9 +267,9 @@ def _warnings(
     kind: RuntimeKind, release: Version | None, name: str, version: str
 ) -> tuple[str, ...]:
     if kind is RuntimeKind.OTHER:
-        return (f"runtime {name[:64]!r} is not known: treated as the oldest NRI",)
+        return (f"runtime {name[:64]!r} is not known: {_AS_OLDEST}",)
     if release is None:
-        return (f"{kind} told no readable version ({version[:64]!r}): treated as the oldest NRI",)
+        return (f"{kind} sent no readable version ({version[:64]!r}): {_AS_OLDEST}",)
     if kind is RuntimeKind.CONTAINERD and release < (1, 7, 16):
         return (
             "this containerd can dead-lock when an NRI plugin registers (its issue 10085):"

@@ -17,6 +17,7 @@ from nri_plugin.ttrpc import (
     Call,
     Client,
     Code,
+    Gathering,
     ProtocolError,
     Rejection,
     Reply,
@@ -100,6 +101,11 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     # ours
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """The runtime's call whose end has not arrived yet."""
+        return self._server.gathering
 
     def close(self, reason: str) -> None:
         """End the trunk; what was answered before is still sent, if the peer takes it soon."""

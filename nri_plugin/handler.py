@@ -32,9 +32,10 @@ class Refused(Exception):
 class Handler(Protocol):
     """What the daemon does with what a runtime tells. See the module's docstring for the manners.
 
-    Order on one connection: `configured`, `synchronize`, then events, then `disconnected`. On some
-    runtimes (launched by NRI 0.6) events follow `configured` directly. Events may repeat, and any
-    of them may be missing: `synchronize` is the truth.
+    Order on one connection: `configured`, `synchronize`, then events, then `disconnected`;
+    `list_overdue` comes between the first two when the second takes long. On some runtimes
+    (launched by NRI 0.6) events follow `configured` directly. Events may repeat, and any of them
+    may be missing: `synchronize` is the truth.
     """
 
     @property
@@ -49,6 +50,13 @@ class Handler(Protocol):
 
     def configured(self, runtime: RuntimeProfile) -> None:
         """A runtime accepted the registration; `runtime` says what it can do."""
+        ...
+
+    def list_overdue(self, reason: str) -> None:
+        """The runtime configured us and sends no list: work from what other sources know.
+
+        `reason` says so in words. `synchronize` may still follow, else `disconnected` does.
+        """
         ...
 
     def synchronize(

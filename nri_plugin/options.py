@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -23,16 +24,38 @@ _NAME = re.compile(r"[a-zA-Z0-9_.+-]{1,128}")
 _INDEX = re.compile(r"[0-9]{2}")
 
 
+class FailurePolicy(StrEnum):
+    """What becomes of a request that could not be answered as it should.
+
+    IGNORE: the pod goes on without our values, and the reconciler repairs what it can.
+    FAIL: the request fails, and kubelet tries it again. A failing policy, a defect of the daemon
+        and an answer too large to be sent fail the request on every runtime; a late answer or a
+        lost connection only where the runtime serves it (`RuntimeProfile.failure_policy`).
+    """
+
+    IGNORE = "Ignore"
+    FAIL = "Fail"
+
+
 class Options(msgspec.Struct, frozen=True):
-    """Everything that the supervisor is told.
+    """The supervisor's settings.
 
     run_dir: holds the lock file; must exist.
     cgroup_version: 1 or 2, of the node: `unified` values exist on 2 only.
     register_timeout_s: for the reply to RegisterPlugin, and then for Configure. Long, because
         runtimes accept plugins one at a time, and giving up early makes them later read a dead
         registration (nri.md 3.9).
-    back-off: from first to longest, doubling, with jitter; starts anew after a connection that was
-        synchronized for `stable_after_s`.
+    failure_policy: see `FailurePolicy`.
+    list_overdue_s: how long after Configure the runtime's list (Synchronize) may take before the
+        daemon reports that it is missing. A runtime that sends it at once is then dialled again:
+        NRI up to 0.6.1 leaves a plugin connected whose list it could not send. Collecting and
+        sending the list of 10,000 containers takes containerd a few seconds on a busy machine.
+    list_given_up_s: the same limit for a runtime that first waits until no CRI call runs. A call
+        that stops a container lasts for the pod's grace period, and each new dial costs the
+        runtime such a wait, so this is many times the usual 30 s.
+    back-off: from first to longest, doubling, with jitter; starts again after a connection that was
+        synchronized for `stable_after_s`. longest_unlisted_backoff_s is the longest after a
+        connection on which no list came: each attempt makes the runtime collect its list.
     max_synchronize_updates: how many updates one Synchronize reply asks for. The runtime carries
         them out one by one while it holds its lock; beyond this the reconciler's direct writes are
         faster for everybody.
@@ -44,10 +67,14 @@ class Options(msgspec.Struct, frozen=True):
     index: str = DEFAULT_INDEX
     events: frozenset[Event] = SUBSCRIBED
     cgroup_version: int = 1
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE
     dial_timeout_s: float = 10.0
     register_timeout_s: float = 30.0
+    list_overdue_s: float = 30.0
+    list_given_up_s: float = 600.0
     first_backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
+    longest_unlisted_backoff_s: float = 300.0
     stable_after_s: float = 30.0
     socket_poll_s: float = 1.0
     max_synchronize_updates: int = 256

@@ -101,6 +101,9 @@ class Creations:
     def __init__(self, profile: RuntimeProfile) -> None:
         self._profile = profile
         self._made: dict[int, _Made] = {}
+        self.injected: dict[str, Decision] = {}
+        """Decisions of containers that were given environment, mounts or devices and have not
+        started since, by container id."""
 
     def reply(
         self,
@@ -126,6 +129,10 @@ class Creations:
             if len(self._made) >= _MOST_MADE:
                 self._made.clear()
             self._made[id(outcomes)] = _Made(outcomes, requested, encoded)
+        elif any(resource in _AT_CREATION_ONLY for resource, _ in outcomes):
+            if len(self.injected) >= _MOST_MADE:
+                self.injected.clear()
+            self.injected[message.id] = decision
         return encoded, made.problems
 
 

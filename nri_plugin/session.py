@@ -26,11 +26,12 @@ from nri_plugin import replies, subjects
 from nri_plugin.capabilities import Generation, RuntimeKind, RuntimeProfile, runtime_profile
 from nri_plugin.events import Event, parse_events, subscription
 from nri_plugin.handler import Handler, Refused
-from nri_plugin.options import Options
+from nri_plugin.options import FailurePolicy, Options
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.ttrpc import MAX_SENT_BYTES, Call, Code, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from service import manifest
+from service.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Session:
 
     entered(state): told when the dialogue reaches CONFIGURED and SYNCED.
     broken(reason): told when the connection has to be given up although it looks alive.
+    repeats: counts log lines over all connections.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Session:
         entered: Callable[[State], None],
         broken: Callable[[str], None],
         launched: bool = False,
+        repeats: Repeats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handler = handler
@@ -124,6 +127,7 @@ class Session:
         self._entered = entered
         self._broken = broken
         self._launched = launched
+        self._repeats = repeats or Repeats()
         self._clock = clock
         self._slices = _Slices([], [])
         self._retired = False
@@ -149,7 +153,7 @@ class Session:
             Event.POST_UPDATE_POD_SANDBOX: lambda p, c: handler.update_sandbox(subjects.sandbox(p)),
             Event.STOP_POD_SANDBOX: lambda p, c: handler.stop_sandbox(subjects.sandbox(p)),
             Event.REMOVE_POD_SANDBOX: lambda p, c: handler.remove_sandbox(subjects.sandbox(p)),
-            Event.POST_START_CONTAINER: lambda p, c: handler.start_container(self._existing(p, c)),
+            Event.POST_START_CONTAINER: self._start_container,
             Event.POST_UPDATE_CONTAINER: lambda p, c: handler.container_updated(
                 self._existing(p, c)
             ),
@@ -187,14 +191,19 @@ class Session:
             raise RpcError(Code.UNKNOWN, str(refusal)) from refusal
         except RpcError:
             raise
-        except Exception:  # noqa: BLE001 - a pod must not wait for our defects; counted, logged
+        except Exception as fault:
             self._note_fault(call.method)
             if call.method in ("CreateContainer", "UpdateContainer"):
                 self._statistics.missed[Missed.FAULT] += 1
+            if self._fails and _decides(call):
+                raise RpcError(Code.UNKNOWN, f"koordlet failed: {_brief(fault)}") from fault
             payload = b""
         if len(payload) > _MAX_PAYLOAD:
-            log.error("an answer is too large to be sent", extra={"method": call.method})
-            self._statistics.unusable_values += 1
+            self._note_oversized(call.method, len(payload))
+            if self._fails and _decides(call):
+                raise RpcError(
+                    Code.UNKNOWN, f"koordlet's answer of {len(payload)} bytes is too large"
+                )
             payload = b""
         took = self._clock() - started
         self._statistics.observe(call.method, took)
@@ -214,15 +223,36 @@ class Session:
     def _profile(self) -> RuntimeProfile:
         return self.runtime or runtime_profile("", "")
 
+    @property
+    def _fails(self) -> bool:
+        return self._options.failure_policy is FailurePolicy.FAIL
+
     def _note_fault(self, method: str) -> None:
-        log.exception("the handler failed", extra={"method": method})
         self._statistics.handler_faults += 1
+        if (left_out := self._repeats.due(("fault", method))) is not None:
+            log.exception(
+                "the handler failed", extra={"method": method, "failures_not_logged": left_out}
+            )
+
+    def _note_oversized(self, method: str, length: int) -> None:
+        self._statistics.unusable_values += 1
+        if (left_out := self._repeats.due(("oversized", method))) is not None:
+            log.error(
+                "an answer is too large to be sent",
+                extra={"method": method, "bytes": length, "answers_not_logged": left_out},
+            )
 
     def _note_late(self, method: str, took: float, timeout_s: float, payload: bytes) -> None:
-        log.warning(
-            "answered later than the runtime waits: it goes on without the answer",
-            extra={"method": method, "took_s": round(took, 3), "timeout_s": round(timeout_s, 3)},
-        )
+        if (left_out := self._repeats.due(("late", method))) is not None:
+            log.warning(
+                "answered later than the runtime waits: it does not use the answer",
+                extra={
+                    "method": method,
+                    "took_s": round(took, 3),
+                    "timeout_s": round(timeout_s, 3),
+                    "answers_not_logged": left_out,
+                },
+            )
         if payload and method in ("CreateContainer", "UpdateContainer"):
             self._statistics.missed[Missed.LATE] += 1
         self._note_failed_synchronize(method, f"it took {took:.1f} s of {timeout_s:g} s")
@@ -247,8 +277,6 @@ class Session:
         )
         self.runtime = profile
         self._creations = replies.Creations(profile)
-        for warning in profile.warnings:
-            log.warning(warning)
         mask = subscription(self._events(request.config), profile.valid_mask)
         log.info(
             "configured by the runtime",
@@ -267,7 +295,12 @@ class Session:
         if self._launched and profile.generation is Generation.A:
             # These runtimes send no Synchronize to plugins that they launched.
             self._become_synchronized()
-        return nri.ConfigureResponse(events=mask).SerializeToString()
+        return nri.ConfigureResponse(
+            events=mask,
+            # Runtimes that do not know the field skip it. One late answer is no reason to part:
+            # each new registration holds back the node's CRI calls.
+            failure_policy=nri.FailurePolicy(fail_request=self._fails, keep_connected=True),
+        ).SerializeToString()
 
     def _events(self, config: str) -> frozenset[Event]:
         """The configuration text, which only launched plugins get, may name the events."""
@@ -384,6 +417,8 @@ class Session:
         decision = self._handler.create_container(container)
         if decision is None:
             return b""
+        if decision.faults:
+            self._refuse_faulty(decision)
         reply, problems = self._creations.reply(
             request.container,
             container.subject.requested,
@@ -401,6 +436,8 @@ class Session:
         decision = self._handler.update_container(container)
         if decision is None:
             return b""
+        if decision.faults:
+            self._refuse_faulty(decision)
         made = replies.update(
             request.container,
             container.current,
@@ -413,6 +450,13 @@ class Session:
             return b""
         self._statistics.updates += 1
         return nri.UpdateContainerResponse(update=[made.message]).SerializeToString()
+
+    def _refuse_faulty(self, decision: Decision) -> None:
+        """Raise Refused for a decision that lacks a policy's claims, under `FailurePolicy.FAIL`."""
+        if self._fails:
+            raise Refused(
+                "; ".join(f"policy {each.policy}: {each.message}" for each in decision.faults)
+            )
 
     def _state_change(self, payload: bytes, deadline: float) -> bytes:
         request = nri.StateChangeEvent.FromString(payload)
@@ -432,7 +476,16 @@ class Session:
         if (tell := self._on_event.get(event)) is not None:
             tell(pod, container)
 
+    def _start_container(self, pod: nri.PodSandbox, message: nri.Container) -> None:
+        container = self._existing(pod, message)
+        injected = self._creations.injected.pop(message.id, None)
+        if injected is not None:
+            # The answer to the creation may have come too late, with the connection kept.
+            self._tell_what_it_lacks(message, container, injected)
+        self._handler.start_container(container)
+
     def _remove_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
+        self._creations.injected.pop(container.id, None)
         self._inventory.removed(container.id)
         self._handler.remove_container(self._existing(pod, container))
 
@@ -444,12 +497,28 @@ class Session:
             return
         self._statistics.unusable_values += len(problems)
         for problem in problems:
-            log.warning(
-                "a decided value was left out: %s",
-                printable(problem),
-                extra={"container": container.subject.id, "pod": container.subject.pod.obj},
-            )
+            if (left_out := self._repeats.due(("unusable", problem))) is not None:
+                log.warning(
+                    "a decided value was left out: %s",
+                    printable(problem),
+                    extra={
+                        "container": container.subject.id,
+                        "pod": container.subject.pod.obj,
+                        "values_not_logged": left_out,
+                    },
+                )
 
 
 def _empty(payload: bytes, deadline: float) -> bytes:
     return b""
+
+
+def _decides(call: Call) -> bool:
+    """True for the requests whose failure makes a CRI call fail that a pod waits for."""
+    if call.method == "StateChange":
+        return nri.StateChangeEvent.FromString(call.payload).event == int(Event.RUN_POD_SANDBOX)
+    return call.method in ("RunPodSandbox", "CreateContainer", "UpdateContainer")
+
+
+def _brief(fault: Exception) -> str:
+    return printable(f"{type(fault).__name__}: {fault}"[:200])

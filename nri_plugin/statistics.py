@@ -31,12 +31,16 @@ LATENCY_BOUNDS_S: Final = (
 
 
 class State(StrEnum):
-    """Where the one connection stands. Only SYNCED protects: new containers are adjusted."""
+    """Where the one connection stands. Only SYNCED protects: new containers are adjusted.
+
+    UNLISTED: configured, and the runtime's list of containers is overdue.
+    """
 
     DISCONNECTED = "disconnected"
     DIALING = "dialing"
     REGISTERING = "registering"
     CONFIGURED = "configured"
+    UNLISTED = "unlisted"
     SYNCED = "synced"
 
 

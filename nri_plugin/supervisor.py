@@ -19,7 +19,7 @@ import os
 import random
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -32,9 +32,10 @@ from nri_plugin.handler import Handler
 from nri_plugin.options import Launch, Options
 from nri_plugin.session import NRI_VERSION, RUNTIME, Inventory, Session
 from nri_plugin.statistics import State, Statistics
-from nri_plugin.ttrpc import RpcError
+from nri_plugin.ttrpc import Gathering, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from service.locks import LockHeld, node_lock, runtime_lock
+from service.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Supervisor:
         self._problem = "not started"
         self._connection: Connection | None = None
         self._session: Session | None = None
+        self._unlisted = False
+        self._repeats = Repeats()
         self._stopping = asyncio.Event()
         self._configured = asyncio.Event()
         self._synced = asyncio.Event()
@@ -180,6 +183,7 @@ class Supervisor:
 
     async def _hold_connection(self) -> None:
         self._generation += 1
+        self._unlisted = False
         self.statistics.dials += 1
         self.statistics.enter(State.DIALING)
         session = self._new_session()
@@ -192,6 +196,7 @@ class Supervisor:
             if self.statistics.state is State.DIALING:
                 self.statistics.enter(State.REGISTERING)
             await self._register(connection)
+            await self._await_list(connection, session)
             reason = await asyncio.shield(connection.closed)
             self._give_up(reason)
         except (RpcError, ConnectionClosed) as error:
@@ -206,14 +211,14 @@ class Supervisor:
             self.statistics.enter(State.DISCONNECTED)
             self.statistics.disconnections += 1
             if session.runtime is not None:
-                self._tell_disconnected()
+                self._report_to(self._handler.disconnected, self._problem or "given up")
             await asyncio.shield(connection.closed)
 
-    def _tell_disconnected(self) -> None:
+    def _report_to(self, method: Callable[[str], None], reason: str) -> None:
         try:
-            self._handler.disconnected(self._problem or "given up")
+            method(reason)
         except Exception:
-            log.exception("the handler failed", extra={"method": "disconnected"})
+            log.exception("the handler failed", extra={"method": method.__name__})
             self.statistics.handler_faults += 1
 
     def _new_session(self) -> Session:
@@ -225,6 +230,7 @@ class Supervisor:
                 self._problem = ""
                 self._configured.set()
                 if state is State.SYNCED:
+                    self._unlisted = False
                     self._synced.set()
                     log.info("synchronized with the runtime", extra={"generation": generation})
 
@@ -240,6 +246,7 @@ class Supervisor:
             inventory=self._inventory,
             entered=entered,
             broken=broken,
+            repeats=self._repeats,
             launched=self._launch is not None,
         )
 
@@ -272,39 +279,65 @@ class Supervisor:
             request.SerializeToString(),
             timeout_s=self._options.register_timeout_s,
         )
-        configured = asyncio.ensure_future(self._configured.wait())
-        try:
-            await asyncio.wait(
-                (configured, connection.closed),
-                timeout=self._options.register_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            configured.cancel()
-        if not self._configured.is_set() and not connection.closed.done():
+        if not await _within(self._options.register_timeout_s, self._configured, connection):
             raise ConnectionClosed("the runtime took the registration but never configured us")
 
+    async def _await_list(self, connection: Connection, session: Session) -> None:
+        """Return when the runtime's list came, or the trunk ended.
+
+        Raises ConnectionClosed when the list is given up. Up to NRI 0.6.1 a runtime that cannot
+        send its list keeps the connection open and never sends an event on it.
+        """
+        options, runtime = self._options, session.runtime
+        if await _within(options.list_overdue_s, self._synced, connection):
+            return
+        reason = _unlisted(runtime, connection.gathering)
+        self._unlisted = True
+        self.statistics.enter(State.UNLISTED)
+        self._log_problem(reason)
+        self._report_to(self._handler.list_overdue, reason)
+        if runtime is None or not runtime.lists_at_once:
+            patience_s = max(options.list_given_up_s - options.list_overdue_s, 0.0)
+            if await _within(patience_s, self._synced, connection):
+                return
+        raise ConnectionClosed(reason)
+
     def _give_up(self, reason: str) -> None:
-        if reason != self._problem:
-            level = logging.INFO if self._stopping.is_set() else logging.WARNING
-            log.log(level, "no NRI connection: %s", reason)
-        self._problem = reason
+        self._log_problem(reason)
         if self.statistics.state is not State.DISCONNECTED:
             self.statistics.enter(State.DISCONNECTED)
+
+    def _log_problem(self, reason: str) -> None:
+        """Take `reason` as the present problem, and log it unless it is the one that was."""
+        if reason != self._problem and (left_out := self._repeats.due(reason)) is not None:
+            log.log(
+                logging.INFO if self._stopping.is_set() else logging.WARNING,
+                "no NRI connection: %s",
+                reason,
+                extra={"connections_not_logged": left_out},
+            )
+        self._problem = reason
 
     # ---------------------------------------------------------------- between connections
 
     async def _back_off(self, failures: int, seen: SocketIdentity) -> None:
         """Wait before the next dial; shorter when the runtime's socket is a new one."""
-        waited, delay = 0.0, back_off_s(failures, self._options, random.random())
+        options = self._options
+        longest_s = (
+            options.longest_unlisted_backoff_s if self._unlisted else options.longest_backoff_s
+        )
+        waited, delay = (
+            0.0,
+            back_off_s(failures, options.first_backoff_s, longest_s, random.random()),
+        )
         while waited < delay and not self._stopping.is_set():
-            step = min(self._options.socket_poll_s, delay - waited)
+            step = min(options.socket_poll_s, delay - waited)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step):
                     await self._stopping.wait()
             waited += step
-            if waited >= self._options.first_backoff_s:
-                now = socket_identity(self._options.socket)
+            if waited >= options.first_backoff_s:
+                now = socket_identity(options.socket)
                 if now is not None and now != seen:
                     return
 
@@ -324,15 +357,43 @@ def socket_identity(path: str) -> SocketIdentity:
     return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-def back_off_s(failures: int, options: Options, chance: float) -> float:
+def back_off_s(failures: int, first_s: float, longest_s: float, chance: float) -> float:
     """Return the wait after `failures` unstable connections in a row; `chance` is in 0..1.
 
     Doubles from the first to the longest, then takes off up to a quarter, so that a node's plugins
     do not dial in step. Never below the first.
     """
     doublings = min(max(failures - 1, 0), 30)
-    delay = min(options.first_backoff_s * 2.0**doublings, options.longest_backoff_s)
-    return max(options.first_backoff_s, delay * (1 - chance / 4))
+    delay = min(first_s * 2.0**doublings, longest_s)
+    return max(first_s, delay * (1 - chance / 4))
+
+
+async def _within(seconds: float, event: asyncio.Event, connection: Connection) -> bool:
+    """Return whether `event` was set, or the trunk ended, within the time."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        done, _ = await asyncio.wait(
+            (waiting, connection.closed), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        waiting.cancel()
+    return bool(done)
+
+
+def _unlisted(runtime: RuntimeProfile | None, gathering: Gathering | None) -> str:
+    """Say that no list came, with what is known about it and what to do."""
+    name = f"{runtime.name} {runtime.version_text}" if runtime is not None else "the runtime"
+    part = ""
+    if gathering is not None:
+        part = f" but {gathering.received} of the {gathering.announced} bytes of a message"
+    if runtime is not None and runtime.lists_at_once:
+        advice = (
+            "NRI up to 0.6.1 cannot send a list that is too large for one message:"
+            " upgrade to containerd 1.7.26 or CRI-O 1.32, or run fewer or smaller pods here"
+        )
+    else:
+        advice = "it may be waiting for a container that takes long to stop"
+    return f"{name} configured the plugin and sends no list of containers{part}; {advice}"
 
 
 def _words(error: Exception, path: str) -> str:

@@ -79,6 +79,13 @@ class Oversized(NamedTuple):
     length: int
 
 
+class Gathering(NamedTuple):
+    """A message of which only a part has arrived, in bytes of its body."""
+
+    received: int
+    announced: int
+
+
 class MessageReader:
     """Gathers a byte stream into messages of at most `max_bytes`."""
 
@@ -89,6 +96,14 @@ class MessageReader:
         self._buffer = bytearray()
         self._needed = _HEADER_BYTES  # bytes in the buffer before another look is worth it
         self._skip = 0
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """What is there of the message that is being received, None between messages."""
+        length = self._needed - _HEADER_BYTES
+        if not self._buffer or length <= 0:
+            return None
+        return Gathering(len(self._buffer) - _HEADER_BYTES, length)
 
     def feed(self, piece: bytes) -> list[Message | Oversized]:
         """Take the next piece of the stream; return what became whole."""
@@ -152,6 +167,11 @@ class Server:
     def __init__(self, max_bytes: int = MAX_RECEIVED_BYTES) -> None:
         self._reader = MessageReader(max_bytes)
         self._last_stream = 0
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """The call whose end has not arrived yet."""
+        return self._reader.gathering
 
     def receive(self, piece: bytes) -> list[Call | Rejection]:
         """Return what the piece completes; message types that are no server's are ignored."""

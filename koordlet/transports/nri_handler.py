@@ -196,7 +196,7 @@ class NriHandler:
                 self._daemon.make_host_directory(key, outcome.value)
         self._daemon.after_reply(lambda: self._note_creation(subject, decision))
         self._daemon.state_changed("create-container")
-        return decision if decision.outcomes else None
+        return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
@@ -207,7 +207,7 @@ class NriHandler:
         subject = self._state.update_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
         self._daemon.after_reply(lambda: self._note_update(container.subject, subject, decision))
-        return decision if decision.outcomes else None
+        return decision if decision.outcomes or decision.faults else None
 
     def container_updated(self, container: Container) -> None:
         self._state.observe_container(container)
@@ -220,6 +220,14 @@ class NriHandler:
     def remove_container(self, container: Container) -> None:
         self._end(container)
         self._daemon.state_changed("remove-container")
+
+    def list_overdue(self, reason: str) -> None:
+        self._events.add(
+            "nri-unlisted",
+            "nri",
+            f"{reason}; until its list comes the reconciler works from the other sources of pods",
+            severity=Severity.ERROR,
+        )
 
     def disconnected(self, reason: str) -> None:
         if not reason:

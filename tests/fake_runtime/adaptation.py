@@ -1,6 +1,6 @@
 """A runtime's NRI side: accepts plugins, registers them, sends them events, merges their answers.
 
-`FakeRuntime` speaks one of four generations (`profiles`), reads as strictly as the Go
+`FakeRuntime` speaks one of the generations (`profiles`), reads as strictly as the Go
 implementation (`wire`), and can be slow, deaf, hostile or dead (`Behaviour`). It keeps pods and
 containers as a real one does, so a plugin that reconnects is told the truth by Synchronize.
 Source: nri.md sections 3, 5 and 8.
@@ -52,6 +52,7 @@ class Behaviour:
     register_reply_after_s: float = 0.0
     synchronize_after_s: float = 0.0
     never_configure: bool = False
+    never_synchronize: bool = False
     never_accept: bool = False
     close_instead_of: str = ""  # "register-reply" or the name of an RPC
     cut_frame_of: str = ""  # an RPC whose request ends in the middle of a frame
@@ -93,6 +94,7 @@ class Plugin:
     index: str = ""
     nri_version: str = ""
     events: int = 0
+    policy: nri.FailurePolicy = field(default_factory=nri.FailurePolicy)
     state_change_only: bool = False
     synchronize_updates: list[nri.ContainerUpdate] = field(default_factory=list)
 
@@ -176,6 +178,7 @@ class FakeRuntime:
         trunk.metadata = self.behaviour.metadata
         trunk.noise = self.behaviour.noise
         trunk.dribble = self.behaviour.dribble
+        trunk.largest_frame = self.profile.largest_frame
         self._trunks.append(trunk)
         self.accepted += 1
         self._accepting.put_nowait(trunk)
@@ -229,6 +232,8 @@ class FakeRuntime:
                 return
             await self._configure(plugin)
         await asyncio.sleep(self.behaviour.synchronize_after_s)
+        if self.behaviour.never_synchronize:
+            return
         try:
             await self._synchronize(plugin)
         except (CallFailed, TimeoutError, Broken):
@@ -266,6 +271,8 @@ class FakeRuntime:
         if extra:
             raise Broken(f"invalid plugin events: {extra:#x}")
         plugin.events = reply.events or profile.valid_mask
+        if profile.failure_policies:
+            plugin.policy = reply.failure_policy
 
     async def _synchronize(self, plugin: Plugin) -> None:
         deadline = asyncio.get_running_loop().time() + self.behaviour.request_timeout_s
@@ -432,9 +439,14 @@ class FakeRuntime:
             except Conflict as error:
                 raise EventFailed(str(error)) from error
             except (TimeoutError, Broken) as error:
-                # Cut off, and the event goes on as if the plugin had answered nothing.
+                # By default: cut off, and the event goes on as if the plugin had answered nothing.
                 self.failures.append(f"{method}: {type(error).__name__} {error}")
-                plugin.trunk.close(f"{method} failed")
+                if not (isinstance(error, TimeoutError) and plugin.policy.keep_connected):
+                    plugin.trunk.close(f"{method} failed")
+                if plugin.policy.fail_request:
+                    raise EventFailed(
+                        f"plugin {plugin.full_name} failed to handle {method}"
+                    ) from error
 
     async def _event(self, plugin: Plugin, method: str, event: int, request: Message) -> bytes:
         own_rpc = method in ("CreateContainer", "UpdateContainer", "StopContainer")

@@ -1,11 +1,10 @@
-"""Four runtimes, one per wire generation, as far as a plugin can tell them apart.
-
-Source: nri.md section 0.1.
+"""Five runtimes, as far as a plugin can tell them apart: one for each wire generation of NRI, and
+one with the failure policies that NRI has since 0.12.4.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +12,9 @@ class Profile:
     """What differs between the generations on the runtime's side.
 
     conflict_by_field: conflicts name the Field enum, not a subject in words.
+    largest_frame: bytes of one frame's payload that the runtime's multiplexer writes; it refuses
+        a longer one, after the message's first 4096 bytes are out. 0: it writes any.
+    failure_policies: a plugin's failure policy is acted on.
     """
 
     nri: str
@@ -26,6 +28,8 @@ class Profile:
     checks_name: bool
     conflict_by_field: bool
     closes_when_synchronize_fails: bool
+    largest_frame: int = 0
+    failure_policies: bool = False
 
 
 A = Profile(
@@ -40,6 +44,7 @@ A = Profile(
     checks_name=False,
     conflict_by_field=False,
     closes_when_synchronize_fails=False,
+    largest_frame=1 << 24,
 )
 B = Profile(
     nri="0.8.0",
@@ -81,4 +86,6 @@ D = Profile(
     closes_when_synchronize_fails=True,
 )
 
-ALL = (A, B, C, D)
+D_POLICY = replace(D, nri="0.12.5", failure_policies=True)
+
+ALL = (A, B, C, D, D_POLICY)

@@ -142,6 +142,7 @@ class Trunk:
         self.metadata: Sequence[tuple[str, str]] = ()
         self.noise = b""  # written before each message
         self.dribble = False  # write byte by byte
+        self.largest_frame = 0  # see profiles
 
     def start(self) -> None:
         """Begin to read; until then what the plugin sends waits in the socket."""
@@ -172,6 +173,9 @@ class Trunk:
         self._writer.write(data)
 
     async def write(self, connection: int, message: bytes) -> None:
+        if self.largest_frame and len(message) - GO_BUFFER > self.largest_frame:
+            self._writer.write(frame(connection, message[:GO_BUFFER]))
+            raise Broken("message too long")
         data = self.noise + frames(connection, message)
         if not self.dribble:
             self._writer.write(data)

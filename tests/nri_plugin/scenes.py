@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Seque
 from pathlib import Path
 
 from hooks.claim import Claim
-from hooks.decision import Decision, Outcome, ResourceKey
+from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.observed import Container, Sandbox
 from hooks.subject import Pod
 from linux.resources import Resource, Value
@@ -17,13 +17,15 @@ from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from tests.fake_runtime.adaptation import Behaviour, FakeRuntime
+from tests.fake_runtime.profiles import Profile
 
 Values = dict[ResourceKey, Value]
 
 PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1111_2222.slice"
 
 
-def decision(values: Values) -> Decision:
+def decision(values: Values, *, faults: tuple[Fault, ...] = ()) -> Decision:
     return Decision(
         outcomes={
             (resource, key): Outcome(
@@ -39,6 +41,7 @@ def decision(values: Values) -> Decision:
             )
             for (resource, key), value in values.items()
         },
+        faults=faults,
     )
 
 
@@ -51,6 +54,7 @@ class RecordingHandler:
         self.containers: list[Container] = []
         self.sandboxes: list[Sandbox] = []
         self.lacking: dict[str, tuple[ResourceKey, ...]] = {}
+        self.faults: tuple[Fault, ...] = ()
         self.runtime: RuntimeProfile | None = None
         self.groups: Collection[str] = ()
         self.disturb: Callable[[str], None] = lambda method: None
@@ -83,6 +87,9 @@ class RecordingHandler:
             if self.wanted is not None:
                 yield container.subject.id, decision(self.wanted)
 
+    def list_overdue(self, reason: str) -> None:
+        self._note("list_overdue", reason)
+
     def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
         self.lacking[container.subject.id] = tuple(lacks)
 
@@ -102,7 +109,7 @@ class RecordingHandler:
     def create_container(self, container: Container) -> Decision | None:
         self.containers.append(container)
         self._note("create_container", container.subject.id)
-        return None if self.wanted is None else decision(self.wanted)
+        return self._decision()
 
     def start_container(self, container: Container) -> None:
         self._note("start_container", container.subject.id)
@@ -110,7 +117,10 @@ class RecordingHandler:
     def update_container(self, container: Container) -> Decision | None:
         self.containers.append(container)
         self._note("update_container", container.subject.id)
-        return None if self.wanted is None else decision(self.wanted)
+        return self._decision()
+
+    def _decision(self) -> Decision | None:
+        return None if self.wanted is None else decision(self.wanted, faults=self.faults)
 
     def container_updated(self, container: Container) -> None:
         self._note("container_updated", container.subject.id)
@@ -181,6 +191,38 @@ async def running(supervisor: Supervisor) -> AsyncIterator[Supervisor]:
     finally:
         supervisor.stop()
         await asyncio.wait_for(task, 10)
+
+
+class Scene:
+    """A fake runtime with one plugin, synchronized."""
+
+    def __init__(
+        self,
+        folder: Path,
+        profile: Profile,
+        behaviour: Behaviour | None = None,
+        wanted: Values | None = None,
+        **changes: object,
+    ) -> None:
+        self.runtime = FakeRuntime(str(folder / "nri.sock"), profile, behaviour)
+        self.handler = RecordingHandler(wanted)
+        self.options = options(folder, **changes)
+
+    async def __aenter__(self) -> Scene:
+        await self.runtime.start()
+        self.supervisor = Supervisor(self.options, self.handler)
+        self._running = running(self.supervisor)
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._running.__aexit__(None, None, None)
+        await self.runtime.stop()
+
+    async def synchronized(self) -> Scene:
+        await self.runtime.synchronized()
+        await asyncio.wait_for(self.supervisor.wait_synced(), 10)
+        return self
 
 
 SHARES = (Resource.CPU_SHARES, "")

@@ -90,6 +90,36 @@ def test_an_inferred_version_never_makes_unasked_updates_safe() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "served"),
+    [
+        ("v0.12.5", True),
+        ("v0.12.4", True),
+        ("v0.12.4-rc.1", False),
+        ("v0.12.3", False),
+        ("", False),
+    ],
+)
+def test_only_a_told_nri_version_serves_failure_policies(told: str, served: bool) -> None:
+    assert runtime_profile("containerd", "v9.0.0", nri_version=told).failure_policy is served
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "at_once"),
+    [
+        ("containerd", "1.7.25", True),
+        ("cri-o", "1.31.0", True),
+        ("containerd", "1.7.26", False),
+        ("containerd", "", False),
+        ("acme", "1.0.0", False),
+    ],
+)
+def test_which_runtimes_send_their_list_right_after_configure(
+    name: str, version: str, at_once: bool
+) -> None:
+    assert runtime_profile(name, version).lists_at_once is at_once
+
+
+@pytest.mark.parametrize(
     ("name", "version", "oom_score_adj"),
     [
         ("containerd", "v1.7.25", False),

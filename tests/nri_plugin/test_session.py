@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.nri_plugin.scenes import (
     QUOTA,
     SHARES,
     RecordingHandler,
+    Scene,
     Values,
     beside,
     container,
@@ -37,38 +39,6 @@ from tests.nri_plugin.scenes import (
 )
 
 every_generation = pytest.mark.parametrize("profile", profiles.ALL, ids=lambda p: p.nri)
-
-
-class Scene:
-    """A fake runtime with one plugin, synchronized."""
-
-    def __init__(
-        self,
-        folder: Path,
-        profile: Profile,
-        behaviour: Behaviour | None = None,
-        wanted: Values | None = None,
-        **changes: object,
-    ) -> None:
-        self.runtime = FakeRuntime(str(folder / "nri.sock"), profile, behaviour)
-        self.handler = RecordingHandler(wanted)
-        self.options = options(folder, **changes)
-
-    async def __aenter__(self) -> Scene:
-        await self.runtime.start()
-        self.supervisor = Supervisor(self.options, self.handler)
-        self._running = running(self.supervisor)
-        await self._running.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._running.__aexit__(None, None, None)
-        await self.runtime.stop()
-
-    async def synchronized(self) -> Scene:
-        await self.runtime.synchronized()
-        await asyncio.wait_for(self.supervisor.wait_synced(), 10)
-        return self
 
 
 @every_generation
@@ -112,6 +82,35 @@ def test_the_mask_has_no_bit_too_many_and_no_validator(tmp_path: Path, profile: 
             assert plugin.events & ~profile.valid_mask == 0
             assert not plugin.events & Event.VALIDATE_CONTAINER_ADJUSTMENT.bit
             assert plugin.events
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("valid_mask", [0x7FF, 0x3FFF])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("containerd", ""),
+        ("containerd", "(devel)"),
+        ("containerd", "2.2.0-beta.0"),
+        ("containerd", "v9.0.0+vendor"),
+        ("cri-o", "1.34.0-dev"),
+        ("", ""),
+        ("acme", "v9"),
+    ],
+)
+def test_a_runtime_that_sends_no_nri_version_gets_the_events_that_every_version_knows(
+    tmp_path: Path, name: str, version: str, valid_mask: int
+) -> None:
+    async def scenario() -> None:
+        profile = replace(
+            profiles.C, runtime_name=name, runtime_version=version, valid_mask=valid_mask
+        )
+        async with Scene(tmp_path, profile, wanted={SHARES: 7}) as scene:
+            await scene.synchronized()
+            assert scene.runtime.failures == []
+            created = await scene.runtime.create_container(container())
+            assert created.adjust.linux.resources.cpu.shares.value == 7
 
     uvloop.run(scenario())
 
