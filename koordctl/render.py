@@ -232,6 +232,8 @@ def status(answer: Mapping[str, Any]) -> str:
     if answer["unhealthy"]:
         facts.append(("unhealthy", answer["unhealthy"]))
     facts.append(("NRI", _nri(nri)))
+    if nri.get("failurePolicy", {}).get("configured") == "Fail":
+        facts.append(("on failure", f"Fail: {nri['failurePolicy']['inForce']}"))
     if runtime := nri.get("runtime"):
         facts += [("", warning) for warning in runtime["warnings"]]
     if cgroup:

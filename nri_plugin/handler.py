@@ -113,5 +113,8 @@ class Handler(Protocol):
         ...
 
     def disconnected(self, reason: str) -> None:
-        """The connection is gone; until the next `synchronize` containers start unadjusted."""
+        """The connection is gone; until the next `synchronize` containers start unadjusted.
+
+        reason: "" when the daemon itself stops.
+        """
         ...

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from apis.errors import InputError
+from nri_plugin.capabilities import FAILURE_POLICY_SINCE, RuntimeProfile
 from nri_plugin.events import SUBSCRIBED, Event
 
 DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -35,6 +36,20 @@ class FailurePolicy(StrEnum):
 
     IGNORE = "Ignore"
     FAIL = "Fail"
+
+    def in_force(self, runtime: RuntimeProfile | None) -> str:
+        """Say what the policy comes to with `runtime`; None is no connected runtime."""
+        if self is FailurePolicy.IGNORE:
+            return "a request that fails goes on without koordlet's values"
+        if runtime is None:
+            return "no runtime is connected, so requests go on without koordlet's values"
+        if runtime.failure_policy:
+            return "errors, late answers and the loss of the connection fail the request"
+        since = ".".join(str(part) for part in FAILURE_POLICY_SINCE)
+        return (
+            "errors fail the request; after a late answer or the loss of the connection it goes on"
+            f" without koordlet's values (the runtime did not report NRI {since} or later)"
+        )
 
 
 class Options(msgspec.Struct, frozen=True):

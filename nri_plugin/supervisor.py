@@ -201,6 +201,9 @@ class Supervisor:
             self._give_up(reason)
         except (RpcError, ConnectionClosed) as error:
             self._give_up(_words(error, self._options.socket))
+        except asyncio.CancelledError:
+            self._stopping.set()
+            raise
         finally:
             # Retired and closed before anything else happens: no two live sessions, ever.
             session.retire()
@@ -211,7 +214,8 @@ class Supervisor:
             self.statistics.enter(State.DISCONNECTED)
             self.statistics.disconnections += 1
             if session.runtime is not None:
-                self._report_to(self._handler.disconnected, self._problem or "given up")
+                reason = "" if self._stopping.is_set() else self._problem or "given up"
+                self._report_to(self._handler.disconnected, reason)
             await asyncio.shield(connection.closed)
 
     def _report_to(self, method: Callable[[str], None], reason: str) -> None:

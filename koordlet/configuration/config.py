@@ -41,6 +41,7 @@ class Nri(Section, frozen=True):
     plugin_name: str = "koordlet_nri"
     plugin_index: str = "00"
     backoff: Seconds = Seconds(1)
+    failure_policy: str = "Ignore"  # empty is Ignore, as upstream's flag may be
 
 
 class Cri(Section, frozen=True):

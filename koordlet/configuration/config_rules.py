@@ -156,5 +156,7 @@ def _choices(config: Config) -> Iterator[Wrong]:
         yield "log.level", config.log.level, "one of debug, info, warning, error"
     if config.log.format not in ("text", "json"):
         yield "log.format", config.log.format, "one of text, json"
+    if config.nri.failure_policy not in ("Fail", "Ignore", ""):
+        yield "nri.failurePolicy", config.nri.failure_policy, "Fail or Ignore"
     if config.hook_service.failure_policy not in ("Fail", "Ignore"):
         yield "hookService.failurePolicy", config.hook_service.failure_policy, "Fail or Ignore"

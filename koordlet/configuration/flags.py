@@ -103,7 +103,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "runtime-hooks-failure-policy": Flag(
         _T, "hookService.failurePolicy", "Fail or Ignore, for the runtime proxy"
     ),
-    "runtime-hooks-plugin-failure-policy": Flag(_T),
+    "runtime-hooks-plugin-failure-policy": Flag(
+        _T, "nri.failurePolicy", "Fail or Ignore, for requests of the runtime over NRI"
+    ),
     "runtime-hooks-config-path": Flag(
         _T, "hookService.registrationDir", "where the registration file for the proxy goes"
     ),

@@ -75,6 +75,12 @@ def _nri(parts: Parts) -> Plain:
         "connection": status.generation,
         "problem": status.problem,
         "socket": parts.config.nri.socket,
+        "failurePolicy": {
+            "configured": parts.nri.failure_policy.value,
+            "inForce": parts.nri.failure_policy.in_force(
+                status.runtime if status.protects else None
+            ),
+        },
         "inStateSeconds": round(status.in_state_s, 1),
         "connectedSeconds": round(numbers.connected_s, 1),
         "unprotectedSeconds": round(numbers.unprotected_s, 1),

@@ -225,7 +225,8 @@ class NriHandler:
         self._events.add(
             "nri-unlisted",
             "nri",
-            f"{reason}; until its list comes the reconciler works from the other sources of pods",
+            f"{reason}; until the list comes, only pods that kubelet, the CRI or Pod manifests name"
+            " are kept in their state (kubelet.enabled, cri.enabled)",
             severity=Severity.ERROR,
         )
 

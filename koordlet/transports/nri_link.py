@@ -8,7 +8,7 @@ from typing import Final
 
 from koordlet.configuration.config import Config
 from nri_plugin.handler import Handler
-from nri_plugin.options import Launch, Options
+from nri_plugin.options import FailurePolicy, Launch, Options
 from nri_plugin.statistics import Statistics
 from nri_plugin.supervisor import Supervisor
 
@@ -38,6 +38,7 @@ class NriLink:
             index=config.nri.plugin_index,
             cgroup_version=cgroup_version,
             first_backoff_s=config.nri.backoff,
+            failure_policy=self.failure_policy,
         )
         self.statistics = Statistics()
         self.supervisor = Supervisor(
@@ -57,6 +58,11 @@ class NriLink:
                 "ready without the runtime; it will be dialled for ever",
                 extra={"problem": self.supervisor.status.problem},
             )
+
+    @property
+    def failure_policy(self) -> FailurePolicy:
+        """Return the configured policy."""
+        return FailurePolicy(self._config.nri.failure_policy or FailurePolicy.IGNORE)
 
     def stop(self) -> None:
         if self.supervisor is not None:

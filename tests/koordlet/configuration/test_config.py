@@ -122,6 +122,7 @@ def test_a_runtimes_endpoint_is_taken_as_upstreams_flag_has_it(endpoint: str) ->
         ("-runtime-hooks-reconcile-interval=abc", "not a duration"),
         ("-runtime-hooks-nri-plugin-index=7", "two digits"),
         ("-runtime-hooks-failure-policy=ignore", "Fail or Ignore"),
+        ("-runtime-hooks-plugin-failure-policy=fail", "Fail or Ignore"),
         ("-run-dir=run", "not an absolute path"),
         ("-runtime-hooks-disable-stages=PreCreate", "not a stage of the hook service"),
     ],
@@ -130,6 +131,12 @@ def test_a_mistake_in_a_flag_is_not_blamed_on_the_file(flag: str, expected: str)
     name, _, value = flag.partition("=")
     (found,) = errors("", flag)
     assert found.startswith(f"command line: {name} = {value!r}: {expected}")
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore", ""])
+def test_the_failure_policy_over_nri_is_upstreams_flag(policy: str) -> None:
+    made = config("", f"-runtime-hooks-plugin-failure-policy={policy}")
+    assert made.nri.failure_policy == policy
 
 
 def test_a_bad_node_name_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

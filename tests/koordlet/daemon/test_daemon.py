@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
+from koordctl import render
+from koordlet.transports import nri_link
+from nri_plugin.options import Options
+from tests.fake_runtime.adaptation import Behaviour, EventFailed
+from tests.fake_runtime.profiles import D_POLICY, A, B
+from tests.fake_runtime.profiles import Profile as RuntimeProfile
 from tests.koordlet.daemon.bed import (
     NODE,
     ONE_CPU,
@@ -120,6 +127,65 @@ def test_a_pod_of_a_manifest_is_kept_without_any_runtime() -> None:
                 path = n.kubelet.path(pod.cgroup, "cpu.max")
                 await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
                 assert daemon.parts.health.not_ready() == []
+
+    run(test)
+
+
+def test_a_runtime_that_sends_no_list_is_reported_and_known_pods_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nri_link, "Options", partial(Options, list_overdue_s=0.1))
+
+    async def test() -> None:
+        async with node() as n:
+            n.runtime.profile = A
+            n.runtime.behaviour = Behaviour(never_synchronize=True)
+            n.listening = False
+            pod = n.kubelet.add_pod(ONE_CPU)
+            n.put(SLO, node_object("1.25"), ls_manifest(pod.uid))
+            async with n.running() as daemon:
+                await until("the event", lambda: events(n, "nri-unlisted"))
+                (message,) = events(n, "nri-unlisted")
+                assert "containerd 1.7.24~ds1 configured the plugin and sends no list" in message
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                _, status = await n.ask("GET", "/status")
+                assert "sends no list" in status["nri"]["problem"]
+                assert any("sends no list" in reason for reason in status["notReady"])
+                n.runtime.behaviour = Behaviour()
+                await until("the list", lambda: daemon.parts.health.not_ready() == [])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("profile", "late"),
+    [(B, "after a late answer or the loss of"), (D_POLICY, "errors, late answers and the loss of")],
+    ids=lambda value: getattr(value, "nri", ""),
+)
+def test_fail_refuses_a_container_whose_annotation_is_bad_and_says_what_holds(
+    profile: RuntimeProfile, late: str
+) -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.runtime.profile = profile
+            n.tree["nri"] = {**n.tree["nri"], "failurePolicy": "Fail"}
+            n.daemon = n.new_daemon()
+            n.put(SLO)
+            pod, bad = n.kubelet.add_pod(ONE_CPU), n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                annotation = {"scheduling.koordinator.sh/resource-status": "no JSON"}
+                await n.run_pod(bad, annotations=annotation)
+                with pytest.raises(EventFailed, match=r"policy CPUSetAllocator: .*resource-status"):
+                    await n.create(bad, "c2")
+                _, status = await n.ask("GET", "/status")
+                policy = status["nri"]["failurePolicy"]
+                assert policy["configured"] == "Fail"
+                assert policy["inForce"].startswith(("errors", late))
+                assert late in policy["inForce"]
+                assert f"Fail: {policy['inForce']}" in " ".join(render.status(status).split())
 
     run(test)
 
