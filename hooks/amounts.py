@@ -1,9 +1,9 @@
 """From amounts in a pod's specification to what cgroup files hold, as kubelet counts and converts.
 
-One place for the sums over a pod's containers: what runs at the same time adds up, an init
-container counts only while it runs, overhead comes on top. Policies sum what they claim by it, and
-what kubelet itself asks the runtime for follows from the same rule.
-Sources: linux-interfaces.md section 5, api.md section 19; upstream's plain sums: hooks.md 4.3.
+One place for the sums over a pod's containers: containers that run at the same time add up, an init
+container counts only while it runs, overhead comes on top. Policies use these sums for their
+claims, and kubelet's own requests to the runtime follow from the same rule: docs/facts/kernel.md,
+"Shares, weights and quotas".
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Pick = Callable[[Amounts], int | None]
 
 
 def milli_to_shares(milli: int) -> int:
-    """Return cpu.shares for milli-cores: 1024 a core, within 2..262144."""
+    """Return cpu.shares for milli-cores: kubelet's 1024 a core, within 2..262144."""
     return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
 
 
 def milli_to_quota_us(milli: int) -> int:
     """Return the CFS quota per 100 ms; 0 and less is UNLIMITED, the smallest is 1000 µs.
 
-    Effectors scale a quota to the period that they find (linux-interfaces.md 20.17).
+    Effectors scale a quota to the period that a group has.
     """
     if milli <= 0:
         return UNLIMITED
@@ -50,7 +50,7 @@ def sum_of_requests(specs: Iterable[ContainerSpec], pick: Pick, overhead: int | 
 
 
 def sum_of_limits(specs: Iterable[ContainerSpec], pick: Pick, overhead: int | None) -> int:
-    """Return the pod's limit by the same rule; UNLIMITED when any container has none."""
+    """Return the pod's limit by the same rule; UNLIMITED when a container has no limit."""
     known = tuple(specs)
     if not known or any((pick(spec.amounts) or 0) <= 0 for spec in known):
         return UNLIMITED
@@ -78,9 +78,9 @@ def regular_only(specs: Iterable[ContainerSpec]) -> tuple[ContainerSpec, ...]:
 
 
 def request_of_pod(pod: Pod, request: Pick) -> int:
-    """Return what the pod asks for: as a whole if it says so, else the containers' sum.
+    """Return the pod's request: its own (`spec.resources`) if it has one, else the containers' sum.
 
-    Overhead comes on top of both.
+    Overhead is added to either.
     """
     whole, overhead = request(pod.resources) or 0, request(pod.overhead)
     if whole > 0:
@@ -89,7 +89,10 @@ def request_of_pod(pod: Pod, request: Pick) -> int:
 
 
 def limit_of_pod(pod: Pod, limit: Pick, request: Pick) -> int:
-    """Return the pod's limit by the same rule, UNLIMITED without one. `request` picks overhead."""
+    """Return the pod's limit by the same rule, UNLIMITED without one.
+
+    request: picks the overhead's amount, which has no separate limit.
+    """
     whole, overhead = limit(pod.resources) or 0, request(pod.overhead)
     if whole > 0:
         return whole + max(overhead or 0, 0)
@@ -97,14 +100,14 @@ def limit_of_pod(pod: Pod, limit: Pick, request: Pick) -> int:
 
 
 def requested_of_container(amounts: Amounts, pod_level: Amounts) -> Requested:
-    """Return what kubelet asks the runtime for a container.
+    """Return what kubelet requests from the runtime for a container.
 
-    pod_level: of the pod as a whole. Kubelet takes its limits for a container without own ones.
+    pod_level: the pod's own resources. A container without a limit gets the pod's.
     """
     limit_milli = amounts.cpu_limit_milli or pod_level.cpu_limit_milli or 0
     asked_milli = amounts.cpu_request_milli
     return Requested(
-        # An absent request takes the limit's place, as the API server's defaulting does.
+        # The API server's defaulting: an absent request equals the limit.
         cpu_shares=milli_to_shares(limit_milli if asked_milli is None else asked_milli),
         cfs_quota_us=milli_to_quota_us(limit_milli),
         memory_limit_bytes=(
@@ -114,7 +117,7 @@ def requested_of_container(amounts: Amounts, pod_level: Amounts) -> Requested:
 
 
 def requested_of_pod(pod: Pod) -> Requested:
-    """Return what kubelet gives the pod's own directory; nothing while the specs are unknown."""
+    """Return what kubelet sets on the pod's directory; nothing while the specs are unknown."""
     if not pod.specs:
         return NOTHING_REQUESTED
     return Requested(

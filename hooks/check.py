@@ -1,7 +1,7 @@
-"""What a claim may say: on which levels a resource can be set, and which values it takes.
+"""Checks of a claim: on which levels a resource can be set, and which values it accepts.
 
-The built-in policies keep to it by test, site policies by force (`hooks.site`), so an effector
-never meets a value of a wrong type or a path that leaves its place.
+Tests hold the built-in policies to these checks, and `hooks.site` runs them on every claim of a
+site policy. An effector therefore never sees a value of a wrong type or a path outside its place.
 """
 
 from __future__ import annotations
@@ -51,9 +51,15 @@ KEYED: Final = frozenset(
 """Resources that need a key; the others must not have one."""
 
 _LONGEST_TEXT: Final = 128 * 1024
-"""Linux's limit of one environment variable; far above any other text here."""
+"""The kernel's limit of one environment variable (MAX_ARG_STRLEN). Other texts are far shorter."""
+_LONGEST_PATH: Final = 4096
+"""The kernel's PATH_MAX, also far above any sysctl's value."""
+_LONGEST_KEY: Final = 256
+"""Chosen, for names of variables and of core scheduling groups; label values have at most 63."""
 _LARGEST_FACTOR: Final = 1000.0
+"""As `apis.annotations.parse_cpu_normalization_ratio`: no CPU is this much faster than another."""
 _LARGEST_DEVICE_NUMBER: Final = (1 << 20) - 1
+"""A minor number has 20 bits. A major has 12; the runtime refuses larger ones."""
 
 
 def claim_problem(claim: Claim, level: Level) -> str:
@@ -76,7 +82,7 @@ def claim_problem(claim: Claim, level: Level) -> str:
 
 
 def value_problem(resource: Resource, key: str, value: Value) -> str:
-    """Return why `value` is not one of the resource's, "" when it is."""
+    """Return why `resource` does not accept `value`, "" when it does."""
     try:
         file = FILES.get(resource)
         if file is not None:
@@ -99,19 +105,19 @@ def _text(value: Value, *, longest: int = _LONGEST_TEXT) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, not {type(value).__name__}")
     if len(value) > longest or "\0" in value:
-        raise ValueError(f"a text has at most {longest} characters and no NUL")
+        raise ValueError(f"expected a text of at most {longest} characters without NUL")
     return value
 
 
 def _path(path: str) -> None:
-    """Accept an absolute path that stays where it says."""
-    _text(path, longest=4096)
+    """Raise ValueError unless `path` is absolute and has no `.`, `..` or empty part."""
+    _text(path, longest=_LONGEST_PATH)
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")):
         raise ValueError(f"{path[:64]!r} is not an absolute path without . and ..")
 
 
 def _env(key: str, value: Value) -> None:
-    _text(key, longest=256)
+    _text(key, longest=_LONGEST_KEY)
     if "=" in key or not key.isprintable():
         raise ValueError(f"{key[:64]!r} cannot name a variable")
     _text(value)
@@ -126,7 +132,7 @@ def _mount(key: str, value: Value) -> None:
     if value.type == "bind" or "bind" in value.options or "rbind" in value.options:
         _path(value.source)
     for text in (value.type, value.source, *value.options):
-        _text(text, longest=4096)
+        _text(text, longest=_LONGEST_PATH)
 
 
 def _device(key: str, value: Value) -> None:
@@ -151,7 +157,7 @@ def _schemata(key: str, value: Value) -> None:
 def _sysctl(key: str, value: Value) -> None:
     if not key.replace(".", "").replace("_", "").replace("-", "").isalnum() or ".." in key:
         raise ValueError(f"{key[:64]!r} cannot name a sysctl")
-    _text(value, longest=4096)
+    _text(value, longest=_LONGEST_PATH)
 
 
 def _host_directory(key: str, value: Value) -> None:
@@ -160,7 +166,7 @@ def _host_directory(key: str, value: Value) -> None:
 
 
 def _cookie(key: str, value: Value) -> None:
-    _text(value, longest=256)
+    _text(value, longest=_LONGEST_KEY)
 
 
 def _group(key: str, value: Value) -> None:

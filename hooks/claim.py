@@ -20,14 +20,17 @@ class Op(StrEnum):
     """Divide a finite quota by `factor`, rounded up; unlimited stays unlimited."""
 
     WITHIN = "within"
-    """Not more than this: the smaller number; of CPU sets the intersection unless it is empty."""
+    """At most this: the smaller number; of CPU sets the intersection, unless it is empty."""
 
     AT_LEAST = "at-least"
-    """Not less than this: the larger number."""
+    """At least this: the larger number; of CPU sets the union."""
 
 
 class Rank(IntEnum):
-    """Who wins among claims that set one resource. A site policy stands above the built-in ones."""
+    """Which of the claims that set one resource wins: the one of highest rank.
+
+    The numbers leave room for a site policy to rank in between.
+    """
 
     DEFAULT = 100  # a class-wide or node-wide rule
     POD = 200  # the pod's own wish, or an allocation made for it
@@ -38,12 +41,14 @@ class Rank(IntEnum):
 class Claim(msgspec.Struct, frozen=True):
     """What `policy` wants, why, and which input field it came from.
 
-    resource, key: what; `key` for keyed resources (environment variable, mount destination, …).
-    value: canonical (see `linux.resources`); for DIVIDE it is the int 0 and `factor` counts.
-    reason: for a person, short: "share pool of NUMA node 0".
-    source: the field: 'annotation scheduling.koordinator.sh/resource-status', 'NodeSLO
+    resource, key: what is set; `key` for keyed resources (environment variable, mount
+        destination, …).
+    value: canonical (see `linux.resources`); for DIVIDE it is 0, and `factor` divides.
+    reason: short, for a person: "share pool of NUMA node 0".
+    source: the input field: 'annotation scheduling.koordinator.sh/resource-status', 'NodeSLO
         spec.resourceQOSStrategy.beClass.cpuQOS.groupIdentity', 'gate CPUSetAllocator'.
-    degraded: how this falls short of what was asked for (a mainline stand-in), "" when it does not.
+    degraded: how the claim falls short of its input (a stand-in on a mainline kernel), "" when it
+        does not.
     """
 
     resource: Resource
@@ -59,8 +64,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 Claimed = Claim | InputError
-"""What a claiming function gives: a claim, or an error that costs nothing but itself.
+"""What a claiming function yields: a claim, or an error that leaves its other claims in force.
 
-An error that is raised instead may cost all claims of the call, so a policy yields it where it has
-more to say.
+An error that is raised instead discards all claims of the call, so a policy yields an error when it
+has other claims to make.
 """

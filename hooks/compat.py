@@ -1,7 +1,7 @@
-"""Switches that give upstream's behaviour where ours differs on purpose. All are off by default.
+"""Switches that bring upstream's behaviour back where ours differs on purpose. All default to off.
 
-An operator lists names under `compat` in the configuration. Each is explained, with its reason and
-its source, in docs/compatibility.md; a test keeps the two lists equal.
+An operator lists their names under `compat` in the configuration. docs/compatibility.md explains
+each, with its reason; a test keeps the two lists equal.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Composition: how several claims on one resource become one value.
 
 Written once, for every resource: the highest-ranking SET claim gives the base (or, when only
-modifiers claim, what kubelet requested); then DIVIDE, WITHIN and AT_LEAST shape it, in that order.
+modifiers claim, kubelet's request does); then DIVIDE, WITHIN and AT_LEAST shape it, in that order.
 So a CFS quota is batch limit ÷ normalisation ratio, and 'unlimited' survives a division; a CPU set
-is an allocation or a share pool, narrowed by suppression, never to nothing.
+is an allocation or a share pool, narrowed by suppression, but never to the empty set.
 
-Resources that the kernel does not let stand beside each other are settled afterwards: a group with
-cpu.idle=1 has no weight (linux-interfaces.md section 6), so one of the two claims is overruled.
+Values that the kernel does not accept together are settled afterwards: it refuses a weight for a
+group with cpu.idle=1, so the claim on one of the two is overruled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARES = (Resource.CPU_SHARES, "")
 def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
     """Return the outcome of `claims`, all on one resource and key, in the policies' order.
 
-    requested: what kubelet asked for, the base when no claim sets a value. None, with modifiers
+    requested: kubelet's request, the base when no claim sets a value. None, together with modifiers
     alone, gives no outcome: there is nothing to modify.
     """
     if len(claims) == 1 and claims[0].op is Op.SET:
@@ -42,7 +42,7 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
     )
     winner: Claim | None = None
     for claim in setters:
-        # Strictly greater: among equals the first in the policies' order stays.
+        # Strictly greater: among equal ranks the first in the policies' order wins.
         if winner is None or claim.rank > winner.rank:
             winner = claim
     value = requested if winner is None else winner.value
@@ -55,7 +55,7 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
         (idle if shaped == value else effective).append(claim)
         value = shaped
     if winner is None:
-        # Modifiers that change nothing still own the value: what they stop doing is undone.
+        # Modifiers that change nothing own the value too, so that it is restored without them.
         winner, *rest = effective or modifiers
         return Outcome(
             value=value,
@@ -67,10 +67,10 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
 
 
 def settle(outcomes: Mapping[ResourceKey, Outcome]) -> Mapping[ResourceKey, Outcome]:
-    """Return `outcomes` without those that the kernel would refuse beside another one.
+    """Return `outcomes` without those that the kernel would refuse beside another outcome.
 
-    cpu.idle=1 and cpu.shares: the higher rank stays, cpu.idle among equals; the claims of the other
-    become losers of the one that stays, so that a person sees what they gave way to.
+    cpu.idle=1 and cpu.shares: the higher rank stays, cpu.idle among equal ranks. The claims of the
+    other become losers of the outcome that stays, so that a person sees what overruled them.
     """
     idle, shares = outcomes.get(_IDLE), outcomes.get(_SHARES)
     if idle is None or shares is None or idle.value != 1:

@@ -1,4 +1,4 @@
-"""A decision: for one subject, each resource's one value, who won, who lost, and why."""
+"""A decision: for one subject, one value for each resource, and which claims led to it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ResourceKey = tuple[Resource, str]
 class Outcome(msgspec.Struct, frozen=True):
     """The value of one resource.
 
-    winner: the claim that set the value, or the first modifier of what kubelet requested.
-    modifiers: further claims that took part (divide, within, at-least), in order of application.
-    losers: claims that were overruled.
+    winner: the claim that set the value, or the first modifier of kubelet's request.
+    modifiers: claims that shaped it (divide, within, at-least), in order of application.
+    losers: claims without effect: overruled, or bounds that the value keeps anyway.
     """
 
     value: Value
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class Fault(msgspec.Struct, frozen=True):
     """A policy that could not claim for this subject: bad input, or a defect of the policy.
 
-    `input_error` tells the two apart: bad input is the object's fault and stays until it changes.
+    input_error: the input is bad, and the fault stays until the object changes.
     """
 
     policy: str
@@ -43,7 +43,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """All outcomes for one subject. `generation` is the engine's that decided."""
+    """All outcomes for one subject. generation: number of the engine that decided."""
 
     outcomes: Mapping[ResourceKey, Outcome]
     faults: tuple[Fault, ...] = ()

@@ -4,12 +4,11 @@ An `Engine` is immutable. `Engine.build` parses the rules once, when an object o
 `decide` is pure, reads memory only, and is what every effector calls: the NRI reply, the proxy's
 hook service, the reconciler, `koordctl plan`. Deciding twice gives the same decision.
 
-A policy that fails costs its own claims for that subject and nothing else, and an error that it
-yields among its claims costs not even these: the fault travels in the decision, and whoever runs
-the engine reports it.
+A policy that fails loses its own claims for that subject and nothing else. An error that it yields
+among its claims leaves these in force. Either is a fault in the decision, which the caller reports.
 
-Decisions about containers are remembered by shape (`hooks.shape`): a deployment's replicas are
-decided once.
+Outcomes for containers are cached by shape (`hooks.shape`): a deployment's replicas are decided
+once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from hooks.shape import shape_of
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Subject
 
 _MOST_SHAPES: Final = 2048
-"""Shapes whose outcomes are remembered; then all are forgotten."""
+"""Shapes whose outcomes are cached; a full cache is emptied. Chosen: a node runs a few hundred
+shapes, and an entry takes some 2 KiB. With twice as many, churn would hold 8 MiB."""
 
 Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
@@ -39,9 +39,9 @@ Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """One policy in an engine: its rule, or why it is off, and what was wrong with its input.
+    """One policy in an engine: its rule, or why it is off, and the error of its input.
 
-    problem: the error of the newest input when the rule was not made from all of it, else "".
+    problem: the error of the newest input if a part of it could not be used, else "".
     """
 
     policy: Policy
@@ -84,9 +84,9 @@ class Engine:
     ) -> Engine:
         """Parse every policy's rule from `inputs`.
 
-        Bad input of one policy keeps that policy's rule of `previous`, or of that rule what the bad
-        field was good for; without a previous rule it takes a default, or the policy is off. The
-        others get their new rules.
+        If a policy's input is bad, its rule of `previous` stays in force, or that rule's value of
+        the bad field. Without a previous rule the field has its default, or the policy is off. The
+        other policies get their new rules.
         """
         before = {state.policy.name: state for state in previous.states} if previous else {}
         states = [
@@ -102,10 +102,10 @@ class Engine:
     def decide(
         self, subject: Subject, guard: Guard | None = None, *, before: Decision | None = None
     ) -> Decision:
-        """Return the decision for `subject`; never raises for what a policy does.
+        """Return the decision for `subject`; an error of a policy becomes a fault in it.
 
-        before: the subject's decision until now. What a policy claimed there and cannot claim now
-        because its input went bad stays in force, marked as kept.
+        before: the subject's previous decision. A claim there that its policy cannot make now,
+        because the input has become bad, stays in force and is marked as kept.
         """
         shape: Hashable = None
         if isinstance(subject, ContainerSubject):
@@ -139,7 +139,7 @@ class Engine:
             if outcome is not None:
                 outcomes[key] = outcome
         settled = settle(outcomes)
-        # A fault names its pod, and may be kept over by what stood before.
+        # A fault names its pod and may keep claims of a previous decision: never for the cache.
         if shape is not None and not faults:
             if len(self._by_shape) >= _MOST_SHAPES:
                 self._by_shape.clear()
@@ -152,20 +152,20 @@ class Engine:
 
 
 def fault_of(policy: str, error: Exception) -> Fault:
-    """Return the fault that an error of a policy is: bad input, or the policy's own defect."""
+    """Return an error of a policy as a fault: bad input, or the policy's own defect."""
     if isinstance(error, InputError | InputErrors):
         return Fault(policy=policy, message=str(error), input_error=True)
     return Fault(policy=policy, message=f"{type(error).__name__}: {error}", input_error=False)
 
 
-KEPT: Final = "kept from before: the input is bad now"
-"""The `degraded` of a claim that outlives the input it came from."""
+KEPT: Final = "kept from the last good input: the present one is bad"
+"""The `degraded` of a claim that stays in force although its input has become bad."""
 
 
 def _keep(
     before: Decision, policies: Collection[str], by_resource: dict[ResourceKey, list[Claim]]
 ) -> None:
-    """Add what `policies` claimed before and do not claim now, in the policies' order."""
+    """Add claims that `policies` made before and do not make now, in the policies' order."""
     claimed = {(key, claim.policy) for key, claims in by_resource.items() for claim in claims}
     for outcome in before.outcomes.values():
         for claim in (outcome.winner, *outcome.modifiers, *outcome.losers):

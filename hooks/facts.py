@@ -1,4 +1,4 @@
-"""What a node's policies are told besides the subject: objects, kernel, settings.
+"""The inputs of a node's policies besides the subject: objects, kernel facts, settings.
 
 `NodeInputs` is one immutable value. A new one is made when an object or a fact changes; the engine
 then parses every policy's rule again and is swapped as a whole: the hook path never parses rules.
@@ -24,7 +24,7 @@ class ResctrlFacts(msgspec.Struct, frozen=True):
     cbm_mask: int = 0
     min_cbm_bits: int = 1
     sparse_masks: bool = False
-    bandwidth_gran: int = 10
+    bandwidth_gran: int = 10  # every Intel machine's
     min_bandwidth: int = 10
     num_closids: int = 0
     vendor: str = ""  # "GenuineIntel", "AuthenticAMD", "" when unknown
@@ -36,13 +36,14 @@ class KernelFacts(msgspec.Struct, frozen=True):
     """What this kernel can do, as probed.
 
     supported: the resources whose files were written with success in a scratch cgroup, or that are
-        supported by other evidence. A policy whose resource is missing says so: unsupported or
-        degraded.
-    pods_cpus: on cgroup v1 the CPUs of the pods' root, on v2 those that the machine can have: a
-        group that asks for another one is refused, and so is the container. None: nobody knows.
+        supported by other evidence. A policy whose resource is missing is unsupported or degraded.
+    pods_cpus: the CPUs that a container may be given: on cgroup v1 those of the pods' root, on v2
+        those that the machine can have. The kernel refuses another one, and the runtime then fails
+        to create the container. None: unknown.
     rdma: PCI address -> verbs device node, for RDMA injection.
     rdma_cm: the connection manager's device node, if there is one.
-    gpus: minor number -> device node of NVIDIA's driver; gpu_control: the nodes of all its users.
+    gpus: minor number -> device node of NVIDIA's driver.
+    gpu_control: the nodes that every user of a GPU needs.
     """
 
     cgroup_version: int = 1
@@ -77,10 +78,10 @@ class Settings(msgspec.Struct, frozen=True):
     disable_unset_cpu_quota: bool = False
     hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
     compat: frozenset[str] = frozenset()
-    """Compatible switches that are on: names listed in docs/compatibility.md."""
+    """Compatibility switches that are on: names listed in docs/compatibility.md."""
 
     def gate(self, name: str, *, default: bool) -> bool:
-        """Tell whether a feature gate is on."""
+        """Return whether a feature gate is on."""
         return self.feature_gates.get(name, default)
 
 

@@ -13,7 +13,7 @@ from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Requested, Sandbo
 
 
 class ContainerState(IntEnum):
-    """As the runtime tells it. UNKNOWN stands during creation, and for exited ones in 2.3+."""
+    """NRI's states. UNKNOWN: during creation, and from containerd 2.3 on after the exit as well."""
 
     UNKNOWN = 0
     CREATED = 1
@@ -26,9 +26,9 @@ class Sandbox(msgspec.Struct, frozen=True):
     """A sandbox as one message described it.
 
     subject: its `pod` has labels and annotations as of RunPodSandbox; the runtime never refreshes
-        them, and knows no container specifications. A handler that knows the pod better (kubelet,
-        API server) replaces `subject.pod` by its own, found by uid.
-    resources: kubelet's sums over the containers; all None where the runtime does not tell.
+        them, and has no container specifications. A handler with a better source of the pod
+        (kubelet, API server) replaces `subject.pod` by that source's pod of the same UID.
+    resources: kubelet's sums over the containers; all None where the runtime does not report them.
     pid: of the pause process; 0 before it runs and after it ended.
     """
 
@@ -40,10 +40,10 @@ class Sandbox(msgspec.Struct, frozen=True):
 class Container(msgspec.Struct, frozen=True):
     """A container as one message described it.
 
-    subject.requested: what kubelet asks for *in this event*: at creation the request's values, at
-        an update the values that the update gives (None: not given), else nothing.
+    subject.requested: what kubelet requests *in this event*: at creation and update the values of
+        the request (None: not in it), in other events nothing.
     current: the values in the runtime's stored specification, which hold what plugins, this one
-        included, set earlier. They are no base for another division or minimum.
+        included, set earlier. They must not be divided or bounded again.
     """
 
     subject: ContainerSubject

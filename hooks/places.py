@@ -1,6 +1,6 @@
-"""Where a pod and a container live in the cgroup tree, from what a runtime says of them.
+"""The cgroup directories of a pod and a container, from what a runtime reports.
 
-A path that could lead out of its hierarchy becomes "", which means that it is not known.
+A path that could lead out of its hierarchy becomes "", which means unknown.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from linux import cgroup_paths
 from linux.cgroup_paths import Driver, PathError, Runtime
 
 
+# 4096 paths, chosen: far more than a node has pods; the texts take some 600 KiB.
 @lru_cache(maxsize=4096)
 def place_of(cgroup_parent: str) -> tuple[str, KubeQoS]:
-    """Return a pod's directory, "" when it is not known, and the QoS class that it stands for.
+    """Return a pod's directory ("" if unknown) and the Kubernetes QoS class that it lies in.
 
     A bare slice name is expanded the way systemd nests slices.
     """
@@ -30,7 +31,8 @@ def place_of(cgroup_parent: str) -> tuple[str, KubeQoS]:
 
 def directory_of(cgroups_path: str, pod_cgroup: str, container_id: str, runtime: Runtime) -> str:
     """Return a container's directory: from its OCI cgroups path, else by the runtime's rule."""
-    # What containerd says on nearly every node; reading it in full costs more than all the rest.
+    # The form that containerd uses on nearly every node. Parsing the path in full costs more than
+    # the rest of the message. 128 characters bound what is put into a path; an id has 64.
     if container_id.isalnum() and container_id.isascii() and len(container_id) <= 128:
         slice_name = pod_cgroup.rpartition("/")[2]
         if cgroups_path == f"{slice_name}:cri-containerd:{container_id}":

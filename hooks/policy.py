@@ -4,13 +4,12 @@ A policy is data (`Policy`) around plain functions, so the engine, `koordctl sta
 documentation read the same table. A policy module defines its rule as a frozen type, the functions,
 and a module-level `POLICY`; `hooks.policies.BUILTIN` lists them.
 
-- `parse(inputs)` returns the rule when the policy is active, or an `Off` that says why it is not.
-  It may raise `apis.errors.InputError` (or InputErrors): the engine then keeps the last good rule.
-  Where a part of the rule can do without the bad field it returns a `Partial` instead.
-- A claiming function gets (rule, subject) and returns claims. Where the subject's own input is bad
+- `parse(inputs)` returns the rule of an active policy, or an `Off` with the reason of an inactive
+  one. It may raise `apis.errors.InputError` (or InputErrors): the engine then keeps the last good
+  rule. A rule that works without the bad field is returned as a `Partial`.
+- A claiming function gets (rule, subject) and returns claims. When the subject's own input is bad
   it raises `InputError`, and only this policy's claims for this subject are lost; or it yields the
-  error among its claims, and nothing is lost beside what could not be claimed. The message is shown
-  either way.
+  error among its claims, and keeps the others. The message is shown either way.
 """
 
 from __future__ import annotations
@@ -45,10 +44,11 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A rule that does without a bad field, so that the field costs itself and not the policy.
+    """A rule that works without a bad field, so that the policy's other fields count.
 
-    rule: with a default in the field's place. mend(last): with what `last`, the policy's rule until
-        now, has there. error: names the field.
+    rule: has the default in place of the bad field.
+    mend(last): returns the rule with the field's value in `last`, the policy's previous rule.
+    error: names the bad field.
     """
 
     rule: Any
@@ -57,16 +57,16 @@ class Partial:
 
 
 ClaimFunction = Callable[[Any, Any], Iterable[Claimed]]
-"""(rule, subject of the level) -> claims, and errors that cost nothing but themselves."""
+"""(rule, subject of the level) -> claims, and errors that leave the other claims in force."""
 
 
 def always(pod: Pod) -> bool:
-    """For `Policy.individual`: each pod is asked about, the safe answer."""
+    """For `Policy.individual`: each pod is decided by itself. Always correct, and slower."""
     return True
 
 
 def never(pod: Pod) -> bool:
-    """For `Policy.individual`: the shape says all (`hooks.shape`)."""
+    """For `Policy.individual`: pods of one shape (`hooks.shape`) get the same claims."""
     return False
 
 
@@ -76,7 +76,8 @@ class Policy:
 
     degraded(rule): how an active policy falls short on this kernel, "" when it does not.
     individual(pod): whether the claims for the pod's containers depend on which pod it is (uid,
-        name, cgroup) or on words outside Koordinator's domain, so that they are made for each.
+        name, cgroup), or on labels and annotations outside Koordinator's domain. Such pods are
+        decided one by one.
     """
 
     name: str

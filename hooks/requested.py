@@ -1,4 +1,4 @@
-"""What kubelet asked the runtime for, as the canonical value of a resource."""
+"""Kubelet's request to the runtime, as the canonical value of a resource."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from linux.resources import UNLIMITED, Resource, Value
 
 
 def requested_value(subject: Subject, resource: Resource) -> Value | None:
-    """Return what kubelet asked for, None where it asked for nothing."""
+    """Return what kubelet requested of one resource, None where it requested nothing."""
     if not isinstance(subject, ContainerSubject | PodSubject):
         return None
     return asked_for(subject.requested, resource)
 
 
 def asked_for(asked: Requested, resource: Resource) -> Value | None:
-    """Return a request's value of one resource; an empty set asks for nothing."""
+    """Return a request's value of one resource; an empty set requests nothing."""
     value = _VALUES.get(resource)
     return None if value is None else value(asked)
 
 
 def laid_over(upper: Requested, lower: Requested) -> Requested:
-    """Lay what `upper` says over `lower`."""
+    """Return `lower` with every field that `upper` has set replaced."""
     return Requested(
         *(
             getattr(lower, name) if (value := getattr(upper, name)) is None else value
@@ -69,7 +69,7 @@ def cpu_set(text: str) -> CpuSet | None:
 
 
 def _quota(asked: Requested) -> int | None:
-    """Quotas count per 100 ms; kubelet may use another period."""
+    """Return the quota per 100 ms; kubelet may use another period."""
     if asked.cfs_quota_us is None:
         return None
     return quota_per_100ms(asked.cfs_quota_us, asked.cfs_period_us or 0)

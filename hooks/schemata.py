@@ -1,9 +1,8 @@
 """From percentages of cache and memory bandwidth to a schemata that this machine accepts.
 
-The kernel takes or refuses a schemata line as a whole, so every domain gets a value and every value
-is legal here: masks at least `min_cbm_bits` wide, bandwidth in the machine's own steps. What the
-machine cannot do at all is left out and said. Sources: linux-interfaces.md sections 12 and 20
-(items 22 to 25), hooks.md 4.8 and 8.33.
+The kernel accepts or refuses a schemata as a whole, so every domain gets a value and every value is
+legal: masks are at least `min_cbm_bits` wide, bandwidth is in the machine's own steps. What the
+machine cannot do at all is left out and reported. Formulas: docs/facts/kernel.md, "resctrl".
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ NOT_MOUNTED: Final = (
 )
 AMD: Final = "AuthenticAMD"
 _AMD_UNLIMITED: Final = 2048
+"""AMD's value for no limit."""
 _AMD_FULL: Final = 160
-"""25 GB/s of one core complex in steps of 1/8 GB/s, of which 80 % can be had: measured on Milan."""
+"""Upstream's measurement on Milan: a core complex has 25 GB/s in steps of 1/8 GB/s, and reaches
+80 % of it. With twice the value, the percentages below 50 would not limit anything there."""
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A schemata text, and what of the wish is not in it ("" when all is)."""
+class MachineSchemata(msgspec.Struct, frozen=True):
+    """A schemata text, and what of the request is not in it ("" when everything is)."""
 
     text: str
     degraded: str
@@ -49,10 +50,10 @@ def make_schemata(
     *,
     cache: Mapping[int, Range] | None = None,
     memory: Mapping[int, int] | None = None,
-) -> Made:
+) -> MachineSchemata:
     """Return the schemata for shares of each domain; a domain without one gets everything.
 
-    cache: L3 domain -> range in percent; memory: MB domain -> percent; None leaves the line out.
+    cache: L3 domain -> range in percent. memory: MB domain -> percent. None leaves the line out.
     """
     wanted: dict[str, dict[int, int]] = {}
     short: list[str] = []
@@ -80,4 +81,4 @@ def make_schemata(
             }
     if facts.cdp:
         wanted = with_cdp(wanted)
-    return Made(format_schemata(wanted), "; ".join(short))
+    return MachineSchemata(format_schemata(wanted), "; ".join(short))

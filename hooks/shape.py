@@ -1,11 +1,11 @@
-"""A container's shape: all that policies may look at, less what says which pod it is.
+"""A container's shape: everything that policies may look at, except what identifies its pod.
 
-Replicas have one shape, and a node creates many of them; what was claimed for one holds for the
-next, so the engine remembers decisions by shape. A pod for which some policy's claims depend on
-which pod it is (`Policy.individual`) is decided by itself.
+Replicas have one shape, and a node creates many of them. Claims for one hold for the next, so the
+engine caches outcomes by shape. A pod is decided by itself when a policy's claims depend on which
+pod it is (`Policy.individual`).
 
 Of labels and annotations only those of Koordinator's domain count: no policy reads others, and
-others (a pod's own name, its address) would make every pod a shape of its own.
+others (a pod's own name, its address) would give every pod a shape of its own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Policies of a site: claims from a file of the operator, beside the built-in ones.
 
-A file makes one module-level `POLICY` with `site_policy(...)` and returns claims made with
-`want(...)`. Its functions get the node's inputs (NodeSLO, Node, topology, kernel facts, settings)
-and a subject, and like every policy they do no I/O. Everything that they return is checked before
-it counts: type, range, level, rank, number. A claim that fails the check is a defect of the policy
-and becomes a fault of the decision; the other policies do not notice.
+A file makes one module-level `POLICY` with `site_policy(...)`; its functions return claims made
+with `want(...)`. They get the node's inputs (NodeSLO, Node, topology, kernel facts, settings) and a
+subject, and like every policy they do no I/O. Every claim is checked before it counts: type, range,
+level, rank, number. A claim that fails the check is a defect of the policy and becomes a fault of
+the decision; the other policies' claims stay.
 
-Pure: finding, loading and watching files, bounding the time of a call and switching a failing
-policy off belong to the daemon. docs/policies.md shows how to write one.
+Pure: the daemon finds, loads and watches the files, bounds the time of a call and switches a
+failing policy off. docs/policies.md, "Site policies", shows how to write one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from hooks.subject import (
 from linux.resources import Resource, Value
 
 GATE: Final = "SitePolicies"
-"""Stands in the table of policies; whether site policies run at all is the daemon's setting."""
+"""Shown in the table of policies. The daemon's setting `sitePolicies.enabled` is what counts."""
 ENTRY_POINT_GROUP: Final = "koordlet.policies"
-"""An installed package offers a `POLICY` under this group of entry points."""
+"""The group of entry points in which an installed package offers a `POLICY`."""
 PREFIX: Final = "site/"
-"""Begins every site policy's name, so that it never takes a built-in one's."""
+"""Begins every site policy's name, so that it differs from every built-in policy's."""
 MOST_CLAIMS: Final = 64
-"""For one subject."""
+"""Claims for one subject. Chosen: about three times as many as there are resources of a container.
+Bounds the reply to the runtime and the state kept for each claim."""
 
 _LONGEST_NAME: Final = 63
+"""As long as a DNS label, since the name is a metric's label value."""
 _NOT_FOR_SITES: Final = frozenset({Resource.SYSCTL, Resource.HOST_DIRECTORY})
 
 
 class SiteClaimError(ValueError):
-    """A site policy returned something that is no claim, or one that it may not make."""
+    """A site policy returned something else than a claim, or a claim that is not allowed."""
 
 
 def want(
@@ -65,10 +67,10 @@ def want(
     source: str = "",
     degraded: str = "",
 ) -> Claim:
-    """Return a claim of the site policy that calls it; see `hooks.claim.Claim` for the fields.
+    """Return a claim of the calling site policy; see `hooks.claim.Claim` for the fields.
 
-    reason: for the person who runs `koordctl explain`. rank: SITE overrules the built-in policies;
-    a lower one only fills in what they leave open.
+    reason: for the person who runs `koordctl explain`.
+    rank: SITE overrules the built-in policies; a rank below DEFAULT only sets what they do not.
     """
     return Claim(
         resource=resource,
@@ -95,13 +97,15 @@ def site_policy(
     container: Callable[[NodeInputs, ContainerSubject], Iterable[Claim]] | None = None,
     host_app: Callable[[NodeInputs, HostAppSubject], Iterable[Claim]] | None = None,
 ) -> Policy:
-    """Return a policy of the site, to be bound to the module's name `POLICY`.
+    """Return a site policy, to be assigned to the module's `POLICY`.
 
     name: letters, digits and dashes; shown as `site/<name>`. Each function claims for one level.
-    Raises ValueError for a bad name, no function, or something that is no plain function.
+    Raises ValueError for a bad name, for no function at all, and for an async function.
     """
     if not (0 < len(name) <= _LONGEST_NAME and name.isascii() and name.replace("-", "").isalnum()):
-        raise ValueError(f"{name[:64]!r} is not a name of letters, digits and dashes")
+        raise ValueError(
+            f"name {name[:64]!r}: expected 1 to {_LONGEST_NAME} letters, digits and dashes"
+        )
     given: dict[Level, Callable[[NodeInputs, Any], Iterable[Claim]] | None] = {
         Level.NODE: node,
         Level.QOS: qos,
@@ -115,7 +119,7 @@ def site_policy(
         if function is None:
             continue
         if not callable(function) or iscoroutinefunction(function):
-            raise ValueError(f"{level}: a policy's function is a plain function, not async")
+            raise ValueError(f"{level}: expected a plain function, not async or {function!r:.64}")
         claims[level] = _Checked(PREFIX + name, level, function)
     if not claims:
         raise ValueError("a policy needs a function for at least one level")
@@ -151,18 +155,18 @@ class _Checked:
 
     def _admitted(self, claim: object) -> Claim:
         if not isinstance(claim, Claim):
-            raise SiteClaimError(f"returned a {type(claim).__name__}; claims are made with want()")
+            raise SiteClaimError(f"returned a {type(claim).__name__}; make claims with want()")
         if not isinstance(claim.resource, Resource) or not isinstance(claim.op, Op):
-            raise SiteClaimError("resource and op are members of Resource and Op")
+            raise SiteClaimError("resource and op must be members of Resource and Op")
         for field in ("key", "reason", "source", "degraded"):
             if not isinstance(getattr(claim, field), str):
-                raise SiteClaimError(f"{claim.resource}: {field} is not a text")
+                raise SiteClaimError(f"{claim.resource}: {field} must be a string")
         if not claim.reason:
             raise SiteClaimError(f"{claim.resource}: a claim needs a reason")
         if not isinstance(claim.rank, int) or claim.rank > Rank.SITE:
             raise SiteClaimError(f"{claim.resource}: a site policy's rank is at most Rank.SITE")
         if claim.resource in _NOT_FOR_SITES:
-            raise SiteClaimError(f"{claim.resource} is not for site policies")
+            raise SiteClaimError(f"{claim.resource} cannot be claimed by site policies")
         problem = claim_problem(claim, self.level)
         if problem:
             raise SiteClaimError(problem)
@@ -172,9 +176,9 @@ class _Checked:
 
 
 def admit(policy: object, *, origin: str, taken: Collection[str] = ()) -> Policy:
-    """Return the `POLICY` of a file or entry point, or raise InputError that says what is wrong.
+    """Return the checked `POLICY` of a file or entry point; raises InputError.
 
-    origin: the file's path or the entry point's name. taken: names of policies that are loaded.
+    origin: the file's path or the entry point's name. taken: names of the policies loaded so far.
     """
 
     def refuse(value: object, problem: str, hint: str | None = None) -> InputError:
@@ -189,7 +193,11 @@ def admit(policy: object, *, origin: str, taken: Collection[str] = ()) -> Policy
     if not policy.claims or not all(
         isinstance(function, _Checked) for function in policy.claims.values()
     ):
-        raise refuse(policy.name, "not made by hooks.site.site_policy, so it is not checked")
+        raise refuse(
+            policy.name,
+            "not made by hooks.site.site_policy, so its claims would not be checked",
+            "make it with POLICY = site_policy(...)",
+        )
     if policy.name in taken:
-        raise refuse(policy.name, "another site policy has this name", "give it another name")
+        raise refuse(policy.name, "another site policy has this name", "rename one of them")
     return policy

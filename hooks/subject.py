@@ -1,11 +1,11 @@
 """Subjects: the things that policies decide about.
 
-A node has QoS directories (what kubelet makes per Kubernetes QoS class), pods, their sandboxes and
-containers, and declared host applications. A subject is a frozen value built by whoever learned of
-it (NRI, CRI, kubelet, the objects directory); a policy reads it and nothing else.
+A node has QoS directories (kubelet makes one for each Kubernetes QoS class), pods, their sandboxes
+and containers, and declared host applications. A subject is a frozen value made from what NRI, CRI,
+kubelet and the objects directory report; a policy reads its rule and the subject, nothing else.
 
 `cgroup` is always the directory relative to a hierarchy's root, without leading or trailing slash
-("kubepods.slice/kubepods-burstable.slice/…"); "" means that it is not known.
+("kubepods.slice/kubepods-burstable.slice/…"); "" means unknown.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Level(StrEnum):
 
 
 class Requested(msgspec.Struct, frozen=True):
-    """What kubelet asked the runtime for, before any policy. None: not said.
+    """What kubelet requested from the runtime, before any policy. None: not requested.
 
     From the pod's specification where it is known, else from the runtime's request at creation or
     update.
     """
 
     cpu_shares: int | None = None
-    cfs_quota_us: int | None = None  # -1: unlimited; per cfs_period_us, or 100 ms without one
+    cfs_quota_us: int | None = None  # -1: unlimited; per cfs_period_us, else per 100 ms
     cfs_period_us: int | None = None
     memory_limit_bytes: int | None = None  # -1: unlimited
     cpus: CpuSet | None = None
@@ -68,7 +68,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class ContainerKind(StrEnum):
-    """How a container takes part in the pod's life, hence in its sums."""
+    """When a container runs in the pod's life, which decides how it counts in the pod's sums."""
 
     REGULAR = "regular"
     INIT = "init"
@@ -96,11 +96,11 @@ class Pod(msgspec.Struct, frozen=True):
     cgroup: str = ""
     priority: int | None = None
     runtime_handler: str = ""
-    phase: str = ""  # "" when no source tells it
+    phase: str = ""  # "" when unknown
     host_network: bool = False
     created_at: float = 0.0  # seconds since the epoch; 0 when unknown
     specs: tuple[ContainerSpec, ...] = ()  # empty when the specification is not known
-    resources: Amounts = Amounts()  # of the pod as a whole: they replace the containers' sum
+    resources: Amounts = Amounts()  # spec.resources: they replace the containers' sum
     overhead: Amounts = Amounts()
 
     @property
@@ -188,7 +188,7 @@ class QosSubject(msgspec.Struct, frozen=True):
 
 
 class PodSubject(msgspec.Struct, frozen=True):
-    """A pod's own directory. `requested` is kubelet's pod-level view where it is known."""
+    """A pod's own directory. requested: what kubelet sets on it, where that is known."""
 
     pod: Pod
     requested: Requested = NOTHING_REQUESTED

@@ -11,7 +11,7 @@ from linux.resources import Resource
 def switch_claims(
     policy: str, source: str, wanted: Iterable[tuple[str, str, str]]
 ) -> tuple[Claim, ...]:
-    """Return the policy's claims. wanted: (dotted name, "0" or "1", reason)."""
+    """Return a claim for each of `wanted`: (dotted name, "0" or "1", reason)."""
     return tuple(
         Claim(
             resource=Resource.SYSCTL,

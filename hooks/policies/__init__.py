@@ -1,4 +1,4 @@
-"""The built-in policies, one file each. `BUILTIN` is what the daemon and the tools run."""
+"""The built-in policies, one file each. `BUILTIN` lists them for the daemon and the tools."""
 
 from __future__ import annotations
 

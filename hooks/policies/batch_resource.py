@@ -1,16 +1,17 @@
 """BatchResource: CPU weight, CPU quota and memory limit of best-effort pods with batch resources.
 
-Kubernetes knows nothing of `kubernetes.io/batch-cpu` (milli-cores) and `batch-memory` (bytes), so
-kubelet gives such pods no weight and no limit. This policy does, for BE pods whose batch resources
-are known: from the specification, else from the annotation that admission made of it.
+kubelet ignores `kubernetes.io/batch-cpu` (milli-cores) and `batch-memory` (bytes): pods with only
+these get no weight and no limit. This policy claims both for BE pods whose batch resources are
+known: from the specification, else from the annotation that admission made of it.
 
 Pod sums count sidecars, init containers and overhead as Kubernetes does; upstream sums
-`spec.containers` alone (hooks.md 8.13), which a compat switch brings back. The annotation holds
-`spec.containers` only, so sums made from it say that they are short of that.
+`spec.containers` alone, which a compatibility switch brings back. The annotation holds
+`spec.containers` only, so sums made from it are marked as degraded.
 
-The CPU normalisation ratio divides the quota (`hooks.compose` rounds up). Source: hooks.md 4.3,
-less one rule: upstream takes the quotas off while best-effort CPU is suppressed by quota; here that
-is for suppression itself to claim, so that nobody is unbounded because suppression does not run.
+The CPU normalisation ratio divides the quota (`hooks.compose` rounds up). Table and example:
+docs/facts/policies.md, "Batch resources". One rule is left out: upstream removes these quotas while
+best-effort CPU is suppressed by quota. Here suppression has to claim that itself; otherwise pods
+would be unlimited on a node where suppression does not run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ NAME: Final = "BatchResource"
 _ANNOTATION: Final = f"annotation {ANNOTATION_EXTENDED_RESOURCE_SPEC}"
 _SPEC: Final = "spec.containers[].resources"
 _LARGEST_CACHED: Final = 4096
-_SHORT: Final = "summed from the annotation: init containers, sidecars, overhead are not in it"
+"""Characters of an annotation whose parsed form is cached. A container takes about 150, so all
+usual pods fit; the 512 entries of the cache hold at most 2 MiB of text."""
+_SHORT: Final = "summed from the annotation, which lacks init containers, sidecars and overhead"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -71,7 +74,7 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
     try:
         ratio = node_ratio(inputs.node) or 1.0
     except InputError as error:
-        # The limits do not hang on the ratio: without them best-effort pods would be unbounded.
+        # Limits apply without a ratio too: otherwise best-effort pods would be unlimited.
         without = Rule(regular_only=regular)
         return Partial(without, error, lambda last: replace(without, ratio=last.ratio))
     return Rule(ratio=ratio, regular_only=regular)
@@ -114,7 +117,7 @@ def _amounts(resources: ExtendedResources) -> Amounts:
 
 
 def _current(resources: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-    """Return the list with old resource names replaced; a current name wins over its old one."""
+    """Return the amounts under current names; a current name wins over its deprecated one."""
     return {DEPRECATED_RESOURCES.get(name, name): resources[name] for name in resources} | {
         name: amount for name, amount in resources.items() if name not in DEPRECATED_RESOURCES
     }
@@ -141,7 +144,7 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
             return
     if rule.regular_only:
         specs, overhead, short = regular_only(specs), Amounts(), ""
-    # Admission renames overhead too; on pods that it did not see it is still plain cpu and memory.
+    # Admission renames overhead too; pods that bypassed it have plain cpu and memory there.
     cpu = overhead.batch_cpu_request_milli or overhead.cpu_request_milli
     memory = overhead.batch_memory_request_bytes or overhead.memory_request_bytes
     yield from _claims(
@@ -170,7 +173,10 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claim]:
 
 @lru_cache(maxsize=1024)
 def _container_claims(rule: Rule, amounts: Amounts, source: str) -> tuple[Claim, ...]:
-    """Equal amounts give equal claims, and the containers of a deployment have equal ones."""
+    """Return the claims of a container, cached: replicas have equal amounts.
+
+    1024 entries, chosen: several times the distinct containers of a node.
+    """
     memory = amounts.batch_memory_limit_bytes or 0
     return tuple(
         _claims(

@@ -2,14 +2,15 @@
 
 Containers of one group share a cookie; hyper-threads of a core run only one cookie at a time. A
 class with `coreExpeller` gets groups of its own, so that it pushes others off the core. The claim
-holds the group's name, an executor turns equal names into equal cookies. The name may be empty:
-that is the group of all pods that name none.
+holds the group's name, and the executor gives equal names equal cookies. The name may be empty:
+that is the group of all pods without a group label.
 
 `schedIdle: 1` becomes cpu.idle on the pods of the class. Upstream sets it on the QoS directories,
-where kubelet's own writes then fail, up to a kubelet that does not start; a compat switch does so.
-It needs no core scheduling: a kernel or machine without keeps that half of the strategy.
+where kubelet's own writes then fail and kubelet may not start; a compatibility switch does so too.
+cpu.idle needs no core scheduling: it is claimed on kernels and machines without that as well.
 
-Sources: hooks.md 4.5, 8.20, 8.23; linux-interfaces.md section 13.
+Tables: docs/facts/policies.md, "Core scheduling"; the two sysctls: docs/facts/kernel.md, "Core
+scheduling".
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _NO_CORE_SCHED: Final = (
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What a class asks for. `field` is the class's block in the NodeSLO."""
+    """The settings of a class. field: the class's block in the NodeSLO."""
 
     enabled: bool
     expeller: bool
@@ -174,7 +175,7 @@ def claim_container(rule: Rule, subject: ContainerSubject | SandboxSubject) -> I
     if choice is CoreSchedPolicy.NONE:
         return
     group, source, rank = core_sched_group_id(pod.labels), f"{entry.field}.enable", Rank.DEFAULT
-    reason = "shares its core with pods that name no group"
+    reason = "shares its core with pods without a group label"
     if choice is CoreSchedPolicy.EXCLUSIVE:
         group, source, rank = pod.uid, f"label {LABEL_CORE_SCHED_POLICY}", Rank.POD
         reason = "shares its core with its own pod only"

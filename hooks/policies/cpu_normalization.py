@@ -1,18 +1,18 @@
-"""CPUNormalization: quotas measured in standard cores, not in this node's.
+"""CPUNormalization: CFS quotas in standard cores instead of this node's cores.
 
-A node whose cores do more work than the standard one carries a ratio above 1; the CFS quota of LS
-pods is divided by it. The divisor applies to what was requested, at every decision anew, so it is
-never applied twice (hooks.md 8.2), and a ratio that goes away leaves nothing behind (8.10).
+A node whose cores do more work than the standard core carries a ratio above 1, which divides the
+CFS quota of LS pods. Every decision divides kubelet's request, so a quota is never divided twice,
+and a removed ratio leaves no divided quota.
 
-A pod's own directory is divided only when kubelet limits it, that is when every container has a
-limit (8.9), and not on cgroup v1: there the kernel refuses a container whose quota is above its
-pod's, so while nobody answers the runtime a divided pod could start none (8.11, upstream's issue
-2047). Nothing is lost: all of its containers are divided. BE pods have their own quota and divide
-it in `batch_resource`.
+The quota of a pod's directory is divided only when kubelet limits it, that is when every container
+has a limit, and only on cgroup v2. On v1 the kernel refuses a container whose quota is above its
+pod's, so a divided pod could not start a container while koordlet is away (upstream issue 2047).
+The limit still holds there, because all of its containers are divided. `batch_resource` divides the
+quotas of BE pods.
 
-A pod without a class that kubelet's static policy gives CPUs of its own is left alone, as one that
-the scheduler gives some: kubelet (from 1.33) takes such a pod's quota off, which its specification
-does not show. Source: hooks.md 4.4.
+A pod without a class to which kubelet's static policy gives whole CPUs keeps its quota, like a pod
+with CPUs from the scheduler: kubelet (from 1.33) removes such a pod's quota, which its
+specification does not show. Rules: docs/facts/policies.md, "CPU normalisation".
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ RATIO_SOURCE: Final = f"Node annotation {ANNOTATION_CPU_NORMALIZATION_RATIO}"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """ratio: above 1.0. pods: a pod's own quota is divided too. kubelet_static: its CPU manager."""
+    """ratio: above 1.0. pods: the quotas of pods' directories are divided too.
+
+    kubelet_static: kubelet's CPU manager runs the static policy.
+    """
 
     ratio: float
     divide: Claim
@@ -91,14 +94,14 @@ def _in_scope(rule: Rule, subject: ContainerSubject | PodSubject) -> bool:
     try:
         return not allocated_cpus(pod)
     except InputError:
-        # CPUSetAllocator reports the bad annotation; without CPUs of its own the quota counts.
+        # CPUSetAllocator reports the bad annotation, and the pod has no CPUs of its own.
         return True
 
 
 def _whole_cpus(subject: ContainerSubject | PodSubject) -> bool:
-    """Tell whether kubelet's static policy gives the container, or one of the pod's, its CPUs."""
+    """Return whether kubelet's static policy gives CPUs to the container, or to one of the pod."""
     pod = subject.pod
-    # Kubelet gives none to a pod that asks as a whole.
+    # Kubelet gives none to a pod with resources of its own (spec.resources).
     if pod.kube_qos is not KubeQoS.GUARANTEED or pod.resources != Amounts():
         return False
     if isinstance(subject, PodSubject):
@@ -118,7 +121,7 @@ def claim_pod(rule: Rule, subject: PodSubject) -> tuple[Claim, ...]:
 
 
 def claim(rule: Rule, subject: ContainerSubject | PodSubject) -> tuple[Claim, ...]:
-    """Divide what kubelet asked for; kubelet leaves a pod with an unlimited container unlimited."""
+    """Divide kubelet's quota. A pod with an unlimited container has none, and stays so."""
     requested = subject.requested.cfs_quota_us
     if requested is None or requested <= 0 or not _in_scope(rule, subject):
         return ()

@@ -1,14 +1,14 @@
 """CPUSetAllocator: on which CPUs a container runs.
 
-A pod with CPUs of its own gets exactly these, and no CFS quota beside them; everyone else runs in
-the share pools, which are what the allocations leave over. Best-effort pods are left to CPU
-suppression, and everyone without an own set to kubelet where its static policy is on.
+A pod with allocated CPUs gets exactly these, and no CFS quota; all others run in the share pools,
+which hold the CPUs that are not allocated. Best-effort pods are left to CPU suppression, and
+without allocated CPUs everything is left to kubelet if its static policy is on.
 
-The decision is the ten-row table of hooks.md 4.2, first match wins; the rows are numbered below.
-Pools are joined as sets: an empty pool adds nothing (8.14), and a CPU that the kernel lets no pod
-have is in none of them: a runtime that is told to use it cannot make the container.
-Row 8, "no CPU set", cannot be asked of a runtime and is no claim: whatever was claimed before is
-withdrawn by its absence.
+The first matching row of the table in docs/facts/policies.md, "CPU sets", decides; comments below
+carry the row's number. Pools are joined as sets, so an empty pool adds nothing. A CPU that the
+kernel gives no pod is left out, because a runtime that is told to use it cannot make the container.
+Row 8, the empty set, cannot be requested from a runtime: it is no claim, which withdraws an
+earlier one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_STATUS: Final = ResourceStatus()
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """Share pools: the CPUs of each NUMA node, all together, and where they were read."""
+    """Share pools: the CPUs of each NUMA node, their union, and the annotation they came from."""
 
     by_node: Mapping[int, CpuSet]
     together: CpuSet
@@ -66,9 +66,9 @@ class Pools(msgspec.Struct, frozen=True):
 class Topology(msgspec.Struct, frozen=True):
     """What the node's NodeResourceTopology says.
 
-    system: of the Node itself where it says so. An administrator writes it there, and the
-        NodeResourceTopology only repeats it (koordlet.md 4.2).
-    lacking: the share pools' CPUs that are not there, and stand in none of the sets.
+    system: the CPUs of class SYSTEM. The Node's annotation counts first: an administrator writes it
+        there, and upstream's koordlet copies it to the NodeResourceTopology.
+    lacking: CPUs of the share pools that this machine lacks. They are in none of the sets.
     """
 
     ls: Pools
@@ -80,7 +80,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """topology: None while there is no NodeResourceTopology; own CPUs are given even then.
+    """topology: None without a NodeResourceTopology; allocated CPUs are claimed even then.
 
     pods_cpus: as in `KernelFacts`.
     """
@@ -123,7 +123,7 @@ def parse(inputs: NodeInputs) -> Rule | Partial:
 
 
 def _with_system_of(last: Rule, rule: Rule) -> Rule:
-    """Keep the CPUs of class SYSTEM only: a pool that stood still would overlap allocations."""
+    """Keep the last CPUs of class SYSTEM only: an old pool could overlap new allocations."""
     if last.topology is None or rule.topology is None:
         return rule
     kept = last.topology
@@ -148,7 +148,7 @@ def _lacking(pools: Iterable[CPUSharedPool], there: CpuSet | None) -> CpuSet:
 
 
 def allocated_cpus(pod: Pod) -> CpuSet:
-    """Return the CPUs that the scheduler gave the pod for itself. Raises InputError."""
+    """Return the CPUs that the scheduler allocated to the pod. Raises InputError."""
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
     if not text:
         return NO_CPUS
@@ -156,7 +156,7 @@ def allocated_cpus(pod: Pod) -> CpuSet:
 
 
 def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim | None:
-    """Return the claim for the CPU set of a container or sandbox: the ten rows."""
+    """Return the claim for the CPU set of a container or sandbox; comments: rows of the table."""
     pod = subject.pod
     text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
     status = parse_resource_status(text, obj=pod.obj) if text else _NO_STATUS  # 1
@@ -168,10 +168,10 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
                 obj=pod.obj,
                 field=f"{annotation_field(ANNOTATION_RESOURCE_STATUS)}.cpuset",
                 value=str(status.cpus),
-                problem=f"none of these CPUs is there, only {rule.pods_cpus}",
+                problem=f"this node has none of these CPUs for pods, only {rule.pods_cpus}",
             )
         if there != cpus:
-            cpus, lacks = there, f"the pods' root has no CPU {cpus - there}"
+            cpus, lacks = there, f"this node has no CPU {cpus - there} for pods"
         return _claim(
             cpus, "CPUs allocated to the pod", f"{_STATUS}.cpuset", Rank.POD, degraded=lacks
         )
@@ -190,7 +190,7 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
                 return _claim(cpus, reason, f"{_STATUS}.numaNodeResources", Rank.POD)
             short = f"the share pools of the allocated NUMA nodes {named} are empty"
     if pod.qos is QoSClass.SYSTEM and topology.system:  # 6
-        return _claim(topology.system, "CPUs set apart for SYSTEM pods", topology.system_source)
+        return _claim(topology.system, "CPUs reserved for SYSTEM pods", topology.system_source)
     if pod.qos is not QoSClass.LS:  # 7 is the pools, as 10
         if pod.kube_qos is KubeQoS.BESTEFFORT:  # 8
             return None
@@ -199,7 +199,7 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
     if not topology.ls.together:
         return None
     if not short and pod.qos in (QoSClass.LSE, QoSClass.LSR):
-        short = f"an {pod.qos} pod without CPUs of its own"
+        short = f"an {pod.qos} pod without allocated CPUs"
     return _claim(topology.ls.together, "all share pools", topology.ls.source, degraded=short)  # 10
 
 
@@ -226,7 +226,7 @@ _NO_QUOTA: Final = Claim(
     resource=Resource.CPU_CFS_QUOTA,
     value=UNLIMITED,
     policy=NAME,
-    reason="CPUs of its own need no quota",
+    reason="a pod with allocated CPUs needs no quota",
     source=f"{_STATUS}.cpuset",
     rank=Rank.POD,
 )
@@ -252,7 +252,7 @@ def claim_sandbox(rule: Rule, subject: SandboxSubject) -> Iterator[Claim]:
 
 
 def claim_host_app(rule: Rule, subject: HostAppSubject) -> Iterator[Claim]:
-    """Only LS host applications have a pool; the other classes are left alone."""
+    """LS host applications run in the share pools; nothing is claimed for other classes."""
     topology = rule.topology
     if subject.qos is QoSClass.LS and topology is not None and topology.ls.together:
         yield _claim(
@@ -264,9 +264,9 @@ def claim_host_app(rule: Rule, subject: HostAppSubject) -> Iterator[Claim]:
 
 def _degraded(rule: Rule) -> str:
     if rule.topology is None:
-        return "no NodeResourceTopology yet: only CPUs of their own are given"
+        return "no NodeResourceTopology yet: only allocated CPUs are claimed, no share pools"
     lacking = rule.topology.lacking
-    return f"share pools without CPU {lacking}, which is not there" if lacking else ""
+    return f"left out of the share pools: CPU {lacking}, which this node lacks" if lacking else ""
 
 
 POLICY: Final = Policy(

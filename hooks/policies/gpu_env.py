@@ -1,16 +1,17 @@
-"""GPUEnvInject: tells a container which GPUs it was given, and sets up HAMi-core where it is asked.
+"""GPUEnvInject: a container's GPUs as environment and device nodes, and HAMi-core where requested.
 
 The scheduler's allocation becomes `NVIDIA_VISIBLE_DEVICES`. Devices are named by UUID where the
-allocation carries one: a minor number is not the index by which the driver counts (hooks.md 8.35);
-a compat switch names them by minor number as upstream does.
+allocation carries one, because a minor number may differ from the driver's index; a compatibility
+switch names them by minor number as upstream does.
 
-The environment is for a runtime that opens the devices itself, behind systemd's back: a reload of
-systemd then takes them away from the container. So the device nodes are given as well, and stand in
-what the runtime tells systemd; a compat switch leaves them out.
+NVIDIA's runtime opens the devices of that variable without systemd's knowledge, so a reload of
+systemd takes them away from the container. The device nodes are therefore claimed too: the runtime
+reports those to systemd. A compatibility switch leaves them out.
 
 With the label `koordinator.sh/gpu-isolation-provider: HAMi-core` and a share below 100 %, the
 container also gets HAMi-core's library, its limits and its lock directory, and, with the gate
-HamiCoreVGPUMonitor, a directory that the monitor reads. Source: hooks.md 4.6.
+HamiCoreVGPUMonitor, a directory that the monitor reads. Names and values: docs/facts/policies.md,
+"GPU environment".
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ _FIELD: Final = f"{annotation_field(ANNOTATION_DEVICE_ALLOCATED)}.gpu"
 _HAMI_SOURCE: Final = f"label {LABEL_GPU_ISOLATION_PROVIDER}"
 _UUID_PREFIXES: Final = ("GPU-", "MIG-")
 _WHOLE: Final = 100
+"""Percent of a GPU's memory; less is a shared GPU."""
 _OPEN_TO_ALL: Final = 0o777
+"""Upstream's mode: the container writes its usage there as any user."""
 _BIND: Final = ("rbind",)
 _LONGEST_NAME: Final = 128
+"""Chosen: a UUID of a GPU or pod has about 40 characters, a container's name at most 63."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -102,7 +106,7 @@ def _is_uuid(text: str) -> bool:
 
 
 def _is_plain_name(text: str) -> bool:
-    """Tell whether `text` is letters, digits and dashes only: safe in a list and in a path."""
+    """Return whether `text` is letters, digits and dashes only: safe in a list and in a path."""
     return 0 < len(text) <= _LONGEST_NAME and text.isascii() and text.replace("-", "").isalnum()
 
 
@@ -138,7 +142,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
     yield from _devices(rule, gpus)
     if pod.labels.get(LABEL_GPU_ISOLATION_PROVIDER) == HAMI_CORE:
         try:
-            # All or nothing: the library without its limits would not isolate.
+            # Either all of it or nothing: the library without its limits would not isolate.
             isolation = list(_hami(rule, pod, subject.name, gpus))
         except InputError as error:
             yield error
@@ -154,7 +158,7 @@ def _devices(rule: Rule, gpus: Sequence[DeviceAllocation]) -> Iterator[Claim]:
         yield _claim(Resource.DEVICE, node.path, node, "a GPU allocated to the pod", source)
     if nodes:
         for node in rule.control:
-            yield _claim(Resource.DEVICE, node.path, node, "whoever uses a GPU needs it", source)
+            yield _claim(Resource.DEVICE, node.path, node, "every user of a GPU needs it", source)
 
 
 def _hami(
@@ -193,7 +197,7 @@ def _hami(
 
 
 def _monitor(rule: Rule, pod: Pod, container: str) -> Iterator[Claim]:
-    """The directory that the vGPU monitor finds a container's usage in."""
+    """Claim the directory in which the vGPU monitor finds a container's usage."""
     for field, name in (("metadata.uid", pod.uid), ("spec.containers[].name", container)):
         if not _is_plain_name(name):
             raise InputError(
@@ -237,7 +241,7 @@ POLICY: Final = Policy(
     name=NAME,
     gate="GPUEnvInject",
     gate_default=False,
-    summary="which GPUs a container was given, their devices, and HAMi-core's limits on its share",
+    summary="a container's GPUs: environment, device nodes, and HAMi-core's limits on its share",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
     individual=lambda pod: LABEL_GPU_ISOLATION_PROVIDER in pod.labels,

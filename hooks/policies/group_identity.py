@@ -1,16 +1,16 @@
 """GroupIdentity: the kernel's group identity (`cpu.bvt_warp_ns`) by QoS class.
 
-bvt decides who yields to whom on a CPU: 2 is high (latency sensitive), -1 low (best effort). It
-exists on Anolis and Alibaba Cloud kernels only. Elsewhere a low identity gets what a mainline
-kernel has: cpu.idle on the pod, or at least the smallest weight; a high one has no stand-in.
+bvt orders groups on a CPU: 2 is high (latency sensitive), -1 low (best effort) and yields to the
+others. It exists on Anolis kernels only. Elsewhere a low identity gets what a mainline kernel has:
+cpu.idle on the pod, or the smallest weight on older kernels; a high identity has no stand-in.
 
 The stand-in is set on pods, never on the besteffort directory: kubelet rewrites that directory's
-weight when it starts and every minute, the kernel refuses this while cpu.idle is 1, and a kubelet
-that cannot write it does not start. Idle pods are enough for the scheduler to treat a CPU that
-runs only them as free; the directory's weight of 2 does the rest.
+weight when it starts and every minute, the kernel refuses this while cpu.idle is 1, and kubelet
+does not start if the write fails. Idle pods are enough for the scheduler to treat a CPU that runs
+only them as free, and the directory has the smallest weight anyway.
 
-Sources: hooks.md 4.1 (table, annotation, sysctls), 8.19 (the annotation counts at every level),
-linux-interfaces.md section 6.
+Table, annotation and sysctls: docs/facts/policies.md, "Group identity"; the file's behaviour:
+docs/facts/kernel.md, "What a write does".
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ANNOTATION: Final = f"annotation {ANNOTATION_CPU_QOS}"
 
 
 class Means(StrEnum):
-    """What this kernel has to carry an identity."""
+    """The file that carries an identity on this kernel."""
 
     BVT = "cpu.bvt_warp_ns"
     IDLE = "cpu.idle"
@@ -69,17 +69,17 @@ _DEGRADED: Final[Mapping[Means, str]] = {
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A bvt value and the field that it came from."""
+    """A bvt value and the input field that it came from."""
 
     value: int
     source: str
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """The table of hooks.md 4.1.
+    """The table of docs/facts/policies.md, "Group identity".
 
-    labelled: by the pod's label; every other pod goes by its Kubernetes QoS.
-    enabled: some class is switched on; otherwise the table is all 0, which undoes older values.
+    labelled: by the pod's label. unlabelled: by Kubernetes QoS, for every other pod.
+    enabled: a class is switched on; otherwise every value is 0, which undoes older values.
     """
 
     means: Means
@@ -155,7 +155,7 @@ def _sysctls(kernel: KernelFacts) -> tuple[Claim, ...]:
 
 
 def identity_of_pod(rule: Rule, pod: Pod) -> tuple[Identity, Rank]:
-    """Return the pod's identity and whether it is the class's or the pod's own."""
+    """Return the pod's identity, with rank POD if it is from the pod's own annotation."""
     identity = rule.labelled.get(pod.qos)
     if identity is None:
         identity = rule.unlabelled[pod.kube_qos]
@@ -187,7 +187,7 @@ def _stand_in(rule: Rule, identity: Identity, rank: Rank) -> Claim:
             resource=Resource.CPU_IDLE,
             value=1,
             policy=NAME,
-            reason="group identity -1: yields the CPU to everyone else",
+            reason="group identity -1: yields the CPU to all other groups",
             source=identity.source,
             rank=rank,
             degraded="cpu.idle stands in for bvt -1; idle pods share the rest of the CPU equally",
@@ -223,14 +223,14 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claim]:
     if rule.means is Means.BVT:
         yield _bvt(identity, rank, _whose(pod))
         return
-    # The besteffort directory as a whole has the smallest weight already, from kubelet.
+    # kubelet gives the besteffort directory, where these pods lie, the smallest weight already.
     placed_low = rule.means is Means.WEIGHT and pod.kube_qos is KubeQoS.BESTEFFORT
     if identity.value < 0 and not placed_low:
         yield _stand_in(rule, identity, rank)
 
 
 def claim_container(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Iterator[Claim]:
-    """Containers inherit at creation only, so an older one needs its pod's value by itself."""
+    """Claim the pod's value: a container inherits it only at creation, so later changes need it."""
     if rule.means is Means.BVT:
         identity, rank = identity_of_pod(rule, subject.pod)
         yield _bvt(identity, rank, _whose(subject.pod))
@@ -249,7 +249,7 @@ POLICY: Final = Policy(
     name=NAME,
     gate="GroupIdentity",
     gate_default=True,
-    summary="who yields to whom on a CPU: bvt by QoS class, cpu.idle where there is no bvt",
+    summary="which QoS class yields on a CPU: bvt, or cpu.idle on kernels without it",
     parse=parse,
     claims={
         Level.NODE: claim_node,

@@ -1,21 +1,22 @@
 """MemoryQOS: protection, throttling, background reclaim and OOM order of memory.
 
-For each pod the class's `memoryQOS` of the NodeSLO and the pod's annotation give one setting; from
-it and the memory requests follow memory.min, memory.low (pod, container, and their sums on the QoS
-directories, because protection counts only as far as the parents have it too) and memory.high
-(containers). Formulas: koordlet.md 17.2.
+For each pod the class's `memoryQOS` of the NodeSLO and the pod's annotation give one setting. From
+the setting and the memory requests follow memory.min, memory.low (pod, container, and their sums on
+the QoS directories, because protection counts only as far as the parents have it too) and
+memory.high (containers).
 
-A percentage of 0 means "off": nothing is claimed, so kubelet's own values stand. The same for
-`oomKillGroup: 0` of a class, which is also what an unset field reads as: kubelet itself sets
-memory.oom.group on cgroup v2, and a default must not undo that. A compat switch writes zeros as
-upstream does. Every kind of container is protected, not only `spec.containers` (koordlet.md 27.43),
-and a sum beyond the node's allocatable memory is cut to it.
+A percentage of 0 means "off": nothing is claimed, so kubelet's own values stay. So does
+`oomKillGroup: 0` of a class, which an unset field reads as: kubelet itself sets memory.oom.group on
+cgroup v2, and a default must not undo that. A compatibility switch writes zeros as upstream does.
+Every kind of container is protected, while upstream protects `spec.containers` only. A sum above
+the node's allocatable memory is cut to it.
 
-memory.oom.group stays off QoS directories. The kernel ends everything below the topmost such group
-around its victim, so there a node that runs out of memory would lose all pods at once; upstream
-sets it there, which a compat switch does too.
+memory.oom.group is not set on QoS directories, although upstream does so: the kernel ends
+everything below the topmost such group around its victim, so a node that runs out of memory would
+lose all pods of the class at once. A compatibility switch sets it there.
 
-Sources: koordlet.md sections 11.3, 17, 27 (43, 44); api.md 4.4.
+Formulas, defaults and an example: docs/facts/policies.md, "Memory QoS" and "Defaults of the
+NodeSLO".
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ _RECLAIM: Final[tuple[Row, ...]] = (
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A class's settings in the NodeSLO, what they are when recommended, and where they stand."""
+    """A class's block of the NodeSLO, its recommended values, and the block's field."""
 
     qos: MemoryQOS
     recommended: MemoryQOS
@@ -107,9 +108,10 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What holds for one pod.
+    """The setting of one pod.
 
-    own: the pod's annotation. base: where the other fields come from, a class or a policy of own.
+    own: the pod's annotation. base: the source of fields that are not in `own`: the class's block,
+        or the annotation's `policy`.
     """
 
     qos: MemoryQOS
@@ -164,7 +166,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def _recommended() -> ResourceQOSStrategy:
-    """The class defaults of koordlet.md 11.3, which a NodeSLO shows only where they are on."""
+    """Return the classes' defaults as if enabled; a disabled block of a NodeSLO hides them."""
     on = {"memoryQOS": {"enable": True}}
     spec = {"resourceQOSStrategy": {"lsrClass": on, "lsClass": on, "beClass": on}}
     return decode_nodeslo(spec, obj="recommended memory QoS").resource_qos_strategy
@@ -211,9 +213,9 @@ def _block(field: str, strategy: ResourceQOSStrategy, qos: QoSClass) -> Block:
 
 
 def setting_of(rule: Rule, pod: Pod) -> Setting | None:
-    """Return what holds for the pod, None when nothing governs it (koordlet.md 17.1).
+    """Return the pod's setting, None without one: class disabled, no annotation.
 
-    A pod's annotation counts even where its class is switched off. Raises InputError.
+    A pod's annotation counts even if its class is switched off. Raises InputError.
     """
     block = rule.blocks[pod.qos or pod.kube_qos]
     text = pod.annotations.get(ANNOTATION_MEMORY_QOS)
@@ -237,7 +239,7 @@ def _of_class(rule: Rule, block: Block) -> Setting | None:
 
 
 def _setting_or_class(rule: Rule, pod: Pod) -> tuple[Setting | None, InputError | None]:
-    """A bad annotation is reported, and costs the pod's own wish only: its class still counts."""
+    """Return the pod's setting; with a bad annotation its class's, and the error."""
     try:
         return setting_of(rule, pod), None
     except InputError as error:
@@ -325,7 +327,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             yield from _protect(
                 rule, setting, request(spec.amounts) or 0, "the container's request"
             )
-            # Kubelet takes the pod's own limit for a container that has none.
+            # Kubelet sets the pod's own limit on a container without one.
             own = limit(spec.amounts) or limit(pod.resources) or 0
             yield from _throttle(rule, setting, request(spec.amounts) or 0, own)
         yield from _reclaim_and_oom(rule, setting)
@@ -336,20 +338,20 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
 def claim_qos(rule: Rule, subject: QosSubject) -> Iterator[Claim]:
     sum_min = sum_low = 0
     for pod in subject.pods:
-        # A bad annotation is the pod's fault and reported there; here its class counts.
+        # claim_pod reports a bad annotation; here the pod's class counts.
         setting, _ = _setting_or_class(rule, pod)
         if setting is not None:
             lowest, low = protection(setting.qos, _pod_request(rule, pod))
             sum_min += lowest
             sum_low += low
-    reason = f"what the pods below {subject.kube_qos} are promised"
+    reason = f"sum over the pods below the {subject.kube_qos} directory"
     source = f"{_STRATEGY}.*.memoryQOS and {_ANNOTATION} of the pods"
     for resource, total in ((Resource.MEMORY_MIN, sum_min), (Resource.MEMORY_LOW, sum_low)):
         if resource not in rule.supported or not (total or rule.zeros):
             continue
         short, top = "", rule.allocatable_bytes
         if top is not None and total > top:
-            short = f"{total} bytes are promised, which is more than the node's allocatable memory"
+            short = f"{total} bytes are more than the node's allocatable memory, {top}"
             total = top
         yield _claim(resource, total, reason, source, degraded=short)
     setting = _of_class(rule, rule.blocks[subject.kube_qos])
@@ -388,7 +390,7 @@ def _throttle(
         reason = f"{percent} % of the way from the container's request to the node's memory"
         limit_bytes = rule.allocatable_bytes or 0
     if limit_bytes <= 0:
-        return  # neither a limit nor a node object: there is no way to go along
+        return  # neither a limit nor a Node: the formula has no upper end
     lowest, _ = protection(setting.qos, request_bytes)
     high = throttling(
         setting.qos,
@@ -408,7 +410,7 @@ def _reclaim_and_oom(rule: Rule, setting: Setting) -> Iterator[Claim]:
 
 
 def _tuned(setting: Setting, rows: tuple[Row, ...]) -> Iterator[Claim]:
-    """Claim fields whose "off" is a value of its own; children inherit them, so off is written."""
+    """Claim fields whose "off" is a value: new groups inherit these files, so off is written."""
     for resource, field, wire, reason in rows:
         value = getattr(setting.qos, field)
         yield _claim(resource, value, reason, setting.source(field, wire), setting.rank())

@@ -1,8 +1,8 @@
-"""OOMScoreAdj: whom the kernel's OOM killer prefers, as the pod asks for its containers.
+"""OOMScoreAdj: which containers the kernel's OOM killer prefers, by annotations of their pod.
 
-The annotation that names containers counts before the one for the whole pod. Sandboxes keep what
-the runtime gave them. Withdrawing the annotation withdraws the claim, and so restores what kubelet
-asked for (hooks.md 8.12). Source: hooks.md 4.11.
+The annotation that names containers counts before the annotation for the whole pod. Sandboxes keep
+the runtime's value. Removing the annotation withdraws the claim, which restores kubelet's value.
+Keys and range: docs/facts/policies.md, "OOM scores".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME: Final = "OOMScoreAdj"
 
 
 def parse(inputs: NodeInputs) -> None:
-    """Return no rule: beside the gate, the pod's annotations say everything."""
+    """Return no rule: the policy depends on the gate and the pod's annotations only."""
 
 
 def claim_container(rule: None, subject: ContainerSubject) -> Iterator[Claim]:
@@ -35,13 +35,15 @@ def claim_container(rule: None, subject: ContainerSubject) -> Iterator[Claim]:
             raise score.about(pod.obj)
         if score is not None:
             source = f"annotation {ANNOTATION_OOM_SCORE_ADJ_SPEC}.{subject.name}"
-            yield _claim(score, "asked for this container", source)
+            yield _claim(score, "requested for this container", source)
             return
     for_pod = pod.annotations.get(ANNOTATION_OOM_SCORE_ADJ)
     if for_pod:
         score = parse_oom_score_adj(for_pod, obj=pod.obj)
         yield _claim(
-            score, "asked for all containers of the pod", f"annotation {ANNOTATION_OOM_SCORE_ADJ}"
+            score,
+            "requested for all containers of the pod",
+            f"annotation {ANNOTATION_OOM_SCORE_ADJ}",
         )
 
 
@@ -60,7 +62,7 @@ POLICY: Final = Policy(
     name=NAME,
     gate="OOMScoreAdj",
     gate_default=False,
-    summary="whom the OOM killer prefers, by a pod's annotations",
+    summary="which containers the OOM killer prefers, by a pod's annotations",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
     individual=never,

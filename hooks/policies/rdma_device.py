@@ -3,8 +3,9 @@
 Each allocated function (its virtual functions where there are any, else the device itself) is
 looked up by PCI address among the facts of this kernel; the connection manager's device comes with
 the first. No file is read while a container is created. An address that this node does not have
-costs that device alone and is named, also on a node that has no RDMA device at all: a container
-that was promised one must not start without a word. Sources: hooks.md 4.7 and 8.36.
+is reported and costs that device alone. It is reported on a node without any RDMA device too,
+because the container starts without a device that it was allocated. Rules: docs/facts/policies.md,
+"RDMA devices".
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def parse(inputs: NodeInputs) -> Rule:
 
 
 def addresses_of(device: DeviceAllocation, index: int) -> list[tuple[str, str]]:
-    """Return (PCI address, field it stands in) of each function of an allocated device."""
+    """Return (PCI address, field of the annotation) of each function of an allocated device."""
     where = f"rdma[{index}]"
     if device.extension is not None and device.extension.vfs:
         return [
@@ -81,7 +82,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             obj=pod.obj,
             field=f"{_FIELD}.{where}",
             value=address,
-            problem=f"this node has no RDMA device with verbs at that PCI address{others}",
+            problem=f"this node has no RDMA device with verbs at this PCI address{others}",
         )
 
 
@@ -101,7 +102,7 @@ POLICY: Final = Policy(
     name=NAME,
     gate="RDMADeviceInject",
     gate_default=False,
-    summary="device nodes of the RDMA functions that a pod was given",
+    summary="device nodes of the RDMA functions that were allocated to a pod",
     parse=parse,
     claims={Level.CONTAINER: claim_container},
     degraded=lambda rule: "" if rule.devices else "this node has no RDMA device with verbs",

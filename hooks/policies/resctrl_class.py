@@ -1,10 +1,10 @@
 """RdtResctrl: cache and memory bandwidth shares of the QoS classes.
 
 Three control groups, `LSR` (also for LSE), `LS` and `BE`, one for each class whose `resctrlQOS` is
-enabled; tasks of the class's pods live in it. A pod with its own resctrl annotation stays out.
-A class that is switched off has no group at all: its tasks fall back to the default group.
+enabled, hold the tasks of the class's pods. A pod with its own resctrl annotation is in none of
+them. A class that is switched off has no group: its tasks return to the default group.
 
-Source: koordlet.md section 18; linux-interfaces.md 20 (22 to 24).
+Rules: docs/facts/policies.md, "resctrl of classes".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME: Final = "RdtResctrl"
 
 _STRATEGY: Final = "NodeSLO spec.resourceQOSStrategy"
 _DEFAULT_RANGE: Final[Mapping[str, Range]] = {"LSR": WHOLE, "LS": WHOLE, "BE": (0, 30)}
-"""Of the cache, in percent: what a class gets that is switched on and says no more."""
+"""Upstream's default range of the cache, in percent, of an enabled class."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ def parse(inputs: NodeInputs) -> Rule | Off | Partial:
                 problem=f"not below catRangeEndPercent, which is {end}",
             )
             start, end = _DEFAULT_RANGE[group]
-        # 0 is no limit, as 100 is, and written as well, to undo an earlier one.
+        # 0 means no limit, as 100 does. It is written, to undo an earlier limit.
         made = make_schemata(
             facts,
             cache=dict.fromkeys(facts.l3_domains, (start, end)),

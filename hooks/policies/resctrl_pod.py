@@ -3,9 +3,9 @@
 A pod that carries the annotation gets a control group of its own, `koordlet-<uid>`, with a schemata
 made for this machine; its containers join the group, at creation by the runtime's RDT class.
 
-The schemata follows the annotation whenever it is decided, so an edited annotation takes effect
-(hooks.md 8.30), also where it no longer names what it named before; a share given for some caches
-only leaves the other caches whole instead of dropping the line (8.33). Source: hooks.md 4.8.
+Every decision reads the annotation, so an edited annotation takes effect, and a cache that it no
+longer names is unlimited again. A share for some caches only leaves the other caches unlimited,
+while upstream then drops the whole line. Rules: docs/facts/policies.md, "resctrl of a pod".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apis.keys import ANNOTATION_RESCTRL
 from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs, ResctrlFacts
 from hooks.policy import Off, OffBecause, Policy
-from hooks.schemata import NOT_MOUNTED, WHOLE, Made, Range, make_schemata
+from hooks.schemata import NOT_MOUNTED, WHOLE, MachineSchemata, Range, make_schemata
 from hooks.subject import ContainerSubject, Level, Pod, PodSubject
 from linux.resctrl import POD_GROUP_PREFIX, check_group
 from linux.resources import Resource
@@ -31,6 +31,8 @@ NAME: Final = "Resctrl"
 
 _SOURCE: Final = f"annotation {ANNOTATION_RESCTRL}"
 _MOST_CACHED_ENTRIES: Final = 64
+"""Caches named by an annotation whose schemata is cached. No machine of today has more caches; the
+256 entries of the cache then stay below 1 MiB."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ def group_of(pod: Pod) -> str:
     """Return the name of the pod's control group. Raises InputError for an unusable UID."""
     try:
         if not pod.uid:
-            raise ValueError("without a UID there is no name for the pod's control group")
+            raise ValueError("the pod has no UID, which the name of its control group needs")
         return check_group(POD_GROUP_PREFIX + pod.uid)
     except ValueError as error:
         raise InputError(
@@ -58,8 +60,8 @@ def group_of(pod: Pod) -> str:
         ) from None
 
 
-def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
-    """Return the schemata of a pod's wish; its text is empty when this machine can do no part."""
+def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> MachineSchemata:
+    """Return the schemata that a pod requests; "" as text if the machine supports no part of it."""
     cache: dict[int, Range] | None = None
     llc, mb = wish.llc, wish.mb
     if llc.schemata.range or any(entry.range for entry in llc.schemata_per_cache):
@@ -78,19 +80,21 @@ def schemata_of(wish: PodResctrl, facts: ResctrlFacts) -> Made:
         }
     made = make_schemata(facts, cache=cache, memory=memory)
     if made.text and (cache is None or memory is None):
-        # What is not asked for is written too: an annotation before this one may have asked for it.
+        # Parts not requested are written as unlimited: an earlier annotation may have limited them.
         whole = make_schemata(
             facts, cache={} if cache is None else None, memory={} if memory is None else None
         )
         text = whole.text + made.text if cache is None else made.text + whole.text
-        made = Made(text, made.degraded)
+        made = MachineSchemata(text, made.degraded)
     foreign = [
         *sorted((cache or {}).keys() - set(facts.l3_domains)),
         *sorted((memory or {}).keys() - set(facts.mb_domains)),
     ]
     if foreign and made.text:
         unknown = f"this machine has no cache {', '.join(map(str, foreign))}"
-        made = Made(made.text, f"{made.degraded}; {unknown}" if made.degraded else unknown)
+        made = MachineSchemata(
+            made.text, f"{made.degraded}; {unknown}" if made.degraded else unknown
+        )
     return made
 
 
@@ -101,7 +105,7 @@ def _range(share: tuple[int, ...]) -> Range | None:
     return (share[0], share[1]) if len(share) == 2 else None
 
 
-def _of_pod(rule: Rule, pod: Pod) -> Made | None:
+def _of_pod(rule: Rule, pod: Pod) -> MachineSchemata | None:
     text = pod.annotations.get(ANNOTATION_RESCTRL)
     if text is None:
         return None
@@ -114,7 +118,7 @@ def _of_pod(rule: Rule, pod: Pod) -> Made | None:
             obj=pod.obj,
             field=annotation_field(ANNOTATION_RESCTRL),
             value=text,
-            problem="asks for neither cache nor memory bandwidth",
+            problem="requests neither cache nor memory bandwidth",
             hint='for example {"llc":{"schemata":{"range":[0,30]}}}',
         )
     return made

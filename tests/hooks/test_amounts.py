@@ -20,7 +20,7 @@ from tests.hooks.making import a_pod
 INIT, SIDECAR, REGULAR = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.REGULAR
 
 
-# linux-interfaces.md section 5, computed examples
+# docs/facts/kernel.md, "Shares, weights and quotas"
 @pytest.mark.parametrize(
     ("milli", "shares", "quota_us"),
     [

@@ -1,4 +1,4 @@
-"""Batch resources of best-effort pods: hooks.md 4.3 with its worked example."""
+"""Batch resources of best-effort pods, with the example of docs/facts/policies.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Core scheduling: groups of hooks.md 4.5, cpu.idle, sysctls."""
+"""Core scheduling: groups of cookies, cpu.idle, sysctls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU normalisation: hooks.md 4.4, divided once, restored by absence."""
+"""CPU normalisation: which quotas are divided, once only, and restored without a ratio."""
 
 from __future__ import annotations
 

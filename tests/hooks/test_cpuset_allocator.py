@@ -1,4 +1,4 @@
-"""CPU sets: the ten rows of hooks.md 4.2, joined pools, quotas, and sets that never overlap."""
+"""CPU sets: upstream's table row by row, joined pools, quotas, and sets that never overlap."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_pools_are_joined_as_sets_and_empty_ones_add_nothing(pools: Any, cpus: A
         (None, "1-9", "1-3,8-9", ""),
         (None, "16-31", "", ""),  # another machine's report
         (NUMA_1, "0-3", "0-3", "the share pools of the allocated NUMA nodes 1 are empty"),
-        (OWN, "0-6", "4-5", "the pods' root has no CPU 7"),
+        (OWN, "0-6", "4-5", "this node has no CPU 7 for pods"),
     ],
 )
 def test_cpus_that_the_pods_root_lacks_are_not_asked_for(
@@ -190,7 +190,7 @@ def test_an_allocation_of_which_nothing_is_there_is_an_error_and_keeps_the_quota
 
 def test_an_lsr_pod_without_cpus_of_its_own_is_said() -> None:
     decision = decide(a_container(a_pod("LSR", G)), node(topology=topology(TWO_NODES)), POLICY)
-    assert "without CPUs of its own" in decision.outcomes[Resource.CPUSET_CPUS, ""].degraded
+    assert "without allocated CPUs" in decision.outcomes[Resource.CPUSET_CPUS, ""].degraded
 
 
 @pytest.mark.parametrize("make", [a_container, a_pod_subject])

@@ -1,4 +1,4 @@
-"""GPU environment, HAMi-core and RDMA devices: hooks.md 4.6 and 4.7."""
+"""GPU environment, HAMi-core and RDMA devices."""
 
 from __future__ import annotations
 

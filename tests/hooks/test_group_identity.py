@@ -1,4 +1,4 @@
-"""Group identity: the table of hooks.md 4.1, its annotation, its sysctls, and its stand-ins."""
+"""Group identity: the table by class, its annotation, its sysctls, and its stand-ins."""
 
 from __future__ import annotations
 

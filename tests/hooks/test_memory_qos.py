@@ -1,4 +1,4 @@
-"""Memory QoS: formulas and merge rules of koordlet.md 17, with its worked example."""
+"""Memory QoS: formulas, merge rules, and the example of docs/facts/policies.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OOM scores by annotation: hooks.md 4.11."""
+"""OOM scores by annotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""resctrl: a pod's own group (hooks.md 4.8) and the class groups (koordlet.md 18)."""
+"""resctrl: a pod's own group, and the groups of the classes."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ BAD: list[tuple[Any, str]] = [
     ((Resource.CPU_SHARES, 2), "returned a tuple"),
     (want("cpu.shares", 2, reason="r"), "members of Resource"),  # type: ignore[arg-type]
     (want(Resource.CPU_SHARES, 2, reason=""), "needs a reason"),
-    (want(Resource.CPU_SHARES, 2, reason=5), "reason is not a text"),  # type: ignore[arg-type]
+    (want(Resource.CPU_SHARES, 2, reason=5), "reason must be a string"),  # type: ignore[arg-type]
     (want(Resource.CPU_SHARES, 2, reason="r", rank=Rank.EMERGENCY), "at most Rank.SITE"),
     (want(Resource.CPU_SHARES, 1, reason="r"), "raised to 2"),
     (want(Resource.CPU_SHARES, 262145, reason="r"), "lowered to 262144"),
@@ -102,7 +102,7 @@ BAD: list[tuple[Any, str]] = [
     (want(Resource.RESCTRL_SCHEMATA, "L3:0=f", key="g", reason="r"), "cannot be claimed for a"),
     (want(Resource.ENV, "x", reason="r"), "needs a key"),
     (want(Resource.ENV, "x", key="A=B", reason="r"), "cannot name a variable"),
-    (want(Resource.ENV, "x\0", key="A", reason="r"), "no NUL"),
+    (want(Resource.ENV, "x\0", key="A", reason="r"), "without NUL"),
     (want(Resource.ENV, "x", key="A", op=Op.AT_LEAST, reason="r"), "only be set"),
     (want(Resource.ENV, 5, key="A", reason="r"), "expected a text"),
     (want(Resource.MOUNT, "/x", key="/x", reason="r"), "expected a Mount"),
@@ -118,8 +118,8 @@ BAD: list[tuple[Any, str]] = [
         want(Resource.DEVICE, DeviceNode("/dev/x", "c", 1, -2, 0), key="/dev/x", reason="r"),
         "outside",
     ),
-    (want(Resource.SYSCTL, "1", key="kernel.sched_core", reason="r"), "not for site policies"),
-    (want(Resource.HOST_DIRECTORY, 0o777, key="/x", reason="r"), "not for site policies"),
+    (want(Resource.SYSCTL, "1", key="kernel.sched_core", reason="r"), "cannot be claimed by site"),
+    (want(Resource.HOST_DIRECTORY, 0o777, key="/x", reason="r"), "cannot be claimed by site"),
 ]
 
 
@@ -182,10 +182,10 @@ async def _coroutine(node: Any, subject: Any) -> list[Claim]:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"name": ""}, "not a name"),
-        ({"name": "a/b"}, "not a name"),
-        ({"name": "x" * 64}, "not a name"),
-        ({"name": "ä"}, "not a name"),
+        ({"name": ""}, "letters, digits and dashes"),
+        ({"name": "a/b"}, "letters, digits and dashes"),
+        ({"name": "x" * 64}, "letters, digits and dashes"),
+        ({"name": "ä"}, "letters, digits and dashes"),
         ({"name": "a", "container": None}, "at least one level"),
         ({"name": "a", "container": 5}, "plain function"),
         ({"name": "a", "container": _coroutine}, "not async"),
