@@ -51,8 +51,9 @@ from cluster.manager.devices import GPU_RESOURCES, gpu_labels, gpu_resources, rd
 from cluster.manager.mid import mid_resources
 from cluster.manager.node_inputs import Amount, NodeInputs
 from cluster.manager.normalization import (
-    amplification_percents,
+    amplification,
     amplification_text,
+    annotated_amplification,
     annotated_normalization,
     normalization_percent,
 )
@@ -175,14 +176,11 @@ def _decide_ratios(view: NodeView, wanted: Wanted, plugins: frozenset[str]) -> N
                 ratio = current
     wanted.normalization = ratio or 100
     if "ResourceAmplification" in plugins:
-        try:
-            percents = amplification_percents(ratio, view.amplification)
-        except InputError as error:
-            wanted.problems.append(str(error))
-        else:
-            wanted.annotations[ANNOTATION_RESOURCE_AMPLIFICATION_RATIO] = (
-                amplification_text(percents) if percents else None
-            )
+        found = amplification(ratio, view.amplification, annotated_amplification(node))
+        wanted.problems += found.problems
+        wanted.annotations[ANNOTATION_RESOURCE_AMPLIFICATION_RATIO] = (
+            amplification_text(found.percents) if found.percents else None
+        )
 
 
 def _decide_extended(

@@ -1,21 +1,24 @@
 """CPU normalisation and resource amplification: ratios on a node that make its CPUs comparable.
 
 Both ratios are decimals with two digits; they count in hundredths here, so arithmetic is exact.
-Sources: manager.md sections 10 and 11. Amplification uses the normalisation of the same round, and
-an error leaves the last annotation in force (upstream is one round late and deletes it).
+Amplification uses the normalisation of the same round (upstream: of the round before).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from types import MappingProxyType
 from typing import Final
 
 from apis.core import Node
+from apis.decode import decode_field, field_decoder
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_CPU_BASIC_INFO,
     ANNOTATION_CPU_NORMALIZATION_RATIO,
+    ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
     CPU,
     LABEL_CPU_NORMALIZATION_ENABLED,
 )
@@ -24,6 +27,11 @@ from apis.topology import NodeResourceTopology, parse_cpu_basic_info
 from cluster.ratios import hundredths, ratio_text
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_NO_RATIOS: Final[Mapping[str, int]] = MappingProxyType({})
+_LARGEST_RATIO: Final = 1000.0
+"""Chosen: the node webhook reads ratios below it. More is a slip of the comma; int64 amounts of
+bytes overflow a hundred thousand times later."""
+_decode_ratios = field_decoder(dict[str, float])
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
@@ -98,29 +106,69 @@ def annotated_normalization(node: Node) -> int | None:
     return int(value * 100)
 
 
-def amplification_percents(
-    normalization: int | None, strategy: ResourceAmplificationStrategy
-) -> dict[str, int]:
-    """Return the ratio of each resource in hundredths; empty when nothing is amplified.
+@dataclass(frozen=True, slots=True)
+class Amplification:
+    """The ratio of each amplified resource in hundredths, and what is wrong with the others."""
 
-    normalization: the node's ratio in hundredths. Raises InputError for a ratio below 1.
+    percents: dict[str, int]
+    problems: tuple[str, ...] = ()
+
+
+def amplification(
+    normalization: int | None,
+    strategy: ResourceAmplificationStrategy,
+    carried: Mapping[str, int] = _NO_RATIOS,
+) -> Amplification:
+    """Return what a node's resources are amplified by.
+
+    normalization: the node's ratio in hundredths; it multiplies the ratio of cpu, which may be
+    below 1 itself. carried: the ratios that the node carries now. A product below 1 is raised to 1,
+    one above 1000 leaves that resource's carried ratio in force; both are named. No ratio affects
+    another resource's.
     """
-    ratios: Mapping[str, float] = strategy.resource_amplification_ratio if strategy.enable else {}
+    ratios = dict(strategy.resource_amplification_ratio) if strategy.enable else {}
+    normalized = (normalization or 100) / 100
+    if normalized > 1:
+        ratios.setdefault(CPU, 1.0)
     percents: dict[str, int] = {}
+    problems: list[str] = []
     for resource, ratio in ratios.items():
-        if not 1.0 <= ratio <= 1000.0:
-            raise InputError(
+        # A ratio that is not positive counts as 1 before it is multiplied, as upstream reads it.
+        product = (ratio if ratio > 0 else 1.0) * normalized if resource == CPU else ratio
+        problem = ""
+        if product > _LARGEST_RATIO:
+            problem = f"expected at most {_LARGEST_RATIO:g}; the last ratio stays in force"
+            percent = carried.get(resource)
+        else:
+            # Rounded once, after the product: 1.25 x 1.15 is 1.44.
+            percent = max(100, hundredths(product))
+            if product < 1 or ratio <= 0:
+                problem = "a ratio below 1 counts as 1"
+        if problem:
+            error = InputError(
                 obj="resource-amplification-config",
                 field=f"resourceAmplificationRatio[{resource}]",
                 value=ratio,
-                problem="expected a ratio of at least 1",
+                problem=problem,
             )
-        percents[resource] = hundredths(ratio)
-    # Rounded once, after the product: 1.25 x 1.15 is 1.44.
-    cpu = hundredths(ratios.get(CPU, 1.0) * (normalization or 100) / 100)
-    if cpu > 100:
-        percents[CPU] = cpu
-    return percents
+            problems.append(str(error))
+        if percent is not None:
+            percents[resource] = percent
+    return Amplification(percents, tuple(problems))
+
+
+def annotated_amplification(node: Node) -> dict[str, int]:
+    """Return the ratios that the node carries, in hundredths, without unreadable ones."""
+    text = node.metadata.annotations.get(ANNOTATION_RESOURCE_AMPLIFICATION_RATIO)
+    if not text:
+        return {}
+    try:
+        ratios = decode_field(_decode_ratios, text, obj="", field="")
+    except InputError:
+        return {}
+    return {
+        name: hundredths(ratio) for name, ratio in ratios.items() if 1 <= ratio <= _LARGEST_RATIO
+    }
 
 
 def amplification_text(percents: Mapping[str, int]) -> str:

@@ -158,7 +158,7 @@ def test_an_error_leaves_the_last_ratio_in_force() -> None:
             "node.koordinator.sh/resource-amplification-ratio": '{"cpu":1.80}',
         }
     )
-    broken = ResourceAmplificationStrategy(True, {"cpu": 0.5})
+    broken = ResourceAmplificationStrategy(True, {"cpu": 5000})
     result = wanted(
         view(carrying, normalization=CPUNormalizationStrategy(True), amplification=broken)
     )

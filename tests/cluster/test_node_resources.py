@@ -20,8 +20,9 @@ from cluster.manager.devices import gpu_labels, gpu_resources, rdma_resources
 from cluster.manager.mid import mid_resources
 from cluster.manager.node_inputs import Amount, truncate
 from cluster.manager.normalization import (
-    amplification_percents,
+    amplification,
     amplification_text,
+    annotated_amplification,
     normalization_percent,
 )
 from cluster.ratios import ratio_text
@@ -206,17 +207,91 @@ def test_the_nodes_label_switches_normalization_off() -> None:
         normalization_percent(bad, None, normalization())
 
 
-def test_amplification_multiplies_cpu_by_the_normalization() -> None:
-    rules = ResourceAmplificationStrategy(True, {"memory": 1.5, "cpu": 1.5})
-    text = amplification_text(amplification_percents(120, rules))
-    assert text == '{"cpu":1.80,"memory":1.50}'
-    # The product is rounded, as a text with two decimals is, not its factors.
-    for ratio, normalized, product in ((1.25, 115, 144), (1.255, 150, 188), (1.0, 100, 100)):
-        rules = ResourceAmplificationStrategy(True, {"cpu": ratio})
-        assert amplification_percents(normalized, rules) == {"cpu": product}
-    assert amplification_percents(None, ResourceAmplificationStrategy()) == {}
-    with pytest.raises(InputError, match="at least 1"):
-        amplification_percents(100, ResourceAmplificationStrategy(True, {"cpu": 0.5}))
+@pytest.mark.parametrize(
+    ("ratios", "normalized", "expected"),
+    [
+        ({"memory": 1.5, "cpu": 1.5}, 120, '{"cpu":1.80,"memory":1.50}'),
+        # The product is rounded, as a text with two decimals is, not its factors.
+        ({"cpu": 1.25}, 115, '{"cpu":1.44}'),
+        ({"cpu": 1.255}, 150, '{"cpu":1.88}'),
+        ({"cpu": 1.0}, 100, '{"cpu":1.00}'),
+        ({"cpu": 1.0}, None, '{"cpu":1.00}'),
+        ({"memory": 1.0}, 100, '{"memory":1.00}'),
+        # Normalisation alone amplifies cpu.
+        ({}, 120, '{"cpu":1.20}'),
+        ({"memory": 2}, 101, '{"cpu":1.01,"memory":2.00}'),
+        ({}, 100, "{}"),
+        ({}, None, "{}"),
+        # A cpu ratio below 1 is multiplied first.
+        ({"cpu": 0.8}, 150, '{"cpu":1.20}'),
+        ({"cpu": 0.5}, 200, '{"cpu":1.00}'),
+        ({"cpu": 1000}, 100, '{"cpu":1000.00}'),
+    ],
+)
+def test_amplification_multiplies_cpu_by_the_normalization(
+    ratios: dict[str, float], normalized: int | None, expected: str
+) -> None:
+    found = amplification(normalized, ResourceAmplificationStrategy(True, ratios))
+    assert (amplification_text(found.percents), found.problems) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("ratios", "normalized", "expected", "problem"),
+    [
+        (
+            {"cpu": 0.5, "memory": 1.5},
+            100,
+            {"cpu": 100, "memory": 150},
+            "[cpu] = '0.5': a ratio below 1",
+        ),
+        (
+            {"cpu": 0.5, "memory": 1.5},
+            150,
+            {"cpu": 100, "memory": 150},
+            "[cpu] = '0.5': a ratio below 1",
+        ),
+        (
+            {"cpu": 1.2, "memory": 0.5},
+            100,
+            {"cpu": 120, "memory": 100},
+            "[memory] = '0.5': a ratio below 1",
+        ),
+        ({"memory": -3}, 150, {"cpu": 150, "memory": 100}, "[memory] = '-3': a ratio below 1"),
+        # Not positive counts as 1, then the normalisation multiplies it.
+        ({"cpu": 0}, 150, {"cpu": 150}, "[cpu] = '0': a ratio below 1"),
+        ({"cpu": -2}, 100, {"cpu": 100}, "[cpu] = '-2': a ratio below 1"),
+        # Too large: what the node carries stays in force.
+        ({"cpu": 1e300, "memory": 1.5}, 100, {"cpu": 130, "memory": 150}, "expected at most 1000"),
+        ({"cpu": 500}, 300, {"cpu": 130}, "expected at most 1000"),
+        ({"example.com/gpu": 1000.01}, 100, {}, "expected at most 1000; the last ratio stays"),
+    ],
+)
+def test_a_bad_ratio_is_named_and_affects_no_other_resource(
+    ratios: dict[str, float], normalized: int, expected: dict[str, int], problem: str
+) -> None:
+    rules = ResourceAmplificationStrategy(True, ratios)
+    found = amplification(normalized, rules, {"cpu": 130, "memory": 110})
+    assert found.percents == expected
+    assert len(found.problems) == 1 and problem in found.problems[0]
+    assert "resource-amplification-config" in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, {}),
+        ("", {}),
+        ("nonsense", {}),
+        ('{"cpu":"1.2"}', {}),
+        ('{"cpu":1.20,"memory":0.9,"x":1001,"y":1}', {"cpu": 120, "y": 100}),
+    ],
+)
+def test_ratios_that_a_node_carries_are_read_where_they_can_be(
+    text: str | None, expected: dict[str, int]
+) -> None:
+    key = "node.koordinator.sh/resource-amplification-ratio"
+    of = nodes.node(annotations={} if text is None else {key: text})
+    assert annotated_amplification(of) == expected
 
 
 def device(*infos: dict[str, Any], **labels: str) -> Device:
