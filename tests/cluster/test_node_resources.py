@@ -242,19 +242,19 @@ def test_amplification_multiplies_cpu_by_the_normalization(
             {"cpu": 0.5, "memory": 1.5},
             100,
             {"cpu": 100, "memory": 150},
-            "[cpu] = '0.5': a ratio below 1",
+            "[cpu] = '0.5': a ratio",
         ),
         (
             {"cpu": 0.5, "memory": 1.5},
             150,
             {"cpu": 100, "memory": 150},
-            "[cpu] = '0.5': a ratio below 1",
+            "[cpu] = '0.5': a ratio",
         ),
         (
             {"cpu": 1.2, "memory": 0.5},
             100,
             {"cpu": 120, "memory": 100},
-            "[memory] = '0.5': a ratio below 1",
+            "[memory] = '0.5': a ratio",
         ),
         ({"memory": -3}, 150, {"cpu": 150, "memory": 100}, "[memory] = '-3': a ratio below 1"),
         # Not positive counts as 1, then the normalisation multiplies it.
