@@ -2,7 +2,8 @@
 
 Nodes are watched, so a node that joins or is cordoned counts within a second, and what it offers
 within ten: batch resources change all the time somewhere, and each total sums up all nodes.
-Quantities compare by value, and only what differs is patched. Source: manager.md section 16.
+Quantities compare by value, and only what differs is patched. What was written counts until the
+cache shows it, so that no patch is made against an object that is older than our own write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.core import Node
-from apis.decode import canonical_json, decode_field, field_decoder, to_plain
+from apis.decode import canonical_json, decode_field, field_decoder, json_decoder, to_plain
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_QUOTA_RESOURCE_KEYS,
@@ -32,6 +33,7 @@ from apis.quota import ElasticQuota, ElasticQuotaProfile, ElasticQuotaSpec
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client, encode_object
 from kube.events import EventRecorder
+from kube.own_writes import BELIEVED_SECONDS, OwnWrites
 from kube.queue import WorkQueue
 from kube.resources import ELASTIC_QUOTAS, QUOTA_PROFILES
 
@@ -41,6 +43,8 @@ MAX_AMOUNT: Final = (2**63 - 1) // 2000
 _SETTLE_SECONDS: Final = 1.0
 _AMOUNTS_SETTLE_SECONDS: Final = 10.0
 _decode_keys = field_decoder(tuple[str, ...])
+_decode_quota = json_decoder(ElasticQuota)
+_decode_profile = json_decoder(ElasticQuotaProfile)
 
 
 def tree_id(namespace: str, name: str) -> str:
@@ -146,7 +150,12 @@ class QuotaProfileController:
         self._nodes = nodes
         self._events = events
         self.queue = WorkQueue(self.name)
+        self.writes = 0
+        self._own_profiles: OwnWrites[ElasticQuotaProfile] = OwnWrites()
+        self._own_quotas: OwnWrites[ElasticQuota] = OwnWrites()
+        profiles.subscribe(self._own_profiles.seen)
         profiles.subscribe(lambda event: self.queue.add(event.key))
+        quotas.subscribe(self._own_quotas.seen)
         quotas.subscribe(self._quota_changed)
         nodes.subscribe(self._node_changed)
 
@@ -172,12 +181,18 @@ class QuotaProfileController:
             self.queue.add_after(key, pause)
 
     async def reconcile(self, key: str) -> float | None:
-        """Bring the quota of one profile up to date."""
+        """Bring the quota of one profile up to date.
+
+        Returns when to look again while the cache has not shown our own write: should that never
+        come, the cache is believed.
+        """
         namespace, _, name = key.partition("/")
-        profile = self._profiles.get(name, namespace=namespace)
-        if profile is None:
+        cached = self._profiles.get(name, namespace=namespace)
+        if cached is None:
+            self._own_profiles.forget(key)
             self.queue.forget(key)
             return None
+        profile = self._own_profiles.latest(key, cached) or cached
         about = ObjectReference(
             api_version=QUOTA_PROFILES.api_version,
             kind=QUOTA_PROFILES.kind,
@@ -194,9 +209,11 @@ class QuotaProfileController:
         if not tree:
             tree = tree_id(namespace, name)
             body = {"metadata": {"labels": {LABEL_QUOTA_TREE_ID: tree}}}
-            await self._client.patch(
+            stored = await self._client.patch(
                 QUOTA_PROFILES, name, msgspec.json.encode(body), namespace=namespace
             )
+            self.writes += 1
+            self._own_profiles.note(_decode_profile(stored))
         try:
             keys = resource_keys(profile)
         except InputError as error:
@@ -209,14 +226,15 @@ class QuotaProfileController:
             reason = "UpdateQuotaFailed" if known else "CreateQuotaFailed"
             self._events.warning(about, reason, str(error))
             raise
-        return None
+        return BELIEVED_SECONDS if self._own_quotas else None
 
     async def _write(self, profile: ElasticQuotaProfile, tree: str, keys: tuple[str, ...]) -> None:
         namespace, name = profile.metadata.namespace, profile.spec.quota_name
         spec, labels, annotations = wanted_quota(
             profile, self._nodes.items.values(), tree=tree, keys=keys
         )
-        stored = self._quotas.get(name, namespace=namespace)
+        key = f"{namespace}/{name}"
+        stored = self._own_quotas.latest(key, self._quotas.get(name, namespace=namespace))
         if stored is None:
             body = encode_object(
                 ELASTIC_QUOTAS,
@@ -231,10 +249,14 @@ class QuotaProfileController:
                 },
             )
             try:
-                await self._client.create(ELASTIC_QUOTAS, body, namespace=namespace)
+                made = await self._client.create(ELASTIC_QUOTAS, body, namespace=namespace)
             except ApiError as error:
+                # The cache is behind another writer; its event brings us back.
                 if not error.already_exists:
                     raise
+                return
+            self.writes += 1
+            self._own_quotas.note(_decode_quota(made))
             return
         patch: dict[str, Any] = {}
         if stored.spec != spec:
@@ -249,10 +271,18 @@ class QuotaProfileController:
                 metadata[part] = changed
         if metadata:
             patch["metadata"] = metadata
-        if patch:
-            await self._client.patch(
+        if not patch:
+            return
+        try:
+            made = await self._client.patch(
                 ELASTIC_QUOTAS, name, msgspec.json.encode(patch), namespace=namespace
             )
+        except ApiError as error:
+            if error.not_found:
+                self._own_quotas.forget(key)
+            raise
+        self.writes += 1
+        self._own_quotas.note(_decode_quota(made))
 
 
 def _removing(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
