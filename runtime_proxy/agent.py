@@ -72,6 +72,7 @@ class CriAgent:
         return major.isdigit() and int(major) >= 2
 
     async def _sweep(self) -> None:
+        self._records.catch_up()
         self._hooks.vanished(*await self._recovery.sweep())
 
     async def _follow_events(self) -> None:
@@ -119,7 +120,7 @@ class CriAgent:
         )
 
     def health(self) -> list[str]:
-        return self._registry.troubles()
+        return [*self._registry.troubles(), *self._records.troubles()]
 
     def readiness(self) -> list[str]:
         if self._front.backend_away:

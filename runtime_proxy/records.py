@@ -1,6 +1,8 @@
 """What both modes keep of pods and containers: the store, and its journal where there is one."""
 
 import logging
+import time
+from collections.abc import Callable
 
 from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.status import Gauge
@@ -10,22 +12,27 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """The store with its journal in `folder`; without one where that cannot be, or is empty."""
+    """The store with its journal in `folder`; without a journal where `folder` is empty."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._checkpoint: Checkpoint | None = None
+        self._no_folder = ""
         self.recorded = Recorded()
         """What the journal held at the start."""
         if folder:
             try:
-                self._checkpoint = Checkpoint(folder)
+                self._checkpoint = Checkpoint(folder, monotonic=monotonic)
                 self.recorded = self._checkpoint.recorded
             except OSError as error:
-                log.error(
-                    "no journal: a restart will recover from the runtime alone",
-                    extra={"folder": folder, "reason": error.strerror or str(error)},
-                )
+                reason = error.strerror or str(error)
+                self._no_folder = f"no journal: {folder} cannot be made: {reason}"
+                log.error("%s; a restart recovers from the runtime alone", self._no_folder)
         self.store = Store(self._checkpoint or NoJournal())
+
+    def troubles(self) -> list[str]:
+        """Return why a restart would find less than is known now; nothing where it would not."""
+        problem = self._no_folder if self._checkpoint is None else self._checkpoint.problem
+        return [problem] if problem else []
 
     def reread(self) -> Recorded:
         """Return the journal as it is by now, with what a predecessor added to it."""
@@ -44,6 +51,11 @@ class Records:
                 counter=True,
             ),
         )
+
+    def catch_up(self) -> None:
+        """Write to the journal what a failure kept back. Called from time to time."""
+        if self._checkpoint is not None:
+            self._checkpoint.catch_up()
 
     def stand_back(self) -> None:
         """Leave the journal to a successor."""

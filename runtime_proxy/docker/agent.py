@@ -62,6 +62,7 @@ class DockerAgent:
             await with_retries(self._sweep, retry_s=_SWEEP_INTERVAL_S)
 
     async def _sweep(self) -> None:
+        self._records.catch_up()
         self.hooks.hooks.vanished(*await self._engine.sweep())
         self.found_again()
 
@@ -97,7 +98,7 @@ class DockerAgent:
         )
 
     def health(self) -> list[str]:
-        return self._registry.troubles()
+        return [*self._registry.troubles(), *self._records.troubles()]
 
     def readiness(self) -> list[str]:
         if self.backend_away:

@@ -547,3 +547,20 @@ def test_the_pages_tell_counts_and_health(runtime: FakeCri, tmp_path: Path) -> N
         (running.hook_dir / "broken.json").write_text("{")
         wait_until(lambda: fetch(f"http://127.0.0.1:{port}/healthz")[0] == 503, "503")
         assert "broken.json: not JSON" in fetch(f"http://127.0.0.1:{port}/healthz")[1]
+
+
+def test_a_journal_that_cannot_be_written_turns_health_red(
+    runtime: FakeCri, tmp_path: Path
+) -> None:
+    port = free_port()
+    with proxy(runtime.socket, flags=[f"--http-address=127.0.0.1:{port}"]) as running:
+        running.wait_for_log("recovered")
+        assert fetch(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
+        running.stop()
+        journal = running.folder / "state" / "journal"
+        journal.unlink()
+        os.mkfifo(journal)
+        running.start()
+        status, text = fetch(f"http://127.0.0.1:{port}/healthz")
+        assert status == 503
+        assert text == f"{journal} cannot be read: not a regular file: move it away\n"
