@@ -1,7 +1,7 @@
-"""`make demo` and `make run`: the daemon at work on a real containerd, told as a story.
+"""`make demo` and `make run`: koordlet with a real containerd, step by step.
 
-Every step says what it does and how long it took; a failure says what was missing. Whatever
-happens, also a Ctrl-C, pods, daemon, containerd and cgroups are gone at the end.
+Every step prints what it does and how long it took; a failure says what was missing. Pods, daemon,
+containerd and cgroups are removed at the end, also after a failure or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.beds.errors import BedError
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod
 from tests.waiting import NotWithin, wait_until
 
-HEADER = ("container", "value", "asked for", "got", "why")
+HEADER = ("container", "value", "requested", "observed", "why")
 
 
 @contextmanager
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--containerd", choices=GENERATIONS, default="2.1", help="which containerd")
     parser.add_argument("--stay", action="store_true", help="keep the environment open")
     chosen = parser.parse_args(arguments)
-    # Being ended from outside cleans up like a Ctrl-C.
+    # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:
-            tell(stack, chosen.containerd, stay=chosen.stay)
+            show_node(stack, chosen.containerd, stay=chosen.stay)
     except BedError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def tell(stack: ExitStack, generation: Any, *, stay: bool) -> None:
+def show_node(stack: ExitStack, generation: Any, *, stay: bool) -> None:
     begin = time.monotonic()
     print(f"A node with containerd {generation}, koordlet and four pods", flush=True)
     with step("containerd with NRI, in folders and cgroups of its own"):
@@ -85,7 +85,7 @@ def tell(stack: ExitStack, generation: Any, *, stay: bool) -> None:
     switch_off(bed, koordlet, pods, objects)
     print(f"\n{time.monotonic() - begin:.1f} s so far.", flush=True)
     if stay:
-        play(bed, koordlet)
+        follow_manifests(bed, koordlet)
 
 
 Pods = dict[str, tuple[scene.Manifest, RunningPod]]
@@ -103,7 +103,7 @@ def show_values(bed: Containerd, koordlet: Daemon, pods: Pods) -> None:
 
 
 def explained(koordlet: Daemon, shown: scene.Shown) -> str:
-    """Why the value is what it is, in the daemon's words, once it says that it is in force."""
+    """Return the daemon's explanation of the value, once the daemon reports it in force."""
     subject = f"default/{shown.pod}" + ("/main" if shown.level == "container" else "")
     answer: Any = None
 
@@ -157,8 +157,8 @@ def switch_off(
     print(render(("container", "value", "before", "restored"), rows, width=80), flush=True)
 
 
-def play(bed: Containerd, koordlet: Daemon) -> None:
-    """Keep everything open: pods follow the manifests in a folder, until Ctrl-C."""
+def follow_manifests(bed: Containerd, koordlet: Daemon) -> None:
+    """Run the pods whose manifests lie in a folder, until Ctrl-C."""
     manifests = bed.folder / "pods.d"
     manifests.mkdir()
     koordctl = f"{Path(sys.executable).parent}/koordctl --run-dir {koordlet.run_dir}"

@@ -1,7 +1,7 @@
 """The objects and pods of the demo: the examples, fitted to the CPUs of this machine.
 
-What a container asked for is read from its manifest; what it got is read from the kernel's files
-and from the container's own environment. Neither is taken from the daemon's word.
+The requested value is read from a container's manifest, the observed one from the kernel's files
+and the container's environment. Neither comes from the daemon.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One value that the table shows. `level` is whose: the container's or its pod's group."""
+    """One value that the table shows. level: of the container's cgroup, or of its pod's."""
 
     pod: str
     level: str  # "container" | "pod"
@@ -69,7 +69,7 @@ def load(folder: str) -> list[Manifest]:
 
 
 def objects() -> list[Manifest]:
-    """The node's objects, with a share pool of all CPUs but the first."""
+    """Return the node's objects, with a share pool of all CPUs but the first."""
     cpus = sorted(os.sched_getaffinity(0))
     manifests = load("objects")
     for manifest in manifests:
@@ -82,7 +82,7 @@ def objects() -> list[Manifest]:
 
 
 def pods() -> list[Manifest]:
-    """The pods, each with a uid of its own; the one with a CPU for itself gets the first."""
+    """Return the pods, each with a new uid; the pod with an allocated CPU gets the first."""
     first = min(os.sched_getaffinity(0))
     order = [shown.pod for shown in SHOWN]
     manifests = sorted(load("pods"), key=lambda pod: order.index(pod["metadata"]["name"]))
@@ -101,14 +101,14 @@ def _pool(cpus: list[int]) -> str:
 
 
 def asked(pod: Manifest, shown: Shown) -> str:
-    """What the manifest asks for that the value stands for, in its own words."""
+    """Return what the manifest requests that leads to the value, as the manifest writes it."""
     annotations = pod["metadata"].get("annotations", {})
     resources = pod["spec"]["containers"][0]["resources"]
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
     qos = pod["metadata"]["labels"].get("koordinator.sh/qosClass", "none")
     match shown.resource:
         case "cpuset.cpus" if text := annotations.get("scheduling.koordinator.sh/resource-status"):
-            return f"CPU {json.loads(text)['cpuset']} for itself"
+            return f"CPU {json.loads(text)['cpuset']} allocated"
         case "cpu.cfs_quota_us":
             return _amount(limits, "cpu", "limit")
         case "cpu.shares":
@@ -130,7 +130,7 @@ def _amount(amounts: Mapping[str, Any], resource: str, kind: str) -> str:
 
 
 def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
-    """The value as the kernel or the container has it now."""
+    """Return the value as the kernel or the container has it now."""
     if shown.resource == "env":
         environment = bed.cri.execute(pod.containers["main"], ["env"]).stdout.splitlines()
         values = dict(line.partition("=")[::2] for line in environment)
@@ -144,14 +144,14 @@ def label(bed: Containerd, shown: Shown) -> str:
 
 
 def original(bed: Containerd, shown: Shown) -> str:
-    """The value without Koordinator, as `got` would read it."""
+    """Return the value without Koordinator, as `got` would read it."""
     if shown.resource == "cpu.shares":
         return str(bed.groups.weight(int(shown.original)))
     return shown.original
 
 
 def switched_off(objects: list[Manifest]) -> list[Manifest]:
-    """The Node without its ratio, and the NodeSLO with class BE's identity disabled."""
+    """Return the Node without its ratio, and the NodeSLO with class BE's identity disabled."""
     changed = copy.deepcopy(objects)
     by_kind = {manifest["kind"]: manifest for manifest in changed}
     del by_kind["Node"]["metadata"]["annotations"][NORMALIZATION]

@@ -8,10 +8,11 @@ from itertools import groupby, zip_longest
 
 _GAP = "  "
 _LEAST_LAST_COLUMN = 24
+"""Characters of the last column at least, however narrow the terminal."""
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:
-    """The table as text. A first cell that repeats the one above is left blank.
+    """Return the table as text. A first cell that repeats the one above is left blank.
 
     Every row has as many cells as the header. width: columns of the terminal.
     """

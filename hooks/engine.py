@@ -31,7 +31,8 @@ from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Subject
 
 _MOST_SHAPES: Final = 2048
 """Shapes whose outcomes are cached; a full cache is emptied. Chosen: a node runs a few hundred
-shapes, and an entry takes some 2 KiB. With twice as many, churn would hold 8 MiB."""
+shapes. Measured: a batch container's entry takes 4 KiB, so pods that are all different make the
+cache hold 8 MiB at most."""
 
 Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""

@@ -1,4 +1,4 @@
-"""Asking a running daemon: HTTP over its admin socket."""
+"""Queries to a running daemon: HTTP over its admin socket."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from apis.errors import printable
 
 SOCKET = "admin.sock"
 _TIMEOUT_S = 30.0
+"""Chosen: far above the slowest answer, a plan. With twice the value a person waits a minute."""
 
 
 class Unreachable(Exception):
@@ -20,11 +21,11 @@ class Unreachable(Exception):
 
 
 class Silent(Unreachable):
-    """A daemon is there, but does not answer."""
+    """A daemon accepts the connection, but does not answer in time."""
 
 
 class Refused(Exception):
-    """The daemon answered that it cannot; the message is its own."""
+    """The daemon answered with an error; the message is the daemon's."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -78,7 +79,7 @@ class Client:
                 " directory with --run-dir"
             ) from None
         except TimeoutError:
-            # One who asks several questions waits once.
+            # A command with several queries waits only for the first.
             self._silent = (
                 f"{self._path}: no answer within {_TIMEOUT_S:g} s; see journalctl -u koordlet"
             )
@@ -94,6 +95,6 @@ class Client:
         except ValueError:
             raise Refused(printable(answer.decode(errors="replace").strip())) from None
         if response.status != 200:
-            told = value.get("error") if isinstance(value, dict) else None
-            raise Refused(told or f"{self._path}: HTTP {response.status}")
+            message = value.get("error") if isinstance(value, dict) else None
+            raise Refused(message or f"{self._path}: HTTP {response.status}")
         return value

@@ -1,7 +1,7 @@
-"""`koordctl doctor`: examines this machine for koordlet and says how to mend what it finds.
+"""`koordctl doctor`: examines this machine for koordlet and says how to fix what it finds.
 
-Each check is a function that yields findings; one that fails is a finding itself. Kernel knobs are
-tried by writing into a scratch group of our own, as the daemon does; nothing else is changed.
+Each check is a function that yields findings; a check that fails is reported as a finding. Kernel
+knobs are tried by writing into a scratch group, as the daemon does; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from linux.discovery import DiscoveryError
 from linux.resources import Resource
 
 _LEAST_WATCHES: Final = 16384
+"""Chosen: koordlet watches each cgroup directory, on cgroup v1 in three hierarchies, so this is
+enough for some 5,000 pods and containers."""
 
 # What a missing knob costs, where a person would not guess.
 _WITHOUT: Final = {
@@ -51,18 +53,20 @@ def examine(
         processes = running(config.proc_root)
     except OSError as error:
         processes = ()
-        findings.append(Finding("processes", "warn", f"cannot look: {error}", "check procRoot"))
+        findings.append(
+            Finding("processes", "warn", f"cannot be listed: {error}", "check procRoot")
+        )
     patient = Patient(config, local_host(config), client, processes)
     checks: tuple[Check, ...] = (_user, _cgroups, _daemon, *NEIGHBOURS, _limits, _files)
     for check in checks:
         try:
             findings += check(patient)
         except OSError as error:
-            findings.append(Finding(check.__name__.strip("_"), "warn", f"cannot look: {error}"))
+            findings.append(Finding(check.__name__.strip("_"), "warn", f"check failed: {error}"))
         except (LookupError, TypeError) as error:
-            # In an upgrade koordctl may be another version than the daemon that it asks.
-            told = f"cannot be understood: {type(error).__name__}: {error}"
-            findings.append(Finding(check.__name__.strip("_"), "warn", told))
+            # During an upgrade koordctl and the daemon may be of different versions.
+            problem = f"cannot understand the daemon's answer: {type(error).__name__}: {error}"
+            findings.append(Finding(check.__name__.strip("_"), "warn", problem))
     return [asdict(finding) for finding in findings]
 
 
@@ -71,7 +75,7 @@ def _config(path: str | None, run_dir: str | None, client: Client) -> Config:
         try:
             return config_in_force(client.get("/config"))
         except (Unreachable, Refused):
-            pass  # none runs, or an older one: the check of the daemon says so
+            pass  # no daemon, or an older one: the check of the daemon reports it
     return load_config(path, run_dir=run_dir)
 
 
@@ -79,7 +83,7 @@ def _user(patient: Patient) -> Iterator[Finding]:
     if os.geteuid() == 0:
         yield Finding("user", "ok", "root")
     else:
-        yield Finding("user", "fail", "not root: most checks cannot look", "run as root")
+        yield Finding("user", "fail", "not root: most checks need root", "run as root")
 
 
 def _cgroups(patient: Patient) -> Iterator[Finding]:
@@ -125,7 +129,7 @@ def _cgroups(patient: Patient) -> Iterator[Finding]:
     if without:
         names = ", ".join(resource.value for resource in without)
         yield Finding(
-            "other knobs", "info", f"this kernel has no {names}: claims on them show as unsupported"
+            "other knobs", "info", f"this kernel has no {names}: claims on these are unsupported"
         )
 
 
@@ -149,11 +153,11 @@ def _daemon(patient: Patient) -> Iterator[Finding]:
         yield Finding("daemon", "warn", "not ready: " + "; ".join(status["notReady"]))
     nri = status["nri"]
     if runtime := nri.get("runtime"):
-        told = "told" if runtime["nriTold"] else "inferred"
+        origin = "reported" if runtime["nriTold"] else "inferred"
         yield Finding(
             "NRI",
             "ok",
-            f"{runtime['name']} {runtime['version']}, NRI {runtime['nri']} ({told}), time-outs:"
+            f"{runtime['name']} {runtime['version']}, NRI {runtime['nri']} ({origin}), time-outs:"
             f" request {runtime['requestTimeoutSeconds']:g} s,"
             f" registration {runtime['registrationTimeoutSeconds']:g} s",
         )
@@ -183,7 +187,7 @@ def _limits(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "inotify",
             "warn",
-            f"{watches} watches for each user: outside changes may be found by the timer only",
+            f"{watches} watches for each user: outside changes may be found only by the timer",
             f"sysctl fs.inotify.max_user_watches={_LEAST_WATCHES}",
         )
     else:
@@ -207,14 +211,14 @@ def _files(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "objects",
             "warn",
-            f"others may write {', '.join(exposed[:5])}{', ...' if len(exposed) > 5 else ''}: what"
-            " stands there decides what root writes",
+            f"users other than root may write {', '.join(exposed[:5])}"
+            f"{', ...' if len(exposed) > 5 else ''}, and so decide what koordlet writes as root",
             "chown root and chmod go-w them",
         )
 
 
 def _manifests(directory: str) -> list[str]:
-    """Return the directory and the files in it that may be read as objects."""
+    """Return the objects directory and the files in it."""
     names = [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     return [directory, *(f"{directory}/{name}" for name in names)]
 

@@ -1,5 +1,5 @@
-"""What a command says when it cannot do what it was asked."""
+"""The error of a command that cannot be carried out."""
 
 
 class CommandError(Exception):
-    """A question that cannot be asked so; the message says how."""
+    """Wrong arguments or missing input; the message says what to do instead."""

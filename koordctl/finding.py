@@ -1,4 +1,4 @@
-"""What `koordctl doctor` finds, and what its checks look at."""
+"""The findings of `koordctl doctor`, and the inputs of its checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from linux.host import Host
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. fix: what to do, "" when nothing needs to be done."""
+    """The result of one check. fix: what to do, "" when nothing needs to be done."""
 
     check: str
     state: Literal["ok", "info", "warn", "fail"]
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """The machine, and what the daemon on it is configured for."""
+    """The machine that is examined, its processes, and koordlet's configuration on it."""
 
     config: Config
     host: Host

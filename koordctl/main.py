@@ -1,7 +1,8 @@
-"""The operator's command line: asks the daemon of this node, or this machine.
+"""The operator's command line: queries the daemon of this node, or examines this machine.
 
-Tables for people; `-o json` for programs, whose fields docs/operations.md lists. Exit status: 0;
-1 when the answer is bad news (not ready, a failed check); 2 for a wrong question or no answer.
+Tables for people; `-o json` for programs, with the fields that docs/operations.md lists. Exit
+status: 0; 1 for an answer with bad news (not ready, a failed check); 2 for wrong arguments or no
+answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from koordlet.console import guarded
 
 DEFAULT_RUN_DIR = "/run/koordlet"
 _MOST_MANIFEST_BYTES = 24 << 20
-"""What one plan may ask about; the daemon takes 32 MiB with all that JSON adds."""
+"""Manifests of one plan. The daemon accepts bodies of 32 MiB, and JSON escapes add to the text."""
 
 _EPILOG = """\
 examples:
@@ -56,7 +57,7 @@ def _command(arguments: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="koordctl",
-        description="Asks the koordlet of this node what it does and why.",
+        description="Shows what the koordlet of this node does, and why.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, function: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
-        # Here they overrule the same options before the command, if they are given.
+        # Given after the command, these options override the same ones before it.
         _say_where_and_how(made, run_dir=argparse.SUPPRESS, output=argparse.SUPPRESS)
         made.set_defaults(command=function)
         return made
@@ -84,21 +85,21 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "name",
         help="pod: namespace/name or uid; container: namespace/pod/container or the id;"
-        " file: its path; subject: as status and explain name it, e.g. kubeqos/BestEffort;"
-        " node: its name, asked of the API server",
+        " file: its path; subject: as status and explain show it, e.g. kubeqos/BestEffort;"
+        " node: its name, looked up on the API server",
     )
     explain.add_argument(
-        "resource", nargs="?", help="of a node only: batch-cpu, batch-memory, mid-cpu, mid-memory"
+        "resource", nargs="?", help="for a node only: batch-cpu, batch-memory, mid-cpu, mid-memory"
     )
-    explain.add_argument("--kubeconfig", metavar="FILE", help="of a node only")
+    explain.add_argument("--kubeconfig", metavar="FILE", help="for a node only")
     plan = command("plan", _plan, "what would be written under other objects; writes nothing")
     plan.add_argument("--objects", required=True, metavar="DIR", help="directory of manifests")
     plan.add_argument(
-        "--offline", action="store_true", help="do not ask the daemon, but this machine"
+        "--offline", action="store_true", help="plan from this machine, without the daemon"
     )
     plan.add_argument("--config", metavar="FILE", help="koordlet's configuration, with --offline")
-    command("status", _status, "connection, policies, values, and what is unprotected")
-    command("events", _events, "what happened that an operator should know")
+    command("status", _status, "connection, policies, values, and unprotected containers")
+    command("events", _events, "recent events that need an operator's attention")
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
     doctor.add_argument(
         "--config",
@@ -106,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         help="koordlet's configuration (default: what the running daemon uses)",
     )
     restore = command(
-        "restore", _restore, "give back every value that koordlet changed; stop the daemon first"
+        "restore", _restore, "restore every value that koordlet changed; stop the daemon first"
     )
     restore.add_argument("--config", metavar="FILE", help="koordlet's configuration")
     return parser
@@ -115,14 +116,14 @@ def _parser() -> argparse.ArgumentParser:
 def _say_where_and_how(
     parser: argparse.ArgumentParser, *, run_dir: str | None, output: str
 ) -> None:
-    """Add what every question takes, before the command and after it."""
+    """Add the options that every command accepts, before its name and after it."""
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
         type=os.path.abspath,
         default=run_dir,
         help=f"the daemon's runDir (default: $KOORDLET_RUN_DIR or {DEFAULT_RUN_DIR}; without a"
-        " daemon, what its configuration says)",
+        " daemon, runDir of its configuration)",
     )
     parser.add_argument(
         "-o",
@@ -142,8 +143,9 @@ def _show(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) 
         shown = text(answer)
     except (LookupError, TypeError, AttributeError) as error:
         raise CommandError(
-            f"the daemon's answer is not of koordctl {VERSION} ({type(error).__name__}: {error});"
-            " use the koordctl that came with it, or -o json"
+            f"koordctl {VERSION} does not understand the daemon's answer"
+            f" ({type(error).__name__}: {error}); use the koordctl of the daemon's version,"
+            " or -o json"
         ) from None
     print(shown)
 
@@ -163,7 +165,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _explain_node(options: argparse.Namespace) -> int:
-    # The API server's client is costly to import; the node's own commands do without it.
+    # The API server's client takes long to import, and no other command needs it.
     from koordctl.node import explain_node, fetch_node
     from kube.client import ApiError
     from kube.client import Unreachable as ServerUnreachable
@@ -201,7 +203,7 @@ def _plan(options: argparse.Namespace) -> int:
         try:
             answer = _client(options).post("/plan", {"files": files})
         except Unreachable as error:
-            raise CommandError(f"{error}; or plan without it: --offline") from None
+            raise CommandError(f"{error}; or plan without the daemon: --offline") from None
     _show(options, answer, render.plan)
     return 1 if any(problem["file"] for problem in answer["problems"]) else 0
 
@@ -248,14 +250,14 @@ def read_manifests(directory: str) -> dict[str, str]:
 
 
 def _read_regular(path: str, most_bytes: int) -> bytes:
-    """Return a file's bytes. What is no file would be waited for, or never end."""
+    """Return the bytes of a regular file: a FIFO would block, a device might never end."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise CommandError(f"{path} is not a regular file: take it out of the directory")
+            raise CommandError(f"{path} is not a regular file; remove it from the directory")
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise CommandError(
-            f"{path} is too large: manifests of one plan may have {_MOST_MANIFEST_BYTES >> 20} MiB"
+            f"{path}: the manifests of one plan are limited to {_MOST_MANIFEST_BYTES >> 20} MiB"
         )
     return data
 

@@ -1,6 +1,6 @@
-"""What `koordctl doctor` looks at beside koordlet: runtime, kubelet, and others that set the same.
+"""Checks of `koordctl doctor` on other programs: runtime, kubelet, and agents that set the same.
 
-Their configuration is read where their own command lines say that it is.
+The configuration of each is read from the file that its own command line names.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ NRI_TABLE: Final = "io.containerd.nri.v1.nri"
 _CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _CRI_PLUGINS: Final = frozenset({"cri", "io.containerd.grpc.v1.cri"})
 _MOST_VALUES: Final = 10_000
+"""Chosen: bounds the YAML of a kubelet's configuration, which has some hundred values."""
 _KUBELETS_RUNTIME: Final = "unix:///run/containerd/containerd.sock"
 
 _DAEMONS: Final = frozenset({"koordlet", "koordlet.main"})
 _PROXIES: Final = frozenset({"koord-runtime-proxy", "runtime_proxy.main"})
 
-# Programs, by the beginning of their name, that write what koordlet writes.
+# Programs, by the beginning of their name, that write the same files as koordlet.
 _RIVALS: Final = {
     "crane-agent": "CPU quotas and CPU sets of best-effort pods",
     "katalyst-agent": "CPU sets and memory of pods",
@@ -39,7 +40,7 @@ _RIVALS: Final = {
 
 
 def _others(patient: Patient) -> Iterator[Finding]:
-    """Two daemons on one node fight: over NRI ('both tried to set ...') and over files."""
+    """Find programs that set the same values: over NRI ('both tried to set ...') or in files."""
     daemons = _named(patient, _DAEMONS)
     if len(daemons) > 1:
         named = "; ".join(each.shown for each in daemons)
@@ -60,15 +61,19 @@ def _others(patient: Patient) -> Iterator[Finding]:
                     "other agents",
                     "warn",
                     f"process {process.shown} sets {writes}",
-                    "let one of the two set them: koordlet's policies are switched off one by one"
-                    " by featureGates",
+                    "let only one of the two set them: featureGates switch koordlet's policies off"
+                    " one by one",
                 )
 
 
 def _nri_socket(patient: Patient) -> Iterator[Finding]:
     path = patient.config.nri.socket
     if not patient.config.nri.enabled:
-        yield Finding("NRI", "info", "switched off in the configuration: values follow creation")
+        yield Finding(
+            "NRI",
+            "info",
+            "switched off in the configuration: values are set after a container's creation",
+        )
         return
     try:
         present = stat.S_ISSOCK(os.stat(path).st_mode)
@@ -96,7 +101,7 @@ def _containerd(patient: Patient) -> Iterator[Finding]:
             if _CRI_PLUGINS.isdisjoint(config.get("disabled_plugins", ())):  # else dockerd's
                 yield from _containerd_config(path, config, _nri_table(process, path, config))
         except NotOurs as reason:
-            yield Finding("containerd", "info", f"configuration not looked at: {reason}")
+            yield Finding("containerd", "info", f"configuration not read: {reason}")
         except FileNotFoundError:
             yield Finding("containerd", "info", f"no {path}: NRI is off in 1.7, on in 2.x")
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -123,7 +128,7 @@ def _containerd_config(
         )
     if version in (1, 2) and "disable" not in nri:
         yield Finding(
-            "containerd", "info", f"{path} does not name NRI: off in containerd 1.7, on in 2.x"
+            "containerd", "info", f"{path} does not set NRI: off in containerd 1.7, on in 2.x"
         )
     misplaced = {"plugin_registration_timeout", "plugin_request_timeout"} & config.keys()
     if misplaced:
@@ -140,7 +145,7 @@ def _toml(process: Process, path: str) -> dict[str, Any]:
 
 
 def _nri_table(process: Process, path: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with what the imported files (patterns, in order) set over it."""
+    """Return the NRI table, overlaid with those of the imported files (patterns, in order)."""
     table = dict(config.get("plugins", {}).get(NRI_TABLE, {}))
     for pattern in config.get("imports", ()):
         for name in process.glob(os.path.join(os.path.dirname(path), pattern)):
@@ -162,20 +167,22 @@ def _plugins(patient: Patient) -> Iterator[Finding]:
                 "NRI plugins",
                 "fail",
                 f"{directory}/{name} is not named NN-name: the runtime's CRI fails to start",
-                "rename it or take away its execute bits",
+                "rename it, or remove its execute bits",
             )
 
 
 def _kubelet(patient: Patient) -> Iterator[Finding]:
     kubelets = _named(patient, {"kubelet"})
     if not kubelets:
-        yield Finding("kubelet", "info", "no process of that name runs (k3s has it inside another)")
+        yield Finding(
+            "kubelet", "info", "no process of this name runs (in k3s it is part of another)"
+        )
     for kubelet in kubelets:
         try:
             kubelet.be_the_nodes()
             config = _kubelet_config(kubelet)
         except NotOurs as reason:
-            yield Finding("kubelet", "info", f"not looked at: {reason}")
+            yield Finding("kubelet", "info", f"not examined: {reason}")
         except (OSError, NotYaml, UnicodeDecodeError) as error:
             yield Finding("kubelet", "warn", f"process {kubelet.shown}: {error}")
         else:
@@ -198,7 +205,7 @@ def _managers(kubelet: Process, config: Mapping[str, Any]) -> Iterator[Finding]:
             "kubelet CPU manager",
             "info",
             "static: kubelet owns the CPU sets of Guaranteed pods with whole CPUs, and koordlet"
-            " leaves them alone; the NodeResourceTopology must carry its policy",
+            " leaves them alone; the NodeResourceTopology must state this policy",
         )
     gates = config.get("featureGates")
     in_file = isinstance(gates, dict) and gates.get("MemoryQoS") is True
@@ -214,7 +221,7 @@ def _managers(kubelet: Process, config: Mapping[str, Any]) -> Iterator[Finding]:
 def _asked_runtime(
     patient: Patient, kubelet: Process, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Kubelet's calls must pass the proxy where one runs; koordlet asks the runtime behind it."""
+    """Check that kubelet's calls pass a running proxy, and that koordlet asks the same runtime."""
     endpoint = kubelet.flag("container-runtime-endpoint") or config.get("containerRuntimeEndpoint")
     asked = _socket(str(endpoint or _KUBELETS_RUNTIME))
     proxies = [
@@ -227,7 +234,7 @@ def _asked_runtime(
         yield Finding(
             "runtime proxy",
             "warn",
-            f"kubelet asks {asked}, past koord-runtime-proxy at {sockets[0]}",
+            f"kubelet uses {asked}, past koord-runtime-proxy at {sockets[0]}",
             f"--container-runtime-endpoint=unix://{sockets[0]} for kubelet, or stop the proxy",
         )
     cri = patient.config.cri
@@ -235,7 +242,7 @@ def _asked_runtime(
         yield Finding(
             "CRI socket",
             "warn",
-            f"kubelet asks {asked}, koordlet asks {cri.socket} what runs",
+            f"kubelet uses the runtime at {asked}, koordlet lists the containers of {cri.socket}",
             f"cri.socket: {asked} in koordlet's configuration",
         )
 
@@ -246,7 +253,8 @@ def _node_name(config: Config, kubelet: Process) -> Iterator[Finding]:
         yield Finding(
             "node name",
             "warn",
-            f"kubelet's node is {name}, koordlet's is {config.node_name}: its NodeSLO is not used",
+            f"kubelet's node is {name}, koordlet's is {config.node_name}: koordlet ignores the"
+            f" objects of {name}",
             f"nodeName: {name} in koordlet's configuration",
         )
 

@@ -1,7 +1,7 @@
 """`koordctl explain node NAME RESOURCE`: why a node offers as much as it does.
 
-The manager writes every term beside the numbers; this reads them from the API server and prints
-the formula with each term, its source and its age. kubectl shows the same text in the annotation.
+koord-manager writes every term of its calculation into an annotation of the Node. This command
+reads it from the API server and prints the formula with each term, its source and its age.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORT_NAMES = {
 def explain_node(node: Node, resource: str | None) -> tuple[dict[str, Any], str]:
     """Return (plain data, text) that explain `resource` of a node, or all of its resources.
 
-    Raises InputError when the node carries no explanation of it.
+    Raises InputError when the node's annotation does not explain the resource.
     """
     name = node.metadata.name
     where = f'metadata.annotations["{ANNOTATION_RESOURCE_EXPLANATION}"]'
@@ -38,7 +38,7 @@ def explain_node(node: Node, resource: str | None) -> tuple[dict[str, Any], str]
             field=where,
             value="(absent)",
             problem="koord-manager has not calculated resources for this node",
-            hint="is koord-manager running, and is it of this project?",
+            hint="check that koord-manager runs, and that it is this project's",
         )
     found = parse_explanation(text, obj=f"Node {name}").resources
     wanted = [SHORT_NAMES.get(resource, resource)] if resource else sorted(found)
@@ -48,8 +48,8 @@ def explain_node(node: Node, resource: str | None) -> tuple[dict[str, Any], str]
             obj=f"Node {name}",
             field=where,
             value=missing[0],
-            problem="this resource is not explained",
-            hint=f"explained are {', '.join(sorted(found))}",
+            problem="koord-manager does not explain this resource",
+            hint=f"it explains {', '.join(sorted(found))}",
         )
     lines = []
     for one in wanted:

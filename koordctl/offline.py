@@ -1,4 +1,4 @@
-"""Without a daemon: plans against this machine, with koordlet's own planning."""
+"""`koordctl plan --offline`: koordlet's own planning, run against this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from linux.procfs import boot_id
 
 
 def load_config(path: str | None, *, run_dir: str | None) -> Config:
-    """Return koordlet's configuration; raises InputError(s). run_dir: in place of the file's."""
+    """Return koordlet's configuration; raises InputError(s). run_dir: overrides the file's."""
     flags = parse_flags([] if run_dir is None else [f"-run-dir={run_dir}"])
     mode = mode_of(os.environ, default=Mode.HOST)
     return load(path=path, flags=flags, environment=os.environ, mode=mode)
 
 
 def config_in_force(tree: Mapping[str, Any]) -> Config:
-    """Return the configuration that a running daemon told of."""
+    """Return the configuration of a running daemon from its `/config` answer."""
     return build(
         tree,
         obj="the running daemon",

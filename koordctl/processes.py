@@ -1,7 +1,7 @@
-"""What runs on the node: programs by name, what they were told, and the files that they read.
+"""The node's processes: programs by name, their command lines, and the files that these name.
 
-A process calls itself what it likes, and any container may call one kubelet. So files are read for
-root's processes in the machine's (or our) mount namespace alone: only its root starts those.
+A process may take any name, so a container may run a "kubelet" of its own. Files are therefore read
+only for root's processes in the machine's (or our) mount namespace: no container starts those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final
 import psutil
 
 _LONGEST_FILE: Final = 1 << 20
+"""Chosen: configurations of kubelet and containerd have some KiB."""
 _SHOWN_WORDS: Final = 4
+"""Words and characters of a command line in a finding: enough to recognise it, on one line."""
 _SHOWN_CHARACTERS: Final = 120
 
 
@@ -26,7 +28,7 @@ class NotOurs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """name: of the program; of the script or module for an interpreter's process."""
+    """A process. name: of the program; for Python, of the script or module."""
 
     pid: int
     name: str
@@ -36,12 +38,12 @@ class Process:
 
     @property
     def shown(self) -> str:
-        """The process as a finding names it."""
+        """The process as findings show it: pid and the first words of its command line."""
         words = " ".join(self.command[:_SHOWN_WORDS])
         return f"{self.pid} {words[:_SHOWN_CHARACTERS]}"
 
     def flag(self, *names: str) -> str | None:
-        """Return the value that the last of the flags was given, as `--a=b` or `--a b`."""
+        """Return the value of the last of these flags on the command line; `--a=b` or `--a b`."""
         spelled = {f"{dashes}{name}" for name in names for dashes in ("-", "--")}
         given = None
         for index, word in enumerate(self.command):
@@ -54,7 +56,7 @@ class Process:
         """Return a file's content as the process sees it. Raises NotOurs, OSError."""
         self.be_the_nodes()
         if not path.startswith("/"):
-            raise NotOurs(f"process {self.shown} names {path!r} by a relative path")
+            raise NotOurs(f"process {self.shown} names the file by a relative path, {path!r}")
         with open(f"{self.proc_root}/{self.pid}/root{path}", "rb") as file:
             content = file.read(_LONGEST_FILE + 1)
         if len(content) > _LONGEST_FILE:

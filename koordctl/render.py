@@ -1,4 +1,4 @@
-"""Tables and paragraphs for people. What programs read is the JSON behind `-o json`."""
+"""The answers as tables and paragraphs for people; `-o json` shows them as they are."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ Row = Sequence[object]
 _GAP = "  "
 _BELOW = "    "
 _MOST_ROWS = 20
+"""Rows of a table in `status`, which fits a screen; `-o json` has all."""
 _NARROWEST_LAST = 20
+"""Characters of the last column at least, however narrow the terminal."""
 _READABLE = 40
+"""Characters that the last column should have; with fewer it stands below the others."""
 
 
 def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
     """Return aligned columns; the last one wraps within the terminal.
 
-    Where the others leave no room for it, it stands below them, a row for itself.
+    If the others leave too little room for it, it follows on lines of its own.
     """
     cells = [[_cell(value) for value in row] for row in (header, *rows)]
     if len(cells) == 1:
@@ -56,7 +59,7 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
 
 
 def heading(text: str) -> str:
-    """Return a heading: bold on a terminal that takes it."""
+    """Return a heading, in bold on a terminal that supports it."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     terminal = sys.stdout is not None and sys.stdout.isatty()
     return f"\033[1m{text}\033[0m" if terminal and not plain else text
@@ -96,7 +99,7 @@ def explanation(answer: Mapping[str, Any]) -> str:
     restoring = answer.get("restoring", ())
     if restoring:
         blocks.append(
-            heading("to be put back")
+            heading("to be restored")
             + "\n"
             + table(
                 ("RESOURCE", "OBSERVED", "ORIGINAL", "STATE", "DETAIL"),
@@ -124,7 +127,7 @@ def _subject(subject: Mapping[str, Any]) -> str:
     for fault in subject["faults"]:
         lines.append(f"  ! {fault['policy']}: {fault['message']}")
     if not subject["values"]:
-        lines.append("  nothing is claimed")
+        lines.append("  no policy claims a value")
         return "\n".join(lines)
     rows = [
         (
@@ -137,7 +140,7 @@ def _subject(subject: Mapping[str, Any]) -> str:
         )
         for value in subject["values"]
     ]
-    shown = table(("RESOURCE", "ASKED", "WANTED", "OBSERVED", "STATE", "WHY"), rows)
+    shown = table(("RESOURCE", "REQUESTED", "DECIDED", "OBSERVED", "STATE", "WHY"), rows)
     lines.append(textwrap.indent(shown, "  "))
     for value in subject["values"]:
         lines += _details(value)
@@ -145,7 +148,7 @@ def _subject(subject: Mapping[str, Any]) -> str:
 
 
 def _details(value: Mapping[str, Any]) -> list[str]:
-    """Return what does not fit into the row: sources, losers, trouble, writes."""
+    """Return the lines below the row: source, modifiers, losers, detail, original, writes."""
     lines: list[str] = []
     winner = value["winner"]
     if winner:
@@ -217,7 +220,7 @@ def plan(answer: Mapping[str, Any]) -> str:
             )
         )
     else:
-        blocks.append("Nothing would be written: the node is in this state already.")
+        blocks.append("Nothing would be written: the node already has these values.")
     return "\n\n".join(blocks)
 
 
@@ -252,7 +255,7 @@ def status(answer: Mapping[str, Any]) -> str:
             (
                 "reconciler",
                 f"{reconciler['passes']} passes, {reconciler['written']} writes,"
-                f" {reconciler['failed']} refused, {reconciler['restored']} put back;"
+                f" {reconciler['failed']} refused, {reconciler['restored']} restored;"
                 f" last at {when(reconciler['lastFinishedAt'])} in {reconciler['lastCpuMs']} ms",
             )
         )
@@ -272,10 +275,10 @@ def status(answer: Mapping[str, Any]) -> str:
         blocks.append(heading("values that are not in force") + "\n" + _troubled(troubled))
     if answer["unprotected"]:
         blocks.append(
-            heading("containers that no hook saw at creation, or that miss something")
+            heading("containers that koordlet did not see at creation, or that lack something")
             + "\n"
             + _first_rows(
-                ("POD", "CONTAINER", "ID", "MISSES"),
+                ("POD", "CONTAINER", "ID", "LACKS"),
                 [
                     (u["pod"], u["container"], u["id"][:12], ", ".join(u["lacks"]) or "-")
                     for u in sorted(answer["unprotected"], key=lambda u: not u["lacks"])
@@ -301,7 +304,7 @@ def status(answer: Mapping[str, Any]) -> str:
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:
     return _first_rows(
-        ("WHERE", "WHAT", "WANTED", "OBSERVED", "STATE", "WHY"),
+        ("WHERE", "WHAT", "DESIRED", "OBSERVED", "STATE", "WHY"),
         [
             (v["name"], _name(v), v["desired"], v["observed"], v["state"], v["detail"])
             for v in values
@@ -310,14 +313,14 @@ def _troubled(values: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _first_rows(header: Row, rows: Sequence[Row]) -> str:
-    """Return a table of as many rows as a person reads."""
+    """Return a table of the first rows, and how many more there are."""
     more = len(rows) - _MOST_ROWS
     shown = table(header, rows[:_MOST_ROWS])
     return f"{shown}\n... and {more} more: koordctl status -o json" if more > 0 else shown
 
 
 def _objects(objects: Mapping[str, Any]) -> str:
-    """Say which objects the node has; without a NodeSLO that is why almost nothing is on."""
+    """Return the kinds of objects that the node has, and a note if the NodeSLO is missing."""
     kinds = {
         "NodeSLO": objects["nodeSLO"],
         "NodeResourceTopology": objects["topology"],
@@ -328,7 +331,10 @@ def _objects(objects: Mapping[str, Any]) -> str:
     there += [f"{objects['pods']} pods"] if objects["pods"] else []
     text = ", ".join(there) or "none"
     if not kinds["NodeSLO"]:
-        text += f"; no NodeSLO of this node in {objects['directory']}: its defaults hold"
+        text += (
+            f"; no NodeSLO of this node in {objects['directory']}: its defaults apply, with almost"
+            " every policy off"
+        )
     return text
 
 

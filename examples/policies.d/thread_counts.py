@@ -1,6 +1,6 @@
 """A site policy: numeric libraries start as many threads as the container may use CPUs.
 
-OpenMP, MKL and OpenBLAS start one thread for each CPU of the host unless told otherwise; under a
+OpenMP, MKL and OpenBLAS start one thread for each CPU of the host by default; under a
 CFS quota these threads throttle one another. Pods that are labelled `example.com/sized-threads`
 get OMP_NUM_THREADS from what they may use: the CPU limit, or a best-effort pod's batch limit.
 

@@ -47,7 +47,7 @@ def test_the_demo_shows_values_and_their_reasons_and_cleans_up(generation: str) 
     text, _ = demo.communicate(timeout=120)
     assert demo.returncode == 0, text
     for row in (
-        rf"search/main +cpuset.cpus +CPU {FIRST} for itself +{FIRST} +CPUSetAllocator: ",
+        rf"search/main +cpuset.cpus +CPU {FIRST} allocated +{FIRST} +CPUSetAllocator: ",
         rf"web/main +cpuset.cpus +class LS +{SHARED} +CPUSetAllocator: ",
         r" +cpu\.\S+ +cpu limit 1 +80000 +CPUNormalization: ",
         r"train/main +NVIDIA_VISIBLE_DEVICES +GPU 1 +1 +GPUEnvInject: ",

@@ -324,7 +324,7 @@ def test_a_plan_without_a_daemon_points_to_offline(
     [
         (lambda path: os.mkfifo(path), "is not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
-        (lambda path: path.write_bytes(b" " * (25 << 20)), "is too large"),
+        (lambda path: path.write_bytes(b" " * (25 << 20)), "are limited to 24 MiB"),
         (lambda path: path.write_bytes(b"\xff"), "not UTF-8"),
     ],
 )
@@ -344,14 +344,14 @@ def test_a_plan_waits_for_nothing_that_is_no_manifest(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "not of koordctl"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "not of koordctl"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "does not understand the daemon"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "does not understand the daemon"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\na\nb", "a\\nb"),
         (b"hello\r\n", "is koordlet running?"),
         (b"", "is koordlet running?"),
     ],
 )
-def test_an_answer_of_somebody_else_is_told_in_a_line(
+def test_an_answer_that_is_not_a_daemons_is_one_line(
     tmp_path: Path, answer: bytes, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A daemon of another version, in the middle of an upgrade, or no koordlet at all."""
@@ -361,7 +361,7 @@ def test_an_answer_of_somebody_else_is_told_in_a_line(
     assert words in line
 
 
-def test_doctor_tells_of_objects_that_others_may_write(
+def test_doctor_reports_objects_that_other_users_may_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     objects = tmp_path / "objects.d"
@@ -375,7 +375,7 @@ def test_doctor_tells_of_objects_that_others_may_write(
         main(asked)
         found = [f for f in json.loads(capsys.readouterr().out) if f["check"] == "objects"]
         assert [each["state"] for each in found] == states
-    assert f"others may write {objects}/slo.yaml" in found[-1]["found"]
+    assert f"users other than root may write {objects}/slo.yaml" in found[-1]["found"]
 
 
 def test_a_daemon_that_hangs_is_waited_for_once_and_to_be_restarted(
@@ -402,7 +402,7 @@ def test_doctor_goes_on_where_the_daemon_is_of_another_version(
     with answering(tmp_path, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
         main(["--run-dir", str(tmp_path), "doctor", "-o", "json", *config])
     findings = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
-    assert "cannot be understood" in findings["daemon"]["found"]
+    assert "cannot understand the daemon's answer" in findings["daemon"]["found"]
     assert "objects" in findings
 
 
@@ -426,7 +426,7 @@ def answering(run_dir: Path, answer: bytes) -> Iterator[None]:
         thread.join(10)
 
 
-def test_every_mistake_of_the_configuration_is_told(
+def test_every_mistake_of_the_configuration_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text("{runDir: here, foo: 1, objectsDir: there}")
@@ -478,12 +478,12 @@ def test_a_wrong_command_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> 
     assert "usage" in capsys.readouterr().err
 
 
-def test_a_node_without_a_nodeslo_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
         async with node() as n, n.running():
             await asyncio.to_thread(main, ["--run-dir", str(n.folder / "run"), "status"])
             shown = " ".join(capsys.readouterr().out.split())
-            assert f"no NodeSLO of this node in {n.folder}/objects.d: its defaults hold" in shown
+            assert f"no NodeSLO of this node in {n.folder}/objects.d: its defaults apply" in shown
 
     asyncio.run(asyncio.wait_for(run(), 30))
 
@@ -539,5 +539,5 @@ def test_a_hostile_cell_stays_in_its_cell() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.5, "0.5s"), (61, "1m1s"), (3600, "1h"), (90061, "1d1h")]
 )
-def test_durations_are_told_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_have_two_units(seconds: float, text: str) -> None:
     assert render.duration(seconds) == text

@@ -114,7 +114,7 @@ def test_kubelets_file_is_read_where_its_flag_says_and_its_flags_win(tmp_path: P
 
 
 @pytest.mark.root
-def test_a_proxy_that_kubelet_does_not_ask_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_a_proxy_that_kubelet_does_not_use(tmp_path: Path) -> None:
     past = ("kubelet", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock")
     through = ("kubelet", "--container-runtime-endpoint=unix:///run/koord-runtimeproxy/"
                "runtimeproxy.sock")  # fmt: skip
@@ -142,7 +142,7 @@ def test_containerds_file_is_read_where_its_flag_says(tmp_path: Path, state: str
 
 
 @pytest.mark.root
-def test_a_file_that_containerd_takes_for_one_of_the_oldest_form_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_a_containerd_file_without_a_version(tmp_path: Path) -> None:
     """Tried with containerd 1.7.24: without the line NRI stays off, and nothing is said."""
     path = tmp_path / "containerd.toml"
     table = f'[plugins."{NRI_TABLE}"]\ndisable = false\n'
@@ -200,7 +200,7 @@ def test_other_daemons_are_named() -> None:
     assert [f.check for f in said].count("other agents") == 2
 
 
-def test_without_nri_nobody_looks_at_containerd() -> None:
+def test_without_nri_containerd_is_not_examined() -> None:
     process = Process(1, "containerd", ("containerd",), 0, "/proc")
     config = msgspec.structs.replace(Config(node_name="n1"), nri=Nri(enabled=False))
     assert "containerd" not in states(findings((process,), config))
