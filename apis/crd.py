@@ -3,12 +3,18 @@
 Field types give the schema; `Meta(extra_json_schema=...)` adds what only the schema needs (formats,
 enums, server-side defaults), `Meta(extra=...)` says where schema and reader differ on purpose:
 `required` (the CRD demands it, a reader can do without) and `node_only` (a reader refuses what the
-CRD lets pass). Source of names, scopes and columns: api.md section 2.
+CRD lets pass).
+
+Docstrings give the descriptions, which `kubectl explain` shows: the first paragraph describes the
+type, each entry `field_name: text` a field, and other paragraphs are for readers of the code. A
+type or a field without a description is an error. Source of names, scopes and columns: api.md
+section 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect as inspect_python
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,17 +24,14 @@ from msgspec import inspect
 from apis.analysis import Recommendation
 from apis.decode import Wire
 from apis.device import Device
+from apis.network_topology import ClusterNetworkTopology
 from apis.nodemetric import NodeMetric
 from apis.nodeslo import NodeSLO
 from apis.profile import ClusterColocationProfile
 from apis.quantity import Quantity
 from apis.quota import ElasticQuota, ElasticQuotaProfile, PodGroup
-from apis.scheduling import (
-    ClusterNetworkTopology,
-    PodMigrationJob,
-    Reservation,
-    ScheduleExplanation,
-)
+from apis.schedule_explanation import ScheduleExplanation
+from apis.scheduling import PodMigrationJob, Reservation
 from apis.topology import NodeResourceTopology
 
 _INT_OR_STRING: Final[dict[str, Any]] = {
@@ -62,8 +65,8 @@ class Version:
     name: str
     storage: bool
     required: tuple[str, ...] = ()
-    added: tuple[tuple[str, str], ...] = ()
-    """(name, "as:<path of an existing property>")"""
+    added: tuple[tuple[str, str, str], ...] = ()
+    """(name, path of the property whose schema it has, description)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,13 @@ KINDS: Final[tuple[Kind, ...]] = (
                 "v1alpha2",
                 storage=True,
                 required=("zones",),
-                added=(("attributes", "zones.items.properties.attributes"),),
+                added=(
+                    (
+                        "attributes",
+                        "zones.items.properties.attributes",
+                        "Further facts about the node.",
+                    ),
+                ),
             ),
         ),
         approval="https://github.com/kubernetes/enhancements/pull/1870",
@@ -228,16 +237,20 @@ def custom_resource_definition(kind: Kind) -> dict[str, Any]:
 def _version(kind: Kind, version: Version) -> dict[str, Any]:
     schema = _object(kind.type, top=True)
     schema["properties"] = {
-        "apiVersion": {"type": "string"},
-        "kind": {"type": "string"},
+        "apiVersion": {
+            "description": "API group and version of the object, such as "
+            f"{kind.group}/{version.name}.",
+            "type": "string",
+        },
+        "kind": {"description": f"Kind of the object: {kind.name}.", "type": "string"},
         **schema["properties"],
         "metadata": {"type": "object"},
     }
-    for name, path in version.added:
+    for name, path, description in version.added:
         found: Any = schema["properties"]
         for step in path.split("."):
             found = found[step]
-        schema["properties"][name] = found
+        schema["properties"][name] = {**found, "description": description}
     if version.required:
         schema["required"] = list(version.required)
     result: dict[str, Any] = {
@@ -261,20 +274,48 @@ def _object(type_: type[msgspec.Struct], *, top: bool = False) -> dict[str, Any]
     required: list[str] = []
     info = inspect.type_info(type_)
     assert isinstance(info, inspect.StructType)
+    described = _descriptions(type_, [member.name for member in info.fields])
     for member in info.fields:
         if top and member.encode_name == "metadata":
             properties["metadata"] = {"type": "object"}
             continue
         schema, demanded = _schema(member.type)
-        properties[member.encode_name] = schema
+        if member.name not in described:
+            raise ValueError(f"the docstring of {type_.__name__} does not describe {member.name}")
+        schema.pop("description", "")  # of the field's type, which the field's own replaces
+        properties[member.encode_name] = {"description": described[member.name], **schema}
         if demanded or member.required:
             required.append(member.encode_name)
-    result: dict[str, Any] = {"type": "object", **getattr(type_, "crd", {})}
+    result: dict[str, Any] = {
+        "description": described[""],
+        "type": "object",
+        **getattr(type_, "crd", {}),
+    }
     if properties:
         result["properties"] = properties
     if required:
         result["required"] = sorted(required)
     return result
+
+
+def _descriptions(type_: type[msgspec.Struct], names: Sequence[str]) -> dict[str, str]:
+    """Return what the docstring of a type says of its fields, and under "" of itself."""
+    document = inspect_python.cleandoc(type_.__doc__ or "")
+    lead, *paragraphs = document.split("\n\n")
+    if not lead:
+        raise ValueError(f"{type_.__name__} has no docstring")
+    described = {"": " ".join(lead.split())}
+    for paragraph in paragraphs:
+        name = ""
+        for line in paragraph.splitlines():
+            first, colon, rest = line.partition(": ")
+            if colon and first in names:
+                name, described[first] = first, rest
+            elif name and line.startswith(" "):
+                described[name] += " " + line.strip()
+            else:
+                name = ""
+    return described
 
 
 def _schema(type_: inspect.Type) -> tuple[dict[str, Any], bool]:

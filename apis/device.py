@@ -37,6 +37,14 @@ class DeviceType(StrEnum):
 
 
 class DeviceTopology(Wire, frozen=True, omit_defaults=False):
+    """Where a device is attached.
+
+    socket_id: Number of the CPU socket.
+    node_id: Number of the NUMA node.
+    pcie_id: Identity of the PCIe switch or root.
+    bus_id: PCI address.
+    """
+
     socket_id: Int32 = field(name="socketID")
     node_id: Int32 = field(name="nodeID")
     pcie_id: str = field(name="pcieID")
@@ -44,16 +52,42 @@ class DeviceTopology(Wire, frozen=True, omit_defaults=False):
 
 
 class VirtualFunction(Wire, frozen=True, omit_defaults=False):
+    """One virtual function of a device.
+
+    minor: Number of the function.
+    bus_id: PCI address.
+    """
+
     minor: Int32
     bus_id: str = field(name="busID", default="")
 
 
 class VirtualFunctionGroup(Wire, frozen=True):
+    """Virtual functions that share labels.
+
+    labels: Labels that allocation hints select by.
+    vfs: The virtual functions.
+    """
+
     labels: dict[str, str] = field(default_factory=dict)
     vfs: tuple[VirtualFunction, ...] = ()
 
 
 class DeviceInfo(Wire, frozen=True):
+    """One device of the node.
+
+    type: Type of the device: gpu, fpga, rdma or another.
+    labels: Labels that allocation hints select by.
+    id: UUID or PCI address.
+    minor: Number of the device among those of its type.
+    module_id: Physical slot on the machine.
+    health: Whether the device can be used.
+    resources: Amounts that the device has, by resource name.
+    topology: Where the device is attached.
+    vf_groups: Virtual functions of the device.
+    conditions: What is known about the state of the device.
+    """
+
     type: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     id: str = ""
@@ -67,10 +101,23 @@ class DeviceInfo(Wire, frozen=True):
 
 
 class DeviceSpec(Wire, frozen=True):
+    """The devices of the node.
+
+    devices: The devices, sorted by type and number.
+    """
+
     devices: tuple[DeviceInfo, ...] = ()
 
 
 class DeviceAllocationEntry(Wire, frozen=True):
+    """Devices that one pod has.
+
+    name: Name of the pod.
+    namespace: Namespace of the pod.
+    uuid: UID of the pod.
+    minors: Numbers of its devices.
+    """
+
     name: str = ""
     namespace: str = ""
     uuid: str = ""
@@ -78,16 +125,31 @@ class DeviceAllocationEntry(Wire, frozen=True):
 
 
 class DeviceAllocationStatus(Wire, frozen=True):
+    """Allocations of one device type.
+
+    type: Type of the devices.
+    entries: Devices of each pod.
+    """
+
     type: str = ""
     entries: tuple[DeviceAllocationEntry, ...] = ()
 
 
 class DeviceStatus(Wire, frozen=True):
+    """Which devices are in use.
+
+    allocations: Allocations by device type.
+    """
+
     allocations: tuple[DeviceAllocationStatus, ...] = ()
 
 
 class Device(Wire, frozen=True):
-    """All devices of the node of the same name."""
+    """All devices of the node of the same name.
+
+    spec: The devices of the node.
+    status: Which devices are in use.
+    """
 
     metadata: ObjectMeta = ObjectMeta()
     spec: DeviceSpec = DeviceSpec()

@@ -34,13 +34,24 @@ _ATOMIC_LIST: Final = {"x-kubernetes-list-type": "atomic"}
 
 
 class LabelSelectorRequirement(Wire, frozen=True):
+    """One requirement of a label selector.
+
+    key: Label key.
+    operator: In, NotIn, Exists or DoesNotExist.
+    values: Values for In and NotIn; empty for the other operators.
+    """
+
     key: str
     operator: str
     values: Annotated[tuple[str, ...], Meta(extra_json_schema=_ATOMIC_LIST)] = ()
 
 
 class LabelSelector(Wire, frozen=True):
-    """All requirements must hold; an empty selector matches everything."""
+    """Selects by labels. All requirements must hold; an empty selector matches everything.
+
+    match_labels: Labels and the value that each must have.
+    match_expressions: Requirements on labels.
+    """
 
     crd: ClassVar[dict[str, Any]] = {"x-kubernetes-map-type": "atomic"}
 
@@ -131,6 +142,17 @@ def matches(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
 
 
 class ObjectReference(Wire, frozen=True):
+    """Refers to an object.
+
+    api_version: API version of the object.
+    kind: Kind of the object.
+    namespace: Namespace of the object.
+    name: Name of the object.
+    uid: UID of the object.
+    resource_version: Version of the object that is meant.
+    field_path: Part of the object that is meant.
+    """
+
     crd: ClassVar[dict[str, Any]] = {"x-kubernetes-map-type": "atomic"}
 
     api_version: str = ""
@@ -143,7 +165,17 @@ class ObjectReference(Wire, frozen=True):
 
 
 class StatusCondition(Wire, frozen=True):
-    """metav1.Condition as CRDs embed it; the API server enforces its patterns."""
+    """One observation about the state of an object.
+
+    type: What is observed, in CamelCase.
+    status: True, False or Unknown.
+    observed_generation: Generation of the object that the observation is about.
+    last_transition_time: When the status last changed.
+    reason: Why the status is what it is, in CamelCase.
+    message: The same for people.
+
+    metav1.Condition as CRDs embed it; the API server enforces its patterns.
+    """
 
     type: Annotated[
         str,

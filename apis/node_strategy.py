@@ -15,6 +15,7 @@ import msgspec
 
 from apis.conform import conform
 from apis.decode import decode_object, embedded_object
+from apis.effective_nodeslo import overlay
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_COLOCATION_STRATEGY,
@@ -29,7 +30,9 @@ from apis.keys import (
     LABEL_MID_STATIC_CPU_RESERVED_RATIO,
     LABEL_MID_STATIC_MEMORY_RESERVED_RATIO,
 )
-from apis.nodeslo import NodeSLOSpec, overlay
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 from apis.quantity import ZERO, parse_quantity
 from apis.slo_config import (
     LARGEST_KEY,

@@ -1,22 +1,19 @@
-"""NodeSLO: what a node is told to do, typed, with every default filled in.
+"""NodeSLO: what a node does for the resources of its pods.
 
-The stored object is sparse. `decode_nodeslo` overlays it field by field on the default table, lets
-null and absent mean "default", replaces blocks that are switched off by the values that undo them,
-and names every field that cannot be used. Field types double as the CRD's schema
-(`apis.crd`), so both stay one truth. Sources: api.md section 4, koordlet.md section 11.
+Field types double as the CRD's schema and docstrings as its descriptions (`apis.crd`), so reader,
+schema and `kubectl explain` stay one truth. `apis.effective_nodeslo` fills in the defaults.
+Sources: api.md section 4, koordlet.md section 11.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import Wire, decode_leniently, parse_json_object, without_nulls
-from apis.errors import InputError, InputErrors
+from apis.decode import Wire
 from apis.meta import AnyObject, Int32, Int64
 from apis.qos import PriorityClass, QoSClass
 from apis.quantity import ZERO, Quantity, parse_quantity
@@ -59,7 +56,36 @@ class CPUEvictPolicy(_Choice):
 
 
 class ResourceThresholdStrategy(Wire, frozen=True):
-    """`resourceUsedThresholdWithBE`: suppression and eviction. Percents of node capacity."""
+    """Suppression of best-effort CPU, and eviction. Percents are of what the node has.
+
+    enable: Switches all of this block on.
+    cpu_suppress_threshold_percent: CPU use of the node above which best-effort pods get less CPU.
+    cpu_suppress_min_percent: Share of the node's CPU that suppression leaves to best-effort pods.
+    cpu_suppress_policy: By what best-effort CPU is held down: cpuset (fewer CPUs) or cfsQuota.
+    memory_evict_threshold_percent: Memory use of the node at which eviction starts.
+    memory_evict_lower_percent: Memory use at which eviction stops; the threshold less 2 if not set.
+    memory_allocatable_evict_threshold_percent: Requested memory, in percent of what is allocatable,
+        at which eviction starts.
+    memory_allocatable_evict_lower_percent: Requested memory, in percent of what is allocatable, at
+        which eviction stops.
+    cpu_evict_be_satisfaction_upper_percent: CPU that best-effort pods can get, in percent of what
+        they request, at which eviction stops.
+    cpu_evict_be_satisfaction_lower_percent: CPU that best-effort pods can get, in percent of what
+        they request, below which eviction starts.
+    cpu_evict_be_usage_threshold_percent: CPU that best-effort pods use, in percent of what they can
+        get, that is needed besides for eviction to start.
+    cpu_evict_time_window_seconds: Seconds over which CPU use is averaged for eviction.
+    cpu_evict_threshold_percent: CPU use of the node at which eviction by CPU use starts.
+    cpu_evict_lower_percent: CPU use at which that eviction stops; the threshold less 2 if not set.
+    cpu_allocatable_evict_threshold_percent: Requested CPU, in percent of what is allocatable, at
+        which eviction starts.
+    cpu_allocatable_evict_lower_percent: Requested CPU, in percent of what is allocatable, at which
+        eviction stops.
+    cpu_evict_policy: What the CPU of best-effort pods is compared with: evictByRealLimit (what
+        suppression leaves them) or evictByAllocatable.
+    evict_enabled_priority_threshold: Highest pod priority that eviction by use may end.
+    allocatable_evict_priority_threshold: Highest pod priority that eviction by requests may end.
+    """
 
     enable: bool = False
     cpu_suppress_threshold_percent: Percent = 65
@@ -106,6 +132,12 @@ class NetQOSPolicy(_Choice):
 
 
 class QOSPolicies(Wire, frozen=True):
+    """Which mechanism carries each kind of QoS.
+
+    cpu_policy: groupIdentity (cpu.bvt_warp_ns) or coreSched (core scheduling and cpu.idle).
+    net_qos_policy: tc or terway-qos.
+    """
+
     cpu_policy: Annotated[CPUPolicy, _FREE_TEXT] = CPUPolicy.GROUP_IDENTITY
     net_qos_policy: Annotated[NetQOSPolicy, _FREE_TEXT] = field(
         name="netQOSPolicy", default=NetQOSPolicy.TC
@@ -113,20 +145,52 @@ class QOSPolicies(Wire, frozen=True):
 
 
 class CPUQOS(Wire, frozen=True):
-    """The defaults here are the values that undo CPU QoS."""
+    """CPU QoS of the pods of a class.
+
+    enable: Switches CPU QoS of the class on.
+    group_identity: Value of cpu.bvt_warp_ns, from -1 (yields) to 2 (preempts). Used with the policy
+        groupIdentity.
+    sched_idle: 1 makes the pods' groups idle (cpu.idle). Used with the policy coreSched.
+    core_expeller: Gives pods of the class core-scheduling groups of their own, so that idle tasks
+        leave the sibling threads. Used with the policy coreSched.
+
+    The defaults here are the values that undo CPU QoS.
+    """
 
     enable: bool = False
     group_identity: Annotated[
         int, Meta(ge=-1, le=2, extra_json_schema=_INT64, extra=_NODE_ONLY)
     ] = 0
-    """bvt, used with `CPUPolicy.GROUP_IDENTITY`."""
     sched_idle: NodeSwitch = 0
-    """cpu.idle, used with `CPUPolicy.CORE_SCHED`."""
     core_expeller: bool = False
 
 
 class MemoryQOS(Wire, frozen=True):
-    """The defaults here are the values that undo memory QoS."""
+    """Memory QoS of the pods of a class.
+
+    enable: Switches memory QoS of the class on.
+    min_limit_percent: memory.min in percent of the memory request; 0 leaves it alone.
+    low_limit_percent: memory.low in percent of the memory request; 0 leaves it alone.
+    throttling_percent: memory.high, as the percentage of the way from request to limit (of a
+        container without a limit: to the node's allocatable memory); 0 leaves it alone.
+    wmark_ratio: memory.wmark_ratio: memory use, in percent of the limit, at which asynchronous
+        reclaim starts; 0 is off. Anolis kernels only.
+    wmark_scale_permill: memory.wmark_scale_factor: how far asynchronous reclaim goes, in 1/1000 of
+        the limit. Anolis kernels only.
+    wmark_min_adj: memory.wmark_min_adj: shifts the global watermark for these pods, in percent;
+        negative values protect them from direct reclaim. Anolis kernels only.
+    priority_enable: 1 lets the kernel choose OOM victims by priority. Anolis kernels only.
+    priority: Priority when OOM victims are chosen; groups with a lower one end first. Anolis
+        kernels only.
+    oom_kill_group: memory.oom.group: 1 ends all processes of a container together.
+    page_cache_enable: Limits the page cache of the containers. Anolis kernels only.
+    page_cache_limit_percent: Limit of the page cache in percent of the memory limit; 0 is off.
+    page_cache_limit_size: Limit of the page cache in bytes, before the percentage; 0 is off.
+    page_cache_reclaim_sync: Reclaims page cache synchronously when true, in the background when
+        false.
+
+    The defaults here are the values that undo memory QoS.
+    """
 
     enable: bool = False
     min_limit_percent: NonNegative = 0
@@ -143,7 +207,6 @@ class MemoryQOS(Wire, frozen=True):
     page_cache_limit_size: (
         Annotated[int, Meta(ge=0, le=2**63 - 1, extra_json_schema=_INT64, extra=_NODE_ONLY)] | None
     ) = None
-    """Bytes."""
     page_cache_reclaim_sync: bool | None = None
 
 
@@ -154,7 +217,25 @@ class BlockType(StrEnum):
 
 
 class IOCfg(Wire, frozen=True):
-    """Limits and cost model of one block device; latencies in microseconds, rates per second."""
+    """Limits and cost model of one block device.
+
+    read_iops: Reads per second at most; 0 is no limit.
+    write_iops: Writes per second at most; 0 is no limit.
+    read_bps: Bytes read per second at most; 0 is no limit.
+    write_bps: Bytes written per second at most; 0 is no limit.
+    io_weight_percent: Share of the device among groups, from 1 to 100; 100 if not set.
+    read_latency_us: Latency target of reads in microseconds. For whole devices.
+    write_latency_us: Latency target of writes in microseconds. For whole devices.
+    read_latency_percent: Percentile of reads that must meet the latency target.
+    write_latency_percent: Percentile of writes that must meet the latency target.
+    enable_user_model: Uses the cost model below instead of the kernel's own.
+    model_read_bps: Bytes per second that the device reads in sequence.
+    model_write_bps: Bytes per second that the device writes in sequence.
+    model_read_seq_iops: Sequential reads of 4 KiB per second.
+    model_write_seq_iops: Sequential writes of 4 KiB per second.
+    model_read_rand_iops: Random reads of 4 KiB per second.
+    model_write_rand_iops: Random writes of 4 KiB per second.
+    """
 
     read_iops: NonNegative | None = field(name="readIOPS", default=None)
     write_iops: NonNegative | None = field(name="writeIOPS", default=None)
@@ -177,18 +258,39 @@ class IOCfg(Wire, frozen=True):
 
 
 class BlockCfg(Wire, frozen=True):
+    """Settings of one block device.
+
+    name: Path of the device such as /dev/sdb, or name of a volume group or of a pod's volume.
+    type: What the name is: device, volumegroup or podvolume.
+    io_cfg: Limits and cost model.
+    """
+
     name: Annotated[str, Meta(max_length=4096, extra=_NODE_ONLY)] = ""
     type: Annotated[BlockType, _FREE_TEXT] | None = None
     io_cfg: IOCfg = field(name="ioCfg", default_factory=IOCfg)
 
 
 class BlkIOQOS(Wire, frozen=True):
+    """Block I/O QoS of a class.
+
+    enable: Switches block I/O QoS of the class on.
+    blocks: Block devices and their settings.
+    """
+
     enable: bool = False
     blocks: tuple[BlockCfg, ...] = ()
 
 
 class ResctrlQOS(Wire, frozen=True):
-    """The defaults here give the whole cache and the whole memory bandwidth."""
+    """Last-level cache and memory bandwidth of a class, by resctrl.
+
+    enable: Switches resctrl QoS of the class on.
+    cat_range_start_percent: Where the class's part of the cache begins, in percent of the cache.
+    cat_range_end_percent: Where the class's part of the cache ends, in percent of the cache.
+    mba_percent: Memory bandwidth in percent of the whole.
+
+    The defaults here give the whole cache and the whole memory bandwidth.
+    """
 
     enable: bool = False
     cat_range_start_percent: Percent = 0
@@ -197,7 +299,15 @@ class ResctrlQOS(Wire, frozen=True):
 
 
 class NetworkQOS(Wire, frozen=True):
-    """Each rate is an int, percent of the node's bandwidth, or a quantity text in bits/s."""
+    """Network bandwidth of a class. A number is a percentage of the node's bandwidth, a text a
+    quantity in bits per second such as 50M.
+
+    enable: Switches network QoS of the class on.
+    ingress_request: Incoming bandwidth that the class is guaranteed.
+    ingress_limit: Incoming bandwidth that the class may use.
+    egress_request: Outgoing bandwidth that the class is guaranteed.
+    egress_limit: Outgoing bandwidth that the class may use.
+    """
 
     enable: bool = False
     ingress_request: Annotated[int | str, Meta(extra_json_schema={"default": 0})] = 0
@@ -222,6 +332,15 @@ def bandwidth_bits(rate: int | str, *, total_bits: int) -> int:
 
 
 class ResourceQOS(Wire, frozen=True):
+    """QoS settings of one class.
+
+    cpu_qos: CPU QoS.
+    memory_qos: Memory QoS.
+    blkio_qos: Block I/O QoS.
+    resctrl_qos: Last-level cache and memory bandwidth.
+    network_qos: Network bandwidth.
+    """
+
     cpu_qos: CPUQOS = field(name="cpuQOS", default_factory=CPUQOS)
     memory_qos: MemoryQOS = field(name="memoryQOS", default_factory=MemoryQOS)
     blkio_qos: BlkIOQOS = field(name="blkioQOS", default_factory=BlkIOQOS)
@@ -230,7 +349,15 @@ class ResourceQOS(Wire, frozen=True):
 
 
 class ResourceQOSStrategy(Wire, frozen=True):
-    """QoS of each class. `lsr_class` also serves LSE; of `cgroup_root` only blkio_qos is used."""
+    """QoS settings by class.
+
+    policies: Which mechanism carries each kind of QoS.
+    lsr_class: Settings of LSR pods, and of LSE pods too.
+    ls_class: Settings of LS pods.
+    be_class: Settings of BE pods.
+    system_class: Settings of SYSTEM pods.
+    cgroup_root: Settings of the root cgroup; only blkioQOS is used.
+    """
 
     policies: QOSPolicies = field(default_factory=QOSPolicies)
     lsr_class: ResourceQOS = field(default_factory=ResourceQOS)
@@ -269,18 +396,36 @@ class CPUBurstPolicy(_Choice):
 
 
 class CPUBurstStrategy(Wire, frozen=True):
+    """CPU burst of the node's pods.
+
+    policy: none, cpuBurstOnly (the kernel's CFS burst), cfsQuotaBurstOnly (quotas of throttled
+        containers are raised) or auto (both).
+    cpu_burst_percent: Burst that a container may accumulate, in percent of its CPU limit.
+    cfs_quota_burst_percent: Ceiling of a raised quota, in percent of the CPU limit.
+    cfs_quota_burst_period_seconds: Seconds that a quota may stay raised; -1 is without end.
+    share_pool_threshold_percent: CPU use of the shared pool above which raised quotas go down.
+    """
+
     policy: Annotated[CPUBurstPolicy, _FREE_TEXT] = CPUBurstPolicy.NONE
     cpu_burst_percent: Annotated[int, Meta(ge=0, le=10000, extra_json_schema=_INT64)] = 1000
-    """Burst buffer in percent of the limit."""
     cfs_quota_burst_percent: Int64 = 300
-    """Ceiling of a raised quota in percent of the limit."""
     cfs_quota_burst_period_seconds: Int64 = -1
-    """How long a quota may stay raised; -1 has no end."""
     share_pool_threshold_percent: Int64 = 50
 
 
 class SystemStrategy(Wire, frozen=True):
-    """Host kernel knobs; None leaves a knob alone."""
+    """Kernel settings of the host. What is not set is left alone.
+
+    min_free_kbytes_factor: vm.min_free_kbytes in 1/10000 of the node's memory; 100 is usual.
+    watermark_scale_factor: vm.watermark_scale_factor; 150 is usual.
+    memcg_reap_back_ground: 1 reaps dead memory cgroups in the background. Anolis kernels only.
+    sched_group_identity_enabled: kernel.sched_group_identity_enabled. Anolis kernels only.
+    sched_idle_saver_wmark_ns: kernel.sched_idle_saver_wmark in nanoseconds. Anolis kernels only.
+    sched_features: Scheduler features by name: true switches one on, false switches it off.
+    page_cache_limit_enabled: 1 switches limits of the page cache on. Anolis kernels only.
+    total_network_bandwidth: Bandwidth of the node in bits per second, of which percentages are
+        taken.
+    """
 
     min_free_kbytes_factor: Int64 | None = None
     watermark_scale_factor: Int64 | None = None
@@ -290,7 +435,6 @@ class SystemStrategy(Wire, frozen=True):
     sched_features: dict[str, bool] = field(default_factory=dict)
     page_cache_limit_enabled: Int64 | None = None
     total_network_bandwidth: Quantity = ZERO
-    """Bits per second."""
 
 
 class CgroupBase(_Choice):
@@ -301,7 +445,14 @@ class CgroupBase(_Choice):
 
 
 class CgroupPath(Wire, frozen=True):
-    """Where a host application's cgroup lies. Both directories are checked to stay inside base."""
+    """Where the cgroup of a host application lies: base, then parentDir, then relativePath.
+
+    base: Directory to start at: CgroupRoot, Kubepods, KubepodsBurstable or KubepodsBesteffort.
+    parent_dir: Directory below the base.
+    relative_path: Directory below parentDir.
+
+    Both directories are checked to stay inside the base.
+    """
 
     base: Annotated[CgroupBase, _FREE_TEXT] | None = None
     parent_dir: str = ""
@@ -309,10 +460,19 @@ class CgroupPath(Wire, frozen=True):
 
 
 class HostApplicationStrategy(Wire, frozen=True):
-    """Reserved by the API; empty so far."""
+    """Settings of one host application. Reserved; it has no members yet."""
 
 
 class HostApplication(Wire, frozen=True):
+    """Processes outside of pods that take part in QoS.
+
+    name: Name of the application, unique on the node.
+    priority: Priority class: koord-prod, koord-mid, koord-batch or koord-free.
+    qos: QoS class: LSE, LSR, LS, BE or SYSTEM.
+    cgroup_path: Where its cgroup lies; by the QoS class if not set.
+    strategy: Settings of this application alone. Reserved.
+    """
+
     name: str = ""
     priority: Annotated[PriorityClass, _FREE_TEXT] = PriorityClass.NONE
     qos: Annotated[QoSClass, _FREE_TEXT] = QoSClass.NONE
@@ -321,6 +481,16 @@ class HostApplication(Wire, frozen=True):
 
 
 class NodeSLOSpec(Wire, frozen=True):
+    """What a node does for the resources of its pods. Every part is optional.
+
+    resource_used_threshold_with_be: Suppression of best-effort CPU, and eviction.
+    resource_qos_strategy: QoS settings by class.
+    cpu_burst_strategy: CPU burst of the node's pods.
+    system_strategy: Kernel settings of the host.
+    extensions: Strategies of other parties, kept as they are.
+    host_applications: Processes outside of pods that take part in QoS.
+    """
+
     resource_used_threshold_with_be: ResourceThresholdStrategy = field(
         name="resourceUsedThresholdWithBE", default_factory=ResourceThresholdStrategy
     )
@@ -334,194 +504,17 @@ class NodeSLOSpec(Wire, frozen=True):
 
 
 class NodeSLOStatus(Wire, frozen=True):
-    """Always empty."""
+    """Reserved; it has no members."""
 
 
 class NodeSLO(Wire, frozen=True):
+    """What one node, of the same name, does for the resources of its pods. koord-manager writes it
+    from the ConfigMap slo-controller-config.
+
+    spec: The settings.
+    status: Reserved; it has no members.
+    """
+
     metadata: ObjectMeta = ObjectMeta()
     spec: NodeSLOSpec = field(default_factory=NodeSLOSpec)
     status: NodeSLOStatus = NodeSLOStatus()
-
-
-# --- defaults and overlay ----------------------------------------------------------------------
-
-
-def _class_defaults(
-    *, group_identity: int, core_expeller: bool, wmark_ratio: int, wmark_min_adj: int, cat_end: int
-) -> dict[str, Any]:
-    wmark_scale = 20 if wmark_ratio else 50
-    return {
-        "cpuQOS": {"groupIdentity": group_identity, "coreExpeller": core_expeller},
-        "memoryQOS": {
-            "wmarkRatio": wmark_ratio,
-            "wmarkScalePermill": wmark_scale,
-            "wmarkMinAdj": wmark_min_adj,
-        },
-        "resctrlQOS": {"catRangeEndPercent": cat_end},
-    }
-
-
-# Only what differs from the field defaults above, which are the values that undo a block.
-_DEFAULT_SPEC: Final[dict[str, Any]] = {
-    "resourceQOSStrategy": {
-        "lsrClass": _class_defaults(
-            group_identity=2, core_expeller=True, wmark_ratio=95, wmark_min_adj=-25, cat_end=100
-        ),
-        "lsClass": _class_defaults(
-            group_identity=2, core_expeller=True, wmark_ratio=95, wmark_min_adj=-25, cat_end=100
-        ),
-        "beClass": _class_defaults(
-            group_identity=-1, core_expeller=False, wmark_ratio=95, wmark_min_adj=50, cat_end=30
-        ),
-    }
-}
-
-_LARGEST_NODESLO: Final = 2 * 1024 * 1024
-_MOST_HOST_APPLICATIONS: Final = 1024
-_LONGEST_PATH: Final = 2048
-
-
-def decode_nodeslo(raw: bytes | str | dict[str, Any], *, obj: str) -> NodeSLOSpec:
-    """Return the effective spec of a NodeSLO object, or of a bare spec.
-
-    Absent and null fields take their defaults; blocks of LSR, LS and BE whose merged `enable` is
-    false become the values that undo them. Raises InputErrors that names every unusable field.
-    """
-    plain = parse_json_object(raw, obj=obj, largest=_LARGEST_NODESLO)
-    prefix = ""
-    if "spec" in plain or "apiVersion" in plain or "kind" in plain:
-        prefix = "spec"
-        spec_given = plain.get("spec")
-        plain = {} if spec_given is None else spec_given
-        if not isinstance(plain, dict):
-            raise InputErrors(
-                [InputError(obj=obj, field="spec", value=plain, problem="expected an object")]
-            )
-    merged = overlay(_DEFAULT_SPEC, plain)
-    spec, errors = decode_leniently(merged, NodeSLOSpec, obj=obj, largest=_LARGEST_NODESLO)
-    # With an element of a list left out the indices of what decoded are not the object's.
-    if spec is not None and not any(error.field.endswith("]") for error in errors):
-        errors.extend(_beyond_types(spec, obj))
-    if errors or spec is None:
-        raise InputErrors([_prefixed(error, prefix) for error in errors])
-    return switched_off_undone(spec)
-
-
-def default_nodeslo() -> NodeSLOSpec:
-    """Return the spec that holds on a node without a NodeSLO."""
-    return _DEFAULT
-
-
-def overlay(below: Any, above: Any) -> Any:
-    """Return `above` laid over `below`: objects merge by key, null and absent keep what is below.
-
-    Scalars and lists of `above` replace. Neither argument is changed.
-    """
-    if isinstance(below, dict) and isinstance(above, dict):
-        merged = dict(below)
-        for key, value in above.items():
-            if value is not None:
-                merged[key] = overlay(below.get(key), value)
-        return merged
-    return without_nulls(above)
-
-
-def switched_off_undone(spec: NodeSLOSpec) -> NodeSLOSpec:
-    """Replace CPU, memory and resctrl blocks of LSR, LS and BE that are off by undoing values."""
-    strategy = spec.resource_qos_strategy
-    return msgspec.structs.replace(
-        spec,
-        resource_qos_strategy=msgspec.structs.replace(
-            strategy,
-            lsr_class=_undone(strategy.lsr_class),
-            ls_class=_undone(strategy.ls_class),
-            be_class=_undone(strategy.be_class),
-        ),
-    )
-
-
-def _undone(block: ResourceQOS) -> ResourceQOS:
-    return msgspec.structs.replace(
-        block,
-        cpu_qos=block.cpu_qos if block.cpu_qos.enable else CPUQOS(),
-        memory_qos=block.memory_qos if block.memory_qos.enable else MemoryQOS(),
-        resctrl_qos=block.resctrl_qos if block.resctrl_qos.enable else ResctrlQOS(),
-    )
-
-
-def path_problem(path: str) -> str | None:
-    """Return why `path` cannot name a directory below a cgroup, or None if it can."""
-    if len(path) > _LONGEST_PATH:
-        return f"longer than {_LONGEST_PATH} characters"
-    if "\0" in path or not path.isprintable():
-        return "has characters that do not print"
-    parts = [part for part in path.split("/") if part]
-    if any(part in (".", "..") for part in parts):
-        return "must not contain . or .."
-    if any(len(part.encode()) > 255 for part in parts):
-        return "has a component longer than 255 bytes"
-    return None
-
-
-def _beyond_types(spec: NodeSLOSpec, obj: str) -> list[InputError]:
-    errors: list[InputError] = []
-
-    def add(where: str, value: object, problem: str) -> None:
-        errors.append(InputError(obj=obj, field=where, value=value, problem=problem))
-
-    strategy = spec.resource_qos_strategy
-    for name, block in (
-        ("lsrClass", strategy.lsr_class),
-        ("lsClass", strategy.ls_class),
-        ("beClass", strategy.be_class),
-        ("systemClass", strategy.system_class),
-    ):
-        network = block.network_qos
-        for member, rate in (
-            ("ingressRequest", network.ingress_request),
-            ("ingressLimit", network.ingress_limit),
-            ("egressRequest", network.egress_request),
-            ("egressLimit", network.egress_limit),
-        ):
-            try:
-                bandwidth_bits(rate, total_bits=0)
-            except ValueError as error:
-                add(f"resourceQOSStrategy.{name}.networkQOS.{member}", rate, str(error))
-    if spec.system_strategy.total_network_bandwidth < ZERO:
-        add(
-            "systemStrategy.totalNetworkBandwidth",
-            str(spec.system_strategy.total_network_bandwidth),
-            "a bandwidth is not negative",
-        )
-    if len(spec.host_applications) > _MOST_HOST_APPLICATIONS:
-        add(
-            "hostApplications",
-            len(spec.host_applications),
-            f"more than {_MOST_HOST_APPLICATIONS} applications",
-        )
-    for index, application in enumerate(spec.host_applications):
-        if application.cgroup_path is None:
-            continue
-        for member, path in (
-            ("parentDir", application.cgroup_path.parent_dir),
-            ("relativePath", application.cgroup_path.relative_path),
-        ):
-            problem = path_problem(path)
-            if problem:
-                add(f"hostApplications[{index}].cgroupPath.{member}", path, problem)
-    return errors
-
-
-def _prefixed(error: InputError, prefix: str) -> InputError:
-    if not prefix:
-        return error
-    return InputError(
-        obj=error.obj,
-        field=f"{prefix}.{error.field}",
-        value=error.value,
-        problem=error.problem,
-        hint=error.hint,
-    )
-
-
-_DEFAULT: Final = decode_nodeslo({}, obj="NodeSLO defaults")

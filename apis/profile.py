@@ -12,6 +12,24 @@ from apis.meta import AnyJson, Int32, LabelSelector
 
 
 class ClusterColocationProfileSpec(Wire, frozen=True):
+    """Which pods join co-location, and what they get at admission.
+
+    namespace_selector: Labels of the namespaces whose pods are meant; all namespaces if not set.
+    selector: Labels of the pods that are meant.
+    probability: Share of the pods that get the settings, as a percentage such as 50%.
+    qos_class: QoS class that the pods get: LSE, LSR, LS, BE or SYSTEM.
+    priority_class_name: Priority class that the pods get, with its value and preemption policy.
+    koordinator_priority: Value of the label koordinator.sh/priority.
+    labels: Labels that the pods get, over their own.
+    annotations: Annotations that the pods get, over their own.
+    label_keys_mapping: Copies label values: from the key on the left to the key on the right.
+    annotation_keys_mapping: Copies annotation values: from the key on the left to the key on the
+        right.
+    label_suffixes: Text that is appended to the value of a label, by label key.
+    scheduler_name: Scheduler that the pods get.
+    patch: Strategic merge patch of the pods, applied last.
+    """
+
     namespace_selector: LabelSelector | None = None
     selector: LabelSelector | None = None
     probability: int | str | None = None
@@ -30,10 +48,16 @@ class ClusterColocationProfileSpec(Wire, frozen=True):
 
 
 class ClusterColocationProfileStatus(Wire, frozen=True):
-    """Always empty."""
+    """Reserved; it has no members."""
 
 
 class ClusterColocationProfile(Wire, frozen=True):
+    """Selects pods for co-location when they are created, and says what they get.
+
+    spec: Which pods join co-location, and what they get at admission.
+    status: Reserved; it has no members.
+    """
+
     metadata: ObjectMeta = ObjectMeta()
     spec: ClusterColocationProfileSpec = ClusterColocationProfileSpec()
     status: ClusterColocationProfileStatus = ClusterColocationProfileStatus()

@@ -6,16 +6,15 @@ Sources: api.md sections 7, 8, 13 and 14.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import Wire, json_decoder
+from apis.decode import Wire
 from apis.meta import (
     REQUIRED,
     AnyJson,
-    Int32,
     Int64,
     LabelSelector,
     ObjectReference,
@@ -27,7 +26,16 @@ from apis.quantity import ResourceList
 
 
 class ReservationControllerReference(Wire, frozen=True, omit_defaults=False):
-    """An owner reference with a namespace; an empty member matches anything."""
+    """An owner reference with a namespace. An empty member matches anything.
+
+    api_version: API version of the controller.
+    kind: Kind of the controller.
+    name: Name of the controller.
+    uid: UID of the controller.
+    controller: Whether it must be the managing controller.
+    block_owner_deletion: Not compared.
+    namespace: Namespace of the controller.
+    """
 
     crd: ClassVar[dict[str, Any]] = {"x-kubernetes-map-type": "atomic"}
 
@@ -41,7 +49,12 @@ class ReservationControllerReference(Wire, frozen=True, omit_defaults=False):
 
 
 class ReservationOwner(Wire, frozen=True):
-    """Members are ANDed; the items of a list are ORed."""
+    """Pods that may use a reservation. All members that are set must match.
+
+    object: One pod.
+    controller: Pods of a controller.
+    label_selector: Pods with these labels.
+    """
 
     crd: ClassVar[dict[str, Any]] = {"minProperties": 1}
 
@@ -51,6 +64,14 @@ class ReservationOwner(Wire, frozen=True):
 
 
 class ReservationTaint(Wire, frozen=True):
+    """A taint of a reservation.
+
+    key: Key of the taint.
+    effect: Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute.
+    value: Value of the taint.
+    time_added: When the taint was added.
+    """
+
     key: str
     effect: str
     value: str = ""
@@ -58,6 +79,13 @@ class ReservationTaint(Wire, frozen=True):
 
 
 class PreAllocationPolicy(Wire, frozen=True):
+    """How pods are found whose resources are reserved in advance.
+
+    mode: Default takes the pods that match the owners, Cluster those with the label
+        pod.koordinator.sh/is-pre-allocatable.
+    enable_multiple: Allows the resources of more than one pod.
+    """
+
     mode: Annotated[
         str, Meta(extra_json_schema={"enum": ["Default", "Cluster"], "default": "Default"})
     ] = ""
@@ -65,6 +93,21 @@ class PreAllocationPolicy(Wire, frozen=True):
 
 
 class ReservationSpec(Wire, frozen=True):
+    """What is reserved, for whom, and for how long.
+
+    template: Pod template: what the reserve pod looks like. Its spec.nodeName pins the node.
+    owners: Pods that may use the reservation; one match is enough.
+    ttl: How long the reservation lives, such as 24h; 0s is without end.
+    expires: When the reservation ends, before ttl.
+    pre_allocation: Reserves resources that running pods still use.
+    pre_allocation_policy: How such pods are found.
+    allocate_once: Lets only the first owner use the reservation.
+    allocate_policy: Aligned lets a pod take what is missing from the node, Restricted does not for
+        resources that are reserved.
+    unschedulable: Keeps new owners away.
+    taints: Taints that owners must tolerate.
+    """
+
     template: Annotated[AnyJson, Meta(extra={"required": True, "schemaless": True})] = None
     owners: Annotated[
         tuple[ReservationOwner, ...], Meta(extra=REQUIRED, extra_json_schema={"minItems": 1})
@@ -82,6 +125,16 @@ class ReservationSpec(Wire, frozen=True):
 
 
 class ReservationCondition(Wire, frozen=True):
+    """One observation about the state of a reservation.
+
+    type: What is observed.
+    status: True, False or Unknown.
+    reason: Why the status is what it is, in CamelCase.
+    message: The same for people.
+    last_probe_time: When it was last looked at.
+    last_transition_time: When the status last changed.
+    """
+
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -91,6 +144,16 @@ class ReservationCondition(Wire, frozen=True):
 
 
 class ReservationStatus(Wire, frozen=True):
+    """State of a reservation.
+
+    phase: Pending, Available, Succeeded or Failed.
+    conditions: Observations about the state.
+    current_owners: Pods that use the reservation.
+    node_name: Node that the resources are reserved on.
+    allocatable: Amounts that are reserved, by resource name.
+    allocated: Amounts that the owners use, by resource name.
+    """
+
     phase: Annotated[str, Meta(extra_json_schema={"default": "Pending"})] = ""
     conditions: tuple[ReservationCondition, ...] = ()
     current_owners: tuple[ObjectReference, ...] = ()
@@ -100,6 +163,12 @@ class ReservationStatus(Wire, frozen=True):
 
 
 class Reservation(Wire, frozen=True):
+    """Resources of a node that are kept for certain pods.
+
+    spec: What is reserved, for whom, and for how long.
+    status: State of the reservation.
+    """
+
     metadata: ObjectMeta = ObjectMeta()
     spec: ReservationSpec = ReservationSpec()
     status: ReservationStatus = ReservationStatus()
@@ -109,21 +178,46 @@ class Reservation(Wire, frozen=True):
 
 
 class PreemptionOptions(Wire, frozen=True):
-    """Reserved by the API; empty so far."""
+    """Reserved; it has no members yet."""
 
 
 class MigrateReservationOptions(Wire, frozen=True):
+    """Reservation for the pod that replaces the moved one.
+
+    reservation_ref: Reservation to use, or that was created.
+    template: Template of the reservation to create.
+    preemption_options: Reserved.
+    """
+
     reservation_ref: ObjectReference | None = None
     template: AnyJson = None
     preemption_options: PreemptionOptions | None = None
 
 
 class Preconditions(Wire, frozen=True):
+    """What must hold for a deletion.
+
+    uid: UID that the object must have.
+    resource_version: Version that the object must have.
+    """
+
     uid: str | None = None
     resource_version: str | None = None
 
 
 class DeleteOptions(Wire, frozen=True):
+    """Options of a deletion, as in the Kubernetes API.
+
+    kind: Kind of the options.
+    api_version: API version of the options.
+    grace_period_seconds: Seconds until the pod is ended by force.
+    preconditions: What must hold for the deletion.
+    orphan_dependents: Keeps dependents; propagationPolicy replaces it.
+    propagation_policy: What becomes of dependents: Orphan, Background or Foreground.
+    dry_run: All, to try without effect.
+    ignore_store_read_error_with_cluster_breaking_potential: Deletes what the store cannot read.
+    """
+
     kind: str = ""
     api_version: str = ""
     grace_period_seconds: Int64 | None = None
@@ -137,6 +231,16 @@ class DeleteOptions(Wire, frozen=True):
 
 
 class PodMigrationJobSpec(Wire, frozen=True):
+    """Which pod is moved, and how.
+
+    pod_ref: Pod to move.
+    paused: Holds the job.
+    ttl: Time limit of the job, such as 5m.
+    mode: ReservationFirst or EvictDirectly; the controller's default if not set.
+    reservation_options: Reservation for the pod that replaces the moved one.
+    delete_options: Options of the eviction.
+    """
+
     pod_ref: Annotated[ObjectReference | None, Meta(extra=REQUIRED)] = None
     paused: bool = False
     ttl: str | None = None
@@ -146,6 +250,16 @@ class PodMigrationJobSpec(Wire, frozen=True):
 
 
 class PodMigrationJobCondition(Wire, frozen=True):
+    """One observation about the state of a job.
+
+    type: What is observed.
+    status: True, False or Unknown.
+    reason: Why the status is what it is, in CamelCase.
+    message: The same for people.
+    last_probe_time: When it was last looked at.
+    last_transition_time: When the status last changed.
+    """
+
     type: str
     status: str
     reason: str = ""
@@ -155,6 +269,16 @@ class PodMigrationJobCondition(Wire, frozen=True):
 
 
 class PreemptedReservation(Wire, frozen=True):
+    """A reservation that gave way.
+
+    namespace: Namespace of the reservation's pod.
+    name: Name of the reservation.
+    node_name: Node of the reservation.
+    phase: Phase of the reservation.
+    preempted_pod_ref: Pod that gave way.
+    pods_ref: Pods that used the reservation.
+    """
+
     namespace: str = ""
     name: str = ""
     node_name: str = ""
@@ -164,6 +288,19 @@ class PreemptedReservation(Wire, frozen=True):
 
 
 class PodMigrationJobStatus(Wire, frozen=True):
+    """State of a job.
+
+    phase: Pending, Running, Succeeded, Failed or Aborted.
+    status: Step that the job is at: the type of a condition.
+    reason: Why the phase is what it is, in CamelCase.
+    message: The same for people.
+    conditions: Observations about the state.
+    node_name: Node that the pod leaves.
+    pod_ref: Pod that replaces the moved one.
+    preempted_pods_ref: Pods that gave way.
+    preempted_pods_reservation: Reservations that gave way.
+    """
+
     phase: str = ""
     status: str = ""
     reason: str = ""
@@ -176,112 +313,12 @@ class PodMigrationJobStatus(Wire, frozen=True):
 
 
 class PodMigrationJob(Wire, frozen=True):
+    """Moves one pod to another node.
+
+    spec: Which pod is moved, and how.
+    status: State of the job.
+    """
+
     metadata: ObjectMeta = ObjectMeta()
     spec: PodMigrationJobSpec = PodMigrationJobSpec()
     status: PodMigrationJobStatus = PodMigrationJobStatus()
-
-
-# --- ClusterNetworkTopology --------------------------------------------------------------------
-
-
-class NetworkTopologyLayer(Wire, frozen=True):
-    topology_layer: str
-    parent_topology_layer: str = ""
-    label_key: tuple[str, ...] = ()
-
-
-class ClusterNetworkTopologySpec(Wire, frozen=True):
-    network_topology_spec: Annotated[tuple[NetworkTopologyLayer, ...], Meta(extra=REQUIRED)] = ()
-
-
-class TopologyInfo(Wire, frozen=True, omit_defaults=False):
-    topology_layer: str
-    topology_name: str
-
-
-class NetworkTopologyDetail(Wire, frozen=True):
-    topology_info: TopologyInfo
-    node_num: Int32
-    parent_topology_info: TopologyInfo | None = None
-    child_topology_layer: str = ""
-    child_topology_names: tuple[str, ...] = ()
-
-
-class ClusterNetworkTopologyStatus(Wire, frozen=True):
-    detail_status: tuple[NetworkTopologyDetail, ...] = ()
-
-
-class ClusterNetworkTopology(Wire, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: ClusterNetworkTopologySpec = ClusterNetworkTopologySpec()
-    status: ClusterNetworkTopologyStatus = ClusterNetworkTopologyStatus()
-
-
-# --- ScheduleExplanation -----------------------------------------------------------------------
-
-
-class PossibleVictim(Wire, frozen=True):
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    is_nominated_pod: bool = False
-
-
-class NodePossibleVictims(Wire, frozen=True):
-    node_name: str = ""
-    possible_victims: tuple[PossibleVictim, ...] = ()
-
-
-class FeasibleSchedulingResult(Wire, frozen=True):
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    node_name: str = ""
-
-
-class NodeFailedDetail(Wire, frozen=True):
-    failed_plugin: str = ""
-    reason: str = ""
-    preempt_might_help: bool = False
-    failed_nodes: tuple[str, ...] = ()
-
-
-class SchedulingAttempt(Wire, frozen=True):
-    schedulable: bool = False
-    failed_message: str = ""
-    feasible_scheduling_result: tuple[FeasibleSchedulingResult, ...] = ()
-    node_failed_details: tuple[NodeFailedDetail, ...] = ()
-
-
-class DetailedExplanation(Wire, frozen=True):
-    topology_domain: str = ""
-    schedulable: bool = False
-    schedulable_after_preemption: bool = False
-    failed_message: str = ""
-    schedule_explanation: SchedulingAttempt | None = None
-    node_possible_victims: tuple[NodePossibleVictims, ...] = ()
-    preempt_explanation: SchedulingAttempt | None = None
-
-
-class ScheduleExplanationSpec(Wire, frozen=True):
-    question_object_key: str = ""
-    question_object_template: AnyJson = None
-    ttl: Annotated[str | None, Meta(extra_json_schema={"default": "24h"})] = None
-
-
-class ScheduleExplanationStatus(Wire, frozen=True):
-    schedulable: bool = False
-    schedulable_after_preemption: bool = False
-    failed_message: str = ""
-    last_update_time: Time | None = None
-    detailed_explanation: tuple[DetailedExplanation, ...] = ()
-
-
-class ScheduleExplanation(Wire, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: ScheduleExplanationSpec = ScheduleExplanationSpec()
-    status: ScheduleExplanationStatus = ScheduleExplanationStatus()
-
-
-decode_reservation: Final = json_decoder(Reservation)
-decode_pod_migration_job: Final = json_decoder(PodMigrationJob)

@@ -16,6 +16,7 @@ from msgspec import Meta, field
 
 from apis.conform import conform
 from apis.decode import Wire, decode_object, embedded_object
+from apis.effective_nodeslo import decode_nodeslo, overlay
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     CONFIG_COLOCATION,
@@ -35,8 +36,6 @@ from apis.nodeslo import (
     ResourceQOSStrategy,
     ResourceThresholdStrategy,
     SystemStrategy,
-    decode_nodeslo,
-    overlay,
 )
 
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]

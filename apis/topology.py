@@ -30,16 +30,36 @@ from apis.quantity import Quantity, ResourceList
 
 
 class TopologyCost(Wire, frozen=True):
+    """Cost of reaching a zone from another.
+
+    name: Name of the other zone.
+    value: The cost; a smaller one is nearer.
+    """
+
     name: str
     value: Int64
 
 
 class TopologyAttribute(Wire, frozen=True):
+    """A named fact about a zone.
+
+    name: Name of the fact.
+    value: Its value.
+    """
+
     name: str
     value: str
 
 
 class ZoneResource(Wire, frozen=True, omit_defaults=False):
+    """Amounts of one resource of a zone.
+
+    name: Name of the resource.
+    capacity: Amount that the zone has.
+    allocatable: Amount that pods may use.
+    available: Amount that is left for pods.
+    """
+
     name: str
     capacity: Quantity
     allocatable: Quantity
@@ -47,6 +67,16 @@ class ZoneResource(Wire, frozen=True, omit_defaults=False):
 
 
 class Zone(Wire, frozen=True):
+    """A part of the node, such as a NUMA node.
+
+    name: Name of the zone: node- and the number of the NUMA node.
+    type: Type of the zone: Node for a NUMA node.
+    parent: Name of the zone that this one is a part of.
+    resources: Resources of the zone.
+    costs: Costs of reaching other zones.
+    attributes: Further facts about the zone.
+    """
+
     name: str
     type: str
     parent: str = ""
@@ -56,6 +86,12 @@ class Zone(Wire, frozen=True):
 
 
 class NodeResourceTopology(Wire, frozen=True):
+    """NUMA zones of the node of the same name, and in its annotations the CPUs and who has them.
+
+    topology_policies: Topology manager policy and scope of the kubelet.
+    zones: The zones of the node.
+    """
+
     metadata: ObjectMeta = ObjectMeta()
     topology_policies: tuple[str, ...] = ()
     zones: tuple[Zone, ...] = ()

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 import msgspec
 
 from apis.cpuset import CpuSet
-from apis.nodeslo import NodeSLOSpec, default_nodeslo
+from apis.effective_nodeslo import default_nodeslo
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 from apis.topology import NodeCPUFacts
 from linux.resources import DeviceNode, Resource
 

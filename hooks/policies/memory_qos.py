@@ -29,9 +29,13 @@ from msgspec.structs import asdict
 from msgspec.structs import replace as replaced
 
 from apis.annotations import PodMemoryQOS, PodMemoryQOSPolicy, parse_memory_qos
+from apis.effective_nodeslo import decode_nodeslo
 from apis.errors import InputError
 from apis.keys import ANNOTATION_MEMORY_QOS
-from apis.nodeslo import MemoryQOS, ResourceQOSStrategy, decode_nodeslo
+from apis.nodeslo import (
+    MemoryQOS,
+    ResourceQOSStrategy,
+)
 from apis.qos import KubeQoS, QoSClass
 from hooks import compat
 from hooks.amounts import (

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from apis.nodeslo import default_nodeslo
+from apis.effective_nodeslo import default_nodeslo
 from hooks.facts import NodeMeta
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules

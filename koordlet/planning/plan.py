@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from apis.nodeslo import default_nodeslo
+from apis.effective_nodeslo import default_nodeslo
 from hooks.engine import Engine, Guard
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN

@@ -14,9 +14,12 @@ import msgspec
 from apis.core import Node, Pod
 from apis.decode import decode_object
 from apis.device import Device
+from apis.effective_nodeslo import decode_nodeslo
 from apis.errors import InputError, InputErrors, printable
 from apis.fields import Path, copy_tree, get_field, parse_dotted, remove_field, set_field
-from apis.nodeslo import NodeSLOSpec, decode_nodeslo
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 from apis.topology import NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from koordlet.state.podspec import known_pod

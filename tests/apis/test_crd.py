@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import yaml
 
 from apis.crd import KINDS, Kind, custom_resource_definition, structure
+from apis.decode import Wire
 
 CRDS = Path(__file__).parent.parent.parent / "deploy" / "crds"
 
@@ -36,7 +40,11 @@ def schema(name: str, *path: str) -> Any:
 
 
 def test_bounds_are_the_apis_and_not_the_nodes() -> None:
-    threshold = schema("NodeSLO", "spec", "resourceUsedThresholdWithBE")["properties"]
+    block = schema("NodeSLO", "spec", "resourceUsedThresholdWithBE")
+    threshold = {
+        name: {key: value for key, value in member.items() if key != "description"}
+        for name, member in block["properties"].items()
+    }
     assert threshold["cpuSuppressThresholdPercent"] == {
         "type": "integer",
         "format": "int64",
@@ -54,7 +62,53 @@ def test_what_the_api_server_fills_in_and_demands() -> None:
     reservation = schema("Reservation", "spec")
     assert reservation["required"] == ["owners", "template"]
     assert reservation["properties"]["ttl"]["default"] == "24h"
-    assert reservation["properties"]["template"] == {"x-kubernetes-preserve-unknown-fields": True}
+    template = dict(reservation["properties"]["template"])
+    assert template.pop("description").startswith("Pod template")
+    assert template == {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def undescribed(node: Any, place: str) -> Iterator[str]:
+    """Yield the places of properties and objects that `kubectl explain` has no words for."""
+    description = node.get("description", "")
+    if "properties" in node or place.rpartition(".")[2] not in ("items", "*", "metadata"):
+        shown = re.fullmatch(r"[A-Za-z0-9].*[.]", description)
+        if not shown or ": :" in description or "`" in description or "_" in description:
+            yield f"{place}: {description!r}"
+    for name, member in node.get("properties", {}).items():
+        yield from undescribed(member, f"{place}.{name}")
+    for inner, name in (("items", "items"), ("additionalProperties", "*")):
+        if inner in node:
+            yield from undescribed(node[inner], f"{place}.{name}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_field_is_described_in_a_sentence(kind: Kind) -> None:
+    versions = custom_resource_definition(kind)["spec"]["versions"]
+    for version in versions:
+        missing = list(undescribed(version["schema"]["openAPIV3Schema"], kind.name))
+        # Names of kernel files are the words with underscores.
+        kernels = ("memory.", "cpu.", "kernel.", "vm.")
+        assert [place for place in missing if not any(name in place for name in kernels)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_crd_can_be_applied_from_the_client_side(kind: Kind) -> None:
+    """`kubectl apply` keeps the manifest in an annotation; all annotations have 256 KiB."""
+    assert len(json.dumps(custom_resource_definition(kind))) < 128 * 1024
+
+
+def test_a_field_that_the_docstring_leaves_out_is_refused() -> None:
+    class Spec(Wire, frozen=True):
+        """A spec.
+
+        told: What is said.
+        """
+
+        told: str = ""
+        untold: str = ""
+
+    with pytest.raises(ValueError, match="Spec does not describe untold"):
+        custom_resource_definition(Kind(Spec, "example.org", "specs", True, False))
 
 
 def test_structure_ignores_words_but_not_properties_named_description() -> None:

@@ -10,9 +10,12 @@ from msgspec import inspect
 
 from apis.annotations import parse_resctrl
 from apis.device import parse_device_allocated
+from apis.effective_nodeslo import decode_nodeslo
 from apis.errors import InputError, InputErrors
 from apis.expected import problem_of
-from apis.nodeslo import NodeSLOSpec, decode_nodeslo
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 
 _CPU_QOS = "resourceQOSStrategy.lsClass.cpuQOS"
 _MEMORY_QOS = "resourceQOSStrategy.beClass.memoryQOS"

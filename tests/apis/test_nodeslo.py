@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.effective_nodeslo import decode_nodeslo, default_nodeslo, overlay
 from apis.errors import InputErrors
 from apis.nodeslo import (
     CPUQOS,
@@ -19,9 +20,6 @@ from apis.nodeslo import (
     MemoryQOS,
     ResctrlQOS,
     bandwidth_bits,
-    decode_nodeslo,
-    default_nodeslo,
-    overlay,
 )
 from apis.qos import QoSClass
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from apis.effective_nodeslo import decode_nodeslo
 from apis.keys import (
     ANNOTATION_COLOCATION_STRATEGY,
     ANNOTATION_NETWORK_BANDWIDTH,
     LABEL_CPU_RECLAIM_RATIO,
 )
 from apis.node_strategy import conform_node_slo, node_colocation, node_slo_spec, ratio_percent
-from apis.nodeslo import decode_nodeslo
 from apis.slo_config import SLOConfig, load_slo_config
 
 OBJ = "ConfigMap koordinator-system/slo-controller-config"

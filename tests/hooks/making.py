@@ -12,8 +12,11 @@ from typing import Any
 
 import msgspec
 
+from apis.effective_nodeslo import decode_nodeslo
 from apis.keys import LABEL_QOS_CLASS
-from apis.nodeslo import NodeSLOSpec, decode_nodeslo
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 from apis.qos import KubeQoS, QoSClass
 from apis.topology import NodeCPUFacts, parse_node_cpu_facts
 from hooks.check import claim_problem

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from apis import keys
+from apis.effective_nodeslo import decode_nodeslo, default_nodeslo
 from apis.errors import InputErrors
-from apis.nodeslo import NodeSLOSpec, decode_nodeslo, default_nodeslo
+from apis.nodeslo import (
+    NodeSLOSpec,
+)
 from apis.qos import KubeQoS, QoSClass
 from hooks.check import LEVELS, claim_problem
 from hooks.compat import SWITCHES

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from apis.effective_nodeslo import decode_nodeslo
 from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
-from apis.nodeslo import decode_nodeslo
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.policies import BUILTIN
