@@ -1,11 +1,11 @@
 """A list/watch cache of one resource type, decoded into typed objects.
 
-It lists in pages, watches from there, resumes after a break where it left off, takes bookmarks,
-lists again when the server no longer knows its place (410), and backs off with jitter. One task, no
-thread. Objects that cannot be decoded are reported and left out; they harm no other object.
+It lists in pages, watches from there, resumes a broken watch at the last resourceVersion, accepts
+bookmarks, lists again when that version is too old (410), and backs off with jitter. One task, no
+thread. An object that cannot be decoded is reported and left out; it harms no other object.
 
-Readers look at `items`, ask an index, or subscribe; a subscriber is a plain function called with
-the change while the cache is already up to date.
+Readers look at `items`, query an index, or subscribe. A subscriber is a plain function that is
+called with each change, after the cache and its indexes contain it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ from kube.resources import Resource
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 500
+"""Objects of one list request, as client-go. A page of nodes is some MiB."""
 _FIRST_PAUSE: Final = 0.2
+"""Seconds before the first retry, chosen; doubled with each failure in a row."""
 _LONGEST_PAUSE: Final = 30.0
+"""client-go's longest back-off of a watch."""
 _SHORT_WATCH_SECONDS: Final = 1.0
+"""A watch that ends this soon without an event counts as a failure, as in client-go."""
 _ABSENT_AFTER_SECONDS: Final = 3.0
-"""For so long a server that starts may say "not found" of types that it has."""
+"""Chosen: a server that starts may answer "not found" for types that it has, for about a second.
+A type that is really absent delays the start by this much."""
 _DEEPEST: Final = 25_000
-"""Above the 10,000 levels at which an API server refuses JSON."""
+"""Python frames; above the 10,000 levels of nesting at which an API server refuses JSON."""
 _WATCH_SECONDS: Final = (300, 600)
+"""The server ends a watch after a random time between these, as client-go asks for."""
 
 
 class HasMeta(Protocol):
@@ -105,7 +111,7 @@ class _Status(msgspec.Struct):
 
 
 class Index(Generic[K, T]):
-    """Objects by a value computed from them; one object may stand under several values."""
+    """Objects by a key computed from them; one object may have several keys."""
 
     def __init__(self, keys_of: Callable[[T], Iterable[K]]) -> None:
         self._keys_of = keys_of
@@ -143,8 +149,8 @@ class Cache(Generic[T]):
         shrink: Callable[[T], T] | None = None,
         decode: Callable[[bytes], T] | None = None,
     ) -> None:
-        """shrink: drops what is not needed from each object before it is kept. decode: reads an
-        object in place of the strict decoder of `type_`; raises msgspec.ValidationError."""
+        """shrink: drops what is not needed from each object before it is kept. decode: replaces
+        the strict decoder of `type_`; raises msgspec.ValidationError."""
         self._client = client
         self._resource = resource
         self._path = resource.path(namespace=namespace)
@@ -170,7 +176,7 @@ class Cache(Generic[T]):
         """How often a watch ended before its time."""
         self.faults = Faults(f"cache of {resource.plural}")
         self.problem = ""
-        """Why the server's word is not to be had now; "" while it is."""
+        """Why the cache does not follow the server at present; "" while it does."""
         self.undecodable: dict[str, str] = {}
         """Key -> why the object is left out."""
 
@@ -191,7 +197,7 @@ class Cache(Generic[T]):
         return self._items.get(f"{namespace}/{name}" if namespace else name)
 
     def left_out(self, name: str, *, namespace: str = "") -> bool:
-        """Return whether the object exists but cannot be decoded: its absence means nothing."""
+        """Return whether the object exists but cannot be decoded, so `get` does not return it."""
         return (f"{namespace}/{name}" if namespace else name) in self.undecodable
 
     async def wait_synced(self) -> None:
@@ -206,13 +212,13 @@ class Cache(Generic[T]):
         return index
 
     def subscribe(self, subscriber: Callable[[Event[T]], None]) -> None:
-        """Call `subscriber` for every change from now on, first for all objects there are."""
+        """Call `subscriber` with every object of the cache, then with every change."""
         for item in self._items.values():
             self._notify(subscriber, Event(Change.ADDED, None, item))
         self._subscribers.append(subscriber)
 
     def put(self, item: T) -> None:
-        """Take an object as if it had been watched; for sources other than the API server."""
+        """Add or replace an object; for sources other than the API server."""
         known = object_key(item) in self._items
         self._apply(Change.MODIFIED if known else Change.ADDED, item)
 
@@ -234,9 +240,9 @@ class Cache(Generic[T]):
                 if error.gone:
                     self._version = ""
                 if error.not_found:
-                    # The type is not installed (yet): it has no objects. Those that we know stay:
-                    # a server that starts says the same of types that it has not looked up yet, and
-                    # one that drops a type ends its objects one by one first.
+                    # The type is not installed (yet): it has no objects. Known objects stay: a
+                    # server that starts answers the same for types that it has not looked up yet,
+                    # and a server that removes a type deletes its objects one by one first.
                     self._version = ""
                     if self._is_absent():
                         self._synced.set()
@@ -252,7 +258,7 @@ class Cache(Generic[T]):
                 self.problem = "an object is nested too deep to be read"
                 _log.warning("%s: %s", self._resource.plural, self.problem)
             except Exception as error:  # noqa: BLE001 - the process lives on the other caches too
-                # What was taken before the fault may be half done: the list says how things are.
+                # An event may have been applied in part: list again.
                 self._version = ""
                 self.restarts += 1
                 self.problem = f"{type(error).__name__}: {error}"
@@ -261,8 +267,11 @@ class Cache(Generic[T]):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _is_absent(self) -> bool:
-        """Return whether "not found" is to be believed: a reader who takes the objects of a type
-        for gone, because a server has just started, takes resources away from every node."""
+        """Return whether "not found" means that the type is not installed.
+
+        A server that has just started answers so too. If its types counted as absent, a controller
+        would withdraw resources from every node.
+        """
         now = asyncio.get_running_loop().time()
         if self._absent_since is None:
             self._absent_since = now
@@ -321,11 +330,11 @@ class Cache(Generic[T]):
                 silent = False
                 self.take(line)
         if silent and asyncio.get_running_loop().time() - started < _SHORT_WATCH_SECONDS:
-            # A proxy, or a server that ends, hangs up at once: asking on would be a storm.
-            raise Unreachable(f"watch {self._path}: it ended at once and told nothing")
+            # A proxy, or a server that shuts down, closes at once: retrying would be a storm.
+            raise Unreachable(f"watch {self._path}: it ended at once, without an event")
 
     def take(self, line: bytes) -> None:
-        """Take one line of a watch: the JSON of an event."""
+        """Apply one line of a watch: the JSON of an event."""
         event = _decode_deep(line, _WatchEvent)
         if event.type == "BOOKMARK":
             meta = msgspec.json.decode(event.object, type=_BareMeta)
@@ -400,7 +409,7 @@ class Cache(Generic[T]):
 
 
 def _decode_deep(data: bytes | msgspec.Raw, type_: type[D]) -> D:
-    """Decode what holds one object that nests too deep for Python: the others are not to blame."""
+    """Decode JSON in which one object nests too deep for Python's usual limit."""
     try:
         return msgspec.json.decode(data, type=type_)
     except RecursionError:

@@ -1,7 +1,7 @@
-"""Certificates of a webhook server: a private CA and a leaf, made, judged and rotated here.
+"""Certificates of a webhook server: makes, checks and rotates a private CA and a leaf.
 
-Plain functions over PEM bytes; where they are kept is the caller's matter.
-The CA key leaves this process only into the Secret that replicas share. ECDSA P-256.
+Plain functions over PEM bytes; the caller stores them. The CA's key leaves this process only into
+the Secret that replicas share. ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS: Final = 3650
+"""Chosen: clients trust this CA only for this webhook, so a long life costs little."""
 LEAF_DAYS: Final = 365
+"""Chosen; every rotation changes a Secret and the certificate of each replica."""
 RENEW_BEFORE: Final = timedelta(days=120)
 """A leaf is renewed with a third of its life left, so that missed rounds do not matter."""
 CA_RENEW_BEFORE: Final = timedelta(days=LEAF_DAYS + 30)
-"""A CA must outlive every leaf that it signs."""
+"""A CA must outlive every leaf that it signs; the month covers clocks and rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM texts: the CA (followed by the one before it, while that is trusted) and one leaf."""
+    """PEM texts: the CA (followed by the previous CA while that is trusted) and one leaf."""
 
     ca_cert: bytes
     ca_key: bytes
@@ -83,7 +85,7 @@ def make_certificates(
     if authority is None:
         authority = _make_authority(moment)
         new = authority[0].public_bytes(serialization.Encoding.PEM)
-        # Clients go on trusting leaves of the CA before this one until the next rotation.
+        # Clients trust leaves of the previous CA until the next rotation.
         trusted = new + _first_certificate(trusted)
     ca_cert, ca_key = authority
     key = ec.generate_private_key(ec.SECP256R1())

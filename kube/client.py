@@ -30,7 +30,9 @@ APPLY_PATCH: Final = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML, so JSON bodies go with it too."""
 
 _TRIES: Final = 4
+"""Chosen: about 2 s of pauses in all; a controller's own back-off takes over then."""
 _LONGEST_LINE: Final = 16 * 1024 * 1024
+"""Chosen: bounds memory. An API server stores objects of at most 1.5 MiB by default."""
 
 
 class ApiError(Exception):
@@ -114,10 +116,10 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     def sibling(self) -> Client:
-        """Return a client of the same server, to be opened, with connections and a rate of its own.
+        """Return another client of the same server, not yet opened, with its own connections.
 
-        For the few requests that must not wait behind all others, such as a lease's renewal; their
-        rate is not limited.
+        It has no rate limit. It is for the few requests that must not wait behind all others, such
+        as the renewal of a lease.
         """
         return Client(self._connection, user_agent=self._user_agent)
 
@@ -131,7 +133,7 @@ class Client:
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
-            # Asked once: the session would look into the environment for every request.
+            # Looked up once: the session would read the environment for every request.
             proxy=_proxy(self._connection.server),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": self._user_agent, "Accept": "application/json"},
@@ -247,7 +249,7 @@ class Client:
         try:
             header = await self._connection.header()
         except Exception as error:
-            # Exec plugins and token files fail in their own ways; the next try asks them again.
+            # Exec plugins and token files raise any kind of error; the next try calls them again.
             raise Unreachable(f"no credentials: {type(error).__name__}: {error}") from error
         return {"Authorization": header} if header else {}
 
@@ -332,7 +334,7 @@ class Client:
 
 
 async def retry_on_conflict(write: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
-    """Run `write`, which reads afresh and writes, again while others write in between."""
+    """Run `write`, which reads an object and writes it, again after each conflict."""
     pause = 0.01
     for attempt in range(1, tries + 1):
         try:

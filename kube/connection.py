@@ -1,7 +1,7 @@
-"""How to reach and convince an API server: address, TLS, credentials.
+"""The connection to an API server: address, TLS, credentials.
 
-Configuration and authentication (kubeconfig, in-cluster, exec plugins, token refresh) are those of
-the `kubernetes` package; it is imported here only, and late, because it costs a second and 20 MB.
+The `kubernetes` package reads the configuration and authenticates (kubeconfig, in-cluster, exec
+plugins, token refresh). It is imported here only, and late, because it costs a second and 20 MB.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any, Final
 import aiohttp
 
 _REFRESH_SECONDS = 30.0
+"""Chosen: kubelet replaces a token long before it ends. Exec plugins are called this often."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """One API server. `authorization` is asked for the header value; it may block."""
+    """One API server. authorization: returns the value of the header; it may block."""
 
     server: str
     tls: ssl.SSLContext | None = None
@@ -31,7 +32,7 @@ class Connection:
     _asked_at: float = field(default=float("-inf"), init=False)
 
     async def header(self) -> str | None:
-        """Return the Authorization header, asking again every half minute, off the event loop."""
+        """Return the Authorization header; it is renewed every half minute, in a thread."""
         now = time.monotonic()
         if now - self._asked_at > _REFRESH_SECONDS:
             self._header = await asyncio.to_thread(self.authorization)
@@ -39,7 +40,7 @@ class Connection:
         return self._header
 
     def forget_credentials(self) -> None:
-        """Ask for credentials anew at the next request; call it when the server says 401."""
+        """Renew the credentials at the next request; for an answer with status 401."""
         self._asked_at = float("-inf")
 
 
@@ -60,10 +61,10 @@ _KEEPALIVE: Final = (
 
 
 def watchful_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket that ends within a minute when nobody is at the other end any more.
+    """Return a socket that closes within a minute if the other end has disappeared.
 
-    A watch may be silent for minutes: a server that lost its power, or a load balancer that forgot
-    the connection, would leave its reader with old objects for as long.
+    A watch may be silent for minutes. Without this, a server that lost its power, or a load
+    balancer that dropped the connection, would leave the cache with old objects for as long.
     """
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
@@ -94,8 +95,8 @@ def load_connection(
         server = (master or settings.host).rstrip("/")
         return Connection(server, _tls(settings, server), _authorization(settings))
     except Exception as error:
-        # The package lets YAML, base64, TLS and its own slips through as they come; a file that is
-        # being rewritten must end no daemon.
+        # The package lets errors of YAML, base64, TLS and its own code through; a file that is
+        # being rewritten must not end a daemon.
         raise ConnectionConfigError(
             f"no usable configuration for the API server: {_in_words(error)} "
             "(pass --kubeconfig, or run in a pod with a service account)"

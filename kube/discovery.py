@@ -1,4 +1,4 @@
-"""What the API server serves: groups, versions, resources, and evictions by the newest way."""
+"""Discovery: versions and resources that the API server serves; evictions by its newest API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Discovery:
-    """Answers from the server, remembered."""
+    """Answers of the server, cached."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -68,7 +68,7 @@ class Discovery:
                 found = _ApiResourceList()
             known = {resource.name: resource for resource in found.resources or ()}
             if known:
-                # What is missing today may be installed tomorrow.
+                # An absent group is not cached: it may be installed later.
                 self._resources[api_version] = known
         return known
 

@@ -1,7 +1,7 @@
-"""Kubernetes events, aggregated: the same thing said again counts up instead of piling up.
+"""Kubernetes events, aggregated: a repeated event increases the count of the first.
 
-`record` never waits and never fails: events queue up to a bound and the oldest are dropped, since
-an event is a remark and must not hold up what it remarks on.
+Recording never waits and never fails: events are queued up to a bound, beyond which the oldest are
+dropped. An event must not delay the work that it reports.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from kube.resources import EVENTS
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING: Final = 1000
+"""As many as client-go queues."""
 _MOST_KNOWN: Final = 4096
+"""Events that are aggregated; as many as client-go remembers."""
 _SAME_FOR_SECONDS: Final = 600.0
+"""client-go's interval of aggregation."""
 _LONGEST_MESSAGE: Final = 1024
+"""The API server refuses longer messages."""
 
 
 @dataclass(slots=True)

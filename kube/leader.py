@@ -3,7 +3,8 @@
 A holder renews every `retry_seconds`; others take the lease over when it was not renewed for
 `lease_seconds` by their own clock, so clocks need not agree. A holder that could not renew for
 `renew_deadline_seconds`, counted from when it sent the last renewal that succeeded, stops acting
-before anyone else may start, however late answers come. A clean end releases the lease.
+before another process may start, however late answers arrive. A clean end releases the lease. The
+defaults, 15 s, 10 s and 2 s, are those of Kubernetes' own components.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class LeaderElection:
         self._seen: tuple[str | None, str | None] | None = None
         self._seen_at = 0.0
         self._held_since = 0.0
-        """When the last request that took or renewed the lease was sent: others may count from
-        any moment after it."""
+        """When the last request that acquired or renewed the lease was sent: the earliest moment
+        from which others may count `lease_seconds`."""
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then run `lead` while it is held; return when `lead` returns.
@@ -131,7 +132,7 @@ class LeaderElection:
         return self._seen is not None and self._seen[0] not in (None, "", self.identity)
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether it is ours now."""
+        """Acquire or renew the lease; return whether it is ours now."""
         try:
             return await self._try_once()
         except (ApiError, Unreachable) as error:

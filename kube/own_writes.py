@@ -1,7 +1,7 @@
-"""What this process wrote and its own cache has not shown yet.
+"""Objects that this process wrote and that its cache does not show yet.
 
-A cache follows its own process's writes by a watch, some milliseconds to seconds late. In between a
-controller would compare with, and patch, an object that is not the stored one any more.
+A cache sees its own process's writes through the watch, milliseconds to seconds later. In between,
+a controller would compare with, and patch, an outdated object.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kube.cache import Change, Event, HasMeta, object_key
 T = TypeVar("T", bound=HasMeta)
 
 BELIEVED_SECONDS: Final = 30.0
-"""Chosen: a watch that is later than this is a broken one, and the cache is then believed again.
-A longer time keeps an object that was deleted in the meantime alive for that much longer."""
+"""Chosen: a watch that lags more than this is broken, and the cache counts again. With twice the
+time, an object that was deleted in between would be used for twice as long."""
 
 
 class OwnWrites(Generic[T]):
@@ -28,15 +28,15 @@ class OwnWrites(Generic[T]):
         return len(self._written)
 
     def note(self, stored: T) -> None:
-        """Remember an object as the API server answered it to our write."""
+        """Keep an object as the API server returned it after our write."""
         self._written[object_key(stored)] = (stored, time.monotonic())
 
     def forget(self, key: str) -> None:
-        """Believe the cache again; for an object that the API server says is not there."""
+        """Use the cache again; for an object that the API server does not have."""
         self._written.pop(key, None)
 
     def seen(self, event: Event[T]) -> None:
-        """Take an event of the cache; subscribe this before what looks at `latest`."""
+        """Apply an event of the cache; subscribe this before the readers of `latest`."""
         known = self._written.get(event.key)
         if known is None:
             return
@@ -46,7 +46,7 @@ class OwnWrites(Generic[T]):
             del self._written[event.key]
 
     def latest(self, key: str, cached: T | None) -> T | None:
-        """Return the newer one of the cached object and what was written under that key."""
+        """Return the newer of the cached object and the object written under that key."""
         known = self._written.get(key)
         if known is None:
             return cached
@@ -60,7 +60,10 @@ class OwnWrites(Generic[T]):
 
 
 def _older(obj: HasMeta, than: HasMeta) -> bool:
-    """Return whether `obj` is an older state. Kubernetes' resource versions are numbers that grow
-    (said so since 1.35, and true of every etcd); one that is no number is not called older."""
+    """Return whether `obj` is an older state.
+
+    Resource versions are numbers that grow (documented since Kubernetes 1.35, and true with every
+    etcd); a version that is not a number never counts as older.
+    """
     ours, theirs = obj.metadata.resource_version, than.metadata.resource_version
     return ours.isdecimal() and theirs.isdecimal() and int(ours) < int(theirs)

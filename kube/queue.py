@@ -1,8 +1,8 @@
 """A work queue of keys: each key waits once, is worked on by one worker, and backs off on failure.
 
-Changes of a key while it is being worked on make it due again afterwards, so no change is lost and
-no key is worked on twice at a time. A fault of the queue's own code costs the key that it met a
-moment, never a worker or the timer.
+A key that is added while it is being worked on becomes due again afterwards, so no change is lost
+and no key is worked on twice at a time. A fault of the queue's own code delays the key that it
+occurred with; workers and the timer go on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SPARE_TIMES: Final = 64
 
 
 class WorkQueue:
-    """Keys that are due, plus keys that will be due at a time."""
+    """Keys that are due, and keys with a later time at which they become due."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class WorkQueue:
     def add_after(self, key: str, seconds: float) -> None:
         """Make `key` due in `seconds`, or earlier if it already is due earlier.
 
-        A negative number of seconds is now; one that is no number, or above a year, is a year.
+        Negative seconds mean now; NaN, and more than a year, mean a year.
         """
         if not seconds <= _LONGEST_DELAY_S:
             seconds = _LONGEST_DELAY_S

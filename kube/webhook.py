@@ -27,6 +27,7 @@ from kube.certificates import Certificates
 _log = logging.getLogger(__name__)
 
 _LARGEST_REVIEW: Final = 8 * 1024 * 1024
+"""An API server accepts objects of 3 MiB; a review holds the new and the old one."""
 
 
 class GroupVersionKind(msgspec.Struct, frozen=True):
@@ -208,7 +209,7 @@ def merge_patch(before: Any, after: Any) -> Any:
 
 def load_certificates(tls: ssl.SSLContext, certificates: Certificates) -> None:
     """Serve `certificates` from the next handshake on; connections that stand keep theirs."""
-    # The ssl module reads keys from files only: a private one that is gone at once.
+    # The ssl module reads keys from files only: a private file, removed at once.
     with tempfile.TemporaryDirectory(prefix="koord-tls-") as folder:
         cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
         cert.write_bytes(certificates.cert)
@@ -231,7 +232,10 @@ class WebhookServer:
         observe: Callable[[str, AdmissionRequest, Verdict, float], None] | None = None,
         pages: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
-        """observe: told (path, request, verdict, seconds) of each review. pages: GET answers."""
+        """observe: called with (path, request, verdict, seconds) for each review.
+
+        pages: path -> function that returns the JSON of a GET.
+        """
         self._host = host
         self._port = port
         self._observe = observe
