@@ -20,11 +20,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.beds.errors import BedError
 from tests.beds.groups import layout
+from tests.beds.kubernetes import API_SERVER, ARCHIVES, programs
 
-# What CI sets up by itself; a test of another tier may be skipped there. It sets up an API server
-# where it finds the binaries, and says so with KUBEBUILDER_ASSETS.
+# What CI sets up by itself; a test of another tier may be skipped there. The programs of a
+# Kubernetes come from a folder beside the checkout: their tiers are required where it exists.
 PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm"}) | (
-    {"apiserver"} if "KUBEBUILDER_ASSETS" in os.environ else set()
+    {"apiserver", "kubectl"} if ARCHIVES.is_dir() else set()
 )
 
 
@@ -85,11 +86,10 @@ def missing_vm() -> str | None:
 
 
 def missing_apiserver() -> str | None:
-    """Where the binaries are looked for, the way envtest does it."""
-    folder = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
-    for binary in ("kube-apiserver", "etcd"):
-        if not os.access(folder / binary, os.X_OK):
-            return f"needs {binary} in {folder}: set KUBEBUILDER_ASSETS to the folder that has it"
+    try:
+        programs(*API_SERVER)
+    except BedError as error:
+        return str(error)
     return None
 
 

@@ -1,6 +1,6 @@
 """A real kube-apiserver with its etcd, on loopback, thrown away afterwards.
 
-The binaries are found as envtest finds them (KUBEBUILDER_ASSETS, else /usr/local/kubebuilder/bin).
+The programs are found by tests.beds.kubernetes.
 Users of the bed: `admin` (system:masters) and any that a test adds by name, with no rights but
 what RBAC gives them.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -30,14 +29,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from kube.client import Client
 from kube.connection import Connection
+from tests.beds.kubernetes import API_SERVER, programs
 from tests.ports import free_ports
 
 USERS = ("admin", "koord-manager", "koordlet", "nobody")
-
-
-def assets() -> Path:
-    """Return the folder in which kube-apiserver and etcd are looked for."""
-    return Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 
 
 @dataclass
@@ -129,7 +124,10 @@ class ApiServer:
 
     def _version(self) -> str:
         shown = subprocess.run(
-            [assets() / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
+            [programs(*API_SERVER) / "kube-apiserver", "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return shown.stdout
 
@@ -137,7 +135,10 @@ class ApiServer:
         log = (self.folder / f"{name}.log").open("ab")
         try:
             self.processes[name] = subprocess.Popen(
-                [assets() / name, *flags], stdout=log, stderr=log, start_new_session=True
+                [programs(*API_SERVER) / name, *flags],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         finally:
             log.close()

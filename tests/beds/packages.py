@@ -32,7 +32,7 @@ def unpacked(package: str, suites: tuple[str, ...]) -> Path:
     if target.is_dir():
         return target
     CACHE.mkdir(parents=True, exist_ok=True)
-    with _locked(CACHE / f"{package}-{suites[0]}.lock"):
+    with locked(CACHE / f"{package}-{suites[0]}.lock"):
         if target.is_dir():
             return target
         print(f"bed: fetching {package} of Debian {suites[0]}", file=sys.stderr, flush=True)
@@ -52,7 +52,8 @@ def unpacked(package: str, suites: tuple[str, ...]) -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other processes respect too, on a file made for it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -17,9 +17,9 @@ import yaml
 from cluster.manager.manifests import files
 from kube.client import ApiError
 from tests.beds.apiserver import ApiServer, api_server
-from tests.cluster.conftest import (
-    kubeconfig,
-)
+from tests.beds.errors import BedError
+from tests.beds.kubernetes import programs
+from tests.cluster.conftest import kubeconfig
 from tests.conftest import require
 
 pytestmark = pytest.mark.apiserver
@@ -38,16 +38,23 @@ def test_the_installed_manifests_are_accepted_in_their_order() -> None:
         asyncio.run(run(fresh))
 
 
+def kubectl_program() -> str | None:
+    """Return the kubectl beside the API server's programs, else that of the machine."""
+    try:
+        return str(programs("kubectl") / "kubectl")
+    except BedError:
+        return shutil.which("kubectl")
+
+
 def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    require(
-        shutil.which("kubectl"), "needs kubectl: apt-get install kubernetes-client", tier="kubectl"
-    )
+    program = kubectl_program()
+    require(program, "needs kubectl: apt-get install kubernetes-client", tier="kubectl")
     deploy = Path(__file__).parents[2] / "deploy"
 
     def kubectl(config: Path, verb: str, *folders: str) -> list[str]:
-        command = ["kubectl", f"--kubeconfig={config}", *verb.split()]
+        command = [str(program), f"--kubeconfig={config}", *verb.split()]
         for folder in folders:
             command += ["-f", str(deploy / folder)]
         done = subprocess.run(
