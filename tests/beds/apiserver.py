@@ -196,8 +196,9 @@ def api_server(
         server.start_apiserver()
         yield server
     finally:
-        server.stop("kube-apiserver")
-        server.stop("etcd")
+        # In order the API server would wait for watches that are still open.
+        server.stop("kube-apiserver", how=signal.SIGKILL)
+        server.stop("etcd", how=signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -40,6 +40,14 @@ def programs(*names: str) -> Path:
     )
 
 
+def kubectl() -> str | None:
+    """Return the kubectl beside the programs above, else that of the machine."""
+    try:
+        return str(programs("kubectl") / "kubectl")
+    except BedError:
+        return shutil.which("kubectl")
+
+
 def _unpack(names: tuple[str, ...]) -> None:
     """Unpack what the archives have of the programs. Safe to call from several processes."""
     UNPACKED.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,13 @@ from apis.crd import KINDS, custom_resource_definition
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from cluster.webhook.configuration import configuration_manifest
-from kube.client import Client, encode_object
+from kube.client import ApiError, Client, encode_object
 from kube.resources import (
     CONFIG_MAPS,
     CRDS,
     MUTATING_WEBHOOKS,
     NAMESPACES,
+    PODS,
     PRIORITY_CLASSES,
     VALIDATING_WEBHOOKS,
     Resource,
@@ -126,6 +127,20 @@ async def unregister_webhooks(client: Client) -> None:
         await client.delete(resource, manifest["metadata"]["name"])
 
 
+async def reaches_webhooks(client: Client) -> bool:
+    """Whether the API server calls what is registered for pods: it sees a new address late."""
+    container = {"name": "main", "image": "x"}
+    plain = {"metadata": {"name": "probe"}, "spec": {"containers": [container]}}
+    path = f"{PODS.path(namespace='default')}?dryRun=All"
+    try:
+        await client.request("POST", path, body=encode_object(PODS, plain), tries=1)
+    except ApiError as error:
+        if "failed calling webhook" in str(error):
+            return False
+        raise
+    return True
+
+
 async def set_config(client: Client, data: Mapping[str, str]) -> None:
     name = "slo-controller-config"
     body = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": dict(data)}
@@ -166,6 +181,9 @@ async def manager(
             await eventually(lambda: one.ready or running_task.done(), seconds=30)
             if running_task.done():
                 running_task.result()
+            if webhooks:
+                async with running.client() as admin:
+                    await eventually(lambda: reaches_webhooks(admin), seconds=30)
             yield one
         finally:
             stop.set()

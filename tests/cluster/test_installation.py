@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,8 @@ import yaml
 
 from cluster.manager.manifests import files
 from kube.client import ApiError
+from tests.beds import kubernetes
 from tests.beds.apiserver import ApiServer, api_server
-from tests.beds.errors import BedError
-from tests.beds.kubernetes import programs
 from tests.cluster.conftest import kubeconfig
 from tests.conftest import require
 
@@ -38,18 +36,10 @@ def test_the_installed_manifests_are_accepted_in_their_order() -> None:
         asyncio.run(run(fresh))
 
 
-def kubectl_program() -> str | None:
-    """Return the kubectl beside the API server's programs, else that of the machine."""
-    try:
-        return str(programs("kubectl") / "kubectl")
-    except BedError:
-        return shutil.which("kubectl")
-
-
 def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    program = kubectl_program()
+    program = kubernetes.kubectl()
     require(program, "needs kubectl: apt-get install kubernetes-client", tier="kubectl")
     deploy = Path(__file__).parents[2] / "deploy"
 

@@ -13,7 +13,7 @@ from apis.errors import InputError
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import patched
 from cluster.webhook.strategic import PatchError, strategic_merge
-from tests.beds.apiserver import assets
+from tests.beds import kubernetes
 from tests.cluster.admission import convert
 from tests.conftest import require
 
@@ -332,8 +332,8 @@ def test_a_profile_with_a_bad_patch_is_named(patch: Any, problem: str) -> None:
 
 def by_kubectl(folder: Path, pod: dict[str, Any], patch: dict[str, Any]) -> Any:
     """Return the pod that kubectl makes of a patch, or None where it refuses."""
-    kubectl = assets() / "kubectl"
-    require(kubectl.exists(), f"needs kubectl at {kubectl} (KUBEBUILDER_ASSETS)", tier="kubectl")
+    kubectl = kubernetes.kubectl()
+    require(kubectl, "needs kubectl: apt-get install kubernetes-client", tier="kubectl")
     file = folder / "pod.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", **pod}))
     command = [

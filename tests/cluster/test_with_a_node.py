@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from tests.beds.daemon import NODE_NAME, Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
 from tests.cluster.conftest import kubeconfig, manager, read, register_webhooks, set_config
 from tests.e2e.observe import container_value, pod_value
+from tests.e2e.observe import eventually as eventually_has
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.containerd]
@@ -123,41 +125,48 @@ def test_from_the_config_map_to_the_kernel(
             del container["image"]  # the bed has one of its own
 
             koordlet = stack.enter_context(daemon(bed, [], config=config))
-            assert source(koordlet)["problem"] == ""
+            # Start-up does not wait for an API server that answers late.
+            await asyncio.to_thread(in_touch, koordlet)
             running = stack.enter_context(running_pod(bed, pod))
             assert container_value(bed, running, "cpu.shares") == "512"
             assert container_value(bed, running, "cpu.cfs_quota_us") == "100000"
             assert container_value(bed, running, "memory.limit_in_bytes") == str(128 << 20)
-            assert pod_value(bed, running, "cpu.cfs_quota_us") == "100000"
+            # A pod's own group gets its values after the runtime's reply.
+            await asyncio.to_thread(has, running, "cpu.cfs_quota_us", "100000")
 
             # Config map -> NodeSLO -> policy -> kernel, and back.
             for data, idle in ((strategy(-1), "1"), (COLOCATION, "0"), (strategy(-1), "1")):
                 await set_config(client, data)
-                await asyncio.to_thread(idles, running, idle)
+                await asyncio.to_thread(has, running, "cpu.idle", idle)
         await asyncio.to_thread(outage, koordlet, running)
 
-    def idles(running: RunningPod, value: str) -> None:
-        def there() -> bool:
-            return pod_value(bed, running, "cpu.idle") == value
-
-        wait_until(there, f"cpu.idle is {value}", timeout_s=30)
+    def has(running: RunningPod, name: str, value: str) -> None:
+        eventually_has(bed, running, name, value, level="pod")
 
     def outage(koordlet: Daemon, running: RunningPod) -> None:
         """What the server said stays in force, also for a daemon that starts meanwhile."""
-        server.stop("kube-apiserver")
+        server.stop("kube-apiserver", how=signal.SIGKILL)  # in order it waits for open watches
         try:
             koordlet.stop()
             koordlet.start()
             assert pod_value(bed, running, "cpu.idle") == "1"
-            wait_until(lambda: source(koordlet)["problem"], "the problem to be told")
-            explained = json.dumps(koordlet.query("explain", "pod", "default/train"))
-            assert "NodeSLO spec.resourceQOSStrategy.beClass" in explained
+            wait_until(lambda: source(koordlet)["problem"], "the problem to be reported")
+            wait_until(lambda: is_explained(koordlet), "the kept NodeSLO to be in force")
         finally:
             server.start_apiserver()
-        wait_until(lambda: not source(koordlet)["problem"], "it to be back", timeout_s=60)
+        in_touch(koordlet)
 
     with ExitStack() as stack:
         asyncio.run(scenario(stack))
+
+
+def in_touch(koordlet: Daemon) -> None:
+    wait_until(lambda: not source(koordlet)["problem"], "the API server's objects", timeout_s=60)
+
+
+def is_explained(koordlet: Daemon) -> bool:
+    explained = json.dumps(koordlet.query("explain", "pod", "default/train"))
+    return "NodeSLO spec.resourceQOSStrategy.beClass" in explained
 
 
 def source(koordlet: Daemon) -> dict[str, Any]:
