@@ -17,7 +17,8 @@ from apis.explanation import Explanation, Term
 from apis.keys import BATCH_CPU, BATCH_MEMORY
 from apis.qos import PriorityClass
 from apis.slo_config import ColocationStrategy
-from cluster.manager.node_inputs import Amount, NodeInputs, PodFacts, total, truncate
+from cluster.manager.amounts import Amount, total, truncate
+from cluster.manager.node_inputs import NodeInputs, PodFacts
 
 _HIGH_PRIORITY_HOST: Final = frozenset({PriorityClass.PROD, PriorityClass.MID, PriorityClass.NONE})
 
@@ -183,7 +184,7 @@ def _left(rule: _Rule, parts: _Parts, sources: _Sources) -> Explanation:
 
 def _sources(rule: _Rule, inputs: NodeInputs, host: Amount) -> _Sources:
     name = inputs.node.metadata.name
-    reported = inputs.metric.update_time if inputs.metric else None
+    reported = inputs.report.at if inputs.report is not None else None
     of = rule.amount_of
     return {
         "capacity": (f"Node {name} status.capacity", None),

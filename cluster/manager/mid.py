@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from apis.explanation import Explanation, Term
-from apis.keys import CPU, MEMORY, MID_CPU, MID_MEMORY
+from apis.keys import MID_CPU, MID_MEMORY
 from apis.qos import PriorityClass
 from apis.slo_config import ColocationStrategy
+from cluster.manager.amounts import NOTHING, Amount, total
 from cluster.manager.batch import BatchResult
-from cluster.manager.node_inputs import Amount, NodeInputs, total, usage_of
+from cluster.manager.node_inputs import NodeInputs
 
 _PROD_HOST: Final = frozenset({PriorityClass.PROD, PriorityClass.NONE})
 _NOT_PROD: Final = frozenset({PriorityClass.MID, PriorityClass.BATCH, PriorityClass.FREE})
@@ -35,13 +36,12 @@ def mid_resources(inputs: NodeInputs, strategy: ColocationStrategy) -> BatchResu
         result = share.smallest(ceiling)
         terms = {"static_share": share, "ceiling": ceiling}
         return BatchResult(result, _explain(inputs, "min(static_share, ceiling)", terms, result))
-    metric = inputs.metric
-    reclaimable = (
-        usage_of(metric.prod_reclaimable_metric.resource)
-        if metric is not None and metric.prod_reclaimable_metric is not None
-        else Amount()
+    report = inputs.report
+    reclaimable = report.reclaimable if report is not None else NOTHING
+    # Where the whole node's use is not measured, nothing is known to be unused.
+    unused = (
+        inputs.capacity - report.node if report is not None and report.node is not None else NOTHING
     )
-    unused = _unused(inputs)
     system = inputs.reserved.largest(inputs.system_usage + inputs.host_usage(_PROD_HOST))
     requested = total(pod.request for pod in inputs.pods if pod.priority not in _NOT_PROD)
     unallocated = (capacity - system - requested).at_least_zero()
@@ -58,21 +58,11 @@ def mid_resources(inputs: NodeInputs, strategy: ColocationStrategy) -> BatchResu
     return BatchResult(result, _explain(inputs, formula, terms, result))
 
 
-def _unused(inputs: NodeInputs) -> Amount:
-    info = inputs.metric.node_metric if inputs.metric else None
-    if info is None:
-        return Amount()
-    resources = info.node_usage.resources
-    if CPU not in resources or MEMORY not in resources:
-        return Amount()
-    return inputs.capacity - Amount.of(resources)
-
-
 def _explain(
     inputs: NodeInputs, formula: str, terms: dict[str, Amount], result: Amount
 ) -> dict[str, Explanation]:
     name = inputs.node.metadata.name
-    reported = inputs.metric.update_time if inputs.metric else None
+    reported = inputs.report.at if inputs.report is not None else None
     sources = {
         "reclaimable": (f"NodeMetric {name} prodReclaimableMetric", reported),
         "unused": (f"Node {name} capacity - NodeMetric {name} nodeUsage", reported),

@@ -1,14 +1,13 @@
 """What the resource formulas take: one node, its report and its pods, reduced to integers.
 
-CPU counts in milli-cores, memory in bytes. Source: manager.md 8.2.
+CPU counts in milli-cores, memory in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Self
+from typing import Final
 
 from apis.annotations import parse_resource_status
 from apis.core import (
@@ -25,71 +24,13 @@ from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
     ANNOTATION_RAW_ALLOCATABLE,
     ANNOTATION_RESOURCE_STATUS,
-    CPU,
-    MEMORY,
 )
-from apis.nodemetric import NodeMetricStatus, ResourceMap
+from apis.nodemetric import NodeMetricStatus
 from apis.qos import PriorityClass, QoSClass
-from apis.quantity import Quantity, ResourceList
+from apis.quantity import ResourceList
 from apis.topology import parse_node_reservation
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """CPU in milli-cores and memory in bytes."""
-
-    cpu: int = 0
-    memory: int = 0
-
-    @classmethod
-    def of(cls, resources: Mapping[str, Quantity]) -> Self:
-        cpu, memory = resources.get(CPU), resources.get(MEMORY)
-        return cls(cpu.milli_value() if cpu else 0, memory.value() if memory else 0)
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.cpu + other.cpu, self.memory + other.memory)
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.cpu - other.cpu, self.memory - other.memory)
-
-    def largest(self, other: Amount) -> Amount:
-        """Return the larger of each."""
-        return Amount(max(self.cpu, other.cpu), max(self.memory, other.memory))
-
-    def smallest(self, other: Amount) -> Amount:
-        """Return the smaller of each."""
-        return Amount(min(self.cpu, other.cpu), min(self.memory, other.memory))
-
-    def at_least_zero(self) -> Amount:
-        return self.largest(_NOTHING)
-
-    def percent(self, cpu_percent: int, memory_percent: int) -> Amount:
-        """Return that share of each, truncated towards zero."""
-        return Amount(
-            truncate(self.cpu * cpu_percent, 100), truncate(self.memory * memory_percent, 100)
-        )
-
-    def split(self, parts: int) -> Amount:
-        """Return one of `parts` equal parts, rounded up."""
-        return Amount(-(-self.cpu // parts), -(-self.memory // parts))
-
-
-_NOTHING: Final = Amount()
-
-
-def truncate(dividend: int, divisor: int) -> int:
-    """Divide, dropping the fraction towards zero."""
-    quotient = abs(dividend) // divisor
-    return quotient if dividend >= 0 else -quotient
-
-
-def total(amounts: Iterable[Amount]) -> Amount:
-    """Return the sum."""
-    cpu = memory = 0
-    for amount in amounts:
-        cpu += amount.cpu
-        memory += amount.memory
-    return Amount(cpu, memory)
+from cluster.manager.amounts import NOTHING, Amount, total
+from cluster.manager.node_report import NodeReport, read_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +68,10 @@ def pod_facts(pod: Pod) -> PodFacts | None:
     )
 
 
+LOW_decode_resources = field_decoder(ResourceList)
+
+
 LOW_PRIORITIES: Final = frozenset({PriorityClass.BATCH, PriorityClass.FREE})
-_PRIORITIES: Final = {member.value: member for member in PriorityClass}
-
-
-def priority_of(text: str) -> PriorityClass:
-    """Return the class that a report names; NONE for an unknown name."""
-    return _PRIORITIES.get(text, PriorityClass.NONE)
-
-
-def usage_of(resources: ResourceMap) -> Amount:
-    return Amount.of(resources.resources)
-
 
 _decode_resources = field_decoder(ResourceList)
 
@@ -183,11 +116,11 @@ class NodeInputs:
     def annotation_reserved(self) -> Amount:
         text = self.node.metadata.annotations.get(ANNOTATION_NODE_RESERVATION)
         if not text:
-            return _NOTHING
+            return NOTHING
         try:
             reservation = parse_node_reservation(text, obj=f"Node {self.node.metadata.name}")
         except InputError:
-            return _NOTHING
+            return NOTHING
         return Amount.of(reservation.amounts())
 
     @cached_property
@@ -195,28 +128,25 @@ class NodeInputs:
         return self.kubelet_reserved.largest(self.annotation_reserved)
 
     @cached_property
+    def report(self) -> NodeReport | None:
+        """What the node measured, within its capacity; None when there is none."""
+        if self.metric is None:
+            return None
+        return read_report(self.metric, capacity=self.capacity, node=self.node.metadata.name)
+
+    @cached_property
     def system_usage(self) -> Amount:
-        info = self.metric.node_metric if self.metric else None
-        return usage_of(info.system_usage) if info else _NOTHING
+        return self.report.system if self.report is not None else NOTHING
 
     def host_usage(self, counted: frozenset[PriorityClass]) -> Amount:
         """Return what host applications of the given classes use; NONE is an unnamed class."""
-        if self.metric is None:
-            return _NOTHING
-        return total(
-            usage_of(application.usage)
-            for application in self.metric.host_application_metric
-            if priority_of(application.priority) in counted
-        )
+        hosts = self.report.hosts if self.report is not None else ()
+        return total(used for priority, used in hosts if priority in counted)
 
     @cached_property
     def pod_usage(self) -> dict[tuple[str, str], Amount]:
-        if self.metric is None:
-            return {}
-        return {
-            (report.namespace, report.name): usage_of(report.pod_usage)
-            for report in self.metric.pods_metric
-        }
+        pods = self.report.pods if self.report is not None else ()
+        return {each.key: each.used for each in pods}
 
     @cached_property
     def high_priority_pods(self) -> tuple[PodFacts, ...]:
@@ -228,12 +158,9 @@ class NodeInputs:
 
         What the node measured is in use, whatever the pod is said to be.
         """
-        if self.metric is None:
-            return _NOTHING
         active = {pod.key for pod in self.pods}
         return total(
-            usage_of(report.pod_usage)
-            for report in self.metric.pods_metric
-            if (report.namespace, report.name) not in active
-            and priority_of(report.priority) not in LOW_PRIORITIES
+            each.used
+            for each in (self.report.pods if self.report is not None else ())
+            if each.key not in active and each.priority not in LOW_PRIORITIES
         )

@@ -46,10 +46,11 @@ from apis.slo_config import (
     ResourceAmplificationStrategy,
 )
 from apis.topology import NodeResourceTopology, numa_id
+from cluster.manager.amounts import Amount
 from cluster.manager.batch import amplified, batch_resources, batch_zone_resources
 from cluster.manager.devices import GPU_RESOURCES, gpu_labels, gpu_resources, rdma_resources
 from cluster.manager.mid import mid_resources
-from cluster.manager.node_inputs import Amount, NodeInputs
+from cluster.manager.node_inputs import NodeInputs
 from cluster.manager.normalization import (
     amplification,
     amplification_text,
@@ -101,6 +102,8 @@ class Wanted:
     """Batch resources by NUMA node; empty withdraws them, None leaves them alone."""
     normalization: int = 100
     problems: list[str] = field(default_factory=list)
+    implausible: tuple[InputError, ...] = ()
+    """Amounts of the report that were bounded."""
     stale_in: float | None = None
     """Seconds until the report is stale, None without a fresh one."""
 
@@ -188,6 +191,9 @@ def _decide_extended(
 ) -> None:
     strategy = view.colocation.strategy
     problem, stale_in = freshness(view.metric, strategy, now)
+    if problem is None and view.inputs.report is not None:
+        wanted.implausible = view.inputs.report.problems
+        problem = view.inputs.report.unmeasured or None
     if problem is not None:
         _withdraw(wanted, plugins, problem)
         return

@@ -6,6 +6,7 @@ nobody measures. Source: manager.md sections 7, 8.6 and 14.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import msgspec
 from apis.core import Node, Pod
 from apis.decode import decode_object
 from apis.device import Device
+from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_CPU_BASIC_INFO,
     BATCH_CPU,
@@ -44,7 +46,12 @@ from kube.events import EventRecorder
 from kube.queue import WorkQueue
 from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES, Resource
 
+_log = logging.getLogger(__name__)
+
 _LATENESS_SECONDS: Final = 1.0
+"""After the moment at which a report is stale; chosen, so that clocks may differ by that much."""
+_IMPLAUSIBLE_SHOWN: Final = 3
+"""Amounts of a report that one log line and one event name; an event holds 1,024 characters."""
 
 
 class NodeResourceController:
@@ -85,6 +92,7 @@ class NodeResourceController:
         self._started = time.monotonic()
         self._written_at: dict[str, float] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
+        self._implausible: dict[str, frozenset[str]] = {}
         self._pods: dict[str, dict[str, PodFacts]] = {}
         pods.subscribe(self._pod_changed)
         nodes.subscribe(self._node_changed)
@@ -108,10 +116,7 @@ class NodeResourceController:
     def _node_changed(self, event: Event[Node]) -> None:
         old, new = event.old, event.new
         if event.change is Change.DELETED:
-            name = new.metadata.name
-            self._written_at.pop(name, None)
-            self._problems.pop(name, None)
-            self.queue.forget(name)
+            self._forget(new.metadata.name)
             return
         if (
             old is None
@@ -121,6 +126,12 @@ class NodeResourceController:
             or old.status.capacity != new.status.capacity
         ):
             self.queue.add(new.metadata.name)
+
+    def _forget(self, name: str) -> None:
+        self._written_at.pop(name, None)
+        self._problems.pop(name, None)
+        self._implausible.pop(name, None)
+        self.queue.forget(name)
 
     def _metric_changed(self, event: Event[NodeMetric]) -> None:
         if (
@@ -192,6 +203,8 @@ class NodeResourceController:
         """Bring one node up to date; return seconds until its report is stale."""
         view = self.view(name)
         if view is None:
+            # A write that was under way when the node was deleted has left its traces.
+            self._forget(name)
             self._metrics.node_resource.labels("succeeded", "reconcileNodeNotFound").inc()
             return None
         if not self._source.colocation_known:
@@ -265,10 +278,28 @@ class NodeResourceController:
             if amount is not None:
                 self._metrics.set_allocatable(name, resource, unit, amount.value())
         problems = tuple(wanted.problems)
+        about = ObjectReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
         if problems != self._problems.get(name, ()):
             self._problems[name] = problems
-            about = ObjectReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
             for problem in problems:
                 self._events.warning(about, "InvalidNodeConfig", problem)
+        self._tell_implausible(name, about, wanted.implausible)
         for counter in self._calculated:
             counter.inc()
+
+    def _tell_implausible(
+        self, name: str, about: ObjectReference, found: tuple[InputError, ...]
+    ) -> None:
+        """Name amounts that were bounded once: again when the fields change, not the values."""
+        fields = frozenset(error.field for error in found)
+        if fields == self._implausible.get(name, frozenset()):
+            return
+        if not fields:
+            del self._implausible[name]
+            return
+        self._implausible[name] = fields
+        shown = "; ".join(str(error) for error in found[:_IMPLAUSIBLE_SHOWN])
+        more = len(found) - _IMPLAUSIBLE_SHOWN
+        text = f"{shown}; and {more} more" if more > 0 else shown
+        _log.warning("%s", text)
+        self._events.warning(about, "ImplausibleUsage", text)

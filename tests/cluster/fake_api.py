@@ -1,22 +1,23 @@
 """An API server in memory: stores, merges patches, counts versions, records writes.
 
-What it stores reaches a cache when the test says so (`show`), so that a cache can be late.
+What it stores reaches a cache when the test says so (`show`), so that a cache can be late, or by
+itself after a moment (`follow`). No socket is involved, so it works in virtual time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from kube.cache import Cache
-from kube.client import Client
+from kube.client import ApiError, Client
+from kube.connection import Connection
 from kube.resources import Resource
-from tests.kube.scripted import answer, api, status
+
+T = TypeVar("T")
 
 _SUBRESOURCES = ("/status",)
 
@@ -46,6 +47,7 @@ class FakeApi:
         self._version = 0
         self._changes: list[tuple[str, str, dict[str, Any]]] = []
         self._shown: dict[int, int] = {}
+        self._followers: list[tuple[tuple[Cache[Any], ...], float]] = []
 
     def put(self, resource: Resource, plain: dict[str, Any]) -> dict[str, Any]:
         """Store an object as another client would; return it as stored."""
@@ -76,48 +78,95 @@ class FakeApi:
         metadata = {**plain["metadata"], "resourceVersion": str(self._version), "uid": uid}
         stored = {**plain, "metadata": metadata}
         self.objects[path] = stored
-        self._changes.append(("MODIFIED" if known else "ADDED", path, stored))
+        self._change("MODIFIED" if known else "ADDED", path, stored)
         return stored
 
     def _drop(self, path: str) -> None:
         gone = self.objects.pop(path)
         self._version += 1
         metadata = {**gone["metadata"], "resourceVersion": str(self._version)}
-        self._changes.append(("DELETED", path, {**gone, "metadata": metadata}))
+        self._change("DELETED", path, {**gone, "metadata": metadata})
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        path = request.path
-        data = await request.read()
+    def _change(self, kind: str, path: str, plain: dict[str, Any]) -> None:
+        self._changes.append((kind, path, plain))
+        for caches, after in self._followers:
+            asyncio.get_running_loop().call_later(after, self.show, *caches)
+
+    async def handle(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
+        """Carry out one request. Raises ApiError."""
         body: dict[str, Any] = msgspec.json.decode(data) if data else {}
-        for suffix in _SUBRESOURCES:
-            path = path.removesuffix(suffix)
-        if request.method != "GET":
-            self.writes.append((request.method, request.path, body))
+        if method != "GET":
+            self.writes.append((method, path, body))
             # Another task may look at a cache while the write is under way.
             await asyncio.sleep(0)
-            code = self.refuse.get(path)
-            if code is not None:
-                return status(code, "Refused", "the test refuses this")
-        match request.method:
-            case "POST":
-                path = f"{path}/{body['metadata']['name']}"
-                if path in self.objects:
-                    return status(409, "AlreadyExists")
-                return answer(self._store(path, body))
-            case _ if path not in self.objects:
-                return status(404, "NotFound", path)
-            case "PATCH":
-                new = merged(self.objects[path], body)
-                same = new == self.objects[path]
-                return answer(self.objects[path] if same else self._store(path, new))
-            case "DELETE":
-                self._drop(path)
-                return answer({})
-            case _:
-                return answer(self.objects[path])
+        for suffix in _SUBRESOURCES:
+            path = path.removesuffix(suffix)
+        if method != "GET" and path in self.refuse:
+            raise _refused(self.refuse[path], "Refused", path)
+        if method == "POST":
+            path = f"{path}/{body['metadata']['name']}"
+            if path in self.objects:
+                raise _refused(409, "AlreadyExists", path)
+            return self._store(path, body)
+        if path not in self.objects:
+            raise _refused(404, "NotFound", path)
+        if method == "PATCH":
+            new = merged(self.objects[path], body)
+            return self.objects[path] if new == self.objects[path] else self._store(path, new)
+        if method == "DELETE":
+            self._drop(path)
+            return {}
+        return self.objects[path]
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """Serve on loopback and yield a client."""
-        async with api(self._handle) as client:
-            yield client
+    def follow(self, *caches: Cache[Any], after: float = 0.01) -> None:
+        """Show every change to these caches by itself, `after` seconds later."""
+        self.show(*caches)
+        self._followers.append((caches, after))
+
+    def client(self) -> Client:
+        return _MemoryClient(self)
+
+
+class _MemoryClient(Client):
+    def __init__(self, server: FakeApi) -> None:
+        super().__init__(Connection("http://in-memory"))
+        self._server = server
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        tries: int = 1,
+    ) -> bytes:
+        return msgspec.json.encode(await self._server.handle(method, path, body))
+
+
+def _refused(code: int, reason: str, path: str) -> ApiError:
+    return ApiError(status=code, reason=reason, message="by the test", what=path)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while there is work, and then jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        scheduled = self._scheduled  # type: ignore[attr-defined]
+        if not self._ready and scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, scheduled[0].when())
+        super()._run_once()  # type: ignore[misc]
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `main` on a loop that waits for nothing; there must be no I/O in it."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main())

@@ -44,6 +44,8 @@ NODE = {
     "status": {"capacity": AMOUNTS, "allocatable": AMOUNTS},
 }
 
+USED = {"nodeMetric": {"nodeUsage": {"resources": {"cpu": "1", "memory": "1Gi"}}}}
+
 
 def event(kind: str, obj: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"type": kind, "object": obj})
@@ -92,7 +94,7 @@ def test_zones_that_are_refused_keep_nothing_from_the_node() -> None:
             )
             nodes.take(event("ADDED", NODE))
             now = format_time(datetime.now(UTC))
-            report = {"metadata": {"name": "n1"}, "status": {"updateTime": now}}
+            report = {"metadata": {"name": "n1"}, "status": {"updateTime": now, **USED}}
             reports.take(event("ADDED", report))
             cpu = {"name": "cpu", "capacity": "16", "allocatable": "16", "available": "16"}
             zone = {"name": "node-0", "type": "Node", "resources": [cpu]}

@@ -18,7 +18,7 @@ from apis.nodemetric import NodeMetric
 from apis.quantity import parse_quantity
 from apis.slo_config import CPUNormalizationStrategy, ResourceAmplificationStrategy
 from apis.topology import NodeResourceTopology
-from cluster.manager.node_inputs import Amount
+from cluster.manager.amounts import Amount
 from cluster.manager.node_offer import (
     PLUGINS,
     NodeView,

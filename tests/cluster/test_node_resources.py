@@ -15,10 +15,10 @@ from apis.device import Device
 from apis.errors import InputError
 from apis.slo_config import CPUNormalizationStrategy, ResourceAmplificationStrategy
 from apis.topology import NodeResourceTopology
+from cluster.manager.amounts import Amount, truncate
 from cluster.manager.batch import amplified, batch_resources, batch_zone_resources
 from cluster.manager.devices import gpu_labels, gpu_resources, rdma_resources
 from cluster.manager.mid import mid_resources
-from cluster.manager.node_inputs import Amount, truncate
 from cluster.manager.normalization import (
     amplification,
     amplification_text,
@@ -90,12 +90,6 @@ def test_a_node_webhook_that_amplifies_allocatable_does_not_hide_the_kubelet_res
         annotations={"node.koordinator.sh/raw-allocatable": '{"cpu":"15500m","memory":"62Gi"}'},
     )
     assert nodes.inputs(of).reserved == Amount(500, 2 * GI)
-
-
-def test_a_report_without_node_metric_counts_as_no_system_usage() -> None:
-    metric = msgspec.structs.replace(nodes.report(), node_metric=None)
-    got = batch_resources(nodes.inputs(nodes.node(), metric), nodes.strategy())
-    assert got.amount == Amount(9600, truncate(64 * GI * 65, 100) + 1)
 
 
 def test_what_a_pod_that_ended_was_measured_with_still_counts() -> None:

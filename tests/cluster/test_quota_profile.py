@@ -97,8 +97,7 @@ def run(test: Callable[[World], Awaitable[None]], *objects: tuple[Any, dict[str,
         server = FakeApi()
         for resource, plain in objects:
             server.put(resource, plain)
-        async with server.client() as client:
-            await test(World(server, client))
+        await test(World(server, server.client()))
 
     asyncio.run(main())
 
