@@ -1,4 +1,4 @@
-"""Nodes over hours of virtual time: pods that go, reports that stop, how often a node is written."""
+"""Nodes over hours of virtual time: pods that go, reports that stop, how often nodes are written."""
 
 from __future__ import annotations
 
@@ -295,6 +295,25 @@ def test_how_often_a_node_is_written_in_two_hours(
         assert world.written("/api/v1/nodes/n1") <= 1  # annotations
         assert world.controller.writes == len(world.server.writes)
         assert world.written() >= most - 2  # the bound is the right one
+
+    live(monkeypatch, life)
+
+
+def test_odd_amounts_are_offered_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life(world: World) -> None:
+        world.node("odd", "15987m", "67415896067")
+        used = {"resources": {"cpu": "333m", "memory": "1000000007"}}
+        world.report(
+            *(333, "odd"),
+            nodeMetric={"nodeUsage": used, "systemUsage": used},
+            prodReclaimableMetric={"resource": {"cpu": "17m", "memory": "12345679"}},
+        )
+        await asyncio.sleep(1)
+        memory = 67415896067 - 67415896067 * 35 // 100 - 1000000007
+        assert world.offered(name="odd") == str(15987 - 15987 * 40 // 100 - 333)
+        assert world.offered("kubernetes.io/batch-memory", "odd") == str(memory)
+        assert world.offered(MID, "odd") == "17"
+        assert world.offered("kubernetes.io/mid-memory", "odd") == "12345679"
 
     live(monkeypatch, life)
 
