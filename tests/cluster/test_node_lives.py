@@ -1,4 +1,4 @@
-"""Nodes over hours of virtual time: pods that go, reports that stop, how often nodes are written."""
+"""Nodes over hours of virtual time: pods that go, reports that stop, how often each is written."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_odd_amounts_are_offered_to_the_byte(monkeypatch: pytest.MonkeyPatch) ->
         world.report(
             *(333, "odd"),
             nodeMetric={"nodeUsage": used, "systemUsage": used},
-            prodReclaimableMetric={"resource": {"cpu": "17m", "memory": "12345679"}},
+            prodReclaimableMetric={"resource": {"resources": {"cpu": "17m", "memory": "12345679"}}},
         )
         await asyncio.sleep(1)
         memory = 67415896067 - 67415896067 * 35 // 100 - 1000000007
