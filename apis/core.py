@@ -15,13 +15,11 @@ from msgspec import field
 from apis.decode import Wire, json_decoder
 from apis.keys import CPU, MEMORY
 from apis.qos import (
-    DEFAULT_PRIORITY,
     KubeQoS,
     PriorityClass,
     QoSClass,
     priority_class_with_default,
     qos_class,
-    qos_class_with_default,
 )
 from apis.quantity import Quantity, ResourceList, add_resources, max_resources
 
@@ -241,9 +239,8 @@ class PriorityClassObject(Wire, frozen=True):
     global_default: bool = False
 
 
-decode_pod: Final = json_decoder(Pod)
 decode_node: Final = json_decoder(Node)
-"""Decode JSON of one object; both raise msgspec.DecodeError or its ValidationError."""
+"""Decode the JSON of a Node; raises msgspec.DecodeError or its ValidationError."""
 
 
 # --- resources of a pod ------------------------------------------------------------------------
@@ -289,36 +286,6 @@ def pod_requests(pod: Pod) -> ResourceList:
         pod_level=pod.spec.resources.requests if pod.spec.resources else {},
         overhead=pod.spec.overhead,
     )
-
-
-def pod_limits(pod: Pod) -> ResourceList:
-    """Return the pod's limits by the same rule; overhead is added only where a limit exists.
-
-    A name is present when any container limits it, so a present name does not mean that the
-    whole pod is limited; see `pod_is_limited`.
-    """
-    limits = _pod_total(
-        pod.spec,
-        containers=[container.resources.limits for container in pod.spec.containers],
-        init_containers=[
-            (container.resources.limits, is_sidecar(container))
-            for container in pod.spec.init_containers
-        ],
-        pod_level=pod.spec.resources.limits if pod.spec.resources else {},
-        overhead={},
-    )
-    for name, amount in pod.spec.overhead.items():
-        if limits.get(name):
-            limits[name] += amount
-    return limits
-
-
-def pod_is_limited(pod: Pod, resource: str) -> bool:
-    """Return whether every long-running container, or the pod itself, limits `resource`."""
-    if pod.spec.resources and pod.spec.resources.limits.get(resource):
-        return True
-    running = [*pod.spec.containers, *filter(is_sidecar, pod.spec.init_containers)]
-    return bool(running) and all(container.resources.limits.get(resource) for container in running)
 
 
 def _pod_total(
@@ -383,19 +350,9 @@ def pod_qos(pod: Pod) -> QoSClass:
     return qos_class(pod.metadata.labels)
 
 
-def pod_qos_with_default(pod: Pod) -> QoSClass:
-    """Return the class of the label, or the one that stands for the Kubernetes QoS."""
-    return qos_class_with_default(pod.metadata.labels, kube_qos(pod))
-
-
 def pod_priority_class_with_default(pod: Pod) -> PriorityClass:
     """Return the class of the label, of spec.priority's band, or what the QoS class implies."""
     return priority_class_with_default(pod.metadata.labels, pod.spec.priority, kube_qos(pod))
-
-
-def pod_priority(pod: Pod) -> int:
-    """Return spec.priority when set and not 0, else the default value of the pod's class."""
-    return pod.spec.priority or DEFAULT_PRIORITY[pod_priority_class_with_default(pod)]
 
 
 def is_terminated(pod: Pod) -> bool:

@@ -14,7 +14,7 @@ section 2.
 from __future__ import annotations
 
 import inspect as inspect_python
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -365,27 +365,3 @@ def _bare(type_: inspect.Type, *, unbounded: bool) -> dict[str, Any]:
         case inspect.StructType(cls=cls):
             return _object(cls)
     raise msgspec.MsgspecError(f"no CRD schema for {type_}")
-
-
-def structure(manifest: Mapping[str, Any]) -> Any:
-    """Return what makes two CRDs accept the same objects: no descriptions, no generator marks."""
-
-    def strip(value: Any, *, properties: bool = False) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: strip(member, properties=key == "properties" and not properties)
-                for key, member in value.items()
-                if properties or not (key == "description" and isinstance(member, str))
-            }
-        if isinstance(value, list):
-            return [strip(member) for member in value]
-        return value
-
-    spec = strip(manifest["spec"])
-    spec["versions"] = sorted(spec["versions"], key=lambda version: str(version["name"]))
-    annotations = manifest["metadata"].get("annotations", {})
-    return {
-        "name": manifest["metadata"]["name"],
-        "approval": annotations.get("api-approved.kubernetes.io"),
-        "spec": spec,
-    }

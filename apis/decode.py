@@ -43,8 +43,6 @@ _MOST_REPORTED: Final = 16384
 """Objects whose unknown members are remembered as reported: three annotations of 5,000 nodes, the
 largest cluster that the manager is measured with. About 5 MiB when full."""
 
-Json = dict[str, Any] | list[Any] | str | int | float | bool | None
-
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, dict=False):
     """Base of wire types: camelCase names, unknown fields ignored, defaults left out."""

@@ -19,7 +19,6 @@ from apis.decode import (
     Wire,
     decode_text,
     field_decoder,
-    json_decoder,
     remembered,
 )
 from apis.errors import InputError
@@ -154,9 +153,6 @@ class Device(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: DeviceSpec = DeviceSpec()
     status: DeviceStatus = DeviceStatus()
-
-
-decode_device: Final = json_decoder(Device)
 
 
 # --- the annotation device-allocated -----------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import Wire, json_decoder
+from apis.decode import Wire
 from apis.device import DeviceInfo
 from apis.meta import AnyObject, Int32, Int64, Time
 from apis.quantity import ResourceList
@@ -180,6 +180,3 @@ class NodeMetric(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: NodeMetricSpec = NodeMetricSpec()
     status: NodeMetricStatus = NodeMetricStatus()
-
-
-decode_node_metric: Final = json_decoder(NodeMetric)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta, field
 
 from apis.core import ObjectMeta
-from apis.decode import Wire, json_decoder
+from apis.decode import Wire
 from apis.meta import AnyJson, Int32, LabelSelector
 
 
@@ -61,6 +61,3 @@ class ClusterColocationProfile(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: ClusterColocationProfileSpec = ClusterColocationProfileSpec()
     status: ClusterColocationProfileStatus = ClusterColocationProfileStatus()
-
-
-decode_profile: Final = json_decoder(ClusterColocationProfile)

@@ -51,13 +51,6 @@ PRIORITY_BANDS: Final[Mapping[PriorityClass, tuple[int, int]]] = {
 }
 """Inclusive range of `spec.priority` for each class."""
 
-DEFAULT_PRIORITY: Final[Mapping[PriorityClass, int]] = {
-    PriorityClass.PROD: 9500,
-    PriorityClass.MID: 7500,
-    PriorityClass.BATCH: 5500,
-    PriorityClass.FREE: 3500,
-    PriorityClass.NONE: 0,
-}
 
 _QOS_BY_NAME: Final = {qos.value: qos for qos in QoSClass if qos}
 _PRIORITY_BY_NAME: Final = {cls.value: cls for cls in PriorityClass if cls}

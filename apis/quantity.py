@@ -86,9 +86,6 @@ class Quantity:
         """Return the amount in thousandths of a unit, rounded away from zero."""
         return _away_from_zero(self._nano, 1_000_000)
 
-    def is_zero(self) -> bool:
-        return self._nano == 0
-
     def __add__(self, other: Quantity) -> Quantity:
         # The sum of 0 and x reads like x: adding to an empty total keeps Gi as Gi.
         notation = self._notation if self._nano else other._notation

@@ -7,13 +7,13 @@ Sources: api.md sections 15 and 17.4, koordlet.md section 4, hooks.md section 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
 from apis.core import ObjectMeta
 from apis.cpuset import NO_CPUS, CpuSet
-from apis.decode import Embedded, Wire, decode_optional_field, field_decoder, json_decoder
+from apis.decode import Embedded, Wire, decode_optional_field, field_decoder
 from apis.errors import InputError, InputErrors
 from apis.keys import (
     ANNOTATION_BE_CPU_SHARED_POOLS,
@@ -95,9 +95,6 @@ class NodeResourceTopology(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     topology_policies: tuple[str, ...] = ()
     zones: tuple[Zone, ...] = ()
-
-
-decode_node_resource_topology: Final = json_decoder(NodeResourceTopology)
 
 
 def numa_id(zone: Zone) -> int | None:

@@ -19,12 +19,7 @@ class _ApiResourceList(msgspec.Struct):
     resources: list[_ApiResource] | None = None
 
 
-class _Version(msgspec.Struct, rename="camel"):
-    git_version: str = ""
-
-
 _decode_list = msgspec.json.Decoder(_ApiResourceList).decode
-_decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Discovery:
@@ -34,20 +29,9 @@ class Discovery:
         self._client = client
         self._resources: dict[str, dict[str, _ApiResource]] = {}
 
-    async def server_version(self) -> str:
-        """Return the server's version, such as v1.31.2."""
-        return _decode_version(await self._client.request("GET", "/version")).git_version
-
     async def serves(self, api_version: str, resource: str) -> bool:
         """Return whether `resource` ("pods", "pods/eviction") exists in `api_version`."""
         return resource in await self._of(api_version)
-
-    async def first_served(self, api_versions: tuple[str, ...], resource: str) -> str | None:
-        """Return the first of `api_versions` that has `resource`, None if none does."""
-        for api_version in api_versions:
-            if await self.serves(api_version, resource):
-                return api_version
-        return None
 
     async def eviction_version(self) -> str:
         """Return the API version of Eviction that the server takes: policy/v1 or v1beta1."""

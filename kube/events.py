@@ -60,9 +60,6 @@ class EventRecorder:
         self._wake = asyncio.Event()
         self.faults = Faults("events")
 
-    def normal(self, about: ObjectReference, reason: str, message: str) -> None:
-        self._record(_Remark(about, "Normal", reason, message[:_LONGEST_MESSAGE]))
-
     def warning(self, about: ObjectReference, reason: str, message: str) -> None:
         self._record(_Remark(about, "Warning", reason, message[:_LONGEST_MESSAGE]))
 

@@ -44,11 +44,6 @@ class CpuTopology:
     def online(self) -> CpuSet:
         return CpuSet(cpu.cpu for cpu in self.cpus)
 
-    @property
-    def threads_per_core(self) -> int:
-        cores = {cpu.core for cpu in self.cpus}
-        return len(self.cpus) // len(cores) if cores else 1
-
 
 def _text(host: Host, path: str) -> str:
     return host.read(path).decode("ascii", "replace").strip()

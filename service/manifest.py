@@ -1,10 +1,12 @@
-"""YAML text as plain trees, within bounds: what configuration and objects are read with.
+"""YAML text as plain trees, within bounds: reads configuration files and objects.
 
 PyYAML composes documents by recursion: a few kilobytes of brackets overflow the C stack and end the
 process, merge keys (`<<`) multiply, and a file of six megabytes takes a gigabyte. Here the parser's
-events are put together one by one, so depth and size are checked before anything is built. Scalars
-are read as Kubernetes reads them: times and `1:30` are text. A key that stands twice is an error,
-as it is to kubectl: one of the two values would be lost without a word.
+events are put together one by one, so depth and size are checked before anything is built. Callers
+choose how many values a text may have; how deep it may nest is the same for all.
+
+Scalars are read as Kubernetes reads them: times and `1:30` are text. A repeated key is an error, as
+it is to kubectl, because one of its two values would be lost silently.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PREFIX: Final = "tag:yaml.org,2002:"
 _COLLECTIONS: Final = frozenset(_PREFIX + name for name in ("map", "seq"))
 _LONGEST_NUMBER: Final = 64
+"""Characters; chosen: the longest number of any field has 20 digits, and the time to read a number
+grows with the square of its length."""
+DEEPEST: Final = 64
+"""Levels that a document may have, aliases included; chosen. The deepest objects,
+CustomResourceDefinitions, have about 30. Functions that walk a tree take up to three frames of
+Python a level, so 64 levels leave four fifths of the default limit of 1000 frames to others."""
 
 _WORDS: Final[dict[str, Any]] = {
     word: value
@@ -46,7 +54,7 @@ class NotYaml(ValueError):
 class _Open:
     """A mapping or a list whose end has not come."""
 
-    __slots__ = ("anchor", "before", "height", "items", "key", "merged", "value")
+    __slots__ = ("anchor", "before", "height", "key", "merged", "value")
 
     def __init__(self, value: dict[Any, Any] | list[Any], anchor: str | None, before: int) -> None:
         self.value = value
@@ -70,7 +78,7 @@ class _Known:
         self.value, self.size, self.height = value, size, height
 
 
-def documents(text: str, *, most_values: int, most_depth: int = 64) -> list[Any]:
+def documents(text: str, *, most_values: int) -> list[Any]:
     """Return the documents of a text as mappings, lists and scalars; raises NotYaml.
 
     most_values: mappings, lists and scalars of the whole text, counted as often as aliases show
@@ -79,7 +87,7 @@ def documents(text: str, *, most_values: int, most_depth: int = 64) -> list[Any]
     try:
         loader = _Loader(text)
         try:
-            return _Builder(loader, most_values, most_depth).read()
+            return _Builder(loader, most_values).read()
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -88,9 +96,9 @@ def documents(text: str, *, most_values: int, most_depth: int = 64) -> list[Any]
         raise NotYaml(f"{problem or 'not YAML'}{_at(mark)}") from None
 
 
-def document(text: str, *, most_values: int, most_depth: int = 64) -> Any:
+def document(text: str, *, most_values: int) -> Any:
     """Return the only document of a text, None when it is empty; raises NotYaml."""
-    found = documents(text, most_values=most_values, most_depth=most_depth)
+    found = documents(text, most_values=most_values)
     if len(found) > 1:
         raise NotYaml("more than one document (a line of ---)")
     return found[0] if found else None
@@ -99,10 +107,9 @@ def document(text: str, *, most_values: int, most_depth: int = 64) -> Any:
 class _Builder:
     """Puts events together."""
 
-    def __init__(self, loader: Any, most_values: int, most_depth: int) -> None:
+    def __init__(self, loader: Any, most_values: int) -> None:
         self._loader = loader
         self._most_values = most_values
-        self._most_depth = most_depth
         self._open: list[_Open] = []
         self._known: dict[str, _Known | None] = {}
         self._values = 0
@@ -152,8 +159,8 @@ class _Builder:
             raise NotYaml(f"{_shown(event.tag)} is not read here{_at(event.start_mark)}")
         if self._expects_key():
             raise NotYaml(f"a key has to be text{_at(event.start_mark)}")
-        if len(self._open) >= self._most_depth:
-            raise NotYaml(f"nested deeper than {self._most_depth} levels{_at(event.start_mark)}")
+        if len(self._open) >= DEEPEST:
+            raise NotYaml(f"nested deeper than {DEEPEST} levels{_at(event.start_mark)}")
         self._open.append(_Open(value, event.anchor, self._values))
         self._count(1, event)
         if event.anchor is not None:
@@ -179,8 +186,8 @@ class _Builder:
         known = self._known[event.anchor]
         if known is None:
             raise NotYaml(f"{_shown(event.anchor)} contains itself{_at(event.start_mark)}")
-        if len(self._open) + known.height > self._most_depth:
-            raise NotYaml(f"nested deeper than {self._most_depth} levels{_at(event.start_mark)}")
+        if len(self._open) + known.height > DEEPEST:
+            raise NotYaml(f"nested deeper than {DEEPEST} levels{_at(event.start_mark)}")
         self._count(known.size, event)
         self._place(known.value, known.height, event)
 

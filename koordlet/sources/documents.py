@@ -23,11 +23,10 @@ from apis.nodeslo import (
 from apis.topology import NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from koordlet.state.podspec import known_pod
-from service.manifest import NotYaml, documents
+from service.manifest import DEEPEST, NotYaml, documents
 
 _MAX_VALUES: Final = 400_000
 """In one file, counted as often as YAML aliases show them."""
-_MAX_DEPTH: Final = 64
 
 Identity = tuple[str, str, str]
 """kind, namespace ("" for cluster-scoped kinds), name."""
@@ -47,7 +46,7 @@ def load_documents(data: bytes) -> list[Any]:
     except UnicodeDecodeError as error:
         raise _unreadable(f"not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        trees = documents(text, most_values=_MAX_VALUES, most_depth=_MAX_DEPTH)
+        trees = documents(text, most_values=_MAX_VALUES)
     except NotYaml as error:
         raise _unreadable(str(error)) from None
     found: list[Any] = []
@@ -66,7 +65,7 @@ def check_size(tree: Any) -> None:
 
 
 def _count(tree: Any, budget: int, depth: int) -> int:
-    if depth > _MAX_DEPTH:
+    if depth > DEEPEST:
         raise _unreadable("nested too deep")
     budget -= 1
     if budget < 0:

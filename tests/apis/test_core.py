@@ -11,15 +11,11 @@ from apis.core import (
     Pod,
     compute_kube_qos,
     kube_qos,
-    pod_is_limited,
-    pod_limits,
-    pod_priority,
     pod_priority_class_with_default,
-    pod_qos_with_default,
     pod_requests,
 )
 from apis.decode import dec_hook
-from apis.qos import KubeQoS, PriorityClass, QoSClass
+from apis.qos import KubeQoS, PriorityClass, QoSClass, qos_class_with_default
 
 
 def pod(spec: dict[str, Any], **others: Any) -> Pod:
@@ -88,18 +84,6 @@ def test_a_resize_under_way_counts_with_the_largest_amount() -> None:
     assert str(pod_requests(pod(wanted, status=infeasible))["cpu"]) == "3"
 
 
-def test_overhead_adds_to_limits_only_where_there_is_one() -> None:
-    spec = {
-        "containers": [container("a", "1", limit="2"), container("b", "1")],
-        "overhead": {"cpu": "1", "memory": "1Gi"},
-    }
-    limits = pod_limits(pod(spec))
-    assert {name: str(amount) for name, amount in limits.items()} == {"cpu": "3"}
-    assert not pod_is_limited(pod(spec), "cpu")
-    assert pod_is_limited(pod({"containers": [container("a", "1", limit="2")]}), "cpu")
-    assert not pod_is_limited(pod({}), "cpu")
-
-
 BOTH = {"cpu": "1", "memory": "1Gi"}
 
 
@@ -136,21 +120,20 @@ def test_the_status_class_wins_when_it_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "priority", "qos", "cls", "value"),
+    ("labels", "priority", "qos", "cls"),
     [
-        ({}, None, QoSClass.BE, PriorityClass.BATCH, 5500),
-        ({"koordinator.sh/qosClass": "LS"}, None, QoSClass.LS, PriorityClass.PROD, 9500),
-        ({"koordinator.sh/qosClass": "ls"}, 7100, QoSClass.BE, PriorityClass.MID, 7100),
+        ({}, None, QoSClass.BE, PriorityClass.BATCH),
+        ({"koordinator.sh/qosClass": "LS"}, None, QoSClass.LS, PriorityClass.PROD),
+        ({"koordinator.sh/qosClass": "ls"}, 7100, QoSClass.BE, PriorityClass.MID),
         (
             {"koordinator.sh/priority-class": "koord-free"},
             9000,
             QoSClass.BE,
             PriorityClass.FREE,
-            9000,
         ),
         # An unknown label hides the priority; what remains is the QoS class's.
-        ({"koordinator.sh/priority-class": "gold"}, 7000, QoSClass.BE, PriorityClass.BATCH, 7000),
-        ({}, 8500, QoSClass.BE, PriorityClass.BATCH, 8500),
+        ({"koordinator.sh/priority-class": "gold"}, 7000, QoSClass.BE, PriorityClass.BATCH),
+        ({}, 8500, QoSClass.BE, PriorityClass.BATCH),
     ],
 )
 def test_classes_of_a_pod(
@@ -158,9 +141,7 @@ def test_classes_of_a_pod(
     priority: int | None,
     qos: QoSClass,
     cls: PriorityClass,
-    value: int,
 ) -> None:
     one = pod({"priority": priority}, metadata={"labels": labels})
-    assert pod_qos_with_default(one) is qos
+    assert qos_class_with_default(labels, kube_qos(one)) is qos
     assert pod_priority_class_with_default(one) is cls
-    assert pod_priority(one) == value

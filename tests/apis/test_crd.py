@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from apis.crd import KINDS, Kind, custom_resource_definition, structure
+from apis.crd import KINDS, Kind, custom_resource_definition
 from apis.decode import Wire
 
 CRDS = Path(__file__).parent.parent.parent / "deploy" / "crds"
@@ -109,13 +109,3 @@ def test_a_field_that_the_docstring_leaves_out_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Spec does not describe untold"):
         custom_resource_definition(Kind(Spec, "example.org", "specs", True, False))
-
-
-def test_structure_ignores_words_but_not_properties_named_description() -> None:
-    manifest = custom_resource_definition(KINDS[0])
-    worded = custom_resource_definition(KINDS[0])
-    top = worded["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    top["description"] = "words"
-    assert structure(worded) == structure(manifest)
-    top["properties"]["description"] = {"type": "string"}
-    assert structure(worded) != structure(manifest)

@@ -22,6 +22,7 @@ from apis.nodeslo import (
     bandwidth_bits,
 )
 from apis.qos import QoSClass
+from apis.quantity import parse_quantity
 
 
 def test_without_an_object_the_default_table_holds() -> None:
@@ -41,7 +42,7 @@ def test_without_an_object_the_default_table_holds() -> None:
     )
     assert (burst.cfs_quota_burst_period_seconds, burst.share_pool_threshold_percent) == (-1, 50)
     assert spec.system_strategy.min_free_kbytes_factor is None
-    assert spec.system_strategy.total_network_bandwidth.is_zero()
+    assert spec.system_strategy.total_network_bandwidth == parse_quantity(0)
 
 
 ON = {"enable": True}

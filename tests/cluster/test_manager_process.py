@@ -340,10 +340,6 @@ def test_evictions_go_the_way_that_the_server_knows(server: ApiServer) -> None:
                 await client.create(PODS, encode_object(PODS, pod), namespace="default")
             )
             discovery = Discovery(client)
-            assert (await discovery.server_version()).startswith("v1.")
-            served = ("policy/v1", "policy/v1beta1")
-            assert await discovery.first_served(served, "poddisruptionbudgets") in served
-            assert await discovery.first_served(("nothing/v1",), "x") is None
             with pytest.raises(ApiError) as caught:
                 await evict(client, discovery, namespace="default", name="evicted", uid="other")
             assert caught.value.status == 409

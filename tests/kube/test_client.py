@@ -187,7 +187,7 @@ def test_events_count_up_instead_of_piling_up() -> None:
             recorder = EventRecorder(client, component="test")
             for _ in range(3):
                 recorder.warning(about, "Broken", "it is broken")
-            recorder.normal(about, "Fine", "x" * 5000)
+            recorder.warning(about, "Fine", "x" * 5000)
             await recorder.flush()
 
     asyncio.run(run())
