@@ -112,6 +112,12 @@ class Driver:
             raise RuntimeError(f"{method}: {response.status.code} {response.status.message}")
         return response.payload, took
 
+    def drop(self) -> None:
+        """Close the plugin's connection; it dials again."""
+        if self._trunk is not None:
+            self._trunk.close()
+            self._trunk = None
+
     def close(self) -> None:
         if self._trunk is not None:
             self._trunk.close()

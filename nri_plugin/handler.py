@@ -59,15 +59,24 @@ class Handler(Protocol):
         """
         ...
 
+    def now(self) -> int:
+        """Return a mark of this moment, for `synchronize`."""
+        ...
+
     def synchronize(
-        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+        self,
+        sandboxes: Sequence[Sandbox],
+        containers: Sequence[Container],
+        *,
+        taken_at: int | None = None,
     ) -> Iterable[tuple[str, Decision]]:
         """All sandboxes and live containers: replace what is known, and start a full repair.
 
+        taken_at: the mark of the moment that the list is of, when events were served since; None
+            when it is of this moment. What events reported since the mark is newer than the list.
         Returns (container id, decision) for containers whose values may have to change. The result
-        may be lazy: the transport takes decisions while there is time (the whole reply must be
-        there within the runtime's timeout), then stops; the reconciler does the rest. The store
-        must be replaced before the first element is given.
+        may be lazy: the transport puts decisions into its reply while there is time, and leaves the
+        rest to the reconciler. The store must be replaced before the first element is given.
         """
         ...
 

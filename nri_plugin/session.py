@@ -10,22 +10,22 @@ Source: nri.md sections 3.4 to 3.11, 7.5.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from apis.errors import InputError, printable
-from apis.qos import KubeQoS
 from hooks.decision import Decision
 from hooks.observed import Container
-from hooks.subject import Pod, make_pod
 from nri_plugin import replies, subjects
 from nri_plugin.capabilities import Generation, RuntimeKind, RuntimeProfile, runtime_profile
 from nri_plugin.events import Event, parse_events, subscription
 from nri_plugin.handler import Handler, Refused
+from nri_plugin.listing import Listing
 from nri_plugin.options import FailurePolicy, Options
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.ttrpc import MAX_SENT_BYTES, Call, Code, RpcError
@@ -40,21 +40,11 @@ RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
 NRI_VERSION: Final = "v0.12.0"
 """The API that we speak, as runtimes from 0.12 on ask for it."""
 
-_ANSWER_WITHIN: Final = 0.6
-"""The part of the runtime's time-out that a Synchronize may use; the rest is for the way back."""
-
 _MAX_PAYLOAD: Final = MAX_SENT_BYTES - 16
 """An error instead of an answer would fail the container's creation: such an answer is empty."""
 
-_MAX_SYNCHRONIZED: Final = 200_000
-"""Sandboxes and containers that one Synchronize may list, over all its slices."""
-
 _MOST_CONFIGURED: Final = 1000
 """Values of the configuration text, of which one is used."""
-
-_NOBODY: Final = make_pod(
-    namespace="", name="", uid="", labels={}, annotations={}, kube_qos=KubeQoS.GUARANTEED
-)
 
 _DEDICATED: Final[Mapping[str, Event]] = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
@@ -94,17 +84,14 @@ class Inventory:
         return missed
 
 
-class _Slices(NamedTuple):
-    pods: list[nri.PodSandbox]
-    containers: list[nri.Container]
-
-
 class Session:
     """Answers one connection's calls. `serve` is what the connection calls.
 
     entered(state): told when the dialogue reaches CONFIGURED and SYNCED.
     broken(reason): told when the connection has to be given up although it looks alive.
     repeats: counts log lines over all connections.
+    later(work): runs work after the reply, with time for requests before it; None: on the running
+        event loop.
     """
 
     def __init__(
@@ -118,6 +105,7 @@ class Session:
         broken: Callable[[str], None],
         launched: bool = False,
         repeats: Repeats | None = None,
+        later: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handler = handler
@@ -129,7 +117,9 @@ class Session:
         self._launched = launched
         self._repeats = repeats or Repeats()
         self._clock = clock
-        self._slices = _Slices([], [])
+        self._gathering: Listing | None = None
+        self._listing: Listing | None = None
+        self._later = later or _soon
         self._retired = False
         self.runtime: RuntimeProfile | None = None
         # Events before Configure do not occur; should they, the most careful profile serves.
@@ -327,85 +317,57 @@ class Session:
     def _synchronize(self, payload: bytes, deadline: float) -> bytes:
         started = self._clock()
         request = nri.SynchronizeRequest.FromString(payload)
-        pods, containers = self._slices
-        if len(pods) + len(containers) > _MAX_SYNCHRONIZED:
-            self._slices = _Slices([], [])
+        listing = self._gathering or Listing(
+            self._handler,
+            self._profile,
+            report=self._report,
+            most_updates=self._options.max_synchronize_updates,
+            clock=self._clock,
+        )
+        self._gathering = None
+        if not listing.add(request, started, deadline):
             self._note_failed_synchronize("Synchronize", "it lists too many containers")
             raise RpcError(Code.RESOURCE_EXHAUSTED, "too many pods and containers")
-        pods.extend(request.pods)
-        containers.extend(request.containers)
         if request.more:
+            self._gathering = listing
             return nri.SynchronizeResponse(more=True).SerializeToString()
-        self._slices = _Slices([], [])
-        answer_by = started + (deadline - started) * _ANSWER_WITHIN
-        response = nri.SynchronizeResponse()
+        self._statistics.created_while_away += self._inventory.synchronized(listing.container_ids)
+        self._listing = listing
         try:
-            self._repair(pods, containers, response, answer_by)
+            done = listing.answer()
         except Exception:  # noqa: BLE001 - the runtime takes the updates made so far, and has us
             self._note_fault("Synchronize")
-        encoded = response.SerializeToString()
+            done = True
+        self._statistics.updates += len(listing.response.update)
         self._statistics.synchronizations += 1
+        if not done:
+            log.info("the rest of the runtime's list is taken after the reply")
+            self._later(lambda: self._take_rest(listing))
+        self._note_left_out(listing, done)
         self._become_synchronized()
-        return encoded
+        return listing.response.SerializeToString()
 
     def _become_synchronized(self) -> None:
         self.synchronized = True
         self._entered(State.SYNCED)
 
-    def _repair(
-        self,
-        pods: list[nri.PodSandbox],
-        containers: list[nri.Container],
-        response: nri.SynchronizeResponse,
-        answer_by: float,
-    ) -> None:
-        sandboxes = [subjects.sandbox(message) for message in pods]
-        pod_by_sandbox: dict[str, Pod] = {
-            found.subject.id: found.subject.pod for found in sandboxes
-        }
-        by_id: dict[str, tuple[nri.Container, Container]] = {}
-        for message in containers:
-            pod = pod_by_sandbox.get(message.pod_sandbox_id, _NOBODY)
-            by_id[message.id] = message, subjects.container_of_pod(pod, message, self._kind)
-        self._statistics.created_while_away += self._inventory.synchronized(set(by_id))
-        wanted = self._handler.synchronize(sandboxes, [found for _, found in by_id.values()])
-        left_out = 0
-        for container_id, decision in wanted:
-            if container_id in by_id:
-                message, container = by_id[container_id]
-                self._tell_what_it_lacks(message, container, decision)
-                if len(response.update) < self._options.max_synchronize_updates:
-                    self._repair_one(message, container, decision, response)
-                else:
-                    left_out += 1
-            if self._clock() > answer_by:
-                left_out += 1
-                break
-        if left_out:
+    def _take_rest(self, listing: Listing) -> None:
+        """Go on with a list after its reply, for as long as it is the connection's last one."""
+        if listing is not self._listing or self._retired:
+            return
+        try:
+            if listing.resume():
+                self._listing = None
+            else:
+                self._later(lambda: self._take_rest(listing))
+        except Exception:  # noqa: BLE001 - counted and logged
+            self._note_fault("Synchronize")
+
+    def _note_left_out(self, listing: Listing, done: bool) -> None:
+        if done:
+            self._listing = None
+        if listing.left_out or not done:
             self._statistics.truncated_synchronizations += 1
-
-    def _repair_one(
-        self,
-        message: nri.Container,
-        container: Container,
-        decision: Decision,
-        response: nri.SynchronizeResponse,
-    ) -> None:
-        # Some runtimes fail the whole synchronization when one update fails.
-        made = replies.update(
-            message, container.current, decision, self._profile, ignore_failure=True
-        )
-        self._report(container, made.problems)
-        if made.message is not None:
-            response.update.append(made.message)
-            self._statistics.updates += 1
-
-    def _tell_what_it_lacks(
-        self, message: nri.Container, container: Container, decision: Decision
-    ) -> None:
-        lacks = replies.lacks_at_creation(message, decision)
-        if lacks:
-            self._handler.unrepairable(container, lacks)
 
     # ---------------------------------------------------------------- events
 
@@ -479,9 +441,9 @@ class Session:
     def _start_container(self, pod: nri.PodSandbox, message: nri.Container) -> None:
         container = self._existing(pod, message)
         injected = self._creations.injected.pop(message.id, None)
-        if injected is not None:
-            # The answer to the creation may have come too late, with the connection kept.
-            self._tell_what_it_lacks(message, container, injected)
+        if injected is not None and (lacks := replies.lacks_at_creation(message, injected)):
+            # The answer to the creation came too late, and the runtime kept the connection.
+            self._handler.unrepairable(container, lacks)
         self._handler.start_container(container)
 
     def _remove_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
@@ -507,6 +469,10 @@ class Session:
                         "values_not_logged": left_out,
                     },
                 )
+
+
+def _soon(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(work)
 
 
 def _empty(payload: bytes, deadline: float) -> bytes:

@@ -122,10 +122,17 @@ class NriHandler:
         for warning in runtime.warnings:
             self._events.add("nri-warning", "nri", warning)
 
+    def now(self) -> int:
+        return self._state.now()
+
     def synchronize(
-        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+        self,
+        sandboxes: Sequence[Sandbox],
+        containers: Sequence[Container],
+        *,
+        taken_at: int | None = None,
     ) -> Iterable[tuple[str, Decision]]:
-        self._state.runtime_list(sandboxes, containers)
+        self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._take_missed()
         self._state.spoken(RUNTIME)
         self._daemon.after_reply(lambda: self._requests.rewrite(self._state.all_remembered()))

@@ -55,6 +55,7 @@ class RecordingHandler:
         self.sandboxes: list[Sandbox] = []
         self.lacking: dict[str, tuple[ResourceKey, ...]] = {}
         self.faults: tuple[Fault, ...] = ()
+        self.taken_at: list[int | None] = []
         self.runtime: RuntimeProfile | None = None
         self.groups: Collection[str] = ()
         self.disturb: Callable[[str], None] = lambda method: None
@@ -78,9 +79,17 @@ class RecordingHandler:
         self.runtime = runtime
         self._note("configured", "")
 
+    def now(self) -> int:
+        return len(self.told)
+
     def synchronize(
-        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container]
+        self,
+        sandboxes: Sequence[Sandbox],
+        containers: Sequence[Container],
+        *,
+        taken_at: int | None = None,
     ) -> Iterable[tuple[str, Decision]]:
+        self.taken_at.append(taken_at)
         self.sandboxes, self.containers = list(sandboxes), list(containers)
         self._note("synchronize", "")
         for container in containers:
