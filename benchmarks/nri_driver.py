@@ -69,21 +69,23 @@ class Driver:
                 pods=pods[:pods_at_once], containers=containers[:containers_at_once]
             )
             size = part.ByteSize() + 128
-        seconds, slices = 0.0, 0
-        while True:
+        payloads: list[bytes] = []
+        more = True
+        while more:
             part = nri.SynchronizeRequest(
                 pods=pods[:pods_at_once], containers=containers[:containers_at_once]
             )
             pods, containers = pods[pods_at_once:], containers[containers_at_once:]
-            part.more = bool(pods or containers)
-            reply, took = self.call("Synchronize", part.SerializeToString())
+            part.more = more = bool(pods or containers)
+            payloads.append(part.SerializeToString())
+        seconds = 0.0
+        for payload in payloads:
+            reply, took = self.call("Synchronize", payload)
             seconds += took
-            slices += 1
             response = nri.SynchronizeResponse.FromString(reply)
-            if not part.more:
-                return seconds, slices, response
-            if not response.more:
+            if response.more is (payload is payloads[-1]):
                 raise RuntimeError("the plugin does not handle split sync requests")
+        return seconds, len(payloads), response
 
     def tell(
         self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container | None

@@ -84,17 +84,17 @@ def measure(count: int, burners: int, turns: int, version: str, python: str) -> 
                         seconds, slices, response = driver.synchronize(pods, containers)
                     took.append(seconds)
                     updates.append(len(response.update))
-                    time.sleep(8)
+                    time.sleep(20)
                     kept.append(resident_mb(daemon))
                 driver.drop()
                 driver.accept()
                 driver.synchronize([], [])
-                time.sleep(8)
+                time.sleep(45)
                 print(
                     f"{count} containers, {slices} slices, {burners} burners, {turns} turns: median"
                     f" {statistics.median(took):.2f} s, worst {max(took):.2f} s; updates"
-                    f" {updates}; resident {before:.0f} MB before, {kept[0]:.0f} and"
-                    f" {kept[-1]:.0f} MB after the first and last list,"
+                    f" {updates}; resident {before:.0f} MB before, "
+                    f" {', '.join(f'{each:.0f}' for each in kept)} MB 20 s after each list,"
                     f" {resident_mb(daemon):.0f} MB after an empty one;"
                     f" peak {_peak_mb(daemon):.0f} MB",
                     flush=True,

@@ -32,6 +32,7 @@ from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 from nri_plugin.options import launch_of
 from service.locks import LockHeld, node_lock
+from service.memory import give_back
 
 _LOG = logging.getLogger("koordlet")
 
@@ -123,26 +124,32 @@ async def _collect_when_quiet(daemon: Daemon) -> None:
     A full collection looks at every object of the daemon and takes tens of milliseconds, with the
     interpreter held. Almost everything here is freed by its reference count, so only the youngest
     objects are looked at as usual; what survives them is set aside every second (which costs
-    nothing), and looked at when no hook has come for a while.
+    nothing), and looked at when no hook has come for a while: every ten minutes, and after a
+    runtime's list, of which the C library would keep the memory.
     """
     gc.set_threshold(_YOUNGEST, 1_000_000, 1_000_000)
     gc.collect()
     gc.freeze()
     loop = asyncio.get_running_loop()
     collected_at = quiet_since = loop.time()
-    answered = daemon.parts.nri.hooks_answered
+    nri = daemon.parts.nri
+    answered, lists = nri.hooks_answered, nri.lists_taken
     while True:
         await asyncio.sleep(1)
         gc.freeze()
         now = loop.time()
-        if daemon.parts.nri.hooks_answered != answered:
-            answered, quiet_since = daemon.parts.nri.hooks_answered, now
+        if nri.hooks_answered != answered:
+            answered, quiet_since = nri.hooks_answered, now
         quiet = now - quiet_since >= _QUIET_S
         waited_s = now - collected_at
-        if (quiet and waited_s >= _COLLECT_EVERY_S) or waited_s >= _COLLECT_AT_LAST_S:
+        due = waited_s >= _COLLECT_EVERY_S or nri.lists_taken != lists
+        if (quiet and due) or waited_s >= _COLLECT_AT_LAST_S:
+            lists = nri.lists_taken
             gc.unfreeze()
             gc.collect()
             gc.freeze()
+            # In a thread: ctypes lets go of the interpreter while the C library works.
+            await asyncio.to_thread(give_back)
             collected_at = loop.time()
 
 

@@ -74,6 +74,11 @@ class NriLink:
         return self.supervisor is not None and self.supervisor.status.protects
 
     @property
+    def lists_taken(self) -> int:
+        """How many lists of the runtime were taken so far."""
+        return 0 if self.statistics is None else self.statistics.synchronizations
+
+    @property
     def hooks_answered(self) -> int:
         """How many requests of the runtime were answered so far."""
         if self.statistics is None:
