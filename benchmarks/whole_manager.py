@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import NamedTuple
 
+import psutil
+
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from kube.client import Client
 from kube.connection import token_connection
 from tests.beds.apiserver import ApiServer, eventually
 
+_TICK_S = 0.005
+"""Between two looks at the clock: shorter stalls than this are not seen."""
 _FLAGS = (
     "--metrics-addr=0",
     "--health-probe-addr=0",
@@ -27,11 +31,20 @@ _FLAGS = (
 
 
 class Used(NamedTuple):
-    """cpu_s: processor time; writes: by controller; peak_mb: of resident memory."""
+    """What the process used since it started, but for stall_s.
+
+    cpu_s: processor time; writes: by controller; peak_mb, rss_mb: resident memory, at most and now;
+    stall_s: the longest time in which the event loop did not turn, since the last report;
+    faults: exceptions that parts survived; remembered: entries in work queues for later.
+    """
 
     cpu_s: float
     writes: Mapping[str, int]
     peak_mb: int
+    rss_mb: float
+    stall_s: float
+    faults: int
+    remembered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,24 @@ def manager(server: ApiServer, *flags: str) -> Iterator[Managed]:
         process.join(20)
 
 
+class _Stalls:
+    """How long the event loop did not turn."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            self._longest = max(self._longest, time.perf_counter() - started - _TICK_S)
+
+    def longest(self) -> float:
+        """Return the longest stall since the last call."""
+        longest, self._longest = self._longest, 0.0
+        return longest
+
+
 def _manage(pipe: Pipe, url: str, token: str, certificate: str, flags: tuple[str, ...]) -> None:
     async def run() -> None:
         connection = token_connection(url, token=token, ca_file=certificate)
@@ -77,12 +108,25 @@ def _manage(pipe: Pipe, url: str, token: str, certificate: str, flags: tuple[str
             task = asyncio.create_task(one.run(stop))
             await eventually(lambda: one.leading, seconds=120)
             pipe.send(time.perf_counter() - started)
+            stalls = _Stalls()
+            watching = asyncio.create_task(stalls.watch())
             while await asyncio.to_thread(pipe.recv) != "stop":
                 writes = {
                     name: getattr(each, "writes", 0) for name, each in one.controllers.items()
                 }
                 peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                pipe.send(Used(time.process_time(), writes, peak_kb // 1024))
+                pipe.send(
+                    Used(
+                        cpu_s=time.process_time(),
+                        writes=writes,
+                        peak_mb=peak_kb // 1024,
+                        rss_mb=round(psutil.Process().memory_info().rss / 2**20, 1),
+                        stall_s=stalls.longest(),
+                        faults=sum(each.count for each in one.metrics.faults),
+                        remembered=sum(each.queue.remembered for each in one.controllers.values()),
+                    )
+                )
+            watching.cancel()
             stop.set()
             await task
 

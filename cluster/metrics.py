@@ -104,7 +104,7 @@ class ManagerMetrics:
             "koord_manager_webhook_certificate_expiry_timestamp_seconds",
             "When the serving certificate ends.",
         ).labels()
-        self._faults: list[Faults] = []
+        self.faults: list[Faults] = []
         self.registry.also(self._fault_lines)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -113,12 +113,12 @@ class ManagerMetrics:
 
     def count_faults(self, faults: Iterable[Faults]) -> None:
         """Expose these parts' faults."""
-        self._faults += faults
+        self.faults += faults
 
     def _fault_lines(self) -> Iterator[str]:
         yield f"# HELP {_FAULTS} Exceptions in a part's own code that it survived; see the log.\n"
         yield f"# TYPE {_FAULTS} counter\n"
-        for each in self._faults:
+        for each in self.faults:
             labels = label_text(("part",), (each.part,))
             yield f"{_FAULTS}{{{labels}}} {number_text(each.count)}\n"
 

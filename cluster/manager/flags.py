@@ -102,11 +102,18 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "colocation-profile-expire-pod-cache-duration": Flag("10m", _D),
     "pod-enhanced-validator-reconcile-interval": Flag("5m", _D),
     "quota-update-conflict-fresh-get": Flag("false", _B),
+    # klog's, but for -v: all logs are JSON lines on standard error
     "logtostderr": Flag("true", _B),
     "stderrthreshold": Flag("0", _T),
     "alsologtostderr": Flag("false", _B),
     "log_dir": Flag("", _T),
     "log_file": Flag("", _T),
+    "log_file_max_size": Flag("1800", _N),
+    "log_backtrace_at": Flag(":0", _T),
+    "add_dir_header": Flag("false", _B),
+    "one_output": Flag("false", _B),
+    "skip_headers": Flag("false", _B),
+    "skip_log_headers": Flag("false", _B),
     "vmodule": Flag("", _T),
 }
 _BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
@@ -155,6 +162,8 @@ class Settings:
     controllers: frozenset[str]
     plugins: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
+    """Names of flags that were given and have no effect here."""
 
     def text(self, name: str) -> str:
         return self.values[name]
@@ -221,6 +230,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
         controllers=chosen(values["controllers"], CONTROLLERS, "controllers"),
         plugins=chosen(values["noderesource-plugins"], PLUGINS, "noderesource-plugins"),
         environment=os.environ if environment is None else environment,
+        without_effect=tuple(sorted({name for name, _ in words.flags if not FLAGS[name].help})),
     )
     for name, flag in FLAGS.items():
         match flag.kind:

@@ -29,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"koord-manager: {error}", file=sys.stderr)
         return 2
     logs.set_up(level="debug" if verbose else "info", form="json")
+    if settings.without_effect:
+        logging.getLogger(__name__).info(
+            "flags without effect here: %s",
+            ", ".join(f"--{name}" for name in settings.without_effect),
+        )
     try:
         connection = load_connection(
             settings.text("kubeconfig") or None, master=settings.text("master") or None

@@ -619,6 +619,34 @@ def test_help_names_every_flag_and_says_which_have_no_effect() -> None:
         assert f"--{name}" in (told if flag.help else idle), name
 
 
+KLOG = {
+    "add_dir_header": "true",
+    "alsologtostderr": "true",
+    "log_backtrace_at": "x.go:1",
+    "log_dir": "/tmp",
+    "log_file": "/tmp/x",
+    "log_file_max_size": "10",
+    "logtostderr": "false",
+    "one_output": "true",
+    "skip_headers": "true",
+    "skip_log_headers": "true",
+    "stderrthreshold": "INFO",
+    "vmodule": "x=3",
+}
+
+
+def test_klogs_flags_are_taken_and_those_without_effect_are_known() -> None:
+    settings = parse(["-v", "4", *(f"--{name}={text}" for name, text in KLOG.items())], {})
+    assert settings.without_effect == tuple(sorted(KLOG))
+    assert parse(["--skip_headers", "--one_output"], {}).without_effect == (
+        "one_output",
+        "skip_headers",
+    )
+    assert parse(["--v=5", "--metrics-addr=0"], {}).without_effect == ()
+    with pytest.raises(FlagError, match="log_file_max_size"):
+        parse(["--log_file_max_size=much"], {})
+
+
 def test_a_wrong_port_in_the_environment_is_named() -> None:
     for wrong in ("https", "70000", "-1"):
         with pytest.raises(FlagError, match="WEBHOOK_PORT"):
