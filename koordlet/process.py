@@ -31,6 +31,7 @@ from koordlet.state.snapshot import Snapshot
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 from nri_plugin.options import launch_of
+from service import open_files
 from service.locks import LockHeld, node_lock
 from service.memory import give_back
 
@@ -56,6 +57,7 @@ _COLLECT_AT_LAST_S: Final = 6 * 3600.0
 
 def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -> int:
     """Run until told to stop; returns the exit status."""
+    open_files.raise_limit()
     if flags.without_effect:
         _LOG.info("flags without effect", extra={"flags": ",".join(flags.without_effect)})
     used = {policy.gate for policy in BUILTIN} | BEYOND_POLICIES

@@ -1,9 +1,13 @@
 """Serving admission reviews over TLS.
 
-A handler is a plain function from a request to a verdict; it answers from memory, so nothing is
-awaited between the request's bytes and the answer's. A handler that fails answers 500 for that
-request only: whether the object passes then is the webhook's failure policy, which is visible in
-the cluster, and not this code's guess.
+A handler is a plain function from a request to a verdict that answers from memory. One that has to
+wait for the API server returns a `FollowUp` instead, which is awaited. A large review is decoded
+and judged in a thread, so that it holds up no other one; so handlers must not iterate over what the
+event loop changes.
+
+A body that is no review, and an object that is not of its kind, is the sender's fault: 400. A
+handler that fails answers 500 for that request only. Whether the object passes then is the
+webhook's failure policy, which is visible in the cluster.
 """
 
 from __future__ import annotations
@@ -14,20 +18,33 @@ import logging
 import ssl
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from apis.errors import InputError, InputErrors
 from kube.certificates import Certificates
+from service import http_server
+from service.http_server import Request, Response, Server
 
 _log = logging.getLogger(__name__)
 
-_LARGEST_REVIEW: Final = 8 * 1024 * 1024
-"""An API server accepts objects of 3 MiB; a review holds the new and the old one."""
+LARGEST_REVIEW: Final = 8 << 20
+"""Bytes of a body. An API server takes requests of 3 MiB; a review of one carries the object, the
+stored object and the options."""
+LARGE_REVIEW: Final = 64 << 10
+"""Bytes from which a review is judged in a thread. Pods have 2 to 20 KiB. The costliest object that
+was found (containers of 60 bytes that are all replaced) takes 0.8 s for each MiB, so 50 ms."""
+_MOST_LARGE_REVIEWS: Final = 16
+"""Large reviews that wait for the thread. API servers give up after 10 s (timeoutSeconds)."""
+_MOST_CONNECTIONS: Final = 1000
+"""An API server has 200 changes under way by default, and each of several may ask."""
+_MOST_HELD_BYTES: Final = 16 * LARGEST_REVIEW
+"""Of all bodies together; the shipped Deployment is limited to 1 GiB."""
+_DRAIN_SECONDS: Final = 10.0
+"""What the longest review takes; API servers wait no longer."""
 
 
 class GroupVersionKind(msgspec.Struct, frozen=True):
@@ -87,8 +104,9 @@ def denied(message: str, *, code: int = 403) -> Verdict:
     return Verdict(False, message, code)
 
 
-Handler = Callable[[AdmissionRequest], Verdict]
-AsyncHandler = Callable[[AdmissionRequest], Awaitable[Verdict]]
+FollowUp = Callable[[], Awaitable[Verdict]]
+"""The rest of a judgement that has to wait for something; called on the event loop."""
+Handler = Callable[[AdmissionRequest], Verdict | FollowUp]
 
 
 class _Review(msgspec.Struct, rename="camel"):
@@ -102,28 +120,60 @@ _encode = msgspec.json.Encoder().encode
 _VERSIONS: Final = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 
 
-def answer_review(body: bytes, handler: Handler) -> tuple[int, bytes]:
-    """Return (HTTP status, JSON) for the bytes of one AdmissionReview."""
+class Answer(msgspec.Struct):
+    """What becomes of a body. `body` is empty while there is a `follow_up`."""
+
+    status: int
+    body: bytes
+    review: _Review | None = None
+    verdict: Verdict | None = None
+    follow_up: FollowUp | None = None
+
+
+def answer_review(body: bytes, handler: Handler) -> Answer:
+    """Return the answer to the bytes of one AdmissionReview, or what is left to do for it."""
     try:
         review = _decode_review(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return 400, _encode({"error": f"not an AdmissionReview: {error}"})
-    verdict = _judge(review.request, handler)
-    return 200, encode_answer(review.api_version, review.request.uid, verdict)
-
-
-def _judge(request: AdmissionRequest, handler: Handler) -> Verdict:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Answer(400, _encode({"error": f"not an AdmissionReview: {error}"}))
     try:
-        return handler(request)
+        judged = handler(review.request)
     except Exception as error:  # noqa: BLE001 - one request must not stop the server
-        return _failed(request, error)
+        judged = _failed(review.request, error)
+    if isinstance(judged, Verdict):
+        return _answered(review, judged)
+    return Answer(200, b"", review, follow_up=judged)
+
+
+async def finish(answer: Answer) -> Answer:
+    """Return the whole answer, after its follow-up where it has one."""
+    if answer.follow_up is None or answer.review is None:
+        return answer
+    try:
+        verdict = await answer.follow_up()
+    except Exception as error:  # noqa: BLE001 - one request must not stop the server
+        verdict = _failed(answer.review.request, error)
+    return _answered(answer.review, verdict)
+
+
+def _answered(review: _Review, verdict: Verdict) -> Answer:
+    try:
+        body = encode_answer(review.api_version, review.request.uid, verdict)
+    except RecursionError as error:
+        verdict = _failed(review.request, error)
+        body = encode_answer(review.api_version, review.request.uid, verdict)
+    return Answer(200, body, review, verdict)
 
 
 def _failed(request: AdmissionRequest, error: Exception) -> Verdict:
-    if isinstance(error, InputError | InputErrors):
-        return denied(str(error), code=400)
-    if isinstance(error, msgspec.DecodeError):
-        return denied(f"{request.ref}: {error}", code=400)
+    """Return the refusal for a handler's exception: 400 for an unusable object, else 500."""
+    match error:
+        case InputError() | InputErrors():
+            return denied(str(error), code=400)
+        case RecursionError():
+            return denied(f"{request.ref}: nested too deep", code=400)
+        case msgspec.DecodeError() | UnicodeError():
+            return denied(f"{request.ref}: {error}", code=400)
     _log.error("admission of %s failed", request.ref, exc_info=error)
     return denied(f"internal error: {type(error).__name__}", code=500)
 
@@ -156,54 +206,6 @@ def encode_answer(api_version: str, uid: str, verdict: Verdict) -> bytes:
 _REASONS: Final = {400: "BadRequest", 403: "Forbidden", 500: "InternalError"}
 
 
-# --- JSON patch --------------------------------------------------------------------------------
-
-
-def json_patch(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """Return RFC 6902 operations that turn plain data `before` into `after`.
-
-    Objects are compared member by member; lists of equal length item by item, others as a whole.
-    """
-    if isinstance(before, dict) and isinstance(after, dict):
-        operations: list[dict[str, Any]] = []
-        for key in before:
-            if key not in after:
-                operations.append({"op": "remove", "path": f"{path}/{_pointer(key)}"})
-        for key, value in after.items():
-            where = f"{path}/{_pointer(key)}"
-            if key not in before:
-                operations.append({"op": "add", "path": where, "value": value})
-            elif before[key] != value or type(before[key]) is not type(value):
-                operations += json_patch(before[key], value, where)
-        return operations
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        operations = []
-        for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            if old != new:
-                operations += json_patch(old, new, f"{path}/{index}")
-        return operations
-    if before == after and type(before) is type(after):
-        return []
-    return [{"op": "replace", "path": path, "value": after}]
-
-
-def _pointer(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def merge_patch(before: Any, after: Any) -> Any:
-    """Return the RFC 7386 document that turns object `before` into `after`; {} if equal."""
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        return after
-    patch: dict[str, Any] = {key: None for key in before if key not in after}
-    for key, value in after.items():
-        if key not in before:
-            patch[key] = value
-        elif before[key] != value:
-            patch[key] = merge_patch(before[key], value)
-    return patch
-
-
 # --- the server --------------------------------------------------------------------------------
 
 
@@ -219,7 +221,7 @@ def load_certificates(tls: ssl.SSLContext, certificates: Certificates) -> None:
 
 
 class WebhookServer:
-    """HTTPS server of admission paths. `routes`: path -> handler (plain or async)."""
+    """HTTPS server of admission paths. `routes`: path -> handler."""
 
     def __init__(
         self,
@@ -228,44 +230,44 @@ class WebhookServer:
         port: int,
         certificates: Certificates,
         routes: Mapping[str, Handler],
-        async_routes: Mapping[str, AsyncHandler] | None = None,
         observe: Callable[[str, AdmissionRequest, Verdict, float], None] | None = None,
         pages: Mapping[str, Callable[[], bytes]] | None = None,
+        patience: http_server.Patience | None = None,
     ) -> None:
-        """observe: called with (path, request, verdict, seconds) for each review.
+        """host: "" for every address of the machine.
 
+        observe: called with (path, request, verdict, seconds) for each review.
         pages: path -> function that returns the JSON of a GET.
         """
         self._host = host
         self._port = port
         self._observe = observe
-        self._draining = False
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._tls.set_alpn_protocols(["http/1.1"])
         load_certificates(self._tls, certificates)
-        application = web.Application(client_max_size=_LARGEST_REVIEW)
-        for path, handler in routes.items():
-            application.router.add_post(path, self._sync_route(path, handler))
-        for path, async_handler in (async_routes or {}).items():
-            application.router.add_post(path, self._async_route(path, async_handler))
-        for path, page in (pages or {}).items():
-            application.router.add_get(path, _page(page))
-        application.router.add_get("/healthz", _healthz)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=10)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
+        self._large = 0
+        self._server = Server(
+            {
+                ("GET", "/healthz"): _healthz,
+                **{("GET", path): _page(page) for path, page in (pages or {}).items()},
+                **{("POST", path): self._route(path, handler) for path, handler in routes.items()},
+            },
+            max_body_bytes=LARGEST_REVIEW,
+            max_connections=_MOST_CONNECTIONS,
+            max_held_bytes=_MOST_HELD_BYTES,
+            patience=patience or http_server.Patience(),
+        )
 
     async def start(self) -> None:
-        """Listen; return when connections are taken."""
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, self._host, self._port, ssl_context=self._tls, backlog=1024
-        )
-        await site.start()
+        """Listen; return when connections are taken. Raises OSError when the port is taken."""
+        await self._server.listen_tcp(self._host, self._port, tls=self._tls)
 
     @property
     def port(self) -> int:
         """The port that is listened on; useful when it was given as 0."""
-        address = self._runner.addresses[0]
-        return int(address[1])
+        return int(self._server.sockets[0].getsockname()[1])
 
     def use(self, certificates: Certificates) -> None:
         """Serve other certificates from the next handshake on."""
@@ -273,53 +275,45 @@ class WebhookServer:
 
     def drain(self) -> None:
         """End each connection with its next answer, so that none is cut while a review is on it."""
-        self._draining = True
+        self._server.draining = True
 
     async def stop(self) -> None:
         """Take no new connections, let running requests end, close."""
-        with suppress(asyncio.CancelledError):
-            await self._runner.cleanup()
+        await self._server.drain(_DRAIN_SECONDS)
+        await self._server.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _sync_route(
-        self, path: str, handler: Handler
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def decide(request: AdmissionRequest) -> Verdict:
-            return _judge(request, handler)
-
-        return self._async_route(path, decide)
-
-    def _async_route(
-        self, path: str, handler: AsyncHandler
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def serve(request: web.Request) -> web.Response:
-            body = await request.read()
-            started = asyncio.get_running_loop().time()
-            try:
-                review = _decode_review(body)
-            except (msgspec.DecodeError, RecursionError) as error:
-                return web.json_response({"error": f"not an AdmissionReview: {error}"}, status=400)
-            try:
-                verdict = await handler(review.request)
-            except Exception as error:  # noqa: BLE001 - one request must not stop the server
-                verdict = _failed(review.request, error)
-            if self._observe is not None:
-                seconds = asyncio.get_running_loop().time() - started
-                self._observe(path, review.request, verdict, seconds)
-            answer = encode_answer(review.api_version, review.request.uid, verdict)
-            response = web.Response(body=answer, content_type="application/json")
-            if self._draining:
-                response.force_close()
-            return response
+    def _route(self, path: str, handler: Handler) -> http_server.Handler:
+        async def serve(request: Request) -> Response:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            if len(request.body) <= LARGE_REVIEW:
+                answer = answer_review(request.body, handler)
+            elif self._large >= _MOST_LARGE_REVIEWS:
+                return http_server.text(503, "too many large reviews at once; try again")
+            else:
+                self._large += 1
+                try:
+                    answer = await loop.run_in_executor(
+                        self._thread, answer_review, request.body, handler
+                    )
+                finally:
+                    self._large -= 1
+            answer = await finish(answer)
+            if self._observe is not None and answer.review and answer.verdict:
+                seconds = loop.time() - started
+                self._observe(path, answer.review.request, answer.verdict, seconds)
+            return Response(answer.status, answer.body, "application/json")
 
         return serve
 
 
-def _page(page: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def serve(_: web.Request) -> web.Response:
-        return web.Response(body=page(), content_type="application/json")
+def _page(page: Callable[[], bytes]) -> http_server.Handler:
+    async def serve(_: Request) -> Response:
+        return Response(200, page(), "application/json")
 
     return serve
 
 
-async def _healthz(_: web.Request) -> web.Response:
-    return web.Response(text="ok")
+async def _healthz(_: Request) -> Response:
+    return Response(200, b"ok")

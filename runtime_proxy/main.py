@@ -23,7 +23,7 @@ from runtime_proxy import handover, options
 from runtime_proxy.backend import Backend
 from runtime_proxy.options import Options
 from runtime_proxy.status import Figures, pages
-from service import logs, unix
+from service import logs, open_files, unix
 from service.http_server import Server
 from service.systemd import Notifier
 
@@ -198,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.set_up(level="info", form="text")
     chosen = options.parse(arguments)
     logs.set_up(level=chosen.log_level, form=chosen.log_format)
+    open_files.raise_limit()
     # A successor is started as we were, by the script or module that is there by then.
     command = [sys.executable, *sys.orig_argv[1:]]
     try:

@@ -36,7 +36,7 @@ from cluster.webhook.reservation import ReservationAdmission
 from kube.cache import Cache, wait_all_synced
 from kube.certificates import Certificates, ends_at
 from kube.client import Client
-from kube.webhook import AdmissionRequest, AsyncHandler, Handler, Verdict, WebhookServer
+from kube.webhook import AdmissionRequest, Handler, Verdict, WebhookServer
 
 _log = logging.getLogger(__name__)
 
@@ -161,9 +161,12 @@ class Admission:
             validating_name=settings.env("VALIDATING_WEBHOOK_NAME", VALIDATING_NAME),
         )
 
-    def routes(self, bookings: Client) -> tuple[dict[str, Handler], dict[str, AsyncHandler]]:
-        """Return the handlers of the paths whose gates are on. bookings: what quotas are booked by;
-        reviews must not wait until the controllers' writes are through."""
+    def routes(self, bookings: Client) -> dict[str, Handler]:
+        """Return the handlers of the paths whose gates are on.
+
+        bookings: the client that quotas are booked by; reviews must not wait for the rate limit of
+        the controllers' writes.
+        """
         settings, gates, caches = self._settings, self._settings.gates, self._caches
         quota = QuotaAdmission(
             caches.quota_tree,
@@ -198,10 +201,10 @@ class Admission:
         config = ConfigMapAdmission(
             namespace=settings.text("config-namespace"),
             name=settings.text("slo-config-name"),
-            nodes=lambda: caches.nodes.items.values(),
+            nodes=lambda: tuple(caches.nodes.items.values()),
             names_required=settings.text("node-strategy-name-need-check") == "true",
         )
-        plain: dict[str, Handler] = {
+        routes: dict[str, Handler] = {
             "/mutate-pod": self._pods.mutate,
             f"/mutate-{_QUOTA_PATH}": quota.mutate,
             f"/validate-{_QUOTA_PATH}": quota.validate,
@@ -209,28 +212,24 @@ class Admission:
             "/validate-node": NodeValidation(lambda: self._source.config).validate,
             "/validate-configmap": config.validate,
             "/mutate-reservation": ReservationAdmission(self._pods.caches).mutate,
+            "/validate-pod": evaluator.validate,
             "/validate-pod-binding": binding.validate,
         }
         active = active_paths(gates)
-        waiting: dict[str, AsyncHandler] = {"/validate-pod": evaluator.validate}
-        return (
-            {path: handler for path, handler in plain.items() if path in active},
-            {path: handler for path, handler in waiting.items() if path in active},
-        )
+        return {path: handler for path, handler in routes.items() if path in active}
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Serve and register; the server stops with `stack`."""
         bookings = await stack.enter_async_context(self._client.sibling())
-        plain, waiting = self.routes(bookings)
+        routes = self.routes(bookings)
         # Answers from caches: none may be given before they are filled.
         await wait_all_synced(*self._caches.all)
         certificates = await self._registration.certificates()
         server = WebhookServer(
-            host="0.0.0.0",
+            host="",
             port=self._port,
             certificates=certificates,
-            routes=plain,
-            async_routes=waiting,
+            routes=routes,
             observe=self._observe,
         )
         await server.start()

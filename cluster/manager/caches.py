@@ -5,6 +5,7 @@ Controllers and admission read the same caches, so both see one state, and each 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from apis.core import ConfigMap, Namespace, Node, Pod, PriorityClassObject
@@ -70,6 +71,8 @@ class Caches:
         self.priority_classes = self._cache(PRIORITY_CLASSES, PriorityClassObject)
 
         self._tree: QuotaTree | None = None
+        # Large reviews ask for the tree in a thread, while the event loop changes the quotas.
+        self._tree_lock = threading.Lock()
         self.quotas.subscribe(self._quota_changed)
 
     def _cache(self, resource: Resource, type_: type[Any], **options: Any) -> Cache[Any]:
@@ -79,16 +82,18 @@ class Caches:
 
     def quota_tree(self) -> QuotaTree:
         """Return the tree of the cached quotas."""
-        if self._tree is None:
-            self._tree = QuotaTree(self.quotas.items.values())
-        return self._tree
+        with self._tree_lock:
+            if self._tree is None:
+                self._tree = QuotaTree(self.quotas.items.values())
+            return self._tree
 
     def _quota_changed(self, event: Event[ElasticQuota]) -> None:
         # The scheduler writes what pods use into quotas all the time, and admission books on them:
         # a tree made anew for each pod would take milliseconds of every review.
         old = quota_node(event.old) if event.old is not None else None
         if event.change is not Change.MODIFIED or quota_node(event.new) != old:
-            self._tree = None
+            with self._tree_lock:
+                self._tree = None
 
     def waiting(self) -> list[str]:
         """Return the types whose lists were not read yet."""

@@ -25,11 +25,12 @@ from cluster.webhook.colocation_profile import (
     pod_identity,
     selects,
 )
+from cluster.webhook.plain import PodShape
 from kube.cache import Cache, Index
 from kube.client import ApiError, Client, RateLimit
+from kube.patches import merge_patch
 from kube.queue import WorkQueue
 from kube.resources import PODS
-from kube.webhook import merge_patch
 
 _log = logging.getLogger(__name__)
 
@@ -160,4 +161,4 @@ def profiled(pod: Mapping[str, Any], profile: ClusterColocationProfile) -> dict[
         labels.pop(key, None)
         if key in before:
             labels[key] = before[key]
-    return patched(result, profile)
+    return patched(result, profile, PodShape)

@@ -13,7 +13,7 @@ from cluster.webhook.configuration import ConfigurationMissing
 from kube.client import ApiError, Client, Unreachable
 from kube.connection import ConnectionConfigError, load_connection
 from kube.leader import LeadershipLost
-from service import logs
+from service import logs, open_files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "flags without effect here: %s",
             ", ".join(f"--{name}" for name in settings.without_effect),
         )
+    open_files.raise_limit()
     try:
         connection = load_connection(
             settings.text("kubeconfig") or None, master=settings.text("master") or None

@@ -20,8 +20,8 @@ from cluster.metrics import ManagerMetrics
 from kube.cache import Cache
 from kube.client import Client
 from kube.events import EventRecorder
+from kube.patches import merge_patch
 from kube.resources import NODE_SLOS
-from kube.webhook import merge_patch
 
 ANNOTATION_APPLIED_ENTRIES: Final = "slo.koordinator.sh/applied-entries"
 """JSON object: key of slo-controller-config -> name of the node entry that applied."""

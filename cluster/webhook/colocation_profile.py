@@ -19,9 +19,8 @@ from apis.keys import (
 )
 from apis.meta import LabelSelector, matches, selector_problem
 from apis.profile import ClusterColocationProfile
+from cluster.webhook.plain import Plain, PodShape, Shape, shape_problem
 from cluster.webhook.strategic import PatchError, strategic_merge
-
-Plain = dict[str, Any]
 
 
 def labels_of(obj: Mapping[str, Any]) -> dict[str, str]:
@@ -119,7 +118,7 @@ def apply_metadata(obj: Plain, profile: ClusterColocationProfile) -> None:
     there already is not appended again.
     """
     spec = profile.spec
-    metadata = obj.setdefault("metadata", {})
+    metadata = obj["metadata"] = obj.get("metadata") or {}
     labels: dict[str, str] = dict(metadata.get("labels") or {})
     annotations: dict[str, str] = dict(metadata.get("annotations") or {})
     labels.update(spec.labels)
@@ -180,19 +179,23 @@ def apply_profile(
 ) -> Plain:
     """Return the pod as the profile wants it. Raises InputError."""
     apply_metadata(pod, profile)
-    apply_scheduling(pod.setdefault("spec", {}), profile, priority_class)
-    return patched(pod, profile)
+    pod["spec"] = pod.get("spec") or {}
+    apply_scheduling(pod["spec"], profile, priority_class)
+    return patched(pod, profile, PodShape)
 
 
-def patched(obj: Plain, profile: ClusterColocationProfile) -> Plain:
-    """Return `obj` after the profile's strategic merge patch. Raises InputError."""
+def patched(obj: Plain, profile: ClusterColocationProfile, shape: type[Shape]) -> Plain:
+    """Return `obj` after the profile's strategic merge patch, of `shape`. Raises InputError."""
     patch = profile.spec.patch
     if patch is None:
         return obj
     try:
         if not isinstance(patch, dict):
             raise PatchError("expected an object")
-        return strategic_merge(obj, patch)
+        merged = strategic_merge(obj, patch)
+        problem = shape_problem(merged, shape)
+        if problem is None:
+            return merged
     except RecursionError:
         problem = "nested too deep"
     except PatchError as error:

@@ -33,9 +33,10 @@ from cluster.quota_tree import (
     quota_ref,
     resource_annotation,
 )
-from cluster.webhook.pod import plain_object
+from cluster.webhook.plain import plain_object
 from kube.cache import Index
-from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
+from kube.patches import json_patch
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
 
 class QuotaAdmission:
@@ -95,7 +96,7 @@ class QuotaAdmission:
                 self._metrics.quota_shared_weight.labels(quota.metadata.name, name).set(
                     amount.value()
                 )
-        metadata = {**plain.get("metadata", {}), "labels": labels}
+        metadata = {**(plain.get("metadata") or {}), "labels": labels}
         if annotations:
             metadata["annotations"] = annotations
         return {**plain, "metadata": metadata}

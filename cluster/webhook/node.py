@@ -24,8 +24,9 @@ from apis.meta import matches
 from apis.quantity import Quantity, ResourceList
 from apis.slo_config import SLOConfig
 from cluster.ratios import hundredths
-from cluster.webhook.pod import plain_object
-from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
+from cluster.webhook.plain import plain_object
+from kube.patches import json_patch
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
 _decode_ratios = field_decoder(dict[str, Any])
 _decode_resources = field_decoder(ResourceList)

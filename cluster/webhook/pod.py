@@ -48,17 +48,17 @@ from cluster.webhook.colocation_profile import (
     skips_resources,
 )
 from cluster.webhook.enhanced import EnhancedRules
+from cluster.webhook.plain import PodShape, shaped_object
 from cluster.webhook.pod_resources import (
     extended_resource_spec,
     gpu_resources,
     replace_resources,
 )
 from kube.cache import Cache
-from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied, json_patch
+from kube.patches import json_patch
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
 _log = logging.getLogger(__name__)
-
-_decode_plain: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class PodAdmission:
         """Bring a new pod into co-location where a profile says so."""
         if not _is_pod(request) or request.operation != "CREATE":
             return ALLOWED
-        before = plain_object(request)
+        before = shaped_object(request, PodShape)
         after = self.mutated(before, namespace=request.namespace, request_uid=request.uid)
         return Verdict(True, patch=tuple(json_patch(before, after)))
 
@@ -97,7 +97,7 @@ class PodAdmission:
     ) -> dict[str, Any]:
         """Return the pod as admission wants it. Raises InputError."""
         result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(pod))
-        metadata = result.setdefault("metadata", {})
+        metadata = result.get("metadata") or {}
         obj = f"Pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
         result = self._apply_profiles(result, namespace, request_uid, obj)
         if not self.gates.on("DisableExtendedResourceSpec"):
@@ -113,7 +113,7 @@ class PodAdmission:
     ) -> dict[str, Any]:
         known = self.caches.namespaces.get(namespace)
         matched = matching_profiles(
-            self.caches.profiles.items.values(),
+            tuple(self.caches.profiles.items.values()),
             labels=labels_of(pod),
             namespace_labels=known.metadata.labels if known is not None else None,
             report=self._report,
@@ -261,11 +261,6 @@ class PodAdmission:
         return self.enhanced().problem(pod.metadata.labels, namespace)
 
 
-def plain_object(request: AdmissionRequest) -> dict[str, Any]:
-    """Return the request's object as plain data. Raises msgspec.DecodeError."""
-    return _decode_plain(request.object) or {}
-
-
 def _is_pod(request: AdmissionRequest) -> bool:
     return request.resource.resource == "pods" and not request.sub_resource
 
@@ -357,7 +352,7 @@ def require_nodes(pod: dict[str, Any], expressions: list[dict[str, Any]]) -> Non
     """Add node selector requirements to every required term of the pod's node affinity."""
     if not expressions:
         return
-    spec = pod.setdefault("spec", {})
+    spec = pod["spec"] = pod.get("spec") or {}
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
     node = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     key = "requiredDuringSchedulingIgnoredDuringExecution"

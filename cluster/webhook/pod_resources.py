@@ -107,7 +107,7 @@ def extended_resource_spec(pod: Plain, *, obj: str) -> None:
                 parts[part] = found
         if parts:
             described[str(container.get("name", ""))] = parts
-    metadata = pod.setdefault("metadata", {})
+    metadata = pod["metadata"] = pod.get("metadata") or {}
     annotations = metadata.get("annotations") or {}
     current = annotations.get(ANNOTATION_EXTENDED_RESOURCE_SPEC)
     if current is None and not described:

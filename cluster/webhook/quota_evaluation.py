@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -38,11 +39,12 @@ from apis.quantity import ZERO, Quantity, ResourceList, add_resources
 from apis.quota import ElasticQuota, decode_elastic_quota
 from cluster.gates import Gates
 from cluster.quota_tree import QuotaTree, quota_ref, resource_annotation
-from cluster.webhook.pod import PodAdmission, plain_object
+from cluster.webhook.plain import plain_object
+from cluster.webhook.pod import PodAdmission
 from cluster.webhook.replace_resources import with_replaced_resources
 from kube.client import ApiError, Client, Unreachable
 from kube.resources import ELASTIC_QUOTAS
-from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
+from kube.webhook import ALLOWED, AdmissionRequest, FollowUp, Verdict, denied
 
 _COUNTED: Final = frozenset(
     {
@@ -95,8 +97,8 @@ class QuotaEvaluator:
         self._locks: dict[str, asyncio.Lock] = {}
         self._written: dict[str, ElasticQuota] = {}
 
-    async def validate(self, request: AdmissionRequest) -> Verdict:
-        """Validate a pod, then book it on its quota."""
+    def validate(self, request: AdmissionRequest) -> Verdict | FollowUp:
+        """Validate a pod; return the booking on its quota where it needs one."""
         verdict = self._admission.validate(request)
         if not verdict.allowed or not self._concerns(request):
             return verdict
@@ -118,15 +120,25 @@ class QuotaEvaluator:
         requested = self._requested(request, pod)
         if not requested:
             return verdict
+        return partial(
+            self._booked,
+            request.ref,
+            node.namespace,
+            name,
+            requested,
+            book=request.dry_run is not True,
+        )
+
+    async def _booked(
+        self, ref: str, namespace: str, name: str, requested: ResourceList, *, book: bool
+    ) -> Verdict:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                return await self._book(
-                    node.namespace, name, requested, book=request.dry_run is not True
-                )
+                return await self._book(namespace, name, requested, book=book)
         except TimeoutError:
-            return denied(f"{request.ref}: elastic quota evaluation timed out", code=500)
+            return denied(f"{ref}: elastic quota evaluation timed out", code=500)
         except (ApiError, Unreachable) as error:
-            return denied(f"{request.ref}: elastic quota {name}: {error}", code=500)
+            return denied(f"{ref}: elastic quota {name}: {error}", code=500)
 
     def _concerns(self, request: AdmissionRequest) -> bool:
         if request.resource.resource != "pods" or request.sub_resource:

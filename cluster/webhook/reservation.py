@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from apis.errors import InputError
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import (
     apply_metadata,
@@ -23,8 +22,10 @@ from cluster.webhook.colocation_profile import (
     matching_profiles,
     patched,
 )
-from cluster.webhook.pod import PodCaches, plain_object
-from kube.webhook import ALLOWED, AdmissionRequest, Verdict, json_patch
+from cluster.webhook.plain import ReservationShape, shaped_object
+from cluster.webhook.pod import PodCaches
+from kube.patches import json_patch
+from kube.webhook import ALLOWED, AdmissionRequest, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +39,10 @@ class ReservationAdmission:
     def mutate(self, request: AdmissionRequest) -> Verdict:
         if request.resource.resource != "reservations" or request.operation != "CREATE":
             return ALLOWED
-        before = plain_object(request)
+        before = shaped_object(request, ReservationShape)
         after: dict[str, Any] = msgspec.json.decode(request.object)
         matched = matching_profiles(
-            [_for_reservations(profile) for profile in self._caches.profiles.items.values()],
+            [_for_reservations(one) for one in tuple(self._caches.profiles.items.values())],
             labels=labels_of(before),
             namespace_labels=self._namespace_labels(before),
             report=lambda error: _log.warning("%s; the profile is left out", error),
@@ -50,11 +51,11 @@ class ReservationAdmission:
             if not drawn(profile, request.name or request.uid):
                 continue
             apply_metadata(after, profile)
-            spec = after.setdefault("spec", {})
-            template = spec.get("template")
-            if isinstance(template, dict):
-                apply_scheduling(_pod_spec(template, request.ref), profile, self._priority)
-            after = patched(after, profile)
+            template = (after.get("spec") or {}).get("template")
+            if template is not None:
+                template["spec"] = template.get("spec") or {}
+                apply_scheduling(template["spec"], profile, self._priority)
+            after = patched(after, profile, ReservationShape)
         return Verdict(True, patch=tuple(json_patch(before, after)))
 
     def _namespace_labels(self, reservation: dict[str, Any]) -> Mapping[str, str] | None:
@@ -76,13 +77,3 @@ def _for_reservations(profile: ClusterColocationProfile) -> ClusterColocationPro
         return profile
     spec = msgspec.structs.replace(profile.spec, namespace_selector=None)
     return msgspec.structs.replace(profile, spec=spec)
-
-
-def _pod_spec(template: dict[str, Any], obj: str) -> dict[str, Any]:
-    """Return the template's pod spec, in place. No schema checks templates. Raises InputError."""
-    spec = template.get("spec")
-    if spec is None:
-        spec = template["spec"] = {}
-    if not isinstance(spec, dict):
-        raise InputError(obj=obj, field="spec.template.spec", value=spec, problem="not an object")
-    return spec

@@ -28,6 +28,7 @@ from kube.resources import (
 )
 from kube.webhook import (
     AdmissionRequest,
+    FollowUp,
     GroupVersionKind,
     GroupVersionResource,
     UserInfo,
@@ -113,6 +114,11 @@ def request(
         old_object=msgspec.Raw(msgspec.json.encode(old)),
         dry_run=dry_run,
     )
+
+
+async def settled(judged: Verdict | FollowUp) -> Verdict:
+    """Return the verdict, after the follow-up where there is one."""
+    return judged if isinstance(judged, Verdict) else await judged()
 
 
 def patched(obj: dict[str, Any], verdict: Verdict) -> Any:

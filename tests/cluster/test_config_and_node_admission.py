@@ -516,7 +516,7 @@ def test_a_profile_shapes_a_reservation() -> None:
     # No schema checks templates, so this reaches admission.
     odd = {**obj, "spec": {**obj["spec"], "template": {"spec": []}}}
     review = request(odd, kind="Reservation", resource="reservations", namespace="")
-    with pytest.raises(InputError, match=r"Reservation r: spec\.template\.spec = '\[\]'"):
+    with pytest.raises(InputError, match=r"^Reservation r: spec\.template\.spec: Expected"):
         judge.mutate(review)
 
 

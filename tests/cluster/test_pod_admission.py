@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import apply_metadata, drawn
 from cluster.webhook.enhanced import EnhancedRules, Rule
-from kube.webhook import json_patch, merge_patch
+from kube.patches import json_patch, merge_patch
 from tests.cluster.admission import admission, convert, patched, request
 
 BATCH = {

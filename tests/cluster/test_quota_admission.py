@@ -36,7 +36,7 @@ from kube.client import Client
 from kube.connection import Connection
 from kube.events import EventRecorder
 from kube.resources import PODS
-from tests.cluster.admission import admission, convert, filled, request
+from tests.cluster.admission import admission, convert, filled, request, settled
 
 PREFIX = "quota.scheduling.koordinator.sh/"
 
@@ -301,7 +301,7 @@ def test_a_name_that_several_quotas_bear_books_nothing() -> None:
                 "metadata": {"name": "web", "namespace": "default", "labels": labels},
                 "spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}]},
             }
-            return (await evaluator.validate(request(plain))).message
+            return (await settled(evaluator.validate(request(plain)))).message
 
     assert "several elastic quotas team" in asyncio.run(run())
 

@@ -12,6 +12,7 @@ import pytest
 from apis.errors import InputError
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import patched
+from cluster.webhook.plain import PodShape
 from cluster.webhook.strategic import PatchError, strategic_merge
 from tests.beds import kubernetes
 from tests.cluster.admission import convert
@@ -316,13 +317,18 @@ def nested(depth: int) -> Any:
         (["x"], "expected an object"),
         ({"spec": {"containers": [{}]}}, "does not name its name"),
         ({"spec": nested(5000)}, "nested too deep"),
+        (
+            {"spec": {"containers": "x"}},
+            "spec.containers: Expected `array | null`, got `str`",
+        ),
+        ({"metadata": {"labels": {"a": 1}}}, "metadata.labels[...]: Expected `str`, got `int`"),
     ],
 )
 def test_a_profile_with_a_bad_patch_is_named(patch: Any, problem: str) -> None:
     plain = {"metadata": {"name": "odd"}, "spec": {"patch": patch}}
     profile: ClusterColocationProfile = convert(plain, ClusterColocationProfile)
     with pytest.raises(InputError) as refused:
-        patched({"spec": {"containers": named("a")}}, profile)
+        patched({"spec": {"containers": named("a")}}, profile, PodShape)
     text = str(refused.value)
     assert text.startswith("ClusterColocationProfile odd: spec.patch") and problem in text
 

@@ -34,9 +34,9 @@ def review(api_version: str = "admission.k8s.io/v1", **members: Any) -> bytes:
 
 
 def answered(handler: Handler, body: bytes | None = None) -> Any:
-    code, data = answer_review(review() if body is None else body, handler)
-    assert code == 200
-    return msgspec.json.decode(data)
+    answer = answer_review(review() if body is None else body, handler)
+    assert answer.status == 200
+    return msgspec.json.decode(answer.body)
 
 
 def test_an_answer_carries_the_uid_and_the_version_of_the_question() -> None:
@@ -77,16 +77,15 @@ def test_a_handler_that_fails_fails_this_request_only_and_tells_no_secrets() -> 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"request":{}}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_review_is_refused(body: bytes) -> None:
-    code, _ = answer_review(body, lambda _: ALLOWED)
-    assert code == 400
+    assert answer_review(body, lambda _: ALLOWED).status == 400
 
 
 @settings(max_examples=80)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_answered(body: bytes) -> None:
-    code, data = answer_review(body, lambda _: ALLOWED)
-    assert code in (200, 400)
-    msgspec.json.decode(data)
+    answer = answer_review(body, lambda _: ALLOWED)
+    assert answer.status in (200, 400)
+    msgspec.json.decode(answer.body)
 
 
 def test_a_server_that_leaves_answers_and_ends_the_connection_itself() -> None:

@@ -54,8 +54,16 @@ async def talk(port: int, data: bytes) -> bytes:
         (b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n", b"500"),
         (b"rubbish\r\n\r\n", b"400"),
         (b"GET /echo HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET //[ HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /echo?" + b"a=1&" * 40 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET /" + b"x" * 20_000, b"431"),
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n" + b"x" * 101, b"413"),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n", b"413"),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"32\r\n%s\r\n" % (b"x" * 50) * 3,
+            b"413",
+        ),
     ],
 )
 def test_each_request_gets_its_status(data: bytes, status: bytes) -> None:
