@@ -25,7 +25,7 @@ from hooks.compose import compose, settle
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
-from hooks.requested import asked_for
+from hooks.requested import value_in_request
 from hooks.shape import shape_of
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Subject
 
@@ -136,7 +136,7 @@ class Engine:
         outcomes: dict[ResourceKey, Outcome] = {}
         requested = getattr(subject, "requested", NOTHING_REQUESTED)
         for key, claims_of in by_resource.items():
-            outcome = compose(claims_of, asked_for(requested, key[0]))
+            outcome = compose(claims_of, value_in_request(requested, key[0]))
             if outcome is not None:
                 outcomes[key] = outcome
         settled = settle(outcomes)

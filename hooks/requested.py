@@ -16,16 +16,16 @@ def requested_value(subject: Subject, resource: Resource) -> Value | None:
     """Return what kubelet requested of one resource, None where it requested nothing."""
     if not isinstance(subject, ContainerSubject | PodSubject):
         return None
-    return asked_for(subject.requested, resource)
+    return value_in_request(subject.requested, resource)
 
 
-def asked_for(asked: Requested, resource: Resource) -> Value | None:
+def value_in_request(requested: Requested, resource: Resource) -> Value | None:
     """Return a request's value of one resource; an empty set requests nothing."""
     value = _VALUES.get(resource)
-    return None if value is None else value(asked)
+    return None if value is None else value(requested)
 
 
-def laid_over(upper: Requested, lower: Requested) -> Requested:
+def overlay(upper: Requested, lower: Requested) -> Requested:
     """Return `lower` with every field that `upper` has set replaced."""
     return Requested(
         *(
@@ -68,11 +68,11 @@ def cpu_set(text: str) -> CpuSet | None:
         return None
 
 
-def _quota(asked: Requested) -> int | None:
+def _quota(requested: Requested) -> int | None:
     """Return the quota per 100 ms; kubelet may use another period."""
-    if asked.cfs_quota_us is None:
+    if requested.cfs_quota_us is None:
         return None
-    return quota_per_100ms(asked.cfs_quota_us, asked.cfs_period_us or 0)
+    return quota_per_100ms(requested.cfs_quota_us, requested.cfs_period_us or 0)
 
 
 _VALUES: Final[Mapping[Resource, Callable[[Requested], Value | None]]] = {
@@ -80,7 +80,7 @@ _VALUES: Final[Mapping[Resource, Callable[[Requested], Value | None]]] = {
     Resource.CPU_CFS_QUOTA: _quota,
     Resource.CPU_CFS_PERIOD: attrgetter("cfs_period_us"),
     Resource.MEMORY_LIMIT: attrgetter("memory_limit_bytes"),
-    Resource.CPUSET_CPUS: lambda asked: asked.cpus or None,
-    Resource.CPUSET_MEMS: lambda asked: asked.mems or None,
+    Resource.CPUSET_CPUS: lambda requested: requested.cpus or None,
+    Resource.CPUSET_MEMS: lambda requested: requested.mems or None,
     Resource.OOM_SCORE_ADJ: attrgetter("oom_score_adj"),
 }

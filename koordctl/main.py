@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"koordctl {VERSION}")
-    _say_where_and_how(
+    _add_common_options(
         parser,
         run_dir=os.environ.get("KOORDLET_RUN_DIR", "") or None,
         output="table",
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
         # Given after the command, these options override the same ones before it.
-        _say_where_and_how(made, run_dir=argparse.SUPPRESS, output=argparse.SUPPRESS)
+        _add_common_options(made, run_dir=argparse.SUPPRESS, output=argparse.SUPPRESS)
         made.set_defaults(command=function)
         return made
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say_where_and_how(
+def _add_common_options(
     parser: argparse.ArgumentParser, *, run_dir: str | None, output: str
 ) -> None:
     """Add the options that every command accepts, before its name and after it."""

@@ -179,7 +179,7 @@ def _kubelet(patient: Patient) -> Iterator[Finding]:
         )
     for kubelet in kubelets:
         try:
-            kubelet.be_the_nodes()
+            kubelet.require_of_node()
             config = _kubelet_config(kubelet)
         except NotOurs as reason:
             yield Finding("kubelet", "info", f"not examined: {reason}")

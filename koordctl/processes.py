@@ -54,7 +54,7 @@ class Process:
 
     def read(self, path: str) -> bytes:
         """Return a file's content as the process sees it. Raises NotOurs, OSError."""
-        self.be_the_nodes()
+        self.require_of_node()
         if not path.startswith("/"):
             raise NotOurs(f"process {self.shown} names the file by a relative path, {path!r}")
         with open(f"{self.proc_root}/{self.pid}/root{path}", "rb") as file:
@@ -65,11 +65,11 @@ class Process:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the files of a pattern as the process sees them, in order. Raises NotOurs."""
-        self.be_the_nodes()
+        self.require_of_node()
         root = f"{self.proc_root}/{self.pid}/root"
         return sorted(name.removeprefix(root) for name in glob.glob(root + pattern))
 
-    def be_the_nodes(self) -> None:
+    def require_of_node(self) -> None:
         """Raise NotOurs for a process that is not root's, or that a container may have started."""
         if self.user_id != 0:
             raise NotOurs(f"process {self.shown} is not root's")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from apis.cpuset import CpuSet
 from hooks.decision import Decision, Outcome, ResourceKey
-from hooks.requested import laid_over
+from hooks.requested import overlay
 from hooks.subject import Requested
 from linux.cgroup_files import quota_in_period
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
@@ -163,7 +163,7 @@ def update(
     made = nri.ContainerUpdate(container_id=message.id)
     target = made.linux.resources
     existing = message.linux.resources
-    in_force = current if asked is None else laid_over(values(asked), current)
+    in_force = current if asked is None else overlay(values(asked), current)
     changed = False
     problems: list[str] = []
     for (resource, key), outcome in decision.outcomes.items():

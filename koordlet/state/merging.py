@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from apis.qos import KubeQoS
-from hooks.requested import laid_over
+from hooks.requested import overlay
 from hooks.subject import (
     NOTHING_REQUESTED,
     ContainerSubject,
@@ -189,9 +189,9 @@ def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
     # What stands there at first sight was asked for, CPUs too: kubelet's static policy names them
     # when it makes a container, and does not say so again.
     specified = known.by_container.get(record.name) if known is not None else None
-    base = record.first if specified is None else laid_over(specified, record.first)
+    base = record.first if specified is None else overlay(specified, record.first)
     # An update names what changes; the rest of the request went by before anybody listened.
-    return base if record.asked is None else laid_over(record.asked, base)
+    return base if record.asked is None else overlay(record.asked, base)
 
 
 def _grown(told: Requested, containers: Iterable[ContainerRecord]) -> Requested:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from hooks.observed import Container, ContainerState, Sandbox
-from hooks.requested import laid_over
+from hooks.requested import overlay
 from hooks.subject import NOTHING_REQUESTED, Pod, Requested, SandboxSubject
 from koordlet.state.requests_log import Remembered
 
@@ -84,7 +84,7 @@ class ContainerRecord(msgspec.Struct):
         """Return what kubelet asked for, as far as the runtime told."""
         if self.asked is None:
             return self.first
-        return self.asked if self.hooked else laid_over(self.asked, self.first)
+        return self.asked if self.hooked else overlay(self.asked, self.first)
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class RuntimeRecords:
             record.hooked = True
         asked = container.subject.requested
         if asked != NOTHING_REQUESTED:
-            record.asked = asked if record.asked is None else laid_over(asked, record.asked)
+            record.asked = asked if record.asked is None else overlay(asked, record.asked)
             if record.told != NOTHING_REQUESTED:
                 record.told = _only(record.told, lambda name: getattr(asked, name) is None)
         return record
@@ -424,7 +424,7 @@ class RuntimeRecords:
         if record.given is not None:
             fresh = _unlike(told, record.request, record.given, record.told)
             if fresh != NOTHING_REQUESTED:
-                record.asked = fresh if record.asked is None else laid_over(fresh, record.asked)
+                record.asked = fresh if record.asked is None else overlay(fresh, record.asked)
                 self._missed[record.id] = fresh
         record.told = told
 

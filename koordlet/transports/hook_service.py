@@ -25,7 +25,7 @@ from apis.cpuset import CpuSet
 from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.places import directory_of, place_of
-from hooks.requested import asked_for, laid_over, requested_of
+from hooks.requested import overlay, requested_of, value_in_request
 from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.configuration.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.configuration.config import HookService as Settings
@@ -152,7 +152,7 @@ class HookAnswers:
         if remembered is None:
             known = self._state.container(request.container_meta.id)
             # Before a restart of ours: the source that knows what kubelet asked has to say it.
-            return told if known is None else laid_over(Requested(cpus=told.cpus), known.requested)
+            return told if known is None else overlay(Requested(cpus=told.cpus), known.requested)
         fields = {
             name: asked if value == answered else value
             for name in Requested.__struct_fields__
@@ -169,7 +169,9 @@ class HookAnswers:
     def _asked_anew(self, key: _Key, asked: Requested) -> list[Resource]:
         remembered = self._memory.get(key)
         before = Requested() if remembered is None else remembered.asked
-        return [one for one in FILES if asked_for(asked, one) != asked_for(before, one)]
+        return [
+            one for one in FILES if value_in_request(asked, one) != value_in_request(before, one)
+        ]
 
     def _decide(
         self,

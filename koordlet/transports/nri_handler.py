@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
 from hooks.observed import Container, Sandbox
-from hooks.requested import asked_for, requested_value
+from hooks.requested import requested_value, value_in_request
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decisions.decider import Decider, Stage
 from koordlet.events import Events, Severity
@@ -142,7 +142,7 @@ class NriHandler:
     def _take_missed(self) -> None:
         """What kubelet asked the runtime for while nobody listened counts as any update does."""
         for container_id, missed in self._state.take_missed().items():
-            named = [one for one in FILES if asked_for(missed, one) is not None]
+            named = [one for one in FILES if value_in_request(missed, one) is not None]
             _LOG.info(
                 "kubelet asked for other values while the runtime was not heard",
                 extra={"container": container_id, "resources": ",".join(named)},

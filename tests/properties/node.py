@@ -31,8 +31,8 @@ from tests.properties.pods import (
     Kind,
     Running,
     RunningContainer,
-    laid_over,
     over,
+    overlay,
     requested,
     told,
 )
@@ -313,7 +313,7 @@ class OperatedNode(Daemon):
             decision = self.handler.update_container(self._container_message(container, asked))
             self.drain()
         if decision is None:
-            container.stored = laid_over(asked, container.stored)
+            container.stored = overlay(asked, container.stored)
             self.kubelet.resize(container.here, limits)
         else:
             self._apply_update(container, decision, asked)
@@ -321,7 +321,7 @@ class OperatedNode(Daemon):
     def _apply_update(
         self, container: RunningContainer, decision: Decision, asked: Requested
     ) -> None:
-        container.stored = over(laid_over(asked, container.stored), decision)
+        container.stored = over(overlay(asked, container.stored), decision)
         files = files_of(decision, self.runtime.update, self.profile)
         if asked != Requested():
             self.kubelet.resize(container.here, container.limits, adjusted=files)

@@ -201,7 +201,7 @@ def over(asked: Requested, decision: Decision) -> Requested:
     return msgspec.structs.replace(asked, **changes)
 
 
-def laid_over(upper: Requested, lower: Requested) -> Requested:
+def overlay(upper: Requested, lower: Requested) -> Requested:
     """What the runtime stores after an update: it names what changes."""
     said = {
         name: value for name, value in msgspec.structs.asdict(upper).items() if value is not None
