@@ -57,7 +57,7 @@ def test_while_the_list_is_missing_the_status_says_so(tmp_path: Path) -> None:
             status = scene.supervisor.status
             assert status.state is State.DISCONNECTED
             assert "sends no list of containers; NRI up to 0.6.1 cannot" in status.problem
-            assert scene.supervisor.statistics.seconds_in(State.CONFIGURED) >= 0.1
+            assert scene.supervisor.statistics.seconds_in(State.CONFIGURED) > 0
 
     uvloop.run(scenario())
 

@@ -23,10 +23,10 @@ print(before - resident())
 
 
 @pytest.mark.skipif(
-    "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="glibc alone keeps it"
+    "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="only glibc keeps freed memory"
 )
 def test_what_the_c_library_keeps_of_freed_memory_is_given_back() -> None:
-    # Blocks below mmap's threshold, with one in use above them: a fixed threshold makes it certain.
+    # Blocks of the heap, with one in use above them: the threshold keeps them from being mapped.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
     program = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
