@@ -20,6 +20,7 @@ from linux.cgroup_files import FILES
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.resources import Resource
+from service.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class SlotTable:
         self.journal = journal
         self.limits = limits
         self.clock = clock
+        self._repeats = Repeats(clock=clock)
         self.slots: dict[SlotKey, Slot] = {}
         self._files: list[Slot] = []
         self._virtual: dict[Resource, list[Slot]] = {}
@@ -267,8 +269,17 @@ class SlotTable:
         before = slot.state
         slot.stand(state, detail)
         if state in BAD:
-            if before is not state:
-                log.warning("%s: %s: %s", _place(slot), state, detail)
+            # On a busy node pods come and go, and each may meet what the last one met: `status`
+            # has them all, the log has the first.
+            trouble = (slot.resource, state, detail)
+            if before is not state and (left_out := self._repeats.due(trouble)) is not None:
+                log.warning(
+                    "%s: %s: %s",
+                    _place(slot),
+                    state,
+                    detail,
+                    extra={"same_trouble_not_logged": left_out} if left_out else None,
+                )
         elif before in BAD:
             log.info("%s: %s, was %s", _place(slot), state, before)
         else:

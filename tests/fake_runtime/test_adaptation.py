@@ -127,6 +127,24 @@ def environment(key: str) -> nri.ContainerAdjustment:
     return nri.ContainerAdjustment(env=[nri.KeyValue(key=key, value="1")])
 
 
+def test_a_variable_that_a_plugin_removed_is_hidden_from_the_next_one() -> None:
+    request = nri.CreateContainerRequest(container=nri.Container(id="c", env=["A=0", "AB=1"]))
+    removal = nri.ContainerAdjustment(env=[nri.KeyValue(key="-A")])
+    merge_adjustment(request, removal, nri.ContainerAdjustment(), Owners(profiles.D), "00-p")
+    assert list(request.container.env) == ["AB=1"]
+
+
+def test_an_annotation_that_a_plugin_removed_is_hidden_and_its_mark_reaches_the_runtime() -> None:
+    container = nri.Container(id="c", annotations={"a": "0", "b": "1"})
+    request = nri.CreateContainerRequest(container=container)
+    result, owners = nri.ContainerAdjustment(), Owners(profiles.D)
+    for marks in ({"-a": ""}, {"a": "2"}):
+        adjust = nri.ContainerAdjustment(annotations=marks)
+        merge_adjustment(request, adjust, result, owners, "00-p")
+    assert dict(request.container.annotations) == {"a": "2", "b": "1"}
+    assert dict(result.annotations) == {"-a": "", "a": "2"}
+
+
 def test_a_removed_variable_never_reaches_the_runtime() -> None:
     assert not merged(profiles.D, environment("-A")).env
 

@@ -284,6 +284,38 @@ def test_an_adjustment_that_is_there_already_is_not_claimed_again(
     uvloop.run(scenario())
 
 
+def test_a_variable_that_another_plugin_removed_is_given_all_the_same(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gpu = (Resource.ENV, "GPU")
+        async with Scene(tmp_path, profiles.D, wanted={gpu: "1"}) as scene:
+            await scene.synchronized()
+            kept = await scene.runtime.create_container(container("kept", env=["GPU=1"]))
+            assert not kept.adjust.env
+            removed = await scene.runtime.create_container(container("removed", env=[]))
+            assert [(each.key, each.value) for each in removed.adjust.env] == [("GPU", "1")]
+
+    uvloop.run(scenario())
+
+
+def test_annotations_labels_and_variables_that_a_newer_list_lacks_are_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path, profiles.B, wanted={(Resource.ENV, "GPU"): "1"}) as scene:
+            await scene.synchronized()
+            await scene.runtime.run_pod_sandbox(pod())
+            await scene.runtime.create_container(container())
+            assert scene.handler.containers[-1].subject.pod.annotations == {"note": "x"}
+            scene.runtime.pods["p"].ClearField("annotations")
+            scene.runtime.pods["p"].ClearField("labels")
+            del scene.runtime.containers["c"].env[:]
+            scene.runtime.plugins[0].trunk.close()
+            await scene.runtime.wait(lambda: scene.handler.methods().count("synchronize") == 2)
+            (listed,) = scene.handler.containers
+            assert (listed.subject.pod.annotations, listed.subject.pod.labels) == ({}, {})
+            assert scene.handler.lacking == {"c": ((Resource.ENV, "GPU"),)}
+
+    uvloop.run(scenario())
+
+
 def _quota(quota_us: int) -> nri.LinuxResources:
     return nri.LinuxResources(cpu=nri.LinuxCPU(quota=nri.OptionalInt64(value=quota_us)))
 

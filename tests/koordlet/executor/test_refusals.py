@@ -42,6 +42,18 @@ def test_what_a_write_answers_decides_the_state(error: int, state: State, failed
         assert bed.text(pod.cgroup, "cpu.shares") == "700"
 
 
+def test_what_many_pods_meet_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    bed = Bed()
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(20)]
+    for pod in pods:
+        bed.want(f"pod/{pod.uid}", (pod.cgroup, SHARES, 700))
+        bed.kernel.faults.fail("write", errno.EBUSY, path=f"*{pod.cgroup}*")
+    assert bed.run().failed == 20
+    (first,) = [record for record in caplog.records if "EBUSY" in record.getMessage()]
+    assert pods[0].cgroup in first.getMessage()
+    assert all(bed.view(f"pod/{pod.uid}", SHARES).state is State.FAILED for pod in pods)
+
+
 def test_a_child_does_not_grow_before_a_parent_that_was_refused() -> None:
     """Neither in the pass of the refusal nor while the parent rests: the kernel would refuse it."""
     bed = Bed()
