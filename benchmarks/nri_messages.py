@@ -45,7 +45,7 @@ def pod(number: int, parent: str = PARENT) -> nri.PodSandbox:
 def container(number: int, of: nri.PodSandbox) -> nri.Container:
     """A container of a pod, as kubelet asks for one that has no CPU or memory resources."""
     message = nri.Container(
-        id=f"{number:063x}c",
+        id=f"c{number:063x}",  # a runtime draws ids of both kinds from one space
         pod_sandbox_id=of.id,
         name="main",
         env=[f"VARIABLE_{n}=a value of usual length, number {n}" for n in range(30)],

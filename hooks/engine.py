@@ -96,6 +96,10 @@ class Engine:
         ]
         return cls(inputs, states, previous.generation + 1 if previous else 1)
 
+    def claims_at(self, level: Level) -> bool:
+        """Tell whether any active policy claims something for subjects of this level."""
+        return bool(self._plan[level])
+
     def state(self, policy: str) -> PolicyState | None:
         """Return the named policy's state."""
         return next((state for state in self.states if state.policy.name == policy), None)

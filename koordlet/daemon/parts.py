@@ -206,6 +206,9 @@ class Parts:
     def after_reply(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
 
+    def pod_changed(self, uid: str, *, now: bool) -> None:
+        self.passes.pod_changed(uid, now=now)
+
     def pod_appeared(self, uid: str) -> None:
         if not self.state.known_to_kubelet(uid):
             self.feeds.ask_soon(KUBELET)

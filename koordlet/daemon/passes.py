@@ -1,7 +1,8 @@
-"""From changes of the state to passes: a snapshot is published, the reconciler works from it.
+"""From changes of the state to the reconciler: single pods at once, else a pass over the node.
 
-The event loop publishes, the reconciler's thread takes what was published last. Changes that come
-together share a snapshot, and a pass. No pass runs while another daemon holds this node's pods.
+The state belongs to the event loop. What an event changes of one pod is handed to the reconciler's
+thread right after the reply; what may change anything has a pass run, for which the loop makes a
+snapshot when the pass begins. No pass runs while another daemon holds this node's pods.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from hooks.engine import Guard
+from hooks.subject import Level
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
 from koordlet.executor.executor import Executor
@@ -36,14 +39,9 @@ from service.locks import LockHeld
 
 _LOG = logging.getLogger("koordlet")
 
-_QUIET: Final = frozenset(
-    {"create-container", "stop-container", "remove-container", "stop-sandbox"}
-)
-"""Changes of the state that give the reconciler nothing to do at once: a container that is being
-created has no group yet, and one that ended has none any more."""
-
-_PUBLISH_EVERY_S: Final = 0.02
-"""A change is published at once; in a burst of changes they share a snapshot."""
+_SNAPSHOT_PATIENCE_S: Final = 10.0
+"""How long a pass waits for the event loop: hooks and endpoints answer within milliseconds, so a
+loop that is silent for longer is stuck, and the watchdog's business."""
 
 _MOST_ENDED: Final = 16384
 
@@ -83,13 +81,16 @@ class Passes:
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._journal_problem = ""
+        self._pods: set[str] = set()
+        """Pods that have changed since they were handed over, by uid."""
+        self._pods_now = False
+        """Whether one of them should not wait."""
         self._scheduled = False
-        self._published_at = 0.0
+        self._stale = False
         self._passed_at = time.monotonic()
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
         self._ended_before_pass: list[str] = []
-        self.snapshot: Snapshot = state.snapshot(rules.engine)
-        """What the next pass works from."""
+        self._snapshot: Snapshot = state.snapshot(rules.engine)
         self.executor: Executor | None = None
         self.reconciler: Reconciler | None = None
         self.values: Mapping[tuple[Resource, ValueState], int] = {}
@@ -115,7 +116,7 @@ class Passes:
             page_size_bytes=self._rules.inputs.kernel.page_size_bytes,
             burst_above_quota=burst_above_quota,
         )
-        self.snapshot = self._state.snapshot(self._rules.engine)
+        self._stale = True
         self.reconciler = Reconciler(
             self.executor,
             self._journal,
@@ -146,28 +147,58 @@ class Passes:
         if self._lock is not None:
             self._lock.close()
 
-    # --- publishing ----------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------
 
     def state_changed(self, reason: str) -> None:
-        """Publish a snapshot soon, and have a pass run if the reason gives it something to do."""
+        """Have a pass over the whole node run soon."""
+        self._stale = True
         self._reasons.add(reason)
+        self._soon()
+
+    def pod_changed(self, uid: str, *, now: bool) -> None:
+        """Have one pod looked at: after the reply, or with the next one if it can wait."""
+        self._stale = True
+        self._pods.add(uid)
+        if now:
+            self._pods_now = True
+            self._soon()
+
+    def _soon(self) -> None:
+        """Hand over what has changed once the reply is on its way, and all of it together."""
         if not self._scheduled:
             self._scheduled = True
-            loop = asyncio.get_running_loop()
-            wait = self._published_at + _PUBLISH_EVERY_S - loop.time()
-            if wait > 0:
-                loop.call_later(wait, self._publish)
-            else:
-                loop.call_soon(self._publish)
+            asyncio.get_running_loop().call_soon(self._hand_over)
 
-    def _publish(self) -> None:
+    def _hand_over(self) -> None:
         self._scheduled = False
-        self._published_at = asyncio.get_running_loop().time()
-        reasons, self._reasons = self._reasons, set()
-        self.snapshot = self._state.snapshot(self._rules.engine)
-        self._published()
-        if self.reconciler is not None and reasons - _QUIET:
-            self.reconciler.trigger(",".join(sorted(reasons)))
+        reconciler = self.reconciler
+        if self._pods_now:
+            if self._layout is not None and not self._layout.kubepods:
+                self._reasons.add("first pod")  # with the snapshot, the pods' root is looked for
+            elif reconciler is not None:
+                engine = self._rules.engine
+                pods = {uid: self._state.subjects_of(uid) for uid in self._pods}
+                self._pods = set()
+                qos = self._state.qos_subjects() if engine.claims_at(Level.QOS) else ()
+                reconciler.pods_changed(engine, pods, qos)
+            self._pods_now = False
+        if self._reasons and reconciler is not None:
+            reasons, self._reasons = self._reasons, set()
+            reconciler.trigger(",".join(sorted(reasons)))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Everything that is known now. For the event loop."""
+        if self._stale or self._snapshot.engine is not self._rules.engine:
+            self._stale = False
+            self._snapshot = self._state.snapshot(self._rules.engine)
+            # It has all that was handed over, or waits to be.
+            self._pods = set()
+            self._pods_now = False
+            if self.reconciler is not None:
+                self.reconciler.snapshot_made()
+            self._published()
+        return self._snapshot
 
     def ended(self, container_id: str) -> None:
         """A container has ended: what it was handed over is forgotten after a pass."""
@@ -186,7 +217,25 @@ class Passes:
             self._loop.call_soon_threadsafe(self._cpus_changed)
         # What was handed over before an end is in the journal when this pass is done.
         self._ended_before_pass = [self._ended.popleft() for _ in range(len(self._ended))]
-        return self.snapshot
+        return self._snapshot_of_loop()
+
+    def _snapshot_of_loop(self) -> Snapshot:
+        """Have the event loop make the snapshot, as the state belongs to it, and wait for it."""
+        made: Future[Snapshot] = Future()
+
+        def make() -> None:
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(self.snapshot)
+                except Exception as error:  # noqa: BLE001 - it is the pass that fails
+                    made.set_exception(error)
+
+        self._loop.call_soon_threadsafe(make)
+        try:
+            return made.result(_SNAPSHOT_PATIENCE_S)
+        except TimeoutError:
+            made.cancel()
+            raise RuntimeError("the event loop makes no snapshot: it is stuck") from None
 
     def _pass_done(self, report: PassReport) -> None:
         self._passed_at = time.monotonic()

@@ -171,6 +171,7 @@ def of_reconciler(parts: Parts) -> Plain:
     bad = {resource for resource, state in states if state in explain.TROUBLED}
     return {
         "passes": stats.passes,
+        "podUpdates": stats.pod_updates,
         "written": stats.written,
         "failed": stats.failed,
         "restored": stats.restored,

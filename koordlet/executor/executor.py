@@ -10,7 +10,7 @@ Facts: linux-interfaces.md sections 5, 6, 18, 20.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from koordlet.executor import node_wide, tasks, views
@@ -107,9 +107,26 @@ class Executor:
         for container_id, place in self._originals.places_of(waiting).items():
             self.adopt_deliveries(container_id, place)
 
-    def look_again(self) -> None:
-        """Judge again, at the next plan, what is not simply applied: what is around may differ."""
-        self._table.look_again()
+    def leave(self, subject: str) -> bool:
+        """Forget a subject whose groups are gone; False, and nothing done, if they are not."""
+        return self._table.leave(subject)
+
+    def look_again(self, subjects: Collection[str] | None = None) -> None:
+        """Judge again, at the next plan, what is not simply applied: what is around may differ.
+
+        subjects: only what these want; None: everything.
+        """
+        if subjects is None:
+            self._table.look_again()
+            return
+        for slot in self._table.of_subjects(subjects):
+            if slot.state is not State.APPLIED:
+                slot.look_again()
+
+    def directories_of(self, subjects: Iterable[str]) -> set[str]:
+        """Return the directories of the cgroup files that something is wanted for by these."""
+        slots = self._table.of_subjects(subjects)
+        return {slot.directory for slot in slots if slot.file and slot.directory}
 
     def directories(self) -> set[str]:
         """Return the directories of all cgroup files that something is wanted for."""
@@ -117,29 +134,47 @@ class Executor:
             slot.directory for slot in self._table.slots.values() if slot.file and slot.directory
         }
 
-    def paths(self) -> set[str]:
-        """Return the cgroup files that something is wanted for."""
-        return {slot.path for slot in self._table.slots.values() if slot.file and slot.path}
+    def owner(self, path: str) -> str | None:
+        """Return whose value a cgroup file has: a subject, "" for one to restore, else None."""
+        slot = self._table.by_path.get(path)
+        return None if slot is None else slot.subject
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def plan(self, pause: Callable[[], None] | None = None) -> Plan:
+    def plan(
+        self, pause: Callable[[], None] | None = None, *, subjects: Collection[str] | None = None
+    ) -> Plan:
         """Return what has to be done now. Writes nothing.
 
         pause: called after each slice of reads, for threads that wait for the interpreter.
+        subjects: look only at what these want, and at what lost its wish since the last plan; the
+            groups around are read and taken as they stand. None: look at everything.
         """
         table = self._table
         plan = Plan()
         now = table.clock()
-        dirty = self._judge.dirty(plan, now, pause)
+        released, table.released = table.released, []
+        if subjects is None:
+            around = None
+            dirty = self._judge.dirty(table.files(), plan, now, pause)
+            virtual = table.virtual()
+        else:
+            near = table.of_subjects(subjects)
+            near += [slot for slot in released if table.slots.get(slot.slot_key) is slot]
+            around = {slot.slot_key: slot for slot in near}
+            of_files = [slot for slot in near if slot.file is not None]
+            dirty = self._judge.dirty(of_files, plan, now, pause)
+            # What is no cgroup file is shared by many subjects: all of it or nothing.
+            virtual = table.virtual() if len(of_files) < len(near) else {}
         files = self._files.hand_down(self._judge.lacking)
-        files += self._files.plan(dirty, table.live() if dirty else {}, plan, now)
+        if dirty:
+            files += self._files.plan(dirty, table.live() if around is None else around, plan, now)
         for slot in dirty:
             if slot.slot_key not in plan.planned:
                 self._judge.conclude(slot, plan)
-        switches = node_wide.plan(table, table.virtual(), plan, now)
+        switches = node_wide.plan(table, virtual, plan, now)
         files = node_wide.hold_identities(table, files, switches)
-        of_tasks = tasks.plan(table, table.virtual(), plan, now)
+        of_tasks = tasks.plan(table, virtual, plan, now)
         # Group identity and core scheduling must never be on together, so what one leaves behind
         # goes first, then the switches (off before on), then what the other brings.
         if node_wide.ends_group_identity(switches):

@@ -7,7 +7,7 @@ else, and is what has to be put back one day.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -44,19 +44,26 @@ class Judge:
         """Judge nothing of these until the next pass: whose value stands there is not known yet."""
         self._left_alone.update(places)
 
-    def dirty(self, plan: Plan, now: float, pause: Callable[[], None] | None) -> list[Slot]:
-        """Return the slots about which something may have to be done, their wishes worked out."""
+    def dirty(
+        self, slots: Sequence[Slot], plan: Plan, now: float, pause: Callable[[], None] | None
+    ) -> list[Slot]:
+        """Return those of `slots`, all of files, about which something may have to be done.
+
+        Their wishes are worked out.
+        """
         self.lacking.clear()
-        judged = [slot for slot in self._read(now, pause) if self._judge(slot, plan, now)]
+        judged = [slot for slot in self._read(slots, now, pause) if self._judge(slot, plan, now)]
         self._left_alone.clear()
         return [slot for slot in judged if self._wish(slot)]
 
-    def _read(self, now: float, pause: Callable[[], None] | None) -> list[Slot]:
-        """Read every file; return the slots whose content is not the one last judged."""
+    def _read(
+        self, slots: Sequence[Slot], now: float, pause: Callable[[], None] | None
+    ) -> list[Slot]:
+        """Read the files; return the slots whose content is not the one last judged."""
         read = self._texts.host.read
         version = self._texts.layout.version
         dirty: list[Slot] = []
-        for index, slot in enumerate(self._table.files()):
+        for index, slot in enumerate(slots):
             if pause is not None and index % SLICE == SLICE - 1:
                 pause()
             if slot.retry_at > now:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +65,10 @@ class SlotTable:
         self.clock = clock
         self._repeats = Repeats(clock=clock)
         self.slots: dict[SlotKey, Slot] = {}
+        self.by_path: dict[str, Slot] = {}
+        """The slots of cgroup files by their path."""
+        self.released: list[Slot] = []
+        """Slots that lost their wish since the last plan, and are to be restored."""
         self._files: list[Slot] = []
         self._virtual: dict[Resource, list[Slot]] = {}
         self._lists_stale = True
@@ -90,6 +94,15 @@ class SlotTable:
         """Return the slots of everything else."""
         self._list()
         return self._virtual
+
+    def of_subjects(self, subjects: Iterable[str]) -> list[Slot]:
+        """Return the slots whose value one of these subjects wants."""
+        return [
+            slot
+            for subject in subjects
+            for key in self.by_subject.get(subject, ())
+            if (slot := self.slots.get(key)) is not None and slot.subject == subject
+        ]
 
     def _list(self) -> None:
         if not self._lists_stale:
@@ -195,7 +208,7 @@ class SlotTable:
             return
         self.texts.layout = layout
         before = self.by_subject
-        self.slots, self.by_subject = {}, {}
+        self.slots, self.by_subject, self.by_path = {}, {}, {}
         self._lists_stale = self._orphans_stale = self._handed_stale = True
         for subject, wants in before.items():
             self.want(subject, list(wants.values()))
@@ -208,12 +221,15 @@ class SlotTable:
             directory = self.texts.layout.directory(file.controller, place)
             slot.locate(directory, file.name(self.texts.layout.version) or "")
         self.slots[key] = slot
+        if slot.path:
+            self.by_path[slot.path] = slot
         self._lists_stale = True
         return slot
 
     def drop(self, slot: Slot) -> None:
         if self.slots.get(slot.slot_key) is slot:
             del self.slots[slot.slot_key]
+            self.by_path.pop(slot.path, None)
         self._lists_stale = self._orphans_stale = True
 
     def let_go(self, slot: Slot) -> None:
@@ -237,6 +253,29 @@ class SlotTable:
             slot.restore(self.journal.get(*key))
             if slot.restoring is None:
                 self.let_go(slot)
+            else:
+                self.released.append(slot)
+
+    def leave(self, subject: str) -> bool:
+        """Forget what was wanted for a subject whose groups are gone: nothing can be restored.
+
+        Returns False, and changes nothing, while a group is there or where more than the files of
+        its own group was wanted.
+        """
+        slots = [self.slots[key] for key in self.by_subject.get(subject, ()) if key in self.slots]
+        if any(slot.file is None or slot.subject != subject for slot in slots):
+            return False
+        if any(slot.slot_key in self._contended for slot in slots):
+            return False
+        if any(self.host.is_dir(one) for one in {slot.directory for slot in slots}):
+            return False
+        self.by_subject.pop(subject, None)
+        self.forget(
+            [slot.slot_key for slot in slots], gone=[(slot.place, slot.resource) for slot in slots]
+        )
+        for slot in slots:
+            self.drop(slot)
+        return True
 
     def forget(
         self,

@@ -228,6 +228,7 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         return
     for name, text, value in (
         ("passes", "Reconcile passes.", stats.passes),
+        ("pod_updates", "Pods looked at by themselves, between passes.", stats.pod_updates),
         ("crashed_passes", "Reconcile passes that failed by a defect.", stats.crashed_passes),
         ("writes", "Kernel writes.", stats.written),
         ("refused_writes", "Kernel writes that were refused.", stats.failed),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from koordlet.executor.executor import Executor
 from service.inotify import IN_MODIFY, Inotify
 
 log = logging.getLogger(__name__)
+
+
+class Changes(NamedTuple):
+    """What others did. writes: how many. subjects: whose files; "" where it is not known."""
+
+    writes: int
+    subjects: Collection[str]
 
 
 class OutsideChanges:
@@ -23,6 +31,8 @@ class OutsideChanges:
         self._inotify: Inotify | None = None
         self._failed = False
         self._watched_for: object = None
+        self._nodes_own: dict[str, str] = {}
+        """The node's own path of a directory that lies elsewhere for this process."""
 
     def close(self) -> None:
         if self._inotify is not None:
@@ -48,23 +58,36 @@ class OutsideChanges:
                 log.warning("no watch for outside changes, the timer finds them: %s", error)
                 self._failed = True
                 return
-        wanted = {self._here(directory) for directory in self._executor.directories()}
+        wanted = {self._here(directory): directory for directory in self._executor.directories()}
         for path in self._inotify.watched():
             if path not in wanted:
                 self._inotify.remove(path)
-        for path in wanted:
-            self._inotify.add(path, IN_MODIFY)
+        self._nodes_own = {}
+        for path, directory in wanted.items():
+            self._add(path, directory)
 
-    def count(self, own: frozenset[str] = frozenset()) -> int:
-        """Count the writes to managed files since the last call, except those to `own`."""
-        if self._inotify is None:
-            return 0
-        events = self._inotify.events()
-        if not events:
-            return 0
-        ours = {self._here(path) for path in own}
-        managed = {self._here(path) for path in self._executor.paths()}
-        # An event without a path: some were lost, so anything may have changed.
-        return sum(
-            not event.path or (event.path in managed and event.path not in ours) for event in events
-        )
+    def watch_more(self, directories: Iterable[str]) -> None:
+        """Watch these directories too, if the others are watched."""
+        for directory in directories if self._inotify is not None else ():
+            self._add(self._here(directory), directory)
+
+    def _add(self, path: str, directory: str) -> None:
+        assert self._inotify is not None
+        self._inotify.add(path, IN_MODIFY)
+        if path != directory:
+            self._nodes_own[path] = directory
+
+    def changes(self, own: Collection[str] = ()) -> Changes:
+        """Return the writes to managed files since the last call, except those to `own`."""
+        events = self._inotify.events() if self._inotify is not None else ()
+        count = 0
+        subjects: set[str] = set()
+        for event in events:
+            directory, _, name = event.path.rpartition("/")
+            path = f"{self._nodes_own.get(directory, directory)}/{name}"
+            # An event without a path: some were lost, so anything may have changed.
+            owner = self._executor.owner(path) if event.path else ""
+            if owner is not None and path not in own:
+                count += 1
+                subjects.add(owner)
+        return Changes(count, subjects)

@@ -16,25 +16,29 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from hooks.engine import Guard
+from hooks.engine import Engine, Guard
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.slots import ResourceView, State, WriteReport
 from koordlet.reconciler.outside import OutsideChanges
+from koordlet.reconciler.pods_queue import PodsQueue
 from koordlet.reconciler.reports import PassReport, ReconcileStats, SubjectView
-from koordlet.reconciler.triggers import Triggers
+from koordlet.reconciler.triggers import DRAIN_S, Triggers
 from koordlet.reconciler.wishes import Wishes
 from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
 from linux.resources import Resource
 
 log = logging.getLogger(__name__)
+
+_BUDGET_AGAIN_S: Final = 1.0
+"""Until then a second's worth of the write budget has come together."""
 
 _LOOK_AGAIN_EVERY: Final = 6
 _PAUSE_S: Final = 0.0005
@@ -84,6 +88,13 @@ class Reconciler:
         self._thread: threading.Thread | None = None
         self._new_layout: tuple[Layout, bool] | None = None
         self._crash_told: dict[str, float] = {}
+        self._pods = PodsQueue()
+        self._pods_urgent = False
+        self._outside_pods: set[str] = set()
+        """Subjects of pods in whose files others have written."""
+        self._outside_at = math.inf
+        self._pass_at = time.monotonic()
+        """When the timer runs off."""
 
     # -- for the daemon --------------------------------------------------------------------------
 
@@ -121,6 +132,29 @@ class Reconciler:
     def trigger(self, reason: str) -> None:
         """Have a pass run soon. Any thread; never blocks."""
         self._triggers.add(reason)
+
+    def pods_changed(
+        self,
+        engine: Engine,
+        pods: Mapping[str, Sequence[Subject]],
+        qos: Sequence[Subject] = (),
+        *,
+        now: bool = True,
+    ) -> None:
+        """Have these pods looked at soon, without the rest of the node. Any thread; never blocks.
+
+        pods: by uid, what the next snapshot would say of each; no subjects: it has ended.
+        qos: the QoS directories, if what is wanted of them depends on their pods.
+        now: False: it can wait for the next pod that changes, or for the next pass.
+        """
+        self._pods.put(engine, pods, qos)
+        if now:
+            self._pods_urgent = True
+            self._triggers.wake()
+
+    def snapshot_made(self) -> None:
+        """A snapshot for the next pass has just been made: it has what is queued of pods."""
+        self._pods.clear()
 
     def set_layout(self, layout: Layout, *, burst_above_quota: bool = False) -> None:
         """Work with another layout from the next pass on. Any thread; never blocks."""
@@ -180,8 +214,24 @@ class Reconciler:
 
     def run_once(self, *reasons: str) -> PassReport:
         """Run one pass now, in the calling thread."""
+        snapshot = self._snapshot_source()  # it may wait for others, who may wait for the lock
         with self._lock:
-            return self._pass(reasons)
+            return self._pass(reasons, snapshot)
+
+    def update_pods_once(self) -> PassReport | None:
+        """Look at the queued pods now, in the calling thread.
+
+        Returns None, and leaves them to the next pass, if that has to look at the whole node first.
+        """
+        with self._lock:
+            return self._update_pods() if self._can_update_pods() else None
+
+    def _can_update_pods(self) -> bool:
+        """Tell whether pods are queued, and all else is as the last pass left it."""
+        if not self._pods and not self._outside_pods:
+            return False
+        same = not self._pods or self._pods.engine is self._wishes.engine
+        return same and self._new_layout is None
 
     def restore_all(self) -> PassReport:
         """Put every original back: for the uninstall. Claims are ignored from here on.
@@ -215,13 +265,12 @@ class Reconciler:
                 cpu_ms=(time.thread_time() - cpu) * 1000,
             )
 
-    def _pass(self, reasons: Sequence[str]) -> PassReport:
+    def _pass(self, reasons: Sequence[str], snapshot: Snapshot) -> PassReport:
         started, cpu = time.monotonic(), time.thread_time()
         if self._new_layout is not None:
             (layout, burst_above_quota), self._new_layout = self._new_layout, None
             self._executor.set_layout(layout)
             self._executor.set_burst_above_quota(allowed=burst_above_quota)
-        snapshot = self._snapshot_source()
         pause = self._pause if self._thread is threading.current_thread() else None
         journal_error = ""
         try:
@@ -234,6 +283,7 @@ class Reconciler:
         if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
             self._passes_since_look = 0
             self._executor.look_again()
+        self._forget_outside()
         plan = self._executor.plan(pause)
         done = self._executor.apply(plan, pause)
         report = PassReport(
@@ -249,28 +299,73 @@ class Reconciler:
             cpu_ms=(time.thread_time() - cpu) * 1000,
             generation=snapshot.engine.generation,
         )
-        # Events of our own writes are queued by now; what else there is came from others.
-        foreign = 0
-        if self._outside is not None:
-            foreign = self._outside.count(own=done.paths)
-            self._outside.watch(snapshot)
         self._stats = msgspec.structs.replace(
             self._stats,
             passes=self._stats.passes + 1,
-            written=self._stats.written + done.written,
-            failed=self._stats.failed + done.failed,
-            restored=self._stats.restored + done.restored,
-            foreign_changes=self._stats.foreign_changes + foreign,
             last=report,
             last_finished_at=time.time(),
             journal_records=len(self._journal),
             journal_error=journal_error,
         )
-        if foreign:
-            self.trigger("outside change")
+        self._done(done)
+        if self._outside is not None:
+            self._outside.watch(snapshot)
+        return report
+
+    def _update_pods(self) -> PassReport:
+        """Do for the queued pods what a pass does for the whole node."""
+        started, cpu = time.monotonic(), time.thread_time()
+        pods, qos = self._pods.take()
+        try:
+            self._journal.update()
+        except JournalError as error:
+            self._stats = msgspec.structs.replace(self._stats, journal_error=str(error))
+        update = self._wishes.update_pods(pods)
+        subjects = {*update.subjects, *self._outside_pods}
+        self._forget_outside()
+        self._executor.look_again(subjects)
+        done = self._executor.apply(self._executor.plan(subjects=subjects))
+        self._stats = msgspec.structs.replace(
+            self._stats,
+            pod_updates=self._stats.pod_updates + len(pods),
+            journal_records=len(self._journal),
+        )
+        self._done(done)
+        if self._outside is not None:
+            self._outside.watch_more(self._executor.directories_of(update.subjects))
+        if self._wishes.differs(qos):
+            self.trigger("pods")  # what the pods of a QoS class add up to is a matter of them all
+        return PassReport(
+            reasons=("pods",),
+            subjects=len(subjects),
+            decided=update.decided,
+            written=done.written,
+            failed=done.failed,
+            deferred=done.deferred,
+            restored=done.restored,
+            faults=update.faults,
+            wall_ms=(time.monotonic() - started) * 1000,
+            cpu_ms=(time.thread_time() - cpu) * 1000,
+            generation=self._wishes.engine.generation if self._wishes.engine else 0,
+        )
+
+    def _forget_outside(self) -> None:
+        """What others wrote until now is read now."""
+        self._outside_pods = set()
+        self._outside_at = math.inf
+
+    def _done(self, done: WriteReport) -> None:
+        """Count what was written, and look for what others wrote meanwhile."""
+        self._stats = msgspec.structs.replace(
+            self._stats,
+            written=self._stats.written + done.written,
+            failed=self._stats.failed + done.failed,
+            restored=self._stats.restored + done.restored,
+        )
+        # Events of our own writes are queued by now; what else there is came from others.
+        self._look_outside(own=done.paths)
         if any(path.endswith("/cgroup.subtree_control") for path in done.paths):
             self.trigger("controllers")  # files that were missing are there now
-        return report
 
     @staticmethod
     def _pause() -> None:
@@ -286,11 +381,17 @@ class Reconciler:
         """Wait for a reason and run one pass. A defect must not end repair for good."""
         try:
             reasons = self._wait()
-            if not reasons or self._stopping:
+            if self._stopping:
                 return
+            if not reasons:
+                pods = self.update_pods_once()
+                if pods is not None and pods.deferred:
+                    self._catch_up_soon()
+                return
+            self._pass_at = time.monotonic() + self.interval_s
             report = self.run_once(*reasons)
             if report.deferred:
-                threading.Timer(1.0, self.trigger, ("write budget",)).start()
+                self._catch_up_soon()
             if self._on_pass is not None:
                 self._on_pass(report)
             self._stats = msgspec.structs.replace(self._stats, crash="")
@@ -317,31 +418,49 @@ class Reconciler:
                 extra={"crashed": self._stats.crashed_passes},
             )
 
+    def _catch_up_soon(self) -> None:
+        threading.Timer(_BUDGET_AGAIN_S, self.trigger, ("write budget",)).start()
+
     def _wait(self) -> tuple[str, ...]:
-        """Sleep until the timer, a trigger or a foreign write; return why it ended."""
-        deadline = time.monotonic() + self.interval_s
+        """Sleep until there is a reason for a pass, and return it; () where it is some pods.
+
+        Pods come first: a pass takes longer, and they would wait for it.
+        """
         while not self._stopping:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if (self._pods_urgent or now >= self._outside_at) and self._can_update_pods():
+                self._pods_urgent = False
+                return ()
+            if now >= self._pass_at:
                 return (*self._triggers.take(), "timer")
+            if self._triggers.waiting:
+                return self._triggers.gathered()
+            left = self._pass_at - now
+            if self._outside_at > now:
+                left = min(left, self._outside_at - now)
             also = self._outside.descriptors() if self._outside is not None else ()
-            if not self._triggers.sleep(left, also):
-                continue
-            self._look_outside()
-            if reasons := self._triggers.gathered():
-                return reasons
+            if self._triggers.sleep(left, also):
+                with self._lock:
+                    self._look_outside()
         return ()
 
-    def _look_outside(self) -> None:
+    def _look_outside(self, own: Collection[str] = ()) -> None:
+        """Note what others wrote, but for `own`, and have its pods or the whole node looked at."""
         if self._outside is None:
             return
-        with self._lock:
-            foreign = self._outside.count()
-        if foreign:
-            self._stats = msgspec.structs.replace(
-                self._stats, foreign_changes=self._stats.foreign_changes + foreign
-            )
-            self._triggers.add("outside change")
+        changes = self._outside.changes(own)
+        if not changes.writes:
+            return
+        self._stats = msgspec.structs.replace(
+            self._stats, foreign_changes=self._stats.foreign_changes + changes.writes
+        )
+        for subject in changes.subjects:
+            if pod := self._wishes.beside(subject):
+                self._outside_pods.update(pod)
+                # What else the same writer writes is looked at together.
+                self._outside_at = min(self._outside_at, time.monotonic() + DRAIN_S)
+            else:
+                self._triggers.add("outside change")
 
 
 def _sum(one: WriteReport, other: WriteReport) -> WriteReport:

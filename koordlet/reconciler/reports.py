@@ -33,6 +33,7 @@ class ReconcileStats(msgspec.Struct, frozen=True):
     """Counters since the start, for metrics."""
 
     passes: int = 0
+    pod_updates: int = 0  # pods that were looked at by themselves, between passes
     written: int = 0
     failed: int = 0
     restored: int = 0

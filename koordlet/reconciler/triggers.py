@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MOST_REASONS: Final = 16
-_DRAIN_S: Final = 0.05
+DRAIN_S: Final = 0.05
 """How long triggers that follow each other are gathered into one pass."""
 
 
@@ -53,11 +53,14 @@ class Triggers:
             self._drain()
         return early
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a reason."""
+        return bool(self._reasons)
+
     def gathered(self) -> tuple[str, ...]:
-        """Return the reasons, with those that follow in a moment; empty when there is none."""
-        if not self._reasons:
-            return ()
-        time.sleep(_DRAIN_S)
+        """Return the reasons, with those that follow in a moment."""
+        time.sleep(DRAIN_S)
         self._drain()
         return self.take()
 

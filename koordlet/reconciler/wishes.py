@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from hooks.decision import Decision, Outcome
 from hooks.engine import Engine, Guard
 from hooks.policy import OffBecause
 from hooks.requested import requested_value
-from hooks.subject import ContainerSubject, Subject
+from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError, Record
 from koordlet.executor.slots import PlannedWrite, Want
@@ -42,6 +42,14 @@ class Known:
         self.cgroup = subject.cgroup
 
 
+class PodsUpdate(NamedTuple):
+    """What an update of some pods came to. subjects: the keys of those that are here."""
+
+    decided: int
+    faults: int
+    subjects: list[str]
+
+
 class Wishes:
     """See the module. Belongs to whoever holds the reconciler's lock.
 
@@ -54,6 +62,12 @@ class Wishes:
         self._guard = guard
         self.known: dict[str, Known] = {}
         """By the subject's key, in the order of the snapshot."""
+        self.engine: Engine | None = None
+        """With which everything was decided last."""
+        self._held: set[str] = set()
+        """Its policies that are off because their input is bad."""
+        self._of_pod: dict[str, list[str]] = {}
+        """The keys of a pod's subjects, by its uid."""
         self._absent: dict[str, int] = {}
         self._handed_at: dict[str, float] = {}
 
@@ -64,44 +78,90 @@ class Wishes:
     ) -> tuple[int, int]:
         """Tell the executor what is wanted now; return (decisions made, faults in them)."""
         engine = snapshot.engine
-        known_before, known = self.known, {}
+        self.engine = engine
+        self._held = _without_input(engine)
+        known_before, self.known = self.known, {}
+        self._of_pod = {}
         decided = faults = 0
-        held = _without_input(engine)
         fresh = self._awaited_deliveries(snapshot)
         for index, subject in enumerate(snapshot.subjects):
             if pause is not None and index % 64 == 63:
                 pause()
-            key = subject.key
-            before = known_before.get(key)
             if fresh and isinstance(subject, ContainerSubject) and subject.id in fresh:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
-            if (
-                before is not None
-                and before.engine is engine
-                and (before.subject is subject or before.subject == subject)
-            ):
-                known[key] = before
-                faults += len(before.decision.faults)
-                continue
-            decision = engine.decide(
-                subject, self._guard, before=before.decision if before is not None else None
-            )
-            decided += 1
-            faults += len(decision.faults)
-            known[key] = Known(subject, engine, decision)
-            if (
-                before is not None
-                and not held
-                and not decision.faults
-                and not before.decision.faults
-                and before.subject == subject
-                and before.decision.outcomes == decision.outcomes
-            ):
-                continue  # another engine, or another object, and the same wishes
-            self._executor.want(key, self._wants(subject, decision, held))
-        self.known = known
+            decided += self._update_one(subject, known_before.get(subject.key))
+            faults += len(self.known[subject.key].decision.faults)
         self._let_go(snapshot)
         return decided, faults
+
+    def update_pods(self, pods: Mapping[str, Sequence[Subject]]) -> PodsUpdate:
+        """Tell the executor what is wanted now for some pods, under the engine of the last update.
+
+        pods: by uid; no subjects: the pod has ended.
+        """
+        assert self.engine is not None
+        decided = faults = 0
+        touched: list[str] = []
+        for uid, subjects in pods.items():
+            before = {key: self.known.pop(key) for key in self._of_pod.pop(uid, ())}
+            for subject in subjects:
+                if isinstance(subject, ContainerSubject) and self._journal.deliveries(subject.id):
+                    self._executor.adopt_deliveries(subject.id, subject.cgroup)
+                decided += self._update_one(subject, before.pop(subject.key, None))
+                faults += len(self.known[subject.key].decision.faults)
+                touched.append(subject.key)
+            for key in before:
+                # One whose groups are still there is let go by the passes, as a rule.
+                self._executor.leave(key)
+        return PodsUpdate(decided, faults, touched)
+
+    def beside(self, subject_key: str) -> Sequence[str]:
+        """Return the keys of all subjects of a known subject's pod; () for one without a pod."""
+        known = self.known.get(subject_key)
+        pod = _pod_of(known.subject) if known is not None else None
+        return () if pod is None else self._of_pod[pod.uid]
+
+    def differs(self, subjects: Iterable[Subject]) -> bool:
+        """Tell whether anything else is wanted of these subjects than at the last update."""
+        assert self.engine is not None
+        for subject in subjects:
+            before = self.known.get(subject.key)
+            if before is None:
+                return True
+            if before.subject is not subject:
+                decision = self.engine.decide(subject, self._guard, before=before.decision)
+                if decision.outcomes != before.decision.outcomes:
+                    return True
+        return False
+
+    def _update_one(self, subject: Subject, before: Known | None) -> bool:
+        """Tell the executor what is wanted of one subject; returns whether it was decided again."""
+        engine, key = self.engine, subject.key
+        assert engine is not None
+        if (pod := _pod_of(subject)) is not None:
+            self._of_pod.setdefault(pod.uid, []).append(key)
+        if (
+            before is not None
+            and before.engine is engine
+            and (before.subject is subject or before.subject == subject)
+        ):
+            self.known[key] = before
+            return False
+        decision = engine.decide(
+            subject, self._guard, before=before.decision if before is not None else None
+        )
+        self.known[key] = Known(subject, engine, decision)
+        unchanged = (
+            before is not None
+            and not self._held
+            and not decision.faults
+            and not before.decision.faults
+            and before.subject == subject
+            and before.decision.outcomes == decision.outcomes
+        )
+        if not unchanged:  # else it is another engine, or another object, and the same wishes
+            self._executor.want(key, self._wants(subject, decision, self._held))
+        return True
 
     def nothing(self) -> None:
         """Want nothing of any subject any more."""
@@ -162,12 +222,21 @@ class Wishes:
             if key in self.known:
                 self._absent.pop(key, None)
             elif snapshot.complete:
+                if self._executor.leave(key):
+                    self._absent.pop(key, None)
+                    continue
                 # A subject that left takes its cgroup along, as a rule a moment later.
                 passes = self._absent.get(key, 0) + 1
                 self._absent[key] = passes
                 if passes >= _ABSENT_PASSES:
                     self._absent.pop(key)
                     self._executor.want(key, ())
+
+
+def _pod_of(subject: Subject) -> Pod | None:
+    if isinstance(subject, ContainerSubject | PodSubject | SandboxSubject):
+        return subject.pod
+    return None
 
 
 def plan_for(

@@ -289,6 +289,16 @@ class NodeState:
             if sandbox.pod.cgroup
         }
 
+    def subjects_of(self, uid: str) -> tuple[Subject, ...]:
+        """Return a pod with its sandboxes and running containers; () when it is not here."""
+        view = self._view(uid)
+        return () if view is None else (view.subject, *view.sandboxes, *view.started)
+
+    def qos_subjects(self) -> tuple[QosSubject, ...]:
+        """Return the QoS directories with their pods."""
+        self._all_views()
+        return tuple(self._qos_subjects())
+
     def snapshot(self, engine: Engine) -> Snapshot:
         """Return everything as one immutable value."""
         views = self._all_views()

@@ -52,6 +52,13 @@ class Surroundings(Protocol):
         """The state changed: publish a snapshot and wake the reconciler, after the reply."""
         ...
 
+    def pod_changed(self, uid: str, *, now: bool) -> None:
+        """One pod changed: have the reconciler look at it, after the reply.
+
+        now: whether there is something to do at once; else it can wait for another pod.
+        """
+        ...
+
     def pod_appeared(self, uid: str) -> None:
         """A pod runs that kubelet's list may not have yet."""
         ...
@@ -175,25 +182,21 @@ class NriHandler:
     def run_sandbox(self, sandbox: Sandbox) -> None:
         uid = sandbox.subject.pod.uid
         self._state.run_sandbox(sandbox)
-        # Its containers come next, and find the pod merged.
-        self._daemon.after_reply(partial(self._merge, uid))
         self._daemon.pod_appeared(uid)
-        self._daemon.state_changed("run-sandbox")
-
-    def _merge(self, uid: str) -> None:
-        self._state.pod(uid)
+        # This merges the pod, after the reply: its containers, which come next, find it so.
+        self._pod_changed(uid, now=True)
 
     def update_sandbox(self, sandbox: Sandbox) -> None:
         self._state.run_sandbox(sandbox)
-        self._daemon.state_changed("update-sandbox")
+        self._pod_changed(sandbox.subject.pod.uid, now=True)
 
     def stop_sandbox(self, sandbox: Sandbox) -> None:
         self._state.stop_sandbox(sandbox.subject.id)
-        self._daemon.state_changed("stop-sandbox")
+        self._pod_changed(sandbox.subject.pod.uid, now=False)
 
     def remove_sandbox(self, sandbox: Sandbox) -> None:
         self._state.remove_sandbox(sandbox.subject.id)
-        self._daemon.state_changed("remove-sandbox")
+        self._pod_changed(sandbox.subject.pod.uid, now=False)
 
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
@@ -202,13 +205,13 @@ class NriHandler:
             if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
                 self._daemon.make_host_directory(key, outcome.value)
         self._daemon.after_reply(lambda: self._note_creation(subject, decision))
-        self._daemon.state_changed("create-container")
+        self._pod_changed(container.subject.pod.uid, now=False)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
             self._daemon.after_reply(partial(self._remember, container.subject.id))
-        self._daemon.state_changed("start-container")
+        self._pod_changed(container.subject.pod.uid, now=True)
 
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
@@ -218,15 +221,15 @@ class NriHandler:
 
     def container_updated(self, container: Container) -> None:
         self._state.observe_container(container)
-        self._daemon.state_changed("container-updated")
+        self._pod_changed(container.subject.pod.uid, now=True)
 
     def stop_container(self, container: Container) -> None:
         self._end(container)
-        self._daemon.state_changed("stop-container")
+        self._pod_changed(container.subject.pod.uid, now=False)
 
     def remove_container(self, container: Container) -> None:
         self._end(container)
-        self._daemon.state_changed("remove-container")
+        self._pod_changed(container.subject.pod.uid, now=False)
 
     def list_overdue(self, reason: str) -> None:
         self._events.add(
@@ -246,6 +249,13 @@ class NriHandler:
             f"the connection to the runtime ended: {reason};"
             " until the next one the reconciler repairs what containers miss",
         )
+
+    def _pod_changed(self, uid: str, *, now: bool) -> None:
+        if uid:
+            self._daemon.pod_changed(uid, now=now)
+        else:
+            # A leftover of a pod that the runtime does not know any more: it could be any pod's.
+            self._daemon.state_changed("leftover")
 
     def _end(self, container: Container) -> None:
         self._state.remove_container(container.subject.id)

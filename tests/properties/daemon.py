@@ -83,6 +83,8 @@ class Daemon:
         self.events = Events()
         self._work: list[Callable[[], None]] = []
         self._ended: list[str] = []
+        self._pods: set[str] = set()
+        self._pods_now = False
         self.handler = NriHandler(
             state=self.state,
             decider=Decider(self.events),
@@ -128,6 +130,9 @@ class Daemon:
         )
 
     def _snapshot(self) -> Snapshot:
+        self._pods = set()
+        self._pods_now = False
+        self.reconciler.snapshot_made()
         return self.state.snapshot(self.engine)
 
     # `koordlet.transports.nri_handler.Surroundings`
@@ -137,6 +142,10 @@ class Daemon:
 
     def state_changed(self, reason: str) -> None:
         """The tests run passes by hand."""
+
+    def pod_changed(self, uid: str, *, now: bool) -> None:
+        self._pods.add(uid)
+        self._pods_now = self._pods_now or now
 
     def pod_appeared(self, uid: str) -> None:
         """There is no kubelet list here."""
@@ -164,9 +173,16 @@ class Daemon:
         return () if self.kernel.resctrl is None else [g for g in self.kernel.resctrl.groups if g]
 
     def drain(self) -> None:
+        """Do what follows a reply: what was put off, and a look at the pods that changed."""
         work, self._work = self._work, []
         for each in work:
             each()
+        if self._pods_now:
+            pods = {uid: self.state.subjects_of(uid) for uid in self._pods}
+            self._pods = set()
+            self._pods_now = False
+            self.reconciler.pods_changed(self.engine, pods, self.state.qos_subjects())
+            self.reconciler.update_pods_once()
 
     # What objects and settings say
 

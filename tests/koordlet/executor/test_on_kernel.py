@@ -32,7 +32,7 @@ from tests.beds.errors import BedError
 from tests.beds.groups import V2_CONTROLLERS, Kubepods, kubepods
 from tests.conftest import require
 from tests.koordlet.executor.bed import claim_of
-from tests.koordlet.reconciler.test_reconciler import POLICY
+from tests.koordlet.reconciler.bed import POLICY
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.root

@@ -1,0 +1,54 @@
+"""Pods that changed since the last pass, handed from the event loop to the reconciler's thread.
+
+What is queued is what the next snapshot would say of these pods: whoever takes a snapshot empties
+the queue in the same moment, so neither ever overtakes the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from hooks.engine import Engine
+from hooks.subject import Subject
+
+
+class PodsQueue:
+    """See the module. Any thread; never blocks for longer than a copy takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pods: dict[str, Sequence[Subject]] = {}
+        self._qos: Sequence[Subject] = ()
+        self._engine: Engine | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._pods)
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine under which the newest pods were queued."""
+        return self._engine
+
+    def put(
+        self, engine: Engine, pods: Mapping[str, Sequence[Subject]], qos: Sequence[Subject]
+    ) -> None:
+        """Queue pods with their subjects, by uid; what was queued of the same pods is outdated.
+
+        qos: the QoS directories, of which a policy may claim what their pods add up to.
+        """
+        with self._lock:
+            self._pods.update(pods)
+            self._qos = qos
+            self._engine = engine
+
+    def take(self) -> tuple[Mapping[str, Sequence[Subject]], Sequence[Subject]]:
+        """Return what is queued, and empty the queue."""
+        with self._lock:
+            pods, self._pods = self._pods, {}
+            qos, self._qos = self._qos, ()
+            return pods, qos
+
+    def clear(self) -> None:
+        """A snapshot has been made, which has all of it."""
+        self.take()
