@@ -191,3 +191,12 @@ async def manager(
             if webhooks:
                 async with running.client() as admin:
                     await unregister_webhooks(admin)
+
+
+async def settled(one: Manager) -> None:
+    """Wait until no controller has had anything to do for a second, as far as its caches know."""
+    quiet = 0
+    while quiet < 10:
+        await asyncio.sleep(0.1)
+        idle = all(each.queue.idle for each in one.controllers.values())
+        quiet = quiet + 1 if idle else 0

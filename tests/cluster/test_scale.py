@@ -16,7 +16,7 @@ from cluster.manager.manager import Manager
 from kube.client import Client
 from kube.resources import NODE_METRICS
 from tests.beds.apiserver import api_server, eventually
-from tests.cluster.conftest import install, manager, set_config
+from tests.cluster.conftest import install, manager, set_config, settled
 
 pytestmark = pytest.mark.apiserver
 
@@ -36,15 +36,6 @@ async def send(client: Client, turn: int) -> None:
         await client.patch(NODE_METRICS, f"node-{number:05d}", body, subresource="status")
 
     await in_parallel((partial(of, number) for number in range(NODES)), 16)
-
-
-async def settled(one: Manager) -> None:
-    """Wait until nothing was worked on for a while."""
-    quiet = 0
-    while quiet < 10:
-        await asyncio.sleep(0.1)
-        idle = all(each.queue.idle for each in one.controllers.values())
-        quiet = quiet + 1 if idle else 0
 
 
 def test_every_node_is_served_once_for_each_change() -> None:
