@@ -29,11 +29,11 @@ class Op(StrEnum):
 class Rank(IntEnum):
     """Which of the claims that set one resource wins: the one of highest rank.
 
-    The numbers leave room for a site policy to rank in between.
+    Only the order of the numbers counts; the gaps let a site policy rank in between.
     """
 
-    DEFAULT = 100  # a class-wide or node-wide rule
-    POD = 200  # the pod's own wish, or an allocation made for it
+    DEFAULT = 100  # a rule of the class or the node
+    POD = 200  # the pod's own annotation or label, or its allocation
     SITE = 300  # a site policy
     EMERGENCY = 400  # dynamic QoS under pressure, with a time to live
 

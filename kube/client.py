@@ -127,7 +127,9 @@ class Client:
         connector = aiohttp.TCPConnector(
             ssl=self._connection.tls if self._connection.tls is not None else False,
             limit=0,
+            # Chosen: one connection for each watch (about a dozen), the rest for requests.
             limit_per_host=64,
+            # Chosen: seconds that an idle connection stays open for the next request.
             keepalive_timeout=60,
             socket_factory=watchful_socket,
         )

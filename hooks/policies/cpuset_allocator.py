@@ -169,6 +169,7 @@ def claim_cpus(rule: Rule, subject: ContainerSubject | SandboxSubject) -> Claim 
                 field=f"{annotation_field(ANNOTATION_RESOURCE_STATUS)}.cpuset",
                 value=str(status.cpus),
                 problem=f"this node has none of these CPUs for pods, only {rule.pods_cpus}",
+                hint="was the pod allocated on another machine, or did its CPUs go offline?",
             )
         if there != cpus:
             cpus, lacks = there, f"this node has no CPU {cpus - there} for pods"

@@ -233,6 +233,7 @@ def _amount(pod: Pod, gpus: Sequence[DeviceAllocation], index: int, resource: st
             field=f"{_FIELD}[{index}].resources.{resource}",
             value="(absent)" if amount is None else str(amount),
             problem="HAMi-core isolation needs an amount above 0",
+            hint=f"request {resource} together with the other GPU resources of the container",
         )
     return amount.value()
 

@@ -83,6 +83,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             field=f"{_FIELD}.{where}",
             value=address,
             problem=f"this node has no RDMA device with verbs at this PCI address{others}",
+            hint="compare with `ls -l /sys/class/infiniband_verbs/*/device` on the node",
         )
 
 

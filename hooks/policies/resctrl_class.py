@@ -75,6 +75,7 @@ def parse(inputs: NodeInputs) -> Rule | Off | Partial:
                 field=f"spec.resourceQOSStrategy.{field}.resctrlQOS.catRangeStartPercent",
                 value=start,
                 problem=f"not below catRangeEndPercent, which is {end}",
+                hint="both are percentages of the cache's ways",
             )
             start, end = _DEFAULT_RANGE[group]
         # 0 means no limit, as 100 does. It is written, to undo an earlier limit.

@@ -150,7 +150,7 @@ def test_pod_sums_are_right_by_default_and_upstreams_by_switch(
     assert values(decide(subject, compatible, POLICY)) == _values(*upstream)
 
 
-def test_sums_from_the_annotation_say_what_they_lack() -> None:
+def test_sums_from_the_annotation_are_degraded() -> None:
     pod = be_pod(annotations={ANNOTATION_EXTENDED_RESOURCE_SPEC: ANNOTATION})
     decision = decide(a_pod_subject(pod), node(), POLICY)
     assert "init containers" in decision.outcomes[Resource.CPU_SHARES, ""].degraded

@@ -101,7 +101,7 @@ def test_claims_become_one_value(claims: list[Claim], requested: Any, value: Any
     assert (None if outcome is None else outcome.value) == value
 
 
-def test_winner_modifiers_and_losers_are_told_apart() -> None:
+def test_an_outcome_separates_winner_modifiers_and_losers() -> None:
     low, high = _claim(400000, policy="low"), _claim(800000, rank=Rank.POD, policy="high")
     half, idle = _divide(2.0), _within(900000)
     outcome = compose([low, half, high, idle], None)

@@ -117,7 +117,7 @@ def test_cpu_idle_overrules_the_weight_of_the_same_directory() -> None:
     assert [c.resource for c in decision.outcomes[Resource.CPU_IDLE, ""].losers] == ["cpu.shares"]
 
 
-def test_without_cpu_idle_the_policy_says_so() -> None:
+def test_without_cpu_idle_the_policy_is_degraded() -> None:
     kernel = KernelFacts(core_sched=True, supported=MAINLINE - {Resource.CPU_IDLE})
     assert values(decide(a_pod_subject(be_pod()), _node(kernel=kernel), POLICY)) == {}
     state = engine(_node(kernel=kernel), POLICY).state(POLICY.name)

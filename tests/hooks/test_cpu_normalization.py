@@ -105,7 +105,7 @@ def test_only_ls_and_unlabelled_pods_without_cpus_of_their_own(
         ("", KubeQoS.GUARANTEED, (1500, 2000), None),  # the pod is, its first container is not
     ],
 )
-def test_cpus_that_kubelet_gives_are_a_pods_own_too(
+def test_a_pod_with_cpus_from_kubelet_keeps_its_quota(
     policy: str, qos: str, kube_qos: KubeQoS, cpus_milli: tuple[int, ...], own: bool | None
 ) -> None:
     facts = topology({ANNOTATION_CPU_MANAGER_POLICY: {"policy": policy}})
@@ -123,7 +123,7 @@ def test_cpus_that_kubelet_gives_are_a_pods_own_too(
         assert bool(values(of_pod)) == (not left_alone)
 
 
-def test_kubelet_gives_no_cpus_to_a_pod_that_asks_as_a_whole() -> None:
+def test_kubelet_gives_no_cpus_to_a_pod_with_resources_of_its_own() -> None:
     inputs = _ratio(
         "2.00", topology=topology({ANNOTATION_CPU_MANAGER_POLICY: {"policy": "static"}})
     )

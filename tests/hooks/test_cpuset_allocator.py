@@ -155,7 +155,7 @@ def test_pools_are_joined_as_sets_and_empty_ones_add_nothing(pools: Any, cpus: A
         (OWN, "0-6", "4-5", "this node has no CPU 7 for pods"),
     ],
 )
-def test_cpus_that_the_pods_root_lacks_are_not_asked_for(
+def test_cpus_that_the_node_lacks_are_left_out(
     status: Any, there: str, cpus: str, said: str
 ) -> None:
     """The kernel refuses them, and so the container."""
@@ -171,7 +171,7 @@ def test_cpus_that_the_pods_root_lacks_are_not_asked_for(
     assert bool(POLICY.degraded(state.rule)) == (there != "0-15")
 
 
-def test_an_empty_pool_of_the_allocated_node_is_said() -> None:
+def test_an_empty_pool_of_the_allocated_node_is_degraded() -> None:
     nrt = {ANNOTATION_CPU_SHARED_POOLS: [LS_POOLS[0], {"node": 1, "cpuset": ""}]}
     decision = decide(a_container(_pod("LS", BU, NUMA_1)), node(topology=topology(nrt)), POLICY)
     outcome = decision.outcomes[Resource.CPUSET_CPUS, ""]
@@ -188,7 +188,7 @@ def test_an_allocation_of_which_nothing_is_there_is_an_error_and_keeps_the_quota
     assert "only 0-3" in message
 
 
-def test_an_lsr_pod_without_cpus_of_its_own_is_said() -> None:
+def test_an_lsr_pod_without_allocated_cpus_is_degraded() -> None:
     decision = decide(a_container(a_pod("LSR", G)), node(topology=topology(TWO_NODES)), POLICY)
     assert "without allocated CPUs" in decision.outcomes[Resource.CPUSET_CPUS, ""].degraded
 
@@ -272,7 +272,7 @@ def test_a_bad_annotation_of_the_node_freezes_no_share_pool(text: str) -> None:
     assert ANNOTATION_SYSTEM_QOS_RESOURCE in state.problem
 
 
-def test_without_a_topology_the_policy_says_what_it_cannot_do() -> None:
+def test_without_a_topology_the_policy_is_degraded() -> None:
     def degraded(facts: Any) -> str:
         state = engine(node(topology=facts), POLICY).state(POLICY.name)
         assert state is not None and state.active

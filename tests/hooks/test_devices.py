@@ -175,7 +175,7 @@ def test_names_that_are_no_file_names_make_no_directory(uid: str, name: str, fie
         (SHARE | {"koordinator.sh/gpu-memory": "-1"}, "koordinator.sh/gpu-memory"),
     ],
 )
-def test_hami_core_without_its_amounts_isolates_nothing_and_says_so(
+def test_hami_core_without_its_amounts_is_an_error_and_claims_nothing(
     resources: Any, named: str
 ) -> None:
     container = a_container(_gpus({"minor": 0, "resources": resources}, labels=HAMI))
@@ -265,7 +265,7 @@ def test_without_a_connection_manager_the_verbs_device_is_still_given() -> None:
     assert list(values(decision).values()) == [_verbs(0)]
 
 
-def test_a_node_without_rdma_says_so_and_so_does_a_pod_that_was_given_some() -> None:
+def test_a_node_without_rdma_is_degraded_and_a_pod_with_allocated_devices_reported() -> None:
     state = engine(node(), rdma_device.POLICY).state("RDMADeviceInject")
     assert state is not None and state.active
     assert "no RDMA device" in rdma_device.POLICY.degraded(state.rule)

@@ -49,7 +49,7 @@ def _build(*policies: Policy, inputs: NodeInputs | None = None, previous: Any = 
     return Engine.build(policies, inputs or node(), previous=previous)
 
 
-def test_the_gate_decides_first_and_says_so() -> None:
+def test_a_gate_that_is_off_comes_before_every_other_reason() -> None:
     on, off = _policy("On"), _policy("Off", gate=False)
     engine = _build(on, off)
     assert engine.state("On") is not None
@@ -182,7 +182,7 @@ def test_a_rule_that_was_off_is_not_kept() -> None:
     assert state.off.because is OffBecause.BAD_INPUT
 
 
-def test_policies_are_asked_in_the_order_of_their_names() -> None:
+def test_policies_run_in_the_order_of_their_names() -> None:
     asked: list[str] = []
 
     def function(name: str) -> Any:
@@ -200,7 +200,7 @@ def test_policies_are_asked_in_the_order_of_their_names() -> None:
     assert [claim.policy for claim in outcome.losers] == ["C", "b", "site/x"]
 
 
-def test_a_policy_is_asked_on_its_levels_only() -> None:
+def test_a_policy_claims_on_its_levels_only() -> None:
     engine = _build(_policy("A"))
     assert engine.decide(a_pod_subject(a_pod())).outcomes == {}
     assert engine.decide(NodeSubject()).outcomes == {}

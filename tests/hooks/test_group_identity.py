@@ -212,7 +212,7 @@ def test_the_stand_in_keeps_away_from_directories_that_kubelet_writes() -> None:
     assert values(decide(a_container(be_pod()), inputs, POLICY)) == {}
 
 
-def test_a_degraded_policy_says_so_and_a_whole_one_does_not() -> None:
+def test_degraded_says_what_the_kernel_lacks() -> None:
     def degraded(kernel: KernelFacts) -> str:
         state = engine(node(slo=ALL_ON, kernel=kernel), POLICY).state("GroupIdentity")
         assert state is not None and state.active

@@ -226,7 +226,7 @@ def test_what_was_decided_for_a_container_of_the_same_shape_changes_no_decision(
 
 
 _WHICH_POD = {"namespace", "name", "uid", "cgroup", "phase", "created_at"}
-"""What tells a pod from its replicas, and what policies do not read."""
+"""What distinguishes a pod from its replicas, and what policies do not read."""
 
 
 @pytest.mark.parametrize("field", list(Pod.__struct_fields__))
@@ -406,7 +406,7 @@ def test_the_malformed_fields_are_all_that_the_policies_read() -> None:
 
 
 @pytest.mark.parametrize("policy", BUILTIN, ids=lambda policy: policy.name)
-def test_every_policy_stands_in_the_documentation(policy: Policy) -> None:
+def test_every_policy_is_documented(policy: Policy) -> None:
     page = (DOCS / "policies.md").read_text()
     assert re.search(rf"^## .*{policy.name}", page, re.MULTILINE), policy.name
     assert f"`{policy.gate}`" in page
@@ -414,7 +414,7 @@ def test_every_policy_stands_in_the_documentation(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("switch", sorted(SWITCHES))
-def test_every_compat_switch_stands_in_the_documentation(switch: str) -> None:
+def test_every_compat_switch_is_documented(switch: str) -> None:
     assert f"`{switch}`" in (DOCS / "compatibility.md").read_text()
 
 

@@ -236,7 +236,7 @@ def test_sidecars_init_containers_and_overhead_count() -> None:
     )
 
 
-def test_memory_of_the_whole_pod_replaces_the_sum_and_stands_in_for_a_missing_limit() -> None:
+def test_a_pods_own_memory_replaces_the_sum_and_a_missing_limit() -> None:
     whole = Amounts(memory_request_bytes=4 * GIB, memory_limit_bytes=8 * GIB)
     pod = a_pod("LS", specs=[A, plain("open")], resources=whole)
     assert values(decide(a_pod_subject(pod), _node(), POLICY)) == _memory(
@@ -304,7 +304,7 @@ def test_the_compat_switch_writes_zeros() -> None:
     }
 
 
-def test_the_compat_switch_resets_what_a_class_that_is_off_does_not_ask_for() -> None:
+def test_the_compat_switch_writes_zeros_for_a_class_that_is_off() -> None:
     """As upstream does for LSR, LS and BE; of a SYSTEM class that is off nothing counts here."""
     off = slo({"resourceQOSStrategy": {"systemClass": {"memoryQOS": {"minLimitPercent": 40}}}})
     kernel = KernelFacts(supported=EVERYTHING)

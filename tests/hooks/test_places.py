@@ -84,7 +84,7 @@ def test_a_containers_directory(
     "path",
     ["", "/", "a/../b", "../a", "a//b", "./a", "a/\0", "a/\n", "x" * 5000, "a/" + "y" * 256],
 )
-def test_a_path_that_could_lead_elsewhere_is_not_known(path: str) -> None:
+def test_a_path_that_could_leave_its_hierarchy_is_unknown(path: str) -> None:
     assert place_of(path) == ("", KubeQoS.GUARANTEED)
     assert directory_of(path, "", "", Runtime.CONTAINERD) == ""
 

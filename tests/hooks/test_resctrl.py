@@ -78,7 +78,7 @@ def test_bandwidth_in_the_machines_own_units(facts: ResctrlFacts, percent: int, 
         (0xFFF, (95, 96), "c00"),  # upstream: 0, which the kernel refuses
     ],
 )
-def test_a_range_in_percent_becomes_a_mask_that_the_machine_takes(
+def test_a_range_in_percent_becomes_a_mask_that_the_machine_accepts(
     cbm_mask: int, share: tuple[int, int], mask: str
 ) -> None:
     facts = replace(INTEL, cbm_mask=cbm_mask)
@@ -194,7 +194,7 @@ def test_a_pods_schemata(annotation: Any, facts: ResctrlFacts, text: str) -> Non
         ),
     ],
 )
-def test_what_this_machine_cannot_do_is_left_out_and_said(
+def test_what_this_machine_cannot_do_is_left_out_and_reported(
     annotation: Any, facts: ResctrlFacts, text: str, said: str
 ) -> None:
     pod = a_pod("LS", annotations={ANNOTATION_RESCTRL: annotation})

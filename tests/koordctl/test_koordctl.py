@@ -94,7 +94,7 @@ def test_a_pod_is_found_by_name_and_by_uid(name: str, capsys: pytest.CaptureFixt
     with_daemon(test)
 
 
-def test_an_unknown_name_names_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     async def test(n: Node, ask: Ask) -> None:
         for kind, name, words in (
             ("pod", "nope", "known pods: default/pod-aaaa"),
@@ -226,7 +226,7 @@ def test_the_documented_fields_of_an_answer_are_there(
     with_daemon(test)
 
 
-def test_a_plan_keeps_what_the_api_server_says_beside_the_directory(
+def test_a_plan_uses_objects_of_the_api_server_beside_the_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A directory with a NodeSLO alone does not take the server's Node away."""
@@ -249,7 +249,7 @@ def test_a_plan_keeps_what_the_api_server_says_beside_the_directory(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_a_plan_tells_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_lists_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = {**SLO, "spec": {"cpuBurstStrategy": {"cpuBurstPercent": "lots"}}}
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(bad))
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node_object("1.25")))
@@ -263,7 +263,7 @@ def test_a_plan_tells_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[
     with_daemon(test)
 
 
-def test_doctor_looks_where_the_running_daemon_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_uses_the_running_daemons_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     """Its sockets and directories are in no file at the default place."""
 
     async def test(n: Node, ask: Ask) -> None:
@@ -499,7 +499,7 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
         ({"TERM": "xterm", "NO_COLOR": "1"}, False),
     ],
 )
-def test_headings_are_bold_where_the_terminal_takes_it(
+def test_headings_are_bold_if_the_terminal_supports_it(
     environment: dict[str, str], bold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TERM", "NO_COLOR"):
@@ -521,7 +521,7 @@ def test_tables_align_and_wrap_their_last_column() -> None:
     assert all(len(line) <= 60 for line in lines)
 
 
-def test_a_last_column_without_room_stands_below_its_row() -> None:
+def test_a_last_column_without_room_follows_below_its_row() -> None:
     path = "/a/very/long/path/" * 4
     shown = render.table(("FILE", "OBJECT", "PROBLEM"), [(path, "", "word " * 20)], width=80)
     first, header_of_last, row, *rest = shown.splitlines()

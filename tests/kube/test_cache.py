@@ -73,7 +73,7 @@ def test_a_list_is_read_in_pages_and_watched_from_there() -> None:
     follow(handler, check)
 
 
-def test_forgotten_history_means_listing_again_and_telling_what_went() -> None:
+def test_a_version_that_is_too_old_means_a_new_list_and_events_for_deleted_objects() -> None:
     lists = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ def test_forgotten_history_means_listing_again_and_telling_what_went() -> None:
     follow(handler, check)
 
 
-def test_a_bookmark_moves_the_place_to_go_on_from() -> None:
+def test_a_bookmark_moves_the_version_to_resume_from() -> None:
     seen: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -113,7 +113,7 @@ def test_a_bookmark_moves_the_place_to_go_on_from() -> None:
     follow(handler, check)
 
 
-def test_a_server_that_fails_is_asked_again() -> None:
+def test_a_request_to_a_failing_server_is_retried() -> None:
     asked = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -205,7 +205,7 @@ def test_an_object_nested_too_deep_is_left_out_and_the_others_stay() -> None:
     follow(handler, check)
 
 
-def test_a_watch_that_is_hung_up_on_at_once_is_not_asked_again_at_once() -> None:
+def test_a_watch_that_ends_at_once_backs_off() -> None:
     watches = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -224,7 +224,7 @@ def test_a_watch_that_is_hung_up_on_at_once_is_not_asked_again_at_once() -> None
     follow(handler, check)
 
 
-def test_a_starting_server_that_does_not_know_a_type_yet_is_not_believed() -> None:
+def test_not_found_from_a_starting_server_keeps_the_cache_waiting() -> None:
     asked = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:

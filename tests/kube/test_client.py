@@ -50,7 +50,7 @@ def test_an_error_carries_the_servers_reason() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_is_busy_is_asked_again_after_its_time() -> None:
+def test_a_busy_server_is_retried_after_the_time_that_it_names() -> None:
     asked: list[float] = []
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ def test_a_lost_connection_repeats_reads_and_never_writes() -> None:
     asyncio.run(run())
 
 
-def test_the_four_kinds_of_patch_say_what_they_are() -> None:
+def test_each_kind_of_patch_has_its_content_type() -> None:
     types: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -267,7 +267,7 @@ def test_only_one_leads_and_the_next_takes_over() -> None:
     asyncio.run(run())
 
 
-def test_a_lease_that_nobody_renews_is_taken_over_after_its_time() -> None:
+def test_a_lease_without_renewal_is_taken_over_after_its_time() -> None:
     async def run() -> None:
         lease = Lease()
         lease.version = 1
@@ -395,8 +395,8 @@ def test_a_lost_lease_is_not_waited_for_when_the_server_is_silent() -> None:
     asyncio.run(run())
 
 
-def test_the_kernel_asks_whether_the_other_end_of_a_silent_watch_is_there() -> None:
-    """A server that vanished without a word would else be read from until the watch's own end."""
+def test_a_silent_watch_is_kept_alive_by_tcp_probes() -> None:
+    """Without probes, the client of a vanished server would wait until the watch's own end."""
     local: list[int] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:

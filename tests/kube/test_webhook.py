@@ -66,7 +66,7 @@ def refuse(_: AdmissionRequest) -> Verdict:
     raise InputError(obj="Pod a/b", field="x", value="y", problem="expected z")
 
 
-def test_a_handler_that_fails_fails_this_request_only_and_tells_no_secrets() -> None:
+def test_a_failing_handler_fails_its_request_only_and_leaks_no_secrets() -> None:
     got = answered(fail)["response"]
     assert (got["allowed"], got["status"]["code"]) == (False, 500)
     assert "secret detail" not in got["status"]["message"]
@@ -89,7 +89,7 @@ def test_any_bytes_are_answered(body: bytes) -> None:
 
 
 def test_a_server_that_leaves_answers_and_ends_the_connection_itself() -> None:
-    """An answer that says so leaves no moment in which a review is sent into a closed one."""
+    """The last answer says that the connection ends, so no review is sent into a closed one."""
 
     async def run() -> None:
         server = WebhookServer(

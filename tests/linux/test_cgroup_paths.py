@@ -122,7 +122,7 @@ def test_hostile_names_are_refused(name: str) -> None:
 
 
 @given(st.text(max_size=80))
-def test_a_path_that_is_taken_stays_below_its_root(text: str) -> None:
+def test_an_accepted_path_stays_below_its_root(text: str) -> None:
     try:
         path = check_relative(text)
     except PathError:
@@ -148,7 +148,7 @@ LAYOUT = Layout(2, {"": "/sys/fs/cgroup"}, SYSTEMD, "kubepods.slice")
         ("KubepodsBesteffort", "p", "x", "kubepods.slice/kubepods-besteffort.slice/p/x"),
     ],
 )
-def test_a_declared_path_is_taken_below_its_base(
+def test_a_declared_path_lies_below_its_base(
     base: str, parent: str, relative: str, path: str
 ) -> None:
     assert host_app_dir(LAYOUT, base=base, parent_dir=parent, relative_path=relative) == path

@@ -64,7 +64,7 @@ def test_directories_get_the_mode_whatever_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o777
 
 
-def test_a_device_node_tells_its_kind_and_numbers() -> None:
+def test_a_device_node_has_a_kind_and_numbers() -> None:
     assert LocalHost().device_number("/dev/null") == ("c", 1, 3)
     with pytest.raises(OSError):
         LocalHost().device_number("/proc/self/stat")

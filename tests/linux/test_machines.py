@@ -51,7 +51,7 @@ def test_a_nested_root_is_found_by_name_and_from_live_containers() -> None:
     assert (given.kubepods, given.driver) == ("kubepods", Driver.CGROUPFS)
 
 
-def test_no_cgroup_tree_says_what_to_set() -> None:
+def test_the_error_without_a_cgroup_tree_names_the_setting() -> None:
     with pytest.raises(DiscoveryError, match="cgroupRoot"):
         discover(SimulatedKernel(DEBIAN_12_V1), cgroup_root="/nowhere")
 

@@ -33,7 +33,7 @@ def test_shares_out_of_range_are_clamped(shares: int, weight: int) -> None:
         ([(1024, 100), (512, 20)], None),
     ],
 )
-def test_the_majority_of_telling_samples_decides(
+def test_the_majority_of_conclusive_samples_decides(
     samples: list[tuple[int, int]], formula: Formula | None
 ) -> None:
     assert detect(samples) is formula
