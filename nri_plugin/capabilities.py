@@ -6,7 +6,7 @@ of four wire generations is spoken, and whether an update may be sent that nobod
 
 NRI generation by module version: A up to 0.6.1, B 0.7 to 0.9, C 0.10 and 0.11, D from 0.12 on. From
 0.12 on the runtime tells its NRI version; before, it follows from the runtime's own version.
-Source: nri.md sections 0.1, 3.5, 5.4, 5.5, 5.6.
+Source: docs/facts/nri.md, "Versions" and "What a creation takes".
 """
 
 from __future__ import annotations

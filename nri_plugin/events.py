@@ -3,7 +3,7 @@
 Bit of event number n is 1 << (n - 1). A bit that the runtime does not know fails the registration;
 a mask of 0 means "everything", which from NRI 0.10 on makes a plugin a validator whose silence
 fails every creation. So a mask is always made here, never zero, never with the validator's bit.
-Source: nri.md section 3.5.
+Source: docs/facts/nri.md, "Events and masks".
 """
 
 from __future__ import annotations

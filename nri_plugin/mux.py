@@ -4,7 +4,7 @@ A frame is an 8-byte header (connection id, payload length, both big-endian uint
 There is no handshake and no window; both sides just agree on the ids. Payloads of one id form a
 byte stream, so this reader hands out pieces as they arrive and never gathers a frame: an announced
 length of 4 GiB costs nothing until the bytes come, and the ttRPC layer bounds what is gathered.
-Source: nri.md section 2.
+Source: docs/facts/nri.md, "Multiplexer".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plugin's settings, and how a runtime that launches plugins hands over its connection.
 
-Source: nri.md sections 3.3, 3.4, 7.1.
+Source: docs/facts/nri.md, "Launched plugins".
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     cgroup_version: 1 or 2, of the node: `unified` values exist on 2 only.
     register_timeout_s: for the reply to RegisterPlugin, and then for Configure. Long, because
         runtimes accept plugins one at a time, and giving up early makes them later read a dead
-        registration (nri.md 3.9).
+        registration.
     failure_policy: see `FailurePolicy`.
     list_overdue_s: how long after Configure the runtime's list (Synchronize) may take before the
         daemon reports that it is missing. A runtime that sends it at once is then dialled again:

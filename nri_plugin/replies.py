@@ -4,7 +4,7 @@ The runtime's adaptation lets one plugin claim a field once per event and fails 
 second claim. So a field is sent only if it differs from what the request already holds: two
 instances then agree instead of conflicting, and a decision that changes nothing gives no reply at
 all. What the runtime would drop is not sent either; the reconciler repairs it.
-Source: nri.md sections 3.7, 5.1 to 5.5, 7.5, 7.6.
+Source: docs/facts/nri.md, "Merging replies".
 """
 
 from __future__ import annotations

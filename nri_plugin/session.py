@@ -5,7 +5,7 @@ come as `StateChange` or as an RPC of its own, and both are served at all times.
 what it needs of the daemon it asks its `Handler`, inside the call.
 
 A session that was superseded answers everything with an empty result: only the live one decides.
-Source: nri.md sections 3.4 to 3.11, 7.5.
+Source: docs/facts/nri.md, "Registration" and "Failures".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Nothing is trusted for being there: the pod, its `linux` part and any name may be missing or empty
 (a leftover container is stopped after its sandbox is gone). A cgroup path that could lead out of
 its hierarchy becomes "", which means "not known". In requests, 0 and "" mean "not given".
-Source: nri.md sections 5.5, 5.8, 5.9.
+Source: docs/facts/nri.md, "What messages say" and "What an update takes".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ whose trunk ended is retired before the next dial.
 
 Reconnecting is not free: on containerd since 1.7.26 a registration waits until no CRI call runs,
 and holds new ones back. So the back-off grows, and Synchronize is awaited without a limit.
-Source: nri.md sections 3.2, 3.9, 3.11, 7.5.
+Source: docs/facts/nri.md, "Registration".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ turns a connection's bytes into calls to answer, `Client` into replies to our ow
 waits: deadlines travel in the events, and whoever runs them looks at the clock.
 
 There is no cancel message. A caller that gives up forgets the stream and drops the late reply.
-Source: nri.md section 1.
+Source: docs/facts/nri.md, "ttRPC".
 """
 
 from __future__ import annotations

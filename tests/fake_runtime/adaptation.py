@@ -3,7 +3,7 @@
 `FakeRuntime` speaks one of the generations (`profiles`), reads as strictly as the Go
 implementation (`wire`), and can be slow, deaf, hostile or dead (`Behaviour`). It keeps pods and
 containers as a real one does, so a plugin that reconnects is told the truth by Synchronize.
-Source: nri.md sections 3, 5 and 8.
+Source: docs/facts/nri.md, "Registration" and "Failures".
 """
 
 from __future__ import annotations

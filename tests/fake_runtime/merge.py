@@ -1,7 +1,8 @@
 """How the adaptation merges plugins' replies, and when it calls two of them a conflict.
 
 Each set field is claimed for the plugin that set it; a second claim fails the event. What is taken
-goes into the request at once, so that the next plugin sees it. Source: nri.md sections 5.2, 5.3.
+goes into the request at once, so that the next plugin sees it.
+Source: docs/facts/nri.md, "Merging replies".
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Written apart from the product's codec on purpose: a mistake made twice would not be found. The two
 ways in which a Go peer loses a frame are here: a frame above what its reader happens to offer (it
-fails with ENOMEM), and a queue of 256 frames per connection. Source: nri.md sections 2.2, 2.4.
+fails with ENOMEM), and a queue of 256 frames per connection.
+Source: docs/facts/nri.md, "Multiplexer".
 """
 
 from __future__ import annotations

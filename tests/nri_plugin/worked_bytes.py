@@ -1,4 +1,4 @@
-"""Messages written out byte by byte, as the wire carries them (nri.md section 2.5)."""
+"""Messages written out byte by byte, as the wire carries them."""
 
 REGISTER_REQUEST = bytes.fromhex("0a0c6b6f6f72646c65745f6e726912023030")
 """RegisterPluginRequest{plugin_name "koordlet_nri", plugin_idx "00"}."""
