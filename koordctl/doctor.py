@@ -153,7 +153,7 @@ def _daemon(patient: Patient) -> Iterator[Finding]:
         yield Finding("daemon", "warn", "not ready: " + "; ".join(status["notReady"]))
     nri = status["nri"]
     if runtime := nri.get("runtime"):
-        origin = "reported" if runtime["nriTold"] else "inferred"
+        origin = "reported" if runtime["nriReported"] else "inferred"
         yield Finding(
             "NRI",
             "ok",

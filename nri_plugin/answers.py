@@ -1,7 +1,7 @@
-"""What a runtime was answered in place of kubelet's values, made once for all replicas.
+"""The values that a runtime gets in place of kubelet's, computed once for all replicas.
 
-The engine gives one mapping of outcomes to all containers of a shape, so a mapping that was
-answered before is told by its identity.
+The engine gives one mapping of outcomes to all containers of a shape, so the mapping's identity
+identifies an answer that was computed before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What each runtime can do: one table for containerd and CRI-O, one profile per connection.
 
-A runtime drops an adjustment that it does not know without a word. So before a reply is made, the
-profile tells what the reply may hold; the reconciler repairs the rest. The profile also says which
-of four wire generations is spoken, and whether an update may be sent that nobody asked for.
+A runtime silently drops an adjustment that it does not know. So the profile lists what a reply may
+hold; the reconciler repairs the rest. The profile also has the wire generation, and whether the
+plugin may send an update that the runtime did not ask for.
 
 NRI generation by module version: A up to 0.6.1, B 0.7 to 0.9, C 0.10 and 0.11, D from 0.12 on. From
-0.12 on the runtime tells its NRI version; before, it follows from the runtime's own version.
+0.12 on the runtime reports its NRI version; before, it follows from the runtime's own version.
 Source: docs/facts/nri.md, "Versions" and "What a creation takes".
 """
 
@@ -44,7 +44,7 @@ def parse_version(text: str) -> Version | None:
 
 
 class RuntimeKind(StrEnum):
-    """The two runtimes whose tables are known. Others are treated with most care."""
+    """The two runtimes whose tables are known. Another one gets what every runtime takes."""
 
     CONTAINERD = "containerd"
     CRIO = "cri-o"
@@ -120,7 +120,7 @@ UNIFIED: Final = frozenset({Resource.MEMORY_MIN, Resource.MEMORY_LOW, Resource.M
 class RuntimeProfile(msgspec.Struct, frozen=True):
     """What the runtime at the other end of a connection is and can do.
 
-    nri: the NRI version, told or inferred; `nri_told` says which.
+    nri: the NRI version, as the runtime reported it or inferred; `nri_reported` says which.
     creation, update: the resources that a reply to CreateContainer, or an update of a container,
         may carry; everything else would be dropped silently.
     valid_mask: the event bits that the runtime is certain to accept. One bit that it does not know
@@ -138,7 +138,7 @@ class RuntimeProfile(msgspec.Struct, frozen=True):
     version: Version
     version_text: str
     nri: Version
-    nri_told: bool
+    nri_reported: bool
     generation: Generation
     creation: frozenset[Resource]
     update: frozenset[Resource]
@@ -171,12 +171,12 @@ def runtime_profile(
     """Return the profile of the runtime that introduced itself with these values in Configure.
 
     Unknown names and unreadable versions give the most careful profile: the oldest generation's.
-    Time-outs of 0 (generation A does not tell) stand for the defaults of 5 s and 2 s.
+    Time-outs of 0 (generation A does not report them) stand for the defaults of 5 s and 2 s.
     """
     kind = _kind(name)
     release = parse_version(version)
-    told = _told_nri(nri_version)
-    nri = told or _inferred_nri(kind, release)
+    reported = _reported_nri(nri_version)
+    nri = reported or _inferred_nri(kind, release)
     generation = _generation(nri)
     return RuntimeProfile(
         kind=kind,
@@ -184,14 +184,16 @@ def runtime_profile(
         version=release or UNKNOWN_VERSION,
         version_text=version,
         nri=nri,
-        nri_told=told is not None,
+        nri_reported=reported is not None,
         generation=generation,
         creation=_creation(kind, release, nri, cgroup_version),
         update=_ALWAYS_IN_UPDATE | (UNIFIED if cgroup_version == 2 else frozenset()),
         # What follows rests on the NRI version that the runtime itself sent: only that proves it.
-        valid_mask=VALID_MASK if told is not None and nri >= (0, 10, 0) else VALID_MASK_BEFORE_0_10,
-        unsolicited_updates=told is not None and nri >= (0, 12, 1),
-        failure_policy=told is not None and nri >= FAILURE_POLICY_SINCE,
+        valid_mask=VALID_MASK
+        if reported is not None and nri >= (0, 10, 0)
+        else VALID_MASK_BEFORE_0_10,
+        unsolicited_updates=reported is not None and nri >= (0, 12, 1),
+        failure_policy=reported is not None and nri >= FAILURE_POLICY_SINCE,
         lists_at_once=kind is not RuntimeKind.OTHER
         and release is not None
         and generation is Generation.A,
@@ -210,8 +212,8 @@ def _kind(name: str) -> RuntimeKind:
     return RuntimeKind.OTHER
 
 
-def _told_nri(text: str) -> Version | None:
-    """A Go module version; "(devel)", "0.0.0-unknown" and nothing at all tell nothing.
+def _reported_nri(text: str) -> Version | None:
+    """Read a Go module version; "(devel)", "0.0.0-unknown" and an empty text are no version.
 
     A pseudo-version or pre-release ("v0.12.1-0.2026…") lies before the release that it names, so
     it counts as the one before: it may lack that release's fixes.

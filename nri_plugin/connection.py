@@ -30,7 +30,11 @@ from nri_plugin.ttrpc import (
 log = logging.getLogger(__name__)
 
 _UNSENT_BYTES_HIGH: Final = 1 << 20
+"""Above this, requests are not read until replies are. The usual reply has a few hundred bytes, so
+only a runtime that reads nothing gets here."""
 _CLOSE_PATIENCE_S: Final = 2.0
+"""How long a closed trunk may take to send what was answered: the runtime's own time-out, after
+which it has no use for an answer."""
 
 Serve = Callable[[Call], bytes]
 """Answers one call with a payload, or raises RpcError."""
@@ -41,7 +45,7 @@ class ConnectionClosed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """A trunk. `closed` becomes the reason, for people, when it has ended."""
+    """A trunk. `closed` gets the reason of its end, in words."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve

@@ -61,7 +61,7 @@ SUBSCRIBED: Final = frozenset(
     }
 )
 """What we ask for. Each event costs a round trip under the runtime's node-wide lock, so the hooks
-around start and creation that would tell nothing new are left out."""
+around start and creation that carry nothing new are left out."""
 
 _BY_TEXT: Final = {event.text: event for event in Event}
 

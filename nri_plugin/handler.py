@@ -1,4 +1,4 @@
-"""What the transport asks of the daemon: the `Handler` contract, in subjects and decisions.
+"""The `Handler` contract: what the daemon does with a runtime's events.
 
 The transport knows frames, dialects and runtimes; it does not know policies, stores or kernel
 files. The daemon implements `Handler` and gives it to `nri_plugin.supervisor.Supervisor`.
@@ -8,9 +8,9 @@ it answers from memory, does no I/O and never blocks. Work that follows from an 
 write, a repair to start) is noted by the handler and done later. The runtime gives a hook 2 s and
 afterwards goes on without the answer, so the target is well below a millisecond.
 
-An exception out of a handler is a defect: the transport counts and logs it, and answers as if there
-were nothing to say, so that no pod waits for our mistake. `Refused` is the one exception with a
-meaning: it makes the CRI call fail with its message.
+An exception out of a handler is a defect: the transport counts and logs it, and answers without
+values, or with an error under `FailurePolicy.FAIL`. `Refused` is the one exception with a meaning:
+it makes the CRI call fail with its message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Handler(Protocol):
-    """What the daemon does with what a runtime tells. See the module's docstring for the manners.
+    """Implemented by the daemon; the module's docstring has the rules for every method.
 
     Order on one connection: `configured`, `synchronize`, then events, then `disconnected`;
     `list_overdue` comes between the first two when the second takes long. On some runtimes
@@ -44,8 +44,8 @@ class Handler(Protocol):
         the OCI runtime refuses to create a container in a group whose directory is missing."""
         ...
 
-    def told_pod(self, sandbox_id: str) -> Pod | None:
-        """Return the pod of a sandbox as the runtime told of it, None for one not told of."""
+    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
+        """Return the pod of a sandbox as the runtime described it; None for an unknown sandbox."""
         ...
 
     def configured(self, runtime: RuntimeProfile) -> None:

@@ -2,9 +2,9 @@
 
 The list may come in slices, and the runtime allows one time-out (2 s) for all of them together. A
 reply that is late costs the registration, so the work is a row of small steps: convert a message,
-hand the list over, decide a container. Steps run until the time is up; then the reply goes out with
-the updates made so far, and the rest of the steps run afterwards, a few at a time between the
-runtime's requests. Containers that were decided too late for the reply are the reconciler's.
+give the list to the handler, decide a container. Steps run until the time is up; then the reply
+goes out with the updates made so far, and the other steps run afterwards, a few at a time between
+the runtime's requests. The reconciler repairs containers that were decided too late for the reply.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MOST_LISTED: Final = 200_000
 """Sandboxes and containers that one list may hold, over all its slices: ten times the largest list
 that was measured. It bounds memory (some 20 KB each), not time."""
 
-_HAND_OVER_WITHIN: Final = 0.25
-"""The part of the time-out in which the list must be converted to be handed over before the reply.
-Handing over is one step, half as long as the conversion: what a conversion of 0.25 leaves it is
-twice what it needs. 10,000 containers take 0.2 s of a free CPU to convert."""
+_CONVERT_WITHIN: Final = 0.25
+"""The part of the time-out in which the list must be converted, so that the handler gets it before
+the reply. Giving it is one step, half as long as the conversion, so 0.25 leaves twice what it needs.
+Converting 10,000 containers takes 0.2 s of a free CPU (measured)."""
 
 _ANSWER_WITHIN: Final = 0.5
 """The part of the time-out that decisions may use. The rest is for what is not seen from here: the
@@ -95,7 +95,7 @@ class Listing:
     def answer(self) -> bool:
         """Fill `response` while there is time; return whether all steps are done."""
         started = self._started or 0.0
-        self._limit = started + (self._deadline - started) * _HAND_OVER_WITHIN
+        self._limit = started + (self._deadline - started) * _CONVERT_WITHIN
         done = self._run()
         self._answered = True
         return done

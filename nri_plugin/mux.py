@@ -31,8 +31,7 @@ _HEADER_BYTES: Final = _HEADER.size
 class Demultiplexer:
     """Trunk bytes in, (connection id, piece of that connection's stream) out.
 
-    Pieces are never empty. Ids are handed out as they come: the reader of a piece drops those that
-    it did not open.
+    Pieces are never empty. Ids are not checked here: the reader of a piece drops the unknown ones.
     """
 
     __slots__ = ("_connection", "_left", "_partial_header")

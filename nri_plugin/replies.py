@@ -1,4 +1,4 @@
-"""Decisions as NRI replies: what to change, and nothing else.
+"""Turns decisions into NRI replies that hold only what changes.
 
 The runtime's adaptation lets one plugin claim a field once per event and fails the event at a
 second claim. So a field is sent only if it differs from what the request already holds: two
@@ -93,9 +93,9 @@ def adjustment(
 class Creations:
     """Encoded replies to creations, those of equal decisions for equal requests made once.
 
-    The engine gives one mapping of outcomes to all containers of a shape, so a mapping that was
-    answered before is told by its identity. What depends on more of the message than its values
-    (environment, mounts, devices, files, groups) is made each time.
+    The engine gives one mapping of outcomes to all containers of a shape, so the mapping's identity
+    identifies a reply that was encoded before. What depends on more of the message than its values
+    (environment, mounts, devices, files, groups) is encoded each time.
     """
 
     def __init__(self, profile: RuntimeProfile) -> None:
@@ -182,8 +182,8 @@ def update(
             elif asked is not None:
                 changed |= _write_unified(target, resource, value, (asked, existing))
             elif profile.nri >= (0, 10, 0):
-                # Older ones do not tell a container's unified values: sent blindly they would
-                # make the runtime update every container at every Synchronize.
+                # Older runtimes do not report a container's unified values: sent blindly they
+                # would update every container at every Synchronize.
                 changed |= _write_unified(target, resource, value, (existing,))
         except (TypeError, ValueError) as error:
             problems.append(_problem(resource, key, error))
@@ -195,9 +195,9 @@ def update(
 
 
 def in_place_of(requested: Requested, decision: Decision) -> Requested:
-    """Return the values that a runtime is given in place of those of `requested`, as it keeps them.
+    """Return the values that a runtime gets in place of those of `requested`, as it keeps them.
 
-    Whatever the runtime: one that takes less is not asked here.
+    All values count here, also those that an older runtime would drop.
     """
     target = nri.LinuxResources()
     for (resource, key), outcome in decision.outcomes.items():
@@ -207,7 +207,7 @@ def in_place_of(requested: Requested, decision: Decision) -> Requested:
         value = outcome.value
         if resource is Resource.CPU_CFS_QUOTA:
             value = _per_period(value, decision, requested)
-        with suppress(TypeError, ValueError):  # the reply itself has told of it
+        with suppress(TypeError, ValueError):  # the reply reports it
             field.write(target, value)
     return values(target)
 
@@ -223,7 +223,7 @@ def lacks_at_creation(container: nri.Container, decision: Decision) -> tuple[Res
 
 def _problem(resource: Resource, key: str, error: Exception) -> str:
     name = f"{resource} {key!r}" if key else str(resource)
-    return f"{name} cannot be handed to the runtime: {error}"
+    return f"{name} cannot be sent to the runtime: {error}"
 
 
 # ---------------------------------------------------------------- fields of LinuxResources

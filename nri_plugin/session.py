@@ -1,8 +1,8 @@
 """One registration with a runtime: the dialogue between registering and the end of the trunk.
 
-A `Session` answers the runtime's calls, in the dialect of whichever generation speaks: an event may
-come as `StateChange` or as an RPC of its own, and both are served at all times. It never waits;
-what it needs of the daemon it asks its `Handler`, inside the call.
+A `Session` answers the runtime's calls in every wire generation: an event may come as `StateChange`
+or as an RPC of its own, and both are served at all times. It never waits; it asks its `Handler` for
+decisions inside the call.
 
 A session that was superseded answers everything with an empty result: only the live one decides.
 Source: docs/facts/nri.md, "Registration" and "Failures".
@@ -58,13 +58,13 @@ _DEDICATED: Final[Mapping[str, Event]] = {
     "StopContainer": Event.STOP_CONTAINER,
     "RemoveContainer": Event.REMOVE_CONTAINER,
 }
-"""The RPCs that only tell something. All of them are {1 pod, 2 container}, those about pods without
+"""The RPCs that only report. All of them are {1 pod, 2 container}, those about pods without
 the second field, so one message type reads them all; an empty reply answers each."""
 
 
 class Inventory:
-    """The containers that the daemon saw, over all connections: what a Synchronize adds to them was
-    created while nobody watched."""
+    """The containers that the daemon saw, over all connections. What a list adds to them was
+    created without the daemon."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -87,8 +87,8 @@ class Inventory:
 class Session:
     """Answers one connection's calls. `serve` is what the connection calls.
 
-    entered(state): told when the dialogue reaches CONFIGURED and SYNCED.
-    broken(reason): told when the connection has to be given up although it looks alive.
+    entered(state): called when the dialogue reaches CONFIGURED and SYNCED.
+    broken(reason): called when the connection has to be given up although it looks alive.
     repeats: counts log lines over all connections.
     later(work): runs work after the reply, with time for requests before it; None: on the running
         event loop.
@@ -373,8 +373,8 @@ class Session:
 
     def _create_container(self, payload: bytes, deadline: float) -> bytes:
         request = nri.CreateContainerRequest.FromString(payload)
-        told = self._handler.told_pod(request.container.pod_sandbox_id)
-        container = subjects.created_container(request, self._kind, told)
+        known = self._handler.sandbox_pod(request.container.pod_sandbox_id)
+        container = subjects.created_container(request, self._kind, known)
         self._inventory.created(container.subject.id)
         decision = self._handler.create_container(container)
         if decision is None:
@@ -435,8 +435,8 @@ class Session:
 
     def _event(self, event: int, pod: nri.PodSandbox, container: nri.Container) -> None:
         """Unknown and unneeded events are acknowledged: a newer runtime may have more of them."""
-        if (tell := self._on_event.get(event)) is not None:
-            tell(pod, container)
+        if (report := self._on_event.get(event)) is not None:
+            report(pod, container)
 
     def _start_container(self, pod: nri.PodSandbox, message: nri.Container) -> None:
         container = self._existing(pod, message)

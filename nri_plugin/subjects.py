@@ -1,4 +1,4 @@
-"""NRI messages as subjects: what the runtime tells, parsed once at the edge.
+"""Parses NRI messages into subjects, once, at the edge.
 
 Nothing is trusted for being there: the pod, its `linux` part and any name may be missing or empty
 (a leftover container is stopped after its sandbox is gone). A cgroup path that could lead out of
@@ -68,14 +68,14 @@ def pod_of(message: nri.PodSandbox) -> Pod:
 
 
 def created_container(
-    message: nri.CreateContainerRequest, runtime: RuntimeKind, told: Pod | None = None
+    message: nri.CreateContainerRequest, runtime: RuntimeKind, known: Pod | None = None
 ) -> Container:
     """Return the container that is about to be created, with what kubelet asks for it.
 
-    told: the pod as its sandbox was told of. The runtime never refreshes what it tells of a pod, so
+    known: the pod as its sandbox's event described it. The runtime never refreshes a pod, so
     it is not read a second time.
     """
-    pod = told if told is not None and told.uid == message.pod.uid else pod_of(message.pod)
+    pod = known if known is not None and known.uid == message.pod.uid else pod_of(message.pod)
     return _container(pod, message.container, runtime, created=True)
 
 

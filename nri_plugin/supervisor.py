@@ -1,4 +1,4 @@
-"""Keeps the node registered: one connection at a time, for ever.
+"""Keeps the daemon registered with the runtime, over one connection at a time.
 
 One task dials, registers, waits for the end, and dials again; nothing else reconnects. While it
 holds a connection it holds the node's lock, so a second daemon cannot register beside it. A session
@@ -65,7 +65,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class UpdatesUnsafe(Exception):
-    """An update that nobody asked for could dead-lock this runtime, or none is connected."""
+    """An unsolicited update could dead-lock this runtime, or no runtime is connected."""
 
 
 class Supervisor:
@@ -129,7 +129,7 @@ class Supervisor:
                 await self._one_connection()
                 failures += 1
             except LockHeld as held:
-                # Asking for the lock bothers nobody, so its release is noticed soon.
+                # Trying the lock costs nothing, so it is tried often.
                 self._give_up(str(held))
                 failures = 0
             if self._launch is not None:
@@ -150,8 +150,8 @@ class Supervisor:
         profile = session.runtime
         if profile is None or not profile.unsolicited_updates:
             raise UpdatesUnsafe(
-                "this runtime's NRI can dead-lock on updates that it did not ask for"
-                " (fixed in NRI 0.12.1); write the kernel's files instead"
+                "this runtime's NRI can dead-lock on an update that it did not ask for"
+                " (fixed in NRI 0.12.1)"
             )
         made = [
             replies.update(
@@ -284,7 +284,9 @@ class Supervisor:
             timeout_s=self._options.register_timeout_s,
         )
         if not await _within(self._options.register_timeout_s, self._configured, connection):
-            raise ConnectionClosed("the runtime took the registration but never configured us")
+            raise ConnectionClosed(
+                "the runtime took the registration but did not configure the plugin"
+            )
 
     async def _await_list(self, connection: Connection, session: Session) -> None:
         """Return when the runtime's list came, or the trunk ended.
@@ -312,7 +314,7 @@ class Supervisor:
             self.statistics.enter(State.DISCONNECTED)
 
     def _log_problem(self, reason: str) -> None:
-        """Take `reason` as the present problem, and log it unless it is the one that was."""
+        """Take `reason` as the present problem, and log it unless it is unchanged."""
         if reason != self._problem and (left_out := self._repeats.due(reason)) is not None:
             log.log(
                 logging.INFO if self._stopping.is_set() else logging.WARNING,
@@ -409,7 +411,7 @@ def _words(error: Exception, path: str) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOENT:
         return f"{path} does not exist: is the runtime running, with NRI enabled?"
     if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
-        return f"{path}: nobody listens: is the runtime running?"
+        return f"{path}: nothing listens there: is the runtime running?"
     if isinstance(error, OSError):
         return f"{path}: {error.strerror or error}"
     if isinstance(error, RpcError):

@@ -2,7 +2,7 @@
 
 A message is a 10-byte header (length, stream id, type, flags) and a protobuf envelope. `Server`
 turns a connection's bytes into calls to answer, `Client` into replies to our own calls. Neither
-waits: deadlines travel in the events, and whoever runs them looks at the clock.
+waits: deadlines are part of the events, and the connection looks at the clock.
 
 There is no cancel message. A caller that gives up forgets the stream and drops the late reply.
 Source: docs/facts/nri.md, "ttRPC".
@@ -246,7 +246,7 @@ class Reply(NamedTuple):
 class Client:
     """The caller's side of one connection.
 
-    `forget` is all that giving up means: the late reply is then one of a stream that nobody knows.
+    Giving up is `forget`: the late reply then belongs to an unknown stream, and is dropped.
     """
 
     __slots__ = ("_next_stream", "_pending", "_reader")

@@ -1,7 +1,7 @@
 """Recurring log lines: the first is written, the next ones are counted for a while.
 
-A warning for each event hides the one that is new. `Repeats` writes a line when its subject comes
-up first, and then once a period, with the number of lines that it left out.
+A warning for each event hides a new one. `Repeats` says when to write a line: when its subject
+comes up first, and then once a period, with the number of lines left out.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _nri(parts: Parts) -> Plain:
             "name": runtime.name,
             "version": runtime.version_text,
             "nri": ".".join(str(part) for part in runtime.nri),
-            "nriTold": runtime.nri_told,
+            "nriReported": runtime.nri_reported,
             "generation": runtime.generation.value,
             "requestTimeoutSeconds": runtime.request_timeout_s,
             "registrationTimeoutSeconds": runtime.registration_timeout_s,

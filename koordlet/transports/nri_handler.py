@@ -1,4 +1,4 @@
-"""What the daemon does with what a runtime tells over NRI: answers from memory, work afterwards.
+"""Answers a runtime's NRI events from memory, and works afterwards.
 
 Every method runs on the event loop inside the runtime's node-wide lock. It reads and changes the
 state, asks the engine, and returns; files are the reconciler's business, which is woken right after
@@ -71,11 +71,11 @@ class Surroundings(Protocol):
         value: Value,
         policy: str,
     ) -> None:
-        """The runtime was handed a value: its original is what kubelet asked for."""
+        """A value was delivered to the runtime: its original is what kubelet asked for."""
         ...
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
-        """kubelet asked the runtime anew: what it was handed of these before is history."""
+        """kubelet asked for other values: earlier deliveries of these resources do not count."""
         ...
 
     def make_host_directory(self, path: str, mode: int) -> None:
@@ -83,7 +83,7 @@ class Surroundings(Protocol):
         ...
 
     def ended(self, container_id: str) -> None:
-        """A container has ended or was never made: nothing of it has to be remembered."""
+        """A container has ended or was never made: forget what was remembered for it."""
         ...
 
     def resctrl_groups(self) -> Collection[str]:
@@ -115,7 +115,7 @@ class NriHandler:
     def resctrl_groups(self) -> Collection[str]:
         return self._daemon.resctrl_groups()
 
-    def told_pod(self, sandbox_id: str) -> Pod | None:
+    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
         return self._state.told_pod(sandbox_id)
 
     def configured(self, runtime: RuntimeProfile) -> None:
@@ -147,7 +147,7 @@ class NriHandler:
         return self._decide_all(containers)
 
     def _take_missed(self) -> None:
-        """What kubelet asked the runtime for while nobody listened counts as any update does."""
+        """Take updates that kubelet asked for while we were away as updates of now."""
         for container_id, missed in self._state.take_missed().items():
             named = [one for one in FILES if value_in_request(missed, one) is not None]
             _LOG.info(
@@ -269,7 +269,7 @@ class NriHandler:
                 self._requests.rewrite(self._state.all_remembered())
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
-        """Remember what kubelet asked for, and what the runtime was handed in place of it."""
+        """Remember what kubelet asked for, and what the runtime got in its place."""
         self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
         self._remember(subject.id)
         self._note_delivered(subject, decision)

@@ -1,4 +1,4 @@
-"""The daemon's end of NRI: the supervisor, whom it works for, and what it counts."""
+"""Makes the NRI supervisor from the configuration, and gives the daemon its state and counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READY_PATIENCE_S: Final = 3.0
 
 
 class NriLink:
-    """Both are None until `start`: for ever where NRI is off."""
+    """statistics, supervisor: None until `start`, which is not called where NRI is off."""
 
     def __init__(self, config: Config, handler: Handler, *, launch: Launch | None) -> None:
         self._config = config
@@ -55,7 +55,7 @@ class NriLink:
                 await self.supervisor.wait_synced()
         except TimeoutError:
             _LOG.warning(
-                "ready without the runtime; it will be dialled for ever",
+                "ready without the runtime; koordlet goes on dialling it",
                 extra={"problem": self.supervisor.status.problem},
             )
 

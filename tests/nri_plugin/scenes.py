@@ -71,7 +71,7 @@ class RecordingHandler:
         self.told.append((method, subject))
         self.disturb(method)
 
-    def told_pod(self, sandbox_id: str) -> Pod | None:
+    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
         told = (each.subject for each in self.sandboxes)
         return next((subject.pod for subject in told if subject.id == sandbox_id), None)
 

@@ -62,7 +62,7 @@ def test_the_nri_version_follows_from_the_runtimes(
 ) -> None:
     profile = runtime_profile(name, version)
     assert (profile.nri, profile.generation) == (nri, generation)
-    assert not profile.nri_told
+    assert not profile.nri_reported
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_runtime_that_never_configures_us_is_dialled_again(tmp_path: Path) -> 
         runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.A, behaviour)
         supervisor = Supervisor(options(tmp_path, register_timeout_s=0.5), RecordingHandler())
         async with runtime.running(), running(supervisor):
-            await until(lambda: "never configured us" in supervisor.status.problem)
+            await until(lambda: "did not configure the plugin" in supervisor.status.problem)
             runtime.behaviour = Behaviour()
             await runtime.synchronized()
 
