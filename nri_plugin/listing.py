@@ -27,7 +27,7 @@ that was measured. It bounds memory (some 20 KB each), not time."""
 
 _CONVERT_WITHIN: Final = 0.25
 """The part of the time-out in which the list must be converted, so that the handler gets it before
-the reply. Giving it is one step, half as long as the conversion, so 0.25 leaves twice what it needs.
+the reply. That is one step, half as long as the conversion: 0.25 leaves twice what it needs.
 Converting 10,000 containers takes 0.2 s of a free CPU (measured)."""
 
 _ANSWER_WITHIN: Final = 0.5
