@@ -34,7 +34,7 @@ BOUNDS_S: Final = tuple(0.001 * 4**power for power in range(7))
 
 
 class _PodList(msgspec.Struct):
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None = None  # null where kubelet has no pod
 
 
 _decode_list: Final = msgspec.json.Decoder(_PodList).decode
@@ -72,7 +72,7 @@ class KubeletClient:
     def parse(self, body: bytes) -> tuple[KnownPod, ...]:
         """Return the pods of a pod list; one that cannot be read is told of and left out."""
         try:
-            items = _decode_list(body).items
+            items = _decode_list(body).items or []
         except (msgspec.DecodeError, RecursionError) as error:
             raise SourceError(f"kubelet at {self._where}: not a pod list: {error}") from error
         found = []

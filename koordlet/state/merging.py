@@ -14,7 +14,6 @@ import msgspec
 from apis.qos import KubeQoS
 from hooks.requested import overlay
 from hooks.subject import (
-    NOTHING_REQUESTED,
     ContainerSubject,
     Pod,
     PodSubject,
@@ -87,7 +86,7 @@ def merge_pod(
     if known is not None:
         containers += [
             each
-            for each in _told_by_status(pod, known, layout)
+            for each in _told_by_status(pod, known, objects, layout)
             if each.id not in records.containers and each.id not in gone
         ]
     made = tuple(_same(old_containers.get(each.id), each) for each in containers)
@@ -208,7 +207,9 @@ def _grown(told: Requested, containers: Iterable[ContainerRecord]) -> Requested:
     return msgspec.structs.replace(told, cfs_quota_us=together)
 
 
-def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[ContainerSubject]:
+def _told_by_status(
+    pod: Pod, known: KnownPod, objects: PodObjects, layout: Layout | None
+) -> list[ContainerSubject]:
     """Return the running containers that the Pod object's status tells of."""
     if layout is None or not pod.cgroup:
         return []
@@ -227,7 +228,7 @@ def _told_by_status(pod: Pod, known: KnownPod, layout: Layout | None) -> list[Co
                 name=each.name,
                 id=each.id,
                 cgroup=cgroup,
-                requested=known.by_container.get(each.name, NOTHING_REQUESTED),
+                requested=objects.requested(known, each.name, each.id),
             )
         )
     return found

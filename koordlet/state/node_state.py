@@ -188,6 +188,12 @@ class NodeState:
             self._touched |= {uid for uid, pod in known if (pod.namespace, pod.name) in names}
         return bool(uids or names)
 
+    def asked_through_proxy(self, uid: str, name: str, container_id: str, asked: Requested) -> None:
+        """Kubelet asks for new values of a running container, past every runtime's event."""
+        if not self._runtime.asked_again(container_id, asked):
+            self._objects.ask(uid, name, container_id, asked)
+        self._touched.add(uid)
+
     def set_layout(self, layout: Layout) -> None:
         """The node's cgroup layout became known, or changed."""
         if layout != self._layout:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from hooks.subject import Pod
+from hooks.requested import overlay
+from hooks.subject import NOTHING_REQUESTED, Pod, Requested
 from koordlet.state.podspec import KnownPod
 
 _LOG = logging.getLogger("koordlet.state")
 
 MAX_PODS: Final = 8192
+_MAX_ASKED: Final = 32768
+"""Containers with an update that no list confirmed; as many as `RuntimeRecords` has room for."""
 
 
 class Source(StrEnum):
@@ -37,6 +41,8 @@ class PodObjects:
         self._by_name: dict[Source, dict[tuple[str, str], KnownPod]] = {
             source: {} for source in Source
         }
+        self._asked: OrderedDict[str, tuple[Requested, Requested]] = OrderedDict()
+        """Container id -> (what kubelet asked the runtime for, the specification at that time)."""
         self._cut: set[Source] = set()
 
     def copy(self) -> PodObjects:
@@ -45,6 +51,7 @@ class PodObjects:
         # A new list replaces the one before, so these are never changed in place.
         made._by_uid = dict(self._by_uid)
         made._by_name = dict(self._by_name)
+        made._asked = self._asked.copy()
         return made
 
     def take(self, source: Source, pods: Iterable[KnownPod]) -> Changes:
@@ -87,6 +94,21 @@ class PodObjects:
             if unnamed and told is not None and (found := unnamed.get((told.namespace, told.name))):
                 return found
         return None
+
+    def ask(self, uid: str, name: str, container_id: str, asked: Requested) -> None:
+        """Kubelet asked the runtime for new values of a container, before its list says so."""
+        known = self.find(uid, None)
+        specified = known.by_container.get(name, NOTHING_REQUESTED) if known else NOTHING_REQUESTED
+        self._asked[container_id] = asked, specified
+        self._asked.move_to_end(container_id)
+        if len(self._asked) > _MAX_ASKED:
+            self._asked.popitem(last=False)
+
+    def requested(self, known: KnownPod, name: str, container_id: str) -> Requested:
+        """Return what kubelet asks for: an update counts until the specification changes."""
+        specified = known.by_container.get(name, NOTHING_REQUESTED)
+        asked, before = self._asked.get(container_id, (NOTHING_REQUESTED, specified))
+        return overlay(asked, specified) if specified == before else specified
 
     def lists(self, source: Source, uid: str) -> bool:
         """Tell whether the source's latest list has the pod."""

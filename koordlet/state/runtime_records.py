@@ -222,6 +222,14 @@ class RuntimeRecords:
                 record.told = _only(record.told, lambda name: getattr(asked, name) is None)
         return record
 
+    def asked_again(self, container_id: str, asked: Requested) -> bool:
+        """Kubelet asks a known container for other values; returns whether it is known."""
+        record = self._containers.get(container_id)
+        if record is None:
+            return False
+        record.asked = asked if record.asked is None else overlay(asked, record.asked)
+        return True
+
     def give(self, container_id: str, values: Requested) -> None:
         """A container's runtime was answered with these values in place of kubelet's."""
         record = self._containers.get(container_id)

@@ -85,6 +85,10 @@ class Surroundings(Protocol):
         """Something happened to this pod: ask the sources and wake the reconciler."""
         ...
 
+    def state_changed(self, reason: str) -> None:
+        """The state changed: publish a snapshot and wake the reconciler, after the reply."""
+        ...
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         """kubelet asked the runtime anew: what it was handed of these before is history."""
         ...
@@ -139,6 +143,10 @@ class HookAnswers:
             asked = self._asked(key, request)
             self._daemon.superseded(request.container_meta.id, self._asked_anew(key, asked))
             self._decide(key, request, asked, Stage.UPDATE_CONTAINER, answer)
+            # Or the reconciler would put back what kubelet asked for before.
+            uid, name, _ = key
+            self._state.asked_through_proxy(uid, name, request.container_meta.id, asked)
+            self._daemon.state_changed("update-container")
         return answer
 
     def _asked(self, key: _Key, request: hook.ContainerResourceHookRequest) -> Requested:

@@ -180,6 +180,12 @@ def test_kubelets_pods_are_read() -> None:
         assert client.durations["200"].count == 1
 
 
+def test_a_kubelet_without_pods_answers_null_for_its_list() -> None:
+    with kubelet(200, b'{"kind": "PodList", "items": null}') as (client, _, complaints):
+        assert client.fetch() == ()
+        assert complaints == []
+
+
 def test_a_pod_that_cannot_be_read_costs_itself_only() -> None:
     bad = pod_manifest("bad", uid="2", spec={"priority": "high"})
     with kubelet(200, pod_list(bad, pod_manifest("a", uid="1"))) as (client, _, complaints):

@@ -581,3 +581,37 @@ def test_all_events_in_any_order_with_repeats_give_the_listed_state(
     listed = NodeState(layout=LAYOUT)
     listed.runtime_list(sandboxes, containers)
     assert picture(state) == picture(listed)
+
+
+def listed(state: NodeState, *, cpu: str) -> None:
+    """Kubelet's list has the running container c1 with a limit."""
+    main = {"name": "main", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": cpu}}}
+    running = {"name": "main", "containerID": "containerd://c1", "state": {"running": {}}}
+    status = {"phase": "Running", "containerStatuses": [running]}
+    manifest = pod_manifest(uid="u1", spec={"containers": [main]}, status=status)
+    state.pods_list(Source.KUBELET, [known(manifest)])
+
+
+def quota_us(state: NodeState) -> int | None:
+    return the_container(state, "c1").requested.cfs_quota_us
+
+
+def test_an_update_through_the_proxy_counts_until_kubelets_list_says_something_new() -> None:
+    """No runtime event tells of it, and kubelet's list is up to an interval old."""
+    state = NodeState(layout=LAYOUT)
+    listed(state, cpu="2")
+    state.asked_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    assert quota_us(state) == 60_000
+    assert the_container(state, "c1").requested.cpu_shares == 102
+    listed(state, cpu="2")
+    assert quota_us(state) == 60_000
+    listed(state, cpu="700m")
+    assert quota_us(state) == 70_000
+
+
+def test_an_update_through_the_proxy_of_a_container_that_the_runtime_listed() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    state.asked_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    assert quota_us(state) == 60_000
+    assert the_container(state, "c1").requested.memory_limit_bytes == ASKED.memory_limit_bytes
