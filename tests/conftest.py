@@ -1,7 +1,7 @@
 """What a test may ask of the machine, and what happens when it is not there.
 
-A test says what it needs with a marker (`root`, `cgroups`, `containerd`, `vm`, `apiserver`) or, for
-a single fact, by calling `require`. What is missing becomes a skip that says what is missing.
+A test says what it needs with a marker (`root`, `cgroups`, `containerd`, `vm`, `apiserver`,
+`kubelet`) or, for a single fact, by calling `require`. What is missing becomes a skip that says so.
 With KOORD_REQUIRE=1 in the environment (CI) such a skip is a failure for everything that CI can
 provide: there, "not tried" must not look like "works".
 """
@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.beds.errors import BedError
 from tests.beds.groups import layout
-from tests.beds.kubernetes import API_SERVER, ARCHIVES, programs
+from tests.beds.kubernetes import API_SERVER, ARCHIVES, KUBELET, programs
 
 # What CI sets up by itself; a test of another tier may be skipped there. The programs of a
 # Kubernetes come from a folder beside the checkout: their tiers are required where it exists.
 PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm"}) | (
-    {"apiserver", "kubectl"} if ARCHIVES.is_dir() else set()
+    {"apiserver", "kubectl", "kubelet"} if ARCHIVES.is_dir() else set()
 )
 
 
@@ -93,6 +93,16 @@ def missing_apiserver() -> str | None:
     return None
 
 
+def missing_kubelet() -> str | None:
+    if reason := missing_root():
+        return reason
+    try:
+        programs(*KUBELET)
+    except BedError as error:
+        return str(error)
+    return None
+
+
 PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
     {
         "root": missing_root,
@@ -100,6 +110,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
         "containerd": missing_containerd,
         "vm": missing_vm,
         "apiserver": missing_apiserver,
+        "kubelet": missing_kubelet,
     }
 )
 _answers: dict[str, str | None] = {}

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -60,6 +61,20 @@ class ApiServer:
 
     def client(self, user: str = "admin", *, qps: float = 0) -> Client:
         return Client(self.connection(user), user_agent=f"test-{user}", qps=qps)
+
+    def kubeconfig(self, user: str = "admin") -> str:
+        """Return the text of a kubeconfig for `user`, for programs of their own."""
+        cluster = {"server": self.url, "insecure-skip-tls-verify": True}
+        return yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "bed",
+                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
+                "clusters": [{"name": "bed", "cluster": cluster}],
+                "users": [{"name": user, "user": {"token": self.tokens[user]}}],
+            }
+        )
 
     def start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from apis.crd import KINDS, custom_resource_definition
 from cluster.manager.flags import parse
@@ -30,6 +29,9 @@ from kube.resources import (
 from tests.beds.apiserver import ApiServer, api_server, eventually
 
 NAMESPACE = "koordinator-system"
+_RBAC = "rbac.authorization.k8s.io"
+CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
+_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +85,7 @@ async def install(running: ApiServer) -> None:
 
 def kubeconfig(server: ApiServer, folder: Path, user: str = "admin") -> Path:
     path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "bed",
-                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
-                "clusters": [
-                    {
-                        "name": "bed",
-                        "cluster": {
-                            "server": server.url,
-                            "insecure-skip-tls-verify": True,
-                        },
-                    }
-                ],
-                "users": [{"name": user, "user": {"token": server.tokens[user]}}],
-            }
-        )
-    )
+    path.write_text(server.kubeconfig(user))
     return path
 
 
@@ -111,6 +94,21 @@ async def _true(work: Any) -> bool:
         return bool(await work)
     except Exception:  # noqa: BLE001 - asked again
         return False
+
+
+async def grant(client: Client, user: str, *documents: Mapping[str, Any]) -> None:
+    """Give a user of the bed the ClusterRoles among the documents of a manifest."""
+    for document in documents:
+        if document["kind"] != "ClusterRole":
+            continue
+        await client.create(CLUSTER_ROLES, encode_object(CLUSTER_ROLES, dict(document)))
+        name = document["metadata"]["name"]
+        bound = {
+            "metadata": {"name": name},
+            "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": user}],
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name},
+        }
+        await client.create(_BINDINGS, encode_object(_BINDINGS, bound))
 
 
 async def register_webhooks(client: Client) -> None:

@@ -19,21 +19,28 @@ import msgspec
 import pytest
 
 from apis.meta import format_time
-from koordlet.manifests import CLUSTER_RULES
+from koordlet.manifests import files
 from kube.client import Client, encode_object
-from kube.resources import NODE_METRICS, NODES, PODS, PROFILES, Resource
+from kube.resources import NODE_METRICS, NODES, PODS, PROFILES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.daemon import NODE_NAME, Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
-from tests.cluster.conftest import kubeconfig, manager, read, register_webhooks, set_config
+from tests.cluster.conftest import (
+    NAMESPACE,
+    grant,
+    kubeconfig,
+    manager,
+    read,
+    register_webhooks,
+    set_config,
+)
 from tests.e2e.observe import container_value, pod_value
 from tests.e2e.observe import eventually as eventually_has
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.containerd]
 
-_RBAC = "rbac.authorization.k8s.io"
 COLOCATION = {"colocation-config": json.dumps({"enable": True})}
 PROFILE = {
     "metadata": {"name": "batch"},
@@ -54,17 +61,7 @@ def bed() -> Iterator[Containerd]:
 async def prepare(server: ApiServer) -> None:
     """A node, co-location switched on, and the daemon's own rights for the user koordlet."""
     async with server.client() as client:
-        role = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
-        binding = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
-        metadata = {"name": "koordlet-role"}
-        rules = {"metadata": metadata, "rules": list(CLUSTER_RULES)}
-        await client.create(role, encode_object(role, rules))
-        bound = {
-            "metadata": metadata,
-            "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": "koordlet"}],
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "koordlet-role"},
-        }
-        await client.create(binding, encode_object(binding, bound))
+        await grant(client, "koordlet", *files(NAMESPACE)["rbac.yaml"])
         await client.create(NODES, encode_object(NODES, {"metadata": {"name": NODE_NAME}}))
         amounts = {"cpu": "16", "memory": "64Gi", "pods": "110"}
         patch = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
