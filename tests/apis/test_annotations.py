@@ -163,6 +163,10 @@ def test_the_sub_priority_reads_as_upstream_reads_it(value: str, expected: int) 
     assert a.parse_sub_priority({"koordinator.sh/priority": value}, obj=POD) == expected
     with pytest.raises(InputError):
         a.parse_sub_priority({"koordinator.sh/priority": "2147483648"}, obj=POD)
+    for edge in (-(2**31), 2**31 - 1):
+        assert a.parse_sub_priority({"koordinator.sh/priority": str(edge)}, obj=POD) == edge
+    with pytest.raises(InputError, match="32-bit"):
+        a.parse_sub_priority({"koordinator.sh/priority": str(-(2**31) - 1)}, obj=POD)
 
 
 def test_core_scheduling_labels() -> None:

@@ -10,6 +10,8 @@ import pytest
 from apis.core import (
     Pod,
     compute_kube_qos,
+    is_active,
+    is_terminated,
     kube_qos,
     pod_priority_class_with_default,
     pod_requests,
@@ -145,3 +147,19 @@ def test_classes_of_a_pod(
     one = pod({"priority": priority}, metadata={"labels": labels})
     assert qos_class_with_default(labels, kube_qos(one)) is qos
     assert pod_priority_class_with_default(one) is cls
+
+
+@pytest.mark.parametrize(
+    ("phase", "active", "terminated"),
+    [
+        ("Pending", True, False),
+        ("Running", True, False),
+        ("Succeeded", False, True),
+        ("Failed", False, True),
+        ("Unknown", False, False),
+        ("", False, False),
+    ],
+)
+def test_which_phases_are_active(phase: str, active: bool, terminated: bool) -> None:
+    one = pod({}, status={"phase": phase})
+    assert (is_active(one), is_terminated(one)) == (active, terminated)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from apis.decode import to_plain
 from apis.effective_nodeslo import decode_nodeslo
 from apis.keys import (
     ANNOTATION_COLOCATION_STRATEGY,
@@ -14,7 +15,12 @@ from apis.keys import (
     LABEL_CPU_RECLAIM_RATIO,
 )
 from apis.node_strategy import conform_node_slo, node_colocation, node_slo_spec, ratio_percent
-from apis.slo_config import SLOConfig, load_slo_config
+from apis.slo_config import (
+    ColocationStrategy,
+    MetricAggregatePolicy,
+    SLOConfig,
+    load_slo_config,
+)
 
 OBJ = "ConfigMap koordinator-system/slo-controller-config"
 DB = {"matchLabels": {"pool": "db"}}
@@ -158,6 +164,33 @@ def test_an_entry_with_a_broken_selector_matches_nothing() -> None:
     )
     assert "no operator" in problems[0]
     assert "minFreeKbytesFactor" not in spec(config, {"pool": "db"})["systemStrategy"]
+
+
+def test_without_a_config_map_a_node_has_the_default_colocation_strategy() -> None:
+    strategy = node_colocation(SLOConfig(), name="n1", labels={}, annotations={}).strategy
+    assert to_plain(strategy) == {}  # no field differs from the defaults, which are:
+    assert strategy == ColocationStrategy(
+        enable=False,
+        metric_aggregate_duration_seconds=300,
+        metric_report_interval_seconds=60,
+        metric_aggregate_policy=MetricAggregatePolicy(("5m", "10m", "30m")),
+        metric_memory_collect_policy="usageWithoutPageCache",
+        cpu_reclaim_threshold_percent=60,
+        cpu_calculate_policy="usage",
+        memory_reclaim_threshold_percent=65,
+        memory_calculate_policy="usage",
+        degrade_time_minutes=15,
+        update_time_threshold_seconds=300,
+        resource_diff_threshold=0.1,
+        mid_reclaim_mode="",
+        mid_cpu_threshold_percent=100,
+        mid_memory_threshold_percent=100,
+        mid_unallocated_percent=0,
+        mid_static_cpu_reserved_percent=0,
+        mid_static_memory_reserved_percent=0,
+        batch_cpu_threshold_percent=None,
+        batch_memory_threshold_percent=None,
+    )
 
 
 def test_a_removed_key_returns_to_its_default() -> None:
