@@ -98,7 +98,11 @@ class _Status(msgspec.Struct):
 
 
 class Client:
-    """Talks to one API server. Use as an async context manager."""
+    """Talks to one API server. Use as an async context manager.
+
+    The default burst and time limit are chosen: a controller's start sends some dozen requests, and
+    30 s is half of what an API server itself allows a request. qps 0 leaves the rate to the server.
+    """
 
     def __init__(
         self,
@@ -165,8 +169,9 @@ class Client:
     ) -> bytes:
         """Send one request; return the body of a 2xx answer.
 
-        Retries what the server asks to retry (429) and, for reads, lost connections, up to `tries`
-        in all. Raises ApiError or Unreachable.
+        Retries requests that the server refuses for now (429), after the pause that it names, at
+        most 10 s, and reads whose connection was lost, after 0.2 s and twice as long each time; up
+        to `tries` in all. Raises ApiError or Unreachable.
         """
         tried = 0
         while True:
@@ -336,7 +341,10 @@ class Client:
 
 
 async def retry_on_conflict(write: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
-    """Run `write`, which reads an object and writes it, again after each conflict."""
+    """Run `write`, which reads an object and writes it, again after each conflict.
+
+    Tries and pauses (10 ms, five times longer each time) are client-go's.
+    """
     pause = 0.01
     for attempt in range(1, tries + 1):
         try:
