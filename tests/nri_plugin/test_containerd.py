@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from tests.beds.packages import CHECKOUT
 from tests.nri_plugin.scenes import QUOTA, SHARES, RecordingHandler, Values, beside, decision
 
 pytestmark = pytest.mark.containerd
+
+LARGE_PODS = 6
+LARGE_BYTES = 3 << 20
+"""Of one annotation: a list of all these pods is above the 16 MiB that NRI 0.6.1 sends."""
 
 UID = "0f0e0d0c-0000-4000-8000-0000000000%02d"
 
@@ -69,7 +73,14 @@ def plugin(
     handler = Main(wanted)
     socket = socket or str(bed.nri_socket)
     options = Options(run_dir=str(folder), socket=socket, first_backoff_s=0.1)
-    supervisor = Supervisor(options, handler)
+    with serving(Supervisor(options, handler)) as supervisor:
+        wait(lambda: supervisor.status.protects, "the plugin is synchronized")
+        yield supervisor, handler
+
+
+@contextmanager
+def serving(supervisor: Supervisor) -> Iterator[Supervisor]:
+    """Run a supervisor on a loop of its own."""
     loop = uvloop.new_event_loop()
 
     def work() -> None:
@@ -79,8 +90,7 @@ def plugin(
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        wait(lambda: supervisor.status.protects, "the plugin is synchronized")
-        yield supervisor, handler
+        yield supervisor
     finally:
         loop.call_soon_threadsafe(supervisor.stop)
         thread.join(20)
@@ -218,3 +228,29 @@ def test_a_plugin_that_containerd_launches_serves(bed: Containerd, tmp_path: Pat
     finally:
         executable.unlink()
         bed.restart()
+
+
+def test_a_list_that_the_runtime_cannot_send_is_reported_and_taken_when_it_is_smaller(
+    tmp_path: Path,
+) -> None:
+    with containerd("1.7") as small, ExitStack() as stack:
+        for number in range(8, 8 + LARGE_PODS):
+            large = manifest(number)
+            large["metadata"]["annotations"] = {"large": "x" * LARGE_BYTES}
+            stack.enter_context(running_pod(small, large))
+        handler = Main({SHARES: 333})
+        options = Options(
+            run_dir=str(tmp_path),
+            socket=str(small.nri_socket),
+            first_backoff_s=0.1,
+            longest_unlisted_backoff_s=0.5,
+            list_overdue_s=3.0,
+        )
+        with serving(Supervisor(options, handler)) as supervisor:
+            wait(lambda: "disconnected" in handler.methods(), "the list is given up")
+            assert handler.methods()[:3] == ["configured", "list_overdue", "disconnected"]
+            assert "sends no list of containers but 4086 of the 18" in supervisor.status.problem
+            stack.close()
+            wait(lambda: supervisor.status.protects, "the plugin is synchronized")
+            with running_pod(small, manifest(7)) as pod:
+                assert small.groups.read(pod.container_cgroup("main"), "cpu.shares") == "333"
