@@ -19,6 +19,7 @@ from apis.keys import (
     ANNOTATION_QUOTA_SHARED_WEIGHT,
     DEFAULT_QUOTA,
     LABEL_QUOTA_ALLOW_FORCE_UPDATE,
+    LABEL_QUOTA_ALLOW_LENT_RESOURCE,
     LABEL_QUOTA_IS_PARENT,
     LABEL_QUOTA_IS_ROOT,
     LABEL_QUOTA_PARENT,
@@ -78,6 +79,8 @@ class QuotaNode:
     is_root: bool
     tree_id: str
     force: bool
+    lends: bool
+    """Whether others may use what the quota does not (`allow-lent-resource`)."""
     min: ResourceList
     max: ResourceList
     guaranteed: ResourceList = field(default_factory=dict)
@@ -100,6 +103,7 @@ def quota_node(quota: ElasticQuota) -> QuotaNode:
         is_root=labels.get(LABEL_QUOTA_IS_ROOT) == "true",
         tree_id=labels.get(LABEL_QUOTA_TREE_ID, ""),
         force=labels.get(LABEL_QUOTA_ALLOW_FORCE_UPDATE) == "true",
+        lends=labels.get(LABEL_QUOTA_ALLOW_LENT_RESOURCE) != "false",
         min=quota.spec.min,
         max=quota.spec.max,
         guaranteed=guaranteed,

@@ -61,6 +61,16 @@ class ApiError(Exception):
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
+    def too_large(self) -> bool:
+        """The object would exceed a limit: 256 KiB of annotations, 3 MiB of a request, or the
+        1.5 MiB of an object in etcd, which is reported as an internal error."""
+        return (
+            self.status == 413
+            or (self.status == 422 and "too long" in self.message.lower())
+            or "request is too large" in self.message
+        )
+
+    @property
     def gone(self) -> bool:
         """The resourceVersion is too old to go on from."""
         return self.status == 410

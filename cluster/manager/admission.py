@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,12 @@ from cluster.webhook.certificate_store import (
 )
 from cluster.webhook.configmap import ConfigMapAdmission
 from cluster.webhook.configuration import MUTATING_NAME, VALIDATING_NAME, Address, active_paths
-from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
+from cluster.webhook.elastic_quota import (
+    QuotaAdmission,
+    by_quota,
+    quota_topology,
+    unlabelled,
+)
 from cluster.webhook.enhanced import EnhancedRulesSource
 from cluster.webhook.node import NodeValidation, mutate_node_status
 from cluster.webhook.pod import PodAdmission, PodCaches
@@ -218,6 +224,12 @@ class Admission:
         active = active_paths(gates)
         return {path: handler for path, handler in routes.items() if path in active}
 
+    def pages(self) -> dict[str, Callable[[], bytes]]:
+        """Return what is answered to GET: the tree that quotas are judged by, as upstream."""
+        if f"/validate-{_QUOTA_PATH}" not in active_paths(self._settings.gates):
+            return {}
+        return {"/elasticQuota": lambda: quota_topology(self._caches.quota_tree())}
+
     async def start(self, stack: AsyncExitStack) -> None:
         """Serve and register; the server stops with `stack`."""
         bookings = await stack.enter_async_context(self._client.sibling())
@@ -231,6 +243,7 @@ class Admission:
             certificates=certificates,
             routes=routes,
             observe=self._observe,
+            pages=self.pages(),
         )
         await server.start()
         stack.push_async_callback(server.stop)

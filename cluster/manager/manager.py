@@ -11,11 +11,9 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeVar
-
-from aiohttp import web
 
 from cluster.exposition import CONTENT_TYPE
 from cluster.manager.admission import Admission
@@ -37,6 +35,7 @@ from kube.events import EventRecorder
 from kube.faults import Faults
 from kube.leader import LeaderElection
 from kube.queue import WorkQueue
+from service.http_server import Handler, Request, Response, Server, text
 
 _log = logging.getLogger(__name__)
 
@@ -239,50 +238,41 @@ class Manager:
             stack,
             self.settings.address("health-probe-addr"),
             {
-                "/healthz": self._page(lambda: web.Response(text="ok")),
-                "/readyz": self._page(self._readyz),
+                "/healthz": self._healthz,
+                "/readyz": self._readyz,
             },
         )
 
-    async def _exposition(self, _: web.Request) -> web.Response:
+    async def _exposition(self, _: Request) -> Response:
         slices = []
         for each in self.metrics.registry.slices():
             slices.append(each.encode())
             # Admission and the controllers run between two slices.
             await asyncio.sleep(0)
-        return web.Response(body=b"".join(slices), headers={"Content-Type": CONTENT_TYPE})
+        return Response(200, b"".join(slices), CONTENT_TYPE)
 
-    def _page(
-        self, answer: Callable[[], web.Response]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def serve(_: web.Request) -> web.Response:
-            return answer()
+    async def _healthz(self, _: Request) -> Response:
+        return Response(200, b"ok")
 
-        return serve
-
-    def _readyz(self) -> web.Response:
+    async def _readyz(self, _: Request) -> Response:
         waiting = self.caches.waiting()
         if waiting:
-            return web.Response(status=503, text=f"waiting for lists of {', '.join(waiting)}\n")
+            return text(503, f"waiting for lists of {', '.join(waiting)}")
         if self.admission.wanted and not self.admission.registered:
-            return web.Response(status=503, text="webhook certificates are not ready\n")
-        return web.Response(text="ok") if self.ready else web.Response(status=503, text="starting")
+            return text(503, "webhook certificates are not ready")
+        return Response(200, b"ok") if self.ready else text(503, "starting")
 
 
 async def _serve(
     stack: AsyncExitStack,
     address: tuple[str, int] | None,
-    pages: dict[str, Callable[[web.Request], Awaitable[web.Response]]],
+    pages: dict[str, Handler],
 ) -> None:
     if address is None:
         return
-    application = web.Application()
-    for path, page in pages.items():
-        application.router.add_get(path, page)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, *address).start()
+    server = Server({("GET", path): page for path, page in pages.items()})
+    await server.listen_tcp(*address)
+    stack.push_async_callback(server.close)
 
 
 async def _or_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

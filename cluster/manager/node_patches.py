@@ -5,12 +5,14 @@ Own keys are patched, the status is never replaced. A refresh writes only if som
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from apis.core import Node
 from apis.decode import to_plain
+from apis.explanation import ANNOTATION_RESOURCE_EXPLANATION
 from apis.keys import (
     BATCH_CPU,
     BATCH_MEMORY,
@@ -61,6 +63,18 @@ def status_patch(node: Node, wanted: Wanted, *, threshold: float, refresh: str) 
     if annotations:
         patch["metadata"] = {"annotations": annotations}
     return patch
+
+
+def without_explanation(patch: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a patch that takes the explanation away instead of writing it; None if it writes none.
+
+    For a node whose annotations have no room for it: the amounts matter more than their reasons.
+    """
+    annotations = (patch.get("metadata") or {}).get("annotations") or {}
+    if annotations.get(ANNOTATION_RESOURCE_EXPLANATION) is None:
+        return None
+    left = {**annotations, ANNOTATION_RESOURCE_EXPLANATION: None}
+    return {**patch, "metadata": {**patch["metadata"], "annotations": left}}
 
 
 def metadata_patch(node: Node, wanted: Wanted) -> dict[str, Any]:

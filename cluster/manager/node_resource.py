@@ -38,7 +38,12 @@ from apis.topology import NodeResourceTopology
 from cluster.manager.config_source import NODE_RESOURCE, SLOConfigSource
 from cluster.manager.node_inputs import NodeInputs, PodFacts, pod_facts
 from cluster.manager.node_offer import PLUGINS, NodeView, Wanted, decide
-from cluster.manager.node_patches import metadata_patch, status_patch, zones_patch
+from cluster.manager.node_patches import (
+    metadata_patch,
+    status_patch,
+    without_explanation,
+    zones_patch,
+)
 from cluster.metrics import ManagerMetrics
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client
@@ -240,6 +245,9 @@ class NodeResourceController:
                     resource, name, msgspec.json.encode(patch), subresource=subresource
                 )
             except ApiError as error:
+                smaller = without_explanation(patch)
+                if error.too_large and smaller is not None:
+                    return await write(resource, smaller, failure, subresource)
                 self._metrics.node_resource.labels("failed", failure).inc()
                 if not error.not_found:
                     refused.append(error)

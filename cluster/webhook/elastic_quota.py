@@ -30,9 +30,11 @@ from cluster.quota_tree import (
     check_create,
     check_delete,
     check_update,
+    quota_node,
     quota_ref,
     resource_annotation,
 )
+from cluster.webhook.pending_quotas import PendingQuotas, with_pending
 from cluster.webhook.plain import plain_object
 from kube.cache import Index
 from kube.patches import json_patch
@@ -55,6 +57,7 @@ class QuotaAdmission:
         self._pods = pods_by_quota
         self._unlabelled = unlabelled_pods
         self._metrics = metrics
+        self._pending = PendingQuotas()
         self._rules = QuotaRules(
             guarantee_usage=gates.on("ElasticQuotaGuaranteeUsage"),
             update_resource_key=gates.on("ElasticQuotaEnableUpdateResourceKey"),
@@ -112,16 +115,20 @@ class QuotaAdmission:
         return ALLOWED
 
     def _check(self, request: AdmissionRequest) -> None:
-        tree = self._tree()
         match request.operation:
             case "CREATE":
-                check_create(tree, _quota(bytes(request.object), request.ref), self._rules)
+                new = _quota(bytes(request.object), request.ref)
+                check_create(self._tree_besides(new), new, self._rules)
+                self._admit(request, new)
             case "UPDATE":
                 new = _quota(bytes(request.object), request.ref)
                 old = _quota(bytes(request.old_object), request.ref)
+                tree = self._tree_besides(new)
                 check_update(tree, old, new, self._rules, pods=self._using(old))
+                self._admit(request, new)
             case "DELETE":
                 old = _quota(bytes(request.old_object), request.ref)
+                tree = self._tree_besides(old)
                 pods = (
                     f"{pod.metadata.namespace}/{pod.metadata.name}"
                     for pod in self._pods.get(old.metadata.name)
@@ -130,11 +137,48 @@ class QuotaAdmission:
             case _:
                 return
 
+    def _tree_besides(self, quota: ElasticQuota) -> QuotaTree:
+        """Return the tree in which all other quotas count that were admitted."""
+        tree, meta = self._tree(), quota.metadata
+        pending = self._pending.besides(tree, namespace=meta.namespace, name=meta.name)
+        for other in pending:
+            if other.name == meta.name:
+                raise QuotaRefused(
+                    f"{quota_ref(quota)}: quota names are unique in the cluster and "
+                    f"ElasticQuota {other.namespace}/{other.name} is being created"
+                )
+        return with_pending(tree, pending)
+
+    def _admit(self, request: AdmissionRequest, quota: ElasticQuota) -> None:
+        node = quota_node(quota)
+        if request.dry_run is not True and self._tree().nodes.get(node.name) != node:
+            self._pending.note(node)
+
     def _using(self, quota: ElasticQuota) -> int:
         """Return how many pods name the quota, or use it because of where they live."""
         name = quota.metadata.name
         namespaces = {name, *bound_namespaces(quota)}
         return self._pods.count(name) + sum(map(self._unlabelled.count, namespaces))
+
+
+def quota_topology(tree: QuotaTree) -> bytes:
+    """Return the JSON of `GET /elasticQuota`: upstream's summary of quotas and their children."""
+    summary = {
+        node.name: {
+            "name": node.name,
+            "parentName": node.parent,
+            "isParent": node.is_parent,
+            "allowLentResource": node.lends,
+            "max": node.max,
+            "min": node.min,
+        }
+        for node in tree.nodes.values()
+    }
+    below = {
+        name: sorted(child.name for child in tree.children.get(name, ()))
+        for name in {ROOT_QUOTA, *tree.nodes}
+    }
+    return canonical_json({"quotaInfoMap": summary, "quotaHierarchyInfo": below}).encode()
 
 
 def by_quota(pod: Pod) -> tuple[str, ...]:

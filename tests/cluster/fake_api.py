@@ -7,6 +7,7 @@ itself after a moment (`follow`). No socket is involved, so it works in virtual 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -111,12 +112,25 @@ class FakeApi:
         if path not in self.objects:
             raise _refused(404, "NotFound", path)
         if method == "PATCH":
+            expected = (body.get("metadata") or {}).get("resourceVersion")
+            if expected not in (None, self.objects[path]["metadata"]["resourceVersion"]):
+                raise _refused(409, "Conflict", path)
             new = merged(self.objects[path], body)
             return self.objects[path] if new == self.objects[path] else self._store(path, new)
         if method == "DELETE":
             self._drop(path)
             return {}
         return self.objects[path]
+
+    def collection(self, path: str) -> list[dict[str, Any]]:
+        """Return the objects of a list request's path."""
+        return [stored for key, stored in self.objects.items() if _is_in(key, path)]
+
+    def changes(self, path: str, since: int) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+        """Return (kind, object) of what changed in a collection, and where to go on."""
+        new = self._changes[since:]
+        found = [(kind, plain) for kind, key, plain in new if _is_in(key, path)]
+        return found, len(self._changes)
 
     def follow(self, *caches: Cache[Any], after: float = 0.01) -> None:
         """Show every change to these caches by itself, `after` seconds later."""
@@ -143,6 +157,12 @@ class _MemoryClient(Client):
         tries: int = 1,
     ) -> bytes:
         return msgspec.json.encode(await self._server.handle(method, path, body))
+
+
+def _is_in(key: str, path: str) -> bool:
+    """Return whether the object at `key` is in a collection, of one namespace or of all."""
+    collection = key.rpartition("/")[0]
+    return path in (collection, re.sub(r"/namespaces/[^/]+(?=/[^/]+$)", "", collection))
 
 
 def _refused(code: int, reason: str, path: str) -> ApiError:

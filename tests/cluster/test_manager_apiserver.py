@@ -236,6 +236,25 @@ def test_a_report_becomes_batch_and_mid_resources_with_their_explanation(
     asyncio.run(run())
 
 
+def test_an_explanation_gives_way_where_a_node_has_no_room_for_it(server: ApiServer) -> None:
+    """An API server takes 256 KiB of annotations. What is offered matters more than the reasons."""
+
+    async def run() -> None:
+        async with server.client() as client:
+            await set_config(client, COLOCATION)
+            await make_node(client, "full")
+            patch = {"metadata": {"annotations": {"someone/else": "x" * (256 * 1024 - 700)}}}
+            await client.patch(NODES, "full", msgspec.json.encode(patch))
+            async with manager(server):
+                await report(client, "full")
+                await eventually(lambda: _has_batch(client, "full"))
+                annotations = (await read(client, NODES, "full"))["metadata"]["annotations"]
+                assert ANNOTATION_RESOURCE_EXPLANATION not in annotations
+                assert "someone/else" in annotations
+
+    asyncio.run(run())
+
+
 def test_devices_count_also_while_co_location_is_off(server: ApiServer) -> None:
     async def run() -> None:
         async with server.client() as client:
