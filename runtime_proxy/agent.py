@@ -122,6 +122,18 @@ class CriAgent:
     def health(self) -> list[str]:
         return [*self._registry.troubles(), *self._records.troubles()]
 
+    def status(self) -> dict[str, object]:
+        return {
+            "runtime": {
+                "socket": self._chosen.backend,
+                "up": not self._front.backend_away,
+            },
+            "recovered": self._recovery.done,
+            "hookServers": self._registry.status(),
+            "unusableRegistrations": self._registry.complaints,
+            **self._records.status(),
+        }
+
     def readiness(self) -> list[str]:
         if self._front.backend_away:
             return [f"runtime is away: {self._chosen.backend}"]

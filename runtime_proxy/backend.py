@@ -1,4 +1,4 @@
-"""What the process needs of a backend mode: CRI runtimes and dockerd are two of them."""
+"""What the process needs of a backend mode, of which there are two: CRI runtimes and dockerd."""
 
 import asyncio
 from typing import Protocol
@@ -11,22 +11,25 @@ class Backend(Protocol):
     def gauges(self) -> tuple[Gauge, ...]: ...
 
     async def start(self) -> None:
-        """Begin with what goes on in the background; nothing here waits for the runtime."""
+        """Start the background work. Does not wait for the runtime."""
 
     def new_connection(self) -> asyncio.Protocol:
-        """The protocol of one accepted client."""
+        """Return the protocol of one accepted client."""
 
     def health(self) -> list[str]:
-        """What is wrong with the proxy itself; empty if nothing is."""
+        """Return what is wrong with the proxy itself; empty if nothing is."""
+
+    def status(self) -> dict[str, object]:
+        """Return the state of the proxy's parts, as JSON values."""
 
     def readiness(self) -> list[str]:
-        """What keeps calls from reaching the runtime; empty if nothing does."""
+        """Return what keeps calls from reaching the runtime; empty if nothing does."""
 
     def stand_back(self) -> None:
-        """A successor serves: leave to it all that is not about calls under way here."""
+        """Leave to a successor all that does not belong to a call under way here."""
 
     async def drain(self, limit_s: float) -> int:
-        """Let running calls end for at most `limit_s`; how many were cut off then."""
+        """Let running calls end, and return how many were cut off after `limit_s` seconds."""
 
     async def close(self) -> None:
         """Release everything."""

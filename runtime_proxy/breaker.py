@@ -1,8 +1,10 @@
 """The circuit breaker of one hook server: a dead or slow server costs its time once, not per call.
 
-A pure state machine over a clock. Closed: calls go through. Open: calls fail at once; for a server
-that cannot be reached until it shows a sign of life, for one that let calls time out also until
-a pause is over, which doubles with every relapse. Then one trial call decides.
+A pure state machine over a clock in seconds. While it is closed, calls go through. While it is
+open, calls fail at once: until the server shows a sign of life, and for a server that was too slow
+also until a pause is over, which doubles with every relapse. Then one trial call decides.
+
+A server is too slow when one call times out, or when all answers of some seconds came slowly.
 """
 
 import enum
@@ -10,6 +12,10 @@ import enum
 # A server that is alive but too slow is tried again after this long, doubling up to the limit.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+# Slow answers in a row that open the breaker, and the time from the first to the last of them: one
+# stall of a server delays many calls at once, and is over after a second or two.
+_SLOW_ANSWERS = 5
+_SLOW_FOR_S = 5.0
 
 
 class State(enum.Enum):
@@ -26,9 +32,11 @@ class Breaker:
         self._pause_s = 0.0
         self._not_before = 0.0
         self._trial_running = False
+        self._slow_answers = 0
+        self._slow_since = 0.0
 
     def admit(self) -> bool:
-        """Whether a call may go through now. An admitted trial must report its outcome."""
+        """Return whether a call may go through now. An admitted trial must report its outcome."""
         if self.state is State.CLOSED:
             return True
         if self.state is State.TRIAL and not self._trial_running:
@@ -37,20 +45,35 @@ class Breaker:
         return False
 
     def succeeded(self) -> None:
-        """An admitted call was answered. One from before the breaker opened proves nothing now."""
+        """Note that an admitted call was answered in good time.
+
+        The answer to a call from before the breaker opened proves nothing.
+        """
         if self.state is State.OPEN:
             return
         self.state = State.CLOSED
+        self._slow_answers = 0
         self.reason = ""
         self._pause_s = 0.0
         self._trial_running = False
 
+    def answered_slowly(self, reason: str, now: float) -> None:
+        """Note that an admitted call was answered, but late."""
+        if self.state is State.TRIAL:
+            self.timed_out(reason, now)
+        elif self.state is State.CLOSED:
+            if self._slow_answers == 0:
+                self._slow_since = now
+            self._slow_answers += 1
+            if self._slow_answers >= _SLOW_ANSWERS and now - self._slow_since >= _SLOW_FOR_S:
+                self.timed_out(reason, now)
+
     def unreachable(self, reason: str) -> None:
-        """The server is not there: open until it is."""
+        """Open until the server shows a sign of life."""
         self._open(reason)
 
     def timed_out(self, reason: str, now: float) -> None:
-        """The server is there and does not answer in time: open for a pause as well."""
+        """Open until the server shows a sign of life, and for a pause at least."""
         if self.state is State.OPEN:
             return
         self._open(reason)
@@ -58,11 +81,11 @@ class Breaker:
         self._not_before = now + self._pause_s
 
     def abandoned(self) -> None:
-        """The admitted call ended for a reason that says nothing about the server."""
+        """Note that an admitted call ended for a reason that says nothing about the server."""
         self._trial_running = False
 
     def alive(self, now: float) -> bool:
-        """A sign of life while open; whether calls may come again (the trial first)."""
+        """Note a sign of life, and return whether calls may go through (first a trial)."""
         if self.state is not State.OPEN or now < self._not_before:
             return self.state is not State.OPEN
         self.state = State.TRIAL if self._pause_s else State.CLOSED
@@ -75,3 +98,4 @@ class Breaker:
         self.state = State.OPEN
         self.reason = reason
         self._trial_running = False
+        self._slow_answers = 0

@@ -13,7 +13,7 @@ from typing import cast
 
 from runtime_proxy.http2.client import ClientConnection, Ended, Message, Ponged
 from runtime_proxy.http2.frames import ConnectionFault
-from runtime_proxy.http2.grpc import Status
+from runtime_proxy.http2.grpc import Code, Status
 
 _STREAM_BACKLOG = 4096
 
@@ -94,7 +94,7 @@ class _Wire(asyncio.Protocol):
         for event in events:
             if isinstance(event, Message):
                 if event.stream in self.unary:
-                    self.unary[event.stream][1].append(event.body)
+                    self._answered(event.stream, event.body)
                 elif event.stream in self.streams:
                     self._push(event.stream, event.body)
             elif isinstance(event, Ended):
@@ -103,6 +103,16 @@ class _Wire(asyncio.Protocol):
                 pong = self.pongs.pop(event.payload, None)
                 if pong is not None and not pong.done():
                     pong.set_result(None)
+
+    def _answered(self, stream: int, body: bytes) -> None:
+        """Keep the one message of a unary answer; a second one ends the call."""
+        messages = self.unary[stream][1]
+        if messages:
+            self.machine.cancel(stream)
+            self._ended(Ended(stream, Status(Code.INTERNAL, "the answer has several messages")))
+            self.flush()
+        else:
+            messages.append(body)
 
     def _push(self, stream: int, item: bytes) -> None:
         queue = self.streams[stream]
@@ -124,7 +134,7 @@ class _Wire(asyncio.Protocol):
         if event.status.code == 0 and len(messages) == 1:
             future.set_result(messages[0])
         elif event.status.code == 0:
-            future.set_exception(RpcError(Status(13, f"answer with {len(messages)} messages")))
+            future.set_exception(RpcError(Status(Code.INTERNAL, "the answer has no message")))
         else:
             future.set_exception(RpcError(event.status, processed=event.processed))
 

@@ -1,4 +1,4 @@
-"""The registration folder and the hook servers that follow from it, kept in step."""
+"""Keeps the hook servers in step with the folder of registration files."""
 
 import logging
 import os
@@ -40,10 +40,30 @@ class HookRegistry:
         if self._registrations.scan():
             self.servers.apply(self._registrations.current)
 
+    @property
+    def complaints(self) -> dict[str, str]:
+        """Why a registration file is not used, by its name."""
+        return dict(self._registrations.complaints)
+
+    def status(self) -> list[dict[str, object]]:
+        """Return the servers in the order in which they are asked."""
+        return [
+            {
+                "name": server.name,
+                "socket": server.registration.endpoint,
+                "failurePolicy": "Fail" if server.registration.fail else "Ignore",
+                "stages": sorted(stage.value for stage in server.registration.stages),
+                "state": server.breaker.state.value,
+                "reason": server.breaker.reason,
+                "trips": server.breaker.trips,
+            }
+            for server in self.servers.all
+        ]
+
     def troubles(self) -> list[str]:
-        """Registrations that cannot be used, and servers that are given up."""
+        """Return why registrations are not used, and which servers make calls fail."""
         return [*self._registrations.complaints.values()] + [
-            f"{server.name}: given up for now: {server.breaker.reason}"
+            f"{server.name}: calls fail (failure policy Fail): {server.breaker.reason}"
             for server in self.servers.all
             if server.breaker.state is State.OPEN and server.registration.fail
         ]

@@ -1,8 +1,9 @@
-"""Hook servers: calling one, within its time and its circuit breaker, and choosing which.
+"""Calls hook servers, each within its time limit and behind its circuit breaker.
 
-Facts: runtime-proxy.md 2.3 to 2.5. Better than the original on purpose: every server of a stage is
-asked, in the order of the file names, each one seeing what the ones before it changed; a call has
-a time limit of its own; a server that is away is found again within a second of its return.
+Upstream's proxy asks the first server that it finds for a stage, without a time limit, and looks
+for a lost server every few seconds. Here all servers of a stage are asked in the order of the file
+names, each one seeing what the ones before it changed; a call has a time limit; and a server that
+was lost is found again within a second of its return.
 """
 
 import asyncio
@@ -21,7 +22,11 @@ from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+# grpc-go's default limit of a received message, which upstream's proxy has.
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+# An answer that took more than this share of the time limit is slow. Half of the default limit of
+# 2 s is a hundred times what koordlet needs.
+_SLOW_SHARE = 0.5
 _PROBE_TIMEOUT_S = 1.0
 _FIRST_PROBE_DELAY_S = 0.1
 _LONGEST_PROBE_DELAY_S = 0.8
@@ -106,7 +111,8 @@ class HookServer:
         own_limit = budget_s is None or budget_s >= self._timeout_s
         limit_s = self._timeout_s if budget_s is None or own_limit else budget_s
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit_s
+        began = loop.time()
+        deadline = began + limit_s
         retried = False
         while True:
             work = loop.create_task(self._once(stage, request, deadline))
@@ -119,7 +125,7 @@ class HookServer:
                 answer = work.result()
             except RpcError as error:
                 if error.status.code != Code.UNAVAILABLE:
-                    breaker.succeeded()
+                    self._answered(loop.time() - began)
                     raise
                 if not isinstance(error, NotConnected) and not error.processed and not retried:
                     retried = True
@@ -141,8 +147,23 @@ class HookServer:
             finally:
                 work.cancel()
                 trip.cancel()
-            breaker.succeeded()
+            self._answered(loop.time() - began)
             return answer
+
+    def _answered(self, seconds: float) -> None:
+        """Note an answer, or the server's own error, after so many seconds.
+
+        Under failure policy Fail a slow answer is better than none.
+        """
+        if seconds <= self._timeout_s * _SLOW_SHARE or self.registration.fail:
+            self.breaker.succeeded()
+        else:
+            reason = f"answers take more than {self._timeout_s * _SLOW_SHARE:g} s"
+            now = asyncio.get_running_loop().time()
+            was = self.breaker.state
+            self.breaker.answered_slowly(reason, now)
+            if self.breaker.state is State.OPEN:
+                self._tripped_from(was)
 
     async def _once(self, stage: Stage, request: bytes, deadline: float) -> bytes:
         loop = asyncio.get_running_loop()
@@ -164,6 +185,10 @@ class HookServer:
     def _trip(self, how: Callable[[], None]) -> None:
         was = self.breaker.state
         how()
+        self._tripped_from(was)
+
+    def _tripped_from(self, was: State) -> None:
+        """Let all calls under way fail, and look for a sign of life."""
         if was is not State.OPEN:
             log.warning(
                 "hook server is given up for now",

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from runtime_proxy import merge
+from runtime_proxy.failure_log import FailureLog
 from runtime_proxy.hook_server import GivenUp, HookError, HookServer, HookServers
 from runtime_proxy.model import Container, Pod, container_request, pod_request
 from runtime_proxy.runtime import RuntimeAway
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 # Of a caller's remaining time, what hooks may use; the rest is the runtime's.
 _HOOK_SHARE = 0.5
 
-_Answer = TypeVar("_Answer", bound=Message)
+_Object = TypeVar("_Object", Pod, Container)
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Hooks:
     recovery: Lookup
     skip_label: tuple[str, str]
     skipped: Skipped = field(default_factory=Skipped)
+    failures: FailureLog = field(default_factory=FailureLog)
     # The last of each pod's after-stages under way.
     _telling: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -86,63 +88,74 @@ class Hooks:
         stage: Stage,
         pod: Pod,
         budget: "Budget",
-        take: Callable[[Pod, hook.PodSandboxHookResponse], Pod] = merge.answered_pod,
+        merged: Callable[[Pod, hook.PodSandboxHookResponse], Pod] = merge.answered_pod,
     ) -> Pod:
-        """The pod as the hooks of this stage want it; `take` merges one answer.
+        """Return the pod as the hooks of this stage want it. Raises Refused under policy Fail.
 
-        Raises Refused under policy Fail.
+        merged: returns a pod with one answer taken into it.
         """
         for server in self.servers.serving(stage):
-            answer = await self._ask(
-                server, stage, pod_request(pod), hook.PodSandboxHookResponse, budget
+            pod = await self._ask(
+                server,
+                stage,
+                pod,
+                pod_request(pod),
+                lambda pod, data: merged(pod, hook.PodSandboxHookResponse.FromString(data)),
+                budget,
             )
-            if answer is not None:
-                pod = take(pod, answer)
         return pod
 
     async def ask_about_container(
         self, stage: Stage, container: Container, pod: Pod, budget: "Budget"
     ) -> Container:
-        """The container as the hooks of this stage want it. Raises Refused under policy Fail."""
+        """Return the container as the hooks of this stage want it. Raises Refused under Fail."""
         for server in self.servers.serving(stage):
-            answer = await self._ask(
+            container = await self._ask(
                 server,
                 stage,
+                container,
                 container_request(container, pod),
-                hook.ContainerResourceHookResponse,
+                lambda container, data: merge.answered_container(
+                    container, hook.ContainerResourceHookResponse.FromString(data)
+                ),
                 budget,
             )
-            if answer is not None:
-                container = merge.answered_container(container, answer)
         return container
 
     async def _ask(
         self,
         server: HookServer,
         stage: Stage,
+        known: _Object,
         request: Message,
-        kind: type[_Answer],
+        merged: Callable[[_Object, bytes], _Object],
         budget: "Budget",
-    ) -> _Answer | None:
-        """One server's answer; None where it has none and its policy lets the call go on."""
-        level = logging.WARNING
+    ) -> _Object:
+        """Return `known` with one server's answer in it.
+
+        It is returned as it is where there is no answer and the server's policy is Ignore.
+        """
         try:
             answer = await server.call(stage, request.SerializeToString(), budget_s=budget.left_s())
-            return kind.FromString(answer) if answer is not None else None
+            if answer is None:
+                return known
+            after = merged(known, answer)
+            merge.check_size(known, after)
+            self.failures.succeeded(server.name, stage.value)
+            return after
+        except GivenUp as error:
+            # The breaker has been logged.
+            reason = str(error)
         except HookError as error:
             reason = str(error)
-            if isinstance(error, GivenUp):
-                level = logging.DEBUG
-        except DecodeError:
-            reason = f"{server.registration.endpoint}: unreadable answer to {stage.value}"
+            self.failures.failed(server.name, stage.value, reason)
+        except (DecodeError, merge.TooLarge) as error:
+            what = str(error) if isinstance(error, merge.TooLarge) else "unreadable"
+            reason = f"{server.registration.endpoint}: the answer to {stage.value} is {what}"
+            self.failures.failed(server.name, stage.value, reason)
         if server.registration.fail and stage.may_refuse:
             raise Refused(reason)
-        log.log(
-            level,
-            "hook gave no answer",
-            extra={"server": server.name, "stage": stage.value, "reason": reason},
-        )
-        return None
+        return known
 
     def in_background(self, pod_id: str, work: Coroutine[Any, Any, None]) -> None:
         """What nobody waits for; of one pod it happens in the order in which it came."""

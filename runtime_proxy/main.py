@@ -82,9 +82,17 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         agent = _agent(chosen, figures)
         await agent.start()
         stack.push_async_callback(agent.close)
-        server = await loop.create_unix_server(agent.new_connection, sock=listener, **_KEEP_SOCKET)
+        server = await loop.create_unix_server(
+            agent.new_connection, sock=listener, backlog=unix.BACKLOG, **_KEEP_SOCKET
+        )
         stack.callback(server.close)
-        http = pages(figures, agent.gauges, health=agent.health, readiness=agent.readiness)
+        http = pages(
+            figures,
+            agent.gauges,
+            health=agent.health,
+            readiness=agent.readiness,
+            status=agent.status,
+        )
         stack.push_async_callback(http.close)
         await _serve_pages(http, chosen, passed.sockets.get(handover.HTTP_SOCKET))
         if http.sockets:

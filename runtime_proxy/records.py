@@ -29,10 +29,18 @@ class Records:
                 log.error("%s; a restart recovers from the runtime alone", self._no_folder)
         self.store = Store(self._checkpoint or NoJournal())
 
+    def status(self) -> dict[str, object]:
+        """Return how many objects are known, and what is wrong with the journal."""
+        pods, containers = self.store.sizes
+        return {"pods": pods, "containers": containers, "journalProblem": self._problem}
+
     def troubles(self) -> list[str]:
         """Return why a restart would find less than is known now; nothing where it would not."""
-        problem = self._no_folder if self._checkpoint is None else self._checkpoint.problem
-        return [problem] if problem else []
+        return [self._problem] if self._problem else []
+
+    @property
+    def _problem(self) -> str:
+        return self._no_folder if self._checkpoint is None else self._checkpoint.problem
 
     def reread(self) -> Recorded:
         """Return the journal as it is by now, with what a predecessor added to it."""

@@ -1,8 +1,17 @@
-"""Hook servers by their registration files.
+"""Reads the registration files of hook servers.
 
-Facts: runtime-proxy.md, 2.1 and 2.2. A file that cannot be read as a registration leaves the last
-good one of its name in force; a file that goes away takes its registration with it. Servers are
-asked in the order of their file names.
+A registration is a JSON object in a file whose name ends in `json`, in the folder that
+`--hook-server-dir` names:
+
+| member | value |
+|---|---|
+| `remote-endpoint` | absolute path of the server's Unix socket, also as a `unix://` URL |
+| `failure-policy` | `Fail`, `Ignore`, or empty for `Ignore` |
+| `runtime-hooks` | names of the stages that the server wants; unknown names are skipped |
+
+Member names are compared without regard to case, as Go's decoder does. A file that is not a valid
+registration leaves the last valid one of its name in force. Removing a file removes its
+registration. Servers are asked in the order of their file names.
 """
 
 import json
@@ -18,16 +27,22 @@ from service.unix import LONGEST_PATH
 log = logging.getLogger(__name__)
 
 _SUFFIX = "json"
+# Chosen: a registration has about 300 bytes.
 _MAX_FILE_BYTES = 64 * 1024
 
 
 class RegistrationError(Exception):
-    """A file that is no registration: the text names the file, the field and the value."""
+    """A file is not a valid registration. The text names the file, the field and the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """`name` is the file's name and decides the order; `fail` is failure policy Fail."""
+    """One hook server.
+
+    name: the file's name, which decides the order. endpoint: the path of the socket. fail: the
+    failure policy is Fail: a call for which the server gives no answer fails. stages: what the
+    server wants to be asked about.
+    """
 
     name: str
     endpoint: str
@@ -36,6 +51,7 @@ class Registration:
 
 
 def parse_registration(name: str, content: bytes) -> Registration:
+    """Return the registration in a file's content. Raises RegistrationError."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -51,19 +67,19 @@ def parse_registration(name: str, content: bytes) -> Registration:
         )
     endpoint = endpoint.removeprefix("unix://")
     if len(os.fsencode(endpoint)) > LONGEST_PATH or "\0" in endpoint:
-        raise RegistrationError(f"{name}: remote-endpoint: no unix socket can have this path")
-    policy = fields.get("failure-policy") or "Ignore"
-    if policy not in ("Fail", "Ignore"):
-        log.warning(
-            "unknown failure policy counts as Ignore", extra={"file": name, "value": str(policy)}
+        raise RegistrationError(
+            f"{name}: remote-endpoint: the path of a unix socket has at most {LONGEST_PATH} bytes"
         )
+    policy = fields.get("failure-policy")
+    if policy not in ("Fail", "Ignore", "", None):
+        raise RegistrationError(f"{name}: failure-policy: {policy!r} is neither Fail nor Ignore")
     wanted = fields.get("runtime-hooks") or []
     if not isinstance(wanted, list) or not all(isinstance(hook, str) for hook in wanted):
         raise RegistrationError(f"{name}: runtime-hooks: not a list of names")
     known = {stage.value: stage for stage in Stage}
     unknown = sorted(set(wanted) - known.keys())
     if unknown:
-        log.info("unknown hooks are never called", extra={"file": name, "hooks": unknown})
+        log.info("unknown stages are never called", extra={"file": name, "hooks": unknown})
     return Registration(
         name=name,
         endpoint=endpoint,
@@ -73,15 +89,23 @@ def parse_registration(name: str, content: bytes) -> Registration:
 
 
 def _read(folder: str, name: str) -> bytes:
-    """Read one file, refusing what somebody other than root or us could have written."""
-    descriptor = os.open(
-        os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    )
+    """Return a file's content. Raises RegistrationError for a file that others could have written.
+
+    The name may be a symbolic link, as in a mounted ConfigMap, where it leads through a second one
+    (`koordlet.json` to `..data/koordlet.json`, `..data` to a folder). Who may make links in the
+    registration folder may register servers anyway, so only the owner of the link counts.
+    """
+    path = os.path.join(folder, name)
+    link = os.lstat(path)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in _trusted_users():
+        raise RegistrationError(f"{name}: a symbolic link of user {link.st_uid}: chown -h root")
+    # Without O_NONBLOCK, opening a FIFO would wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise RegistrationError(f"{name}: not a regular file")
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if status.st_uid not in _trusted_users() or status.st_mode & 0o022:
             raise RegistrationError(
                 f"{name}: must belong to root and be writable by its owner alone "
                 f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
@@ -89,12 +113,17 @@ def _read(folder: str, name: str) -> bytes:
             )
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
-        raise RegistrationError(f"{name}: larger than {_MAX_FILE_BYTES} octets")
+        raise RegistrationError(f"{name}: larger than {_MAX_FILE_BYTES} bytes")
     return content
 
 
+def _trusted_users() -> tuple[int, int]:
+    """The owners whose files count: root, and the proxy's own user."""
+    return 0, os.geteuid()
+
+
 class Registrations:
-    """The folder's registrations as they stand; `scan` brings them up to date."""
+    """The registrations in a folder. `scan` brings them up to date."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -108,11 +137,11 @@ class Registrations:
 
     @property
     def complaints(self) -> Mapping[str, str]:
-        """What is wrong with which file, for the health page."""
+        """Why a file is not used, by its name, for the health page."""
         return self._complaints
 
     def scan(self) -> bool:
-        """Read every file; whether the registrations changed."""
+        """Read every file, and return whether the registrations changed."""
         before = self.current
         try:
             names = [
@@ -149,4 +178,4 @@ class Registrations:
     def _complain(self, name: str, complaint: str) -> None:
         if self._complaints.get(name) != complaint:
             self._complaints[name] = complaint
-            log.warning("registration not usable", extra={"reason": complaint})
+            log.warning("registration cannot be used", extra={"reason": complaint})

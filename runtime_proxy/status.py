@@ -1,8 +1,9 @@
-"""/metrics, /healthz and /readyz: what an operator asks the proxy.
+"""Serves /metrics, /healthz, /readyz and /status.
 
-/healthz says whether the process does its work (it answers at all, its registrations can be read);
-/readyz says whether calls reach the runtime. Counting is plain additions on the hot path; the
-Prometheus text is made when somebody asks.
+/healthz says whether the proxy does its work: its registrations can be read, no hook server makes
+calls fail, its journal can be written. /readyz says whether calls reach the runtime. /status shows
+the state of each hook server. Counting is plain additions on the hot path; the Prometheus text is
+made at a scrape.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from runtime_proxy.stages import Stage
 from service.histogram import Histogram
-from service.http_server import Handler, Request, Response, Server, text
+from service.http_server import Handler, Request, Response, Server, json, text
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 # A client chooses the path; what is not CRI is counted together.
@@ -113,10 +114,11 @@ def pages(
     *,
     health: Callable[[], list[str]],
     readiness: Callable[[], list[str]],
+    status: Callable[[], dict[str, object]],
 ) -> Server:
-    """Return the three pages, not listening yet.
+    """Return the four pages, not listening yet.
 
-    health, readiness: what is wrong, nothing when all is well.
+    health, readiness: what is wrong, nothing when all is well. status: JSON values.
     """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
@@ -124,6 +126,9 @@ def pages(
 
     async def metrics(request: Request) -> Response:
         return Response(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+
+    async def state(request: Request) -> Response:
+        return json(status())
 
     def page(look: Callable[[], list[str]]) -> Handler:
         async def answer(request: Request) -> Response:
@@ -135,6 +140,7 @@ def pages(
     return Server(
         {
             ("GET", "/metrics"): metrics,
+            ("GET", "/status"): state,
             ("GET", "/healthz"): page(health),
             ("GET", "/readyz"): page(readiness),
         }

@@ -150,9 +150,6 @@ class Store:
             if identifier not in self._births:
                 self._journal.forget(identifier)
 
-    def snapshot(self) -> tuple[list[Pod], list[Container]]:
-        return list(self._pods.values()), list(self._containers.values())
-
     def _born(self, identifier: str) -> None:
         if identifier not in self._births:
             self._births_so_far += 1

@@ -11,7 +11,11 @@ from typing import Final
 
 LONGEST_PATH: Final = 107
 """Bytes that the address of a Unix socket has room for (unix(7))."""
-_BACKLOG: Final = 1024
+BACKLOG: Final = max(socket.SOMAXCONN, 4096)
+"""Connections that may wait to be accepted: as many as the kernel allows. It lowers this to
+net.core.somaxconn, which is 4096 since Linux 5.4 (socket.SOMAXCONN may be an older libc's 128).
+asyncio's servers call listen() with their own default of 100, which would also lower what systemd
+set for a socket unit: pass this to them."""
 
 
 def listen(path: str) -> socket.socket:
@@ -24,7 +28,7 @@ def listen(path: str) -> socket.socket:
     try:
         with owner_only():
             listener.bind(path)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise

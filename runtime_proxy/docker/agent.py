@@ -100,6 +100,18 @@ class DockerAgent:
     def health(self) -> list[str]:
         return [*self._registry.troubles(), *self._records.troubles()]
 
+    def status(self) -> dict[str, object]:
+        return {
+            "runtime": {
+                "socket": self.chosen.backend,
+                "up": not self.backend_away,
+            },
+            "recovered": self._engine.done,
+            "hookServers": self._registry.status(),
+            "unusableRegistrations": self._registry.complaints,
+            **self._records.status(),
+        }
+
     def readiness(self) -> list[str]:
         if self.backend_away:
             return [f"dockerd is away: {self.chosen.backend}"]

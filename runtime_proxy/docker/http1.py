@@ -1,8 +1,12 @@
 """HTTP/1.1 without I/O: heads that are kept as they came, and bodies that are only measured.
 
-The proxy passes octets on unchanged, so this knows where a message ends and what its head says, no
-more. What is ambiguous (two lengths, a length and chunks) is refused: two readers must never
-disagree on where a message ends. Fact: RFC 9112, sections 2, 6 and 7.
+The proxy passes octets on unchanged, so this module knows where a message ends and what its head
+says, no more (RFC 9112, sections 2, 6 and 7). What is ambiguous (two lengths, a length and chunks)
+is refused: two readers must never disagree on where a message ends.
+
+dockerd reads with Go's net/http, so the same line ends are taken: a line of a head may end in a
+bare line feed, a line with a chunk's size may not (Go 1.24), and a carriage return inside a line is
+an error.
 """
 
 import re
@@ -14,6 +18,7 @@ _MAX_CHUNK_LINE = 4096
 _MAX_TRAILER_BYTES = 16 * 1024
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
 _HTTP_VERSION = re.compile(rb"HTTP/1\.[01]")
 
 
@@ -51,26 +56,28 @@ class ResponseHead(Head):
 
 def split_head(buffer: bytes) -> tuple[bytes, bytes] | None:
     """(head with its empty line, rest), or None while the head is incomplete."""
-    at = buffer.find(b"\r\n\r\n")
-    if at < 0:
-        if len(buffer) > MAX_HEAD_BYTES:
-            raise HttpFault(f"head larger than {MAX_HEAD_BYTES} octets")
-        return None
-    if at > MAX_HEAD_BYTES:
+    empty_line = _EMPTY_LINE.search(buffer)
+    end = len(buffer) if empty_line is None else empty_line.end()
+    if end > MAX_HEAD_BYTES:
         raise HttpFault(f"head larger than {MAX_HEAD_BYTES} octets")
-    return buffer[: at + 4], buffer[at + 4 :]
+    return None if empty_line is None else (buffer[:end], buffer[end:])
+
+
+def _lines(octets: bytes) -> list[bytes]:
+    """The lines of a whole head without their ends and without the empty one."""
+    return [line.removesuffix(b"\r") for line in octets.split(b"\n")[:-2]]
 
 
 def _fields(octets: bytes) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
-    lines = octets[:-4].split(b"\r\n")
+    lines = _lines(octets)
     fields = []
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name) or b"\n" in value or b"\0" in value:
+        if not colon or not _TOKEN.fullmatch(name) or b"\r" in value or b"\0" in value:
             raise HttpFault(f"bad header line {line[:40]!r}")
         fields.append((name.lower(), value.strip(b" \t")))
-    if b"\n" in lines[0]:
-        raise HttpFault("bare line feed in the first line")
+    if b"\r" in lines[0]:
+        raise HttpFault("carriage return inside the first line")
     return lines[0], tuple(fields)
 
 
@@ -216,7 +223,7 @@ def with_body(head: RequestHead, body: bytes) -> bytes:
     """A request with another body: its length given, chunking and expectation gone."""
     dropped = (b"content-length", b"transfer-encoding", b"expect", b"trailer")
     lines = [head.first_line]
-    for line in head.octets[:-4].split(b"\r\n")[1:]:
+    for line in _lines(head.octets)[1:]:
         if line.partition(b":")[0].lower() not in dropped:
             lines.append(line)
     lines.append(b"Content-Length: %d" % len(body))

@@ -2,7 +2,12 @@
 
 It speaks to hook servers and, for recovery, to the runtime. Calls are unary or server-streaming;
 requests are small, so they wait whole for the server's windows, and answers are received under a
-window wide enough that only the message limit bounds them. Answers are events.
+window wide enough that only the message limits bound them. Answers are events.
+
+Why this is not the library h2, which the tests use as a strict peer: a hook call of 1.5 KiB to a
+server on grpc.aio took 340 us with this client and 411 us with h2 (medians of 1,500 calls in turns,
+two cores), and 77 us instead of 213 us of that are the proxy's own CPU time. And h2 ends all calls
+of a connection at GOAWAY, where a server that restarts still answers those under way.
 """
 
 from collections import deque
@@ -21,6 +26,8 @@ from runtime_proxy.http2.grpc import (
 
 _RECEIVE_WINDOW = 1 << 30
 _MAX_HEADER_BLOCK = 256 * 1024
+# Messages of the largest size that may be incomplete at a time: many answers at once stay bounded.
+_MAX_ANSWERS = 4
 _LAST_USABLE_STREAM = 2**31 - 101
 
 
@@ -68,7 +75,6 @@ class ClientConnection:
             ),
             frames.window_update(0, _RECEIVE_WINDOW - frames.DEFAULT_WINDOW),
         ]
-        self.ready = False  # the server has shown its settings
         self.leaving = False  # the server takes no more calls here
         self._max_message_bytes = max_message_bytes
         self._decoder = hpack.Decoder()
@@ -84,6 +90,7 @@ class ClientConnection:
         self._initial_window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_MAX_FRAME_SIZE
         self._received_since_grant = 0
+        self._received = 0  # octets of incomplete messages, in all calls
         self._block = bytearray()
         self._block_stream = 0
         self._block_ends_stream = False
@@ -119,8 +126,10 @@ class ClientConnection:
 
     def cancel(self, stream: int) -> None:
         """Forget a call and tell the server so; no event of it follows."""
-        if self._calls.pop(stream, None) is None:
+        call = self._calls.pop(stream, None)
+        if call is None:
             return
+        self._received -= len(call.received)
         if self._kept_back.pop(stream, None) is None:
             self.output.append(frames.rst_stream(stream, ErrorCode.CANCEL))
             self._begin_calls()
@@ -211,7 +220,6 @@ class ClientConnection:
                 self._server_table.allow([value])
         self.output.append(frames.SETTINGS_ACK)
         self._begin_calls()
-        self.ready = True
 
     def _header_block_part(self, flags: int) -> None:
         if len(self._block) > _MAX_HEADER_BLOCK:
@@ -245,20 +253,20 @@ class ClientConnection:
         call = self._calls.get(stream)
         if call is None:
             return
-        call.received += frames.strip_padding(flags, payload)
+        part = frames.strip_padding(flags, payload)
+        call.received += part
+        self._received += len(part)
+        if self._received > _MAX_ANSWERS * self._max_message_bytes:
+            self._fail(stream, f"{self._received} octets of answers are incomplete at a time")
+            return
         received = call.received
         while len(received) >= MESSAGE_PREFIX_SIZE:
             length = int.from_bytes(received[1:MESSAGE_PREFIX_SIZE], "big")
             if received[0] or length > self._max_message_bytes:
-                self.cancel(stream)
-                self.events.append(
-                    Ended(
-                        stream,
-                        Status.resource_exhausted(
-                            f"answer of {length} octets, flag {received[0]}; the limit is "
-                            f"{self._max_message_bytes}"
-                        ),
-                    )
+                self._fail(
+                    stream,
+                    f"answer of {length} octets, flag {received[0]}; the limit is "
+                    f"{self._max_message_bytes}",
                 )
                 return
             end = MESSAGE_PREFIX_SIZE + length
@@ -269,11 +277,19 @@ class ClientConnection:
             if length:
                 self.output.append(frames.window_update(stream, end))
             del received[:end]
+            self._received -= end
         if flags & frames.END_STREAM:
             self._end(stream, Status(Code.INTERNAL, "answer without trailers"))
 
+    def _fail(self, stream: int, reason: str) -> None:
+        """End a call whose answer is too large."""
+        self.cancel(stream)
+        self.events.append(Ended(stream, Status.resource_exhausted(reason)))
+
     def _end(self, stream: int, status: Status, *, processed: bool = True) -> None:
-        if self._calls.pop(stream, None) is not None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self._received -= len(call.received)
             self._kept_back.pop(stream, None)
             self.events.append(Ended(stream, status, processed))
             self._begin_calls()

@@ -37,6 +37,69 @@ def test_a_slow_server_gets_one_trial_after_a_pause_that_doubles() -> None:
     assert breaker.alive(now + 1.0), "success forgets the doubled pause"
 
 
+def test_answers_that_are_slow_for_some_seconds_open_the_breaker() -> None:
+    breaker = Breaker()
+    for number in range(4):
+        breaker.answered_slowly("slow", now=1.9 * number)
+        assert breaker.state is State.CLOSED
+    breaker.answered_slowly("slow", now=1.9 * 4)
+    assert breaker.state is State.OPEN
+    assert breaker.reason == "slow"
+    assert not breaker.alive(now=8.5)
+    assert breaker.alive(now=8.6)
+    assert breaker.state is State.TRIAL
+
+
+def test_one_stall_that_many_calls_meet_does_not() -> None:
+    breaker = Breaker()
+    for _ in range(100):
+        breaker.answered_slowly("slow", now=3.0)
+    breaker.answered_slowly("slow", now=7.9)
+    assert breaker.state is State.CLOSED
+    breaker.answered_slowly("slow", now=8.0)
+    assert breaker.state is State.OPEN
+
+
+def test_an_answer_in_good_time_ends_a_row_of_slow_ones() -> None:
+    breaker = Breaker()
+    for number in range(100):
+        breaker.answered_slowly("slow", now=5.0 * number)
+        if number % 4 == 3:
+            breaker.succeeded()
+    assert breaker.state is State.CLOSED
+    assert breaker.trips == 0
+
+
+def test_a_trial_that_is_answered_slowly_makes_the_pause_longer() -> None:
+    breaker = Breaker()
+    breaker.timed_out("no answer", now=0.0)
+    assert breaker.alive(now=1.0)
+    assert breaker.admit()
+    breaker.answered_slowly("slow", now=3.0)
+    assert breaker.state is State.OPEN
+    assert not breaker.alive(now=4.9)
+    assert breaker.alive(now=5.0)
+    assert breaker.admit()
+    breaker.succeeded()
+    assert breaker.state is State.CLOSED
+    # The row begins anew.
+    for _ in range(2):
+        for number in range(4):
+            breaker.answered_slowly("slow", now=6.0 + 10 * number)
+        breaker.succeeded()
+    assert breaker.state is State.CLOSED
+
+
+def test_a_slow_answer_to_a_call_from_before_it_opened_changes_nothing() -> None:
+    breaker = Breaker()
+    breaker.unreachable("refused")
+    for number in range(10):
+        breaker.answered_slowly("slow", now=5.0 * number)
+    assert breaker.reason == "refused"
+    assert breaker.alive(now=0.0)
+    assert breaker.state is State.CLOSED
+
+
 def test_a_trial_whose_caller_went_away_leaves_room_for_the_next() -> None:
     breaker = Breaker()
     breaker.timed_out("slow", 0.0)
@@ -57,7 +120,17 @@ def test_calls_that_time_out_together_trip_once() -> None:
 
 
 steps = st.lists(
-    st.sampled_from(["admit", "succeeded", "unreachable", "timed_out", "abandoned", "alive"]),
+    st.sampled_from(
+        [
+            "admit",
+            "succeeded",
+            "answered_slowly",
+            "unreachable",
+            "timed_out",
+            "abandoned",
+            "alive",
+        ]
+    ),
     max_size=40,
 )
 
@@ -73,8 +146,8 @@ def test_from_any_state_life_and_success_lead_back_to_closed(steps: list[str]) -
             breaker.admit()
         elif step == "unreachable":
             breaker.unreachable("away")
-        elif step == "timed_out":
-            breaker.timed_out("slow", now)
+        elif step in ("timed_out", "answered_slowly"):
+            getattr(breaker, step)("slow", now)
         elif step == "alive":
             breaker.alive(now)
         else:

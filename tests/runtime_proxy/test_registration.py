@@ -40,7 +40,7 @@ def test_what_koordlet_writes_is_understood() -> None:
     [
         ({"failure-policy": "Fail"}, True, 3),
         ({"failure-policy": ""}, False, 3),
-        ({"failure-policy": "fail"}, False, 3),
+        ({"failure-policy": None}, False, 3),
         ({"runtime-hooks": ["PreStartContainer", "NoneRuntimeHookType", "Sing"]}, False, 1),
         ({"runtime-hooks": None}, False, 0),
         ({"extra": [1]}, False, 3),
@@ -70,8 +70,15 @@ def test_keys_match_in_any_case() -> None:
         (b"{}", "remote-endpoint: ''"),
         (b'{"remote-endpoint": "relative.sock"}', "remote-endpoint: 'relative.sock'"),
         (b'{"remote-endpoint": 5}', "remote-endpoint: 5"),
-        (b'{"remote-endpoint": "/' + b"x" * 200 + b'"}', "no unix socket can have this path"),
+        (b'{"remote-endpoint": "/' + b"x" * 200 + b'"}', "path of a unix socket has at most 107"),
         (b'{"remote-endpoint": "/x", "runtime-hooks": "PreRunPodSandbox"}', "not a list"),
+        *(
+            (
+                b'{"remote-endpoint": "/x", "failure-policy": %b}' % policy,
+                "x.json: failure-policy: .* is neither Fail nor Ignore",
+            )
+            for policy in (b'"fail"', b'"Sometimes"', b"5", b"false", b'["Fail"]', b'" Fail"')
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(content: bytes, complaint: str) -> None:
@@ -147,7 +154,9 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 def test_links_folders_pipes_and_giants_do_no_harm(tmp_path: Path) -> None:
     write(tmp_path, "good.json")
-    (tmp_path / "link.json").symlink_to(tmp_path / "good.json")
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    (tmp_path / "dangling.json").symlink_to("nothing")
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "giant.json").write_bytes(b" " * (1 << 20))
@@ -155,7 +164,8 @@ def test_links_folders_pipes_and_giants_do_no_harm(tmp_path: Path) -> None:
     registrations.scan()
     assert [r.name for r in registrations.current] == ["good.json"]
     assert set(registrations.complaints) == {
-        "link.json",
+        "loop.json",
+        "device.json",
         "folder.json",
         "pipe.json",
         "giant.json",
@@ -166,3 +176,48 @@ def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
     registrations = Registrations(str(tmp_path / "none"))
     assert not registrations.scan()
     assert registrations.current == ()
+
+
+def test_a_mounted_config_map_is_read_through_its_links(tmp_path: Path) -> None:
+    """kubelet makes `..data` a link to a folder, and replaces that link to change all files."""
+    for version in ("one", "two"):
+        (tmp_path / f"..{version}").mkdir()
+        write(tmp_path / f"..{version}", "k.json", **{"remote-endpoint": f"/run/{version}.sock"})
+    (tmp_path / "..data").symlink_to("..one")
+    (tmp_path / "k.json").symlink_to("..data/k.json")
+    registrations = Registrations(str(tmp_path))
+    assert registrations.scan()
+    assert [(r.name, r.endpoint) for r in registrations.current] == [("k.json", "/run/one.sock")]
+    (tmp_path / "..new").symlink_to("..two")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert registrations.scan()
+    assert registrations.current[0].endpoint == "/run/two.sock"
+    (tmp_path / "k.json").unlink()
+    assert registrations.scan()
+    assert registrations.current == ()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("of_link", "of_file"), [(12345, 0), (0, 12345)])
+def test_neither_a_link_nor_its_file_may_be_another_users(
+    tmp_path: Path, of_link: int, of_file: int
+) -> None:
+    target = write(tmp_path, "target")
+    os.chown(target, of_file, 0)
+    (tmp_path / "k.json").symlink_to(target)
+    os.lchown(tmp_path / "k.json", of_link, 0)
+    registrations = Registrations(str(tmp_path))
+    assert not registrations.scan()
+    assert "root" in registrations.complaints["k.json"]
+
+
+def test_an_unknown_policy_leaves_the_last_registration_in_force(tmp_path: Path) -> None:
+    write(tmp_path, "k.json", **{"failure-policy": "Fail"})
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    write(tmp_path, "k.json", **{"failure-policy": "Closed"})
+    assert not registrations.scan()
+    assert registrations.current[0].fail
+    assert registrations.complaints == {
+        "k.json": "k.json: failure-policy: 'Closed' is neither Fail nor Ignore"
+    }

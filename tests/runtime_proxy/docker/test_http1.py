@@ -46,7 +46,8 @@ def test_a_requests_length_is_found(fields: bytes, framing: Framing) -> None:
         b"POST /x HTTP/1.1\r\nContent-Length: +5\r\n\r\n",
         b"POST /x HTTP/1.1\r\nContent-Length : 5\r\n\r\n",
         b"POST /x HTTP/1.1\r\n Folded: x\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nA: b\nContent-Length: 5\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nA: b\rContent-Length: 5\r\n\r\n",
+        b"POST /x HTTP/1.1\r\r\nContent-Length: 5\r\n\r\n",
         b"POST  /x HTTP/1.1\r\n\r\n",
         b"POST /x HTTP/2.0\r\n\r\n",
         b"nonsense\r\n\r\n",
@@ -232,3 +233,26 @@ def test_an_environment_keeps_order_and_what_it_does_not_know() -> None:
         "N=x",
     ]
     assert convert.merge_env(env, before, before) == env
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("empty", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_a_head_may_end_its_lines_in_bare_line_feeds(end: bytes, empty: bytes, cut: int) -> None:
+    """Go's net/http takes both, so dockerd does."""
+    head = end.join([b"POST /x HTTP/1.1", b"Content-Length: 3", b"A: b"]) + end + empty
+    assert split_head(head[: min(cut, len(head) - 1)]) is None
+    parted = split_head(head + b"abc\n\n")
+    assert parted == (head, b"abc\n\n")
+    read = parse_request(parted[0])
+    assert (read.method, read.target) == (b"POST", b"/x")
+    assert read.fields == ((b"content-length", b"3"), (b"a", b"b"))
+    assert request_framing(read) == Framing(length=3)
+    assert with_body(read, b"longer") == (
+        b"POST /x HTTP/1.1\r\nA: b\r\nContent-Length: 6\r\n\r\nlonger"
+    )
+
+
+def test_a_chunks_size_must_not_end_in_a_bare_line_feed() -> None:
+    with pytest.raises(HttpFault, match="carriage return"):
+        Body(Framing(chunked=True)).feed(b"3\nabc\r\n0\r\n\r\n")

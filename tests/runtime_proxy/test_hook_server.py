@@ -1,0 +1,198 @@
+"""One hook server: what its answers, its errors and its slowness lead to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from runtime_proxy import breaker as breaker_module
+from runtime_proxy.breaker import State
+from runtime_proxy.hook_server import HookCounts, HookError, HookServer
+from runtime_proxy.registration import Registration
+from runtime_proxy.stages import Stage
+from tests.runtime_proxy.http2.h2_server import H2Server, Reply
+
+
+def with_server(
+    folder: Path,
+    test: Callable[[HookServer, H2Server], Awaitable[None]],
+    *,
+    fail: bool = False,
+    timeout_s: float = 10.0,
+) -> list[tuple[Stage, str]]:
+    """Run a test with a hook server of every stage; return the outcomes that were counted."""
+    outcomes: list[tuple[Stage, str]] = []
+
+    async def main() -> None:
+        async with asyncio.timeout(30), H2Server(folder / "hook.sock") as peer:
+            registration = Registration("h.json", str(peer.socket), fail, frozenset(Stage))
+            server = HookServer(
+                registration,
+                timeout_s=timeout_s,
+                counts=HookCounts(lambda name, stage, how, s: outcomes.append((stage, how))),
+            )
+            try:
+                await test(server, peer)
+            finally:
+                server.close()
+
+    asyncio.run(main())
+    return outcomes
+
+
+async def ask(server: HookServer, stage: Stage = Stage.PRE_CREATE_CONTAINER) -> bytes | None:
+    return await server.call(stage, b"request", budget_s=None)
+
+
+def test_an_answer_is_returned_as_it_came(tmp_path: Path) -> None:
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = Reply(messages=[b"answer"])
+        assert await ask(server) == b"answer"
+        assert peer.requests == [
+            ("/runtime.v1alpha1.RuntimeHookService/PreCreateContainerHook", b"request")
+        ]
+
+    assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, "ok")]
+
+
+LIMIT = 4 * 1024 * 1024
+
+BAD_REPLIES: dict[str, tuple[Reply, str]] = {
+    "no message": (Reply(), "the answer has no message"),
+    "two messages": (Reply(messages=[b"a", b"b"]), "the answer has several messages"),
+    "a message cut off before an OK": (
+        Reply(raw=b"\0\0\0\0\x09half"),
+        "the answer ends inside a message",
+    ),
+    "a prefix cut off before an OK": (Reply(raw=b"\0\0\0"), "the answer ends inside a message"),
+    "a message without trailers": (
+        Reply(messages=[b"answer"], trailers=None),
+        "answer without trailers",
+    ),
+    "trailers without a status": (
+        Reply(messages=[b"answer"], trailers=[("x", "y")]),
+        "answer without grpc-status",
+    ),
+    "a compressed message": (Reply(raw=b"\1\0\0\0\1x"), "flag 1"),
+    "a message above the limit": (Reply(messages=[b"x" * (LIMIT + 1)]), f"of {LIMIT + 1} octets"),
+    "a size above the limit, and nothing more": (
+        Reply(raw=b"\0\xff\xff\xff\xff", trailers=None, ends=False),
+        "of 4294967295 octets",
+    ),
+    "the server's own error": (
+        Reply(trailers=[("grpc-status", "3"), ("grpc-message", "bad%20thing")]),
+        "bad thing",
+    ),
+    "an error without a text": (Reply(trailers=[("grpc-status", "3")]), "3"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPLIES)
+def test_a_bad_reply_is_an_error_that_says_why(tmp_path: Path, name: str) -> None:
+    reply, reason = BAD_REPLIES[name]
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = reply
+        with pytest.raises(HookError) as caught:
+            await ask(server)
+        assert str(caught.value).startswith(f"{peer.socket}: ")
+        assert reason in str(caught.value)
+        # The server is alive, and the connection serves the next call.
+        assert server.breaker.state is State.CLOSED
+        peer.reply = Reply(messages=[b"answer"])
+        assert await ask(server) == b"answer"
+        assert peer.accepted == 1
+
+    assert [how for _, how in with_server(tmp_path, test)] == ["error", "ok"]
+
+
+def test_the_largest_message_is_taken(tmp_path: Path) -> None:
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = Reply(messages=[b"x" * LIMIT])
+        assert await ask(server) == b"x" * LIMIT
+
+    with_server(tmp_path, test)
+
+
+def test_incomplete_answers_are_bounded_together(tmp_path: Path) -> None:
+    """Eight calls of three quarters of the largest message each: some fail, the others end."""
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        message = b"x" * (LIMIT * 3 // 4)
+        peer.reply = Reply(messages=[message], pause_before_end=True)
+        calls = [asyncio.create_task(ask(server)) for _ in range(8)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            with pytest.raises(HookError, match="incomplete at a time"):
+                one.result()
+        peer.go_on.set()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert 4 <= sum(one == message for one in ended) <= 5
+        peer.reply = Reply(messages=[b"answer"])
+        assert [await ask(server) for _ in range(8)] == [b"answer"] * 8
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize(("stage", "again"), [(stage, not stage.is_addition) for stage in Stage])
+def test_an_added_stage_that_is_not_served_is_not_asked_again(
+    tmp_path: Path, stage: Stage, again: bool
+) -> None:
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = Reply(trailers=[("grpc-status", "12"), ("grpc-message", "unknown method")])
+        assert server.serves(stage)
+        if again:
+            with pytest.raises(HookError, match="unknown method"):
+                await ask(server, stage)
+        else:
+            assert await ask(server, stage) is None
+        assert server.serves(stage) is again
+
+    assert with_server(tmp_path, test) == [(stage, "error" if again else "unserved")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fail", "state"),
+    [
+        (1.0, False, State.CLOSED),
+        (1.1, False, State.OPEN),
+        (1.1, True, State.CLOSED),
+    ],
+)
+def test_slow_answers_open_the_breaker_unless_the_policy_is_fail(
+    tmp_path: Path, seconds: float, fail: bool, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the time limit of 2 s is slow. Under Fail a slow answer is better than a refusal."""
+    monkeypatch.setattr(breaker_module, "_SLOW_FOR_S", 0.0)
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        for _ in range(5):
+            server._answered(seconds)
+        assert server.breaker.state is state
+        if state is State.OPEN:
+            assert server.breaker.reason == "answers take more than 1 s"
+            with pytest.raises(HookError, match="more than 1 s"):
+                await ask(server)
+
+    with_server(tmp_path, test, fail=fail, timeout_s=2.0)
+
+
+@pytest.mark.parametrize("reply", [Reply(messages=[b"a"]), Reply(trailers=[("grpc-status", "3")])])
+def test_the_time_of_a_call_is_what_counts(
+    tmp_path: Path, reply: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that the server answers with an error."""
+    monkeypatch.setattr(breaker_module, "_SLOW_FOR_S", 0.0)
+    monkeypatch.setattr("runtime_proxy.hook_server._SLOW_SHARE", 0.0)
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = reply
+        for number in range(5):
+            assert server.breaker.state is State.CLOSED, number
+            await asyncio.gather(ask(server), return_exceptions=True)
+        assert server.breaker.state is State.OPEN
+
+    with_server(tmp_path, test)
