@@ -170,7 +170,7 @@ def parse(arguments: Sequence[str]) -> Options:
         "--http-address",
         type=address,
         default="127.0.0.1:9318",
-        help="HOST:PORT of /metrics and /healthz; empty serves neither (default %(default)s)",
+        help="HOST:PORT of /metrics, /healthz, /readyz and /status; empty serves none (default %(default)s)",
     )
     parser.add_argument(
         "--log-level",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from tests.runtime_proxy.fake_cri import FakeCri, connected, fake_cri
 from tests.runtime_proxy.processes import (
     AS_MODULE,
     ROOT,
+    STAGES,
     Proxy,
     echo,
     fetch,
@@ -564,3 +566,58 @@ def test_a_journal_that_cannot_be_written_turns_health_red(
         status, text = fetch(f"http://127.0.0.1:{port}/healthz")
         assert status == 503
         assert text == f"{journal} cannot be read: not a regular file: move it away\n"
+
+
+def test_as_many_clients_may_wait_as_the_kernel_allows(running: Proxy) -> None:
+    """A proxy that is busy or starting refuses nobody; asyncio's own default is 100."""
+    allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert allowed > 200, "this machine's net.core.somaxconn is too small for the test"
+    os.kill(running.pid, signal.SIGSTOP)
+    clients = []
+    try:
+        for _ in range(200):
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            clients.append(client)
+            client.connect(str(running.socket))  # BlockingIOError where the queue is full
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+        for client in clients:
+            client.close()
+
+
+def test_the_status_shows_each_hook_server_and_its_policy(runtime: FakeCri, tmp_path: Path) -> None:
+    port = free_port()
+    with proxy(runtime.socket, flags=[f"--http-address=127.0.0.1:{port}"]) as running:
+        running.wait_for_log("recovered")
+        running.register(running.folder / "a.sock", ["PreRunPodSandbox"], name="a.json")
+        running.register(running.folder / "b.sock", STAGES, policy="Fail", name="b.json")
+        (running.hook_dir / "c.json").write_text(
+            '{"remote-endpoint": "/run/c.sock", "failure-policy": "Sometimes"}'
+        )
+        running.wait_for_log("Sometimes")
+        with connected(running.socket) as channel, suppress(grpc.RpcError):
+            channel.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")(
+                cri.RunPodSandboxRequest().SerializeToString(), timeout=5
+            )
+        status, text = fetch(f"http://127.0.0.1:{port}/status")
+        assert status == 200
+        shown = json.loads(text)
+        assert shown["runtime"] == {"socket": str(runtime.socket), "up": True}
+        assert shown["recovered"] is True
+        assert shown["journalProblem"] == ""
+        assert (shown["pods"], shown["containers"]) == (0, 0)
+        ignoring, failing = shown["hookServers"]
+        assert (ignoring["name"], ignoring["failurePolicy"]) == ("a.json", "Ignore")
+        assert ignoring["stages"] == ["PreRunPodSandbox"]
+        assert (failing["name"], failing["failurePolicy"]) == ("b.json", "Fail")
+        assert failing["socket"] == str(running.folder / "b.sock")
+        assert failing["stages"] == sorted(STAGES)
+        for server in (ignoring, failing):
+            assert (server["state"], server["trips"]) == ("open", 1)
+            assert server["reason"] == "No such file or directory"
+        policy = "c.json: failure-policy: 'Sometimes' is neither Fail nor Ignore"
+        assert shown["unusableRegistrations"] == {"c.json": policy}
+        assert fetch(f"http://127.0.0.1:{port}/healthz") == (
+            503,
+            f"{policy}\nb.json: calls fail (failure policy Fail): No such file or directory\n",
+        )
