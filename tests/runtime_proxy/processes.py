@@ -260,7 +260,7 @@ class HookService:
         return handle
 
 
-def answering(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+def answering(change: Callable[[Any], object]) -> Callable[[Any], Any]:
     """A hook that echoes and changes something."""
 
     def answer(request: Any) -> Any:

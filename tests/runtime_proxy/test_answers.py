@@ -523,7 +523,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("stage", REFUSED)
 def test_without_an_answer_the_policy_decides(name: str, stage: Stage) -> None:
     answer, reason = FAILURES[name]
-    calls = {
+    calls: dict[Stage, Callable[[World], Any]] = {
         Stage.PRE_RUN_POD_SANDBOX: run,
         Stage.PRE_CREATE_CONTAINER: create,
         Stage.PRE_START_CONTAINER: lambda world: world.call(

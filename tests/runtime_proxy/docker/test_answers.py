@@ -320,7 +320,7 @@ def test_an_update_carries_what_was_asked_and_what_a_hook_changed(
     assert again.container_resources.cpuset_cpus == effective.get("CpusetCpus", "0-3")
 
 
-STAGES = {
+STAGES: dict[Stage, Callable[[World], Any]] = {
     Stage.PRE_RUN_POD_SANDBOX: run,
     Stage.PRE_CREATE_CONTAINER: create,
     Stage.PRE_START_CONTAINER: lambda world: world.ask_docker("POST", "/containers/c1/start"),
