@@ -28,6 +28,13 @@ PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm"}) | (
     {"apiserver", "kubectl", "kubelet"} if ARCHIVES.is_dir() else set()
 )
 
+# A test that hangs fails with the stacks of all threads, and its fixtures clean up. The slowest
+# tests take a minute on a busy machine, and a bed's first one also fetches packages. At twice the
+# value a hang costs twice as much.
+LIMIT_S = 300.0
+# Boots of an emulated machine, and random lives as many as KOORD_PROPERTY_EXAMPLES asks for.
+LONG_LIMIT_S = 3600.0
+
 
 def require(present: object, missing: str, *, tier: str = "root") -> None:
     """Go on only if `present` is true; otherwise skip, or fail where CI provides the tier.
@@ -130,6 +137,18 @@ def pytest_configure() -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test its time limit, unless it has one of its own (`pytest.mark.timeout`)."""
+    if not config.pluginmanager.hasplugin("timeout"):
+        if os.environ.get("KOORD_REQUIRE") == "1":
+            raise pytest.UsageError("needs pytest-timeout: run .ci/venv .venv")
+        return
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            limit_s = LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S
+            item.add_marker(pytest.mark.timeout(limit_s))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,6 +13,7 @@ import errno
 import os
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -192,6 +193,7 @@ def _known(subjects: dict[str, Subject]) -> set[tuple[str, str]]:
     return {(key, subject.cgroup) for key, subject in subjects.items()}
 
 
+pytestmark = pytest.mark.long
 EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
 
 TestDisturbed = DisturbedMachine.TestCase

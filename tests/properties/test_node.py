@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -538,8 +539,9 @@ class NodeMachine(RuleBasedStateMachine):
         assert not found, found
 
 
+pytestmark = pytest.mark.long
 EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
-"""CI runs a few hundred; a long run sets it to ten thousand."""
+"""A long run sets it to ten thousand."""
 
 TestNode = NodeMachine.TestCase
 TestNode.settings = settings(

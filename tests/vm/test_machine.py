@@ -15,7 +15,7 @@ from tests.vm.image import CACHE, KERNELS
 from tests.vm.machine import BootError, Session, booted, private_disk, pytest_session
 from tests.vm.topology import TOPOLOGIES, Topology
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.long]
 
 TOPOLOGY = TOPOLOGIES[os.environ.get("KOORD_VM_TOPOLOGY", "2s2c2t")]
 KERNEL = next(k for k in KERNELS if k == os.environ.get("KOORD_VM_KERNEL", "bookworm"))
