@@ -25,8 +25,14 @@ from demo.table import render
 from tests.beds.containerd import GENERATIONS, Containerd, containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.errors import BedError
+from tests.beds.image import IMAGE
 from tests.beds.kubelet import RunningPod, remove_pod, run_pod, running_pod
 from tests.waiting import NotWithin, wait_until
+
+
+class MissingImage(Exception):
+    """A pod names an image that the demo's containerd does not have; the text says what to do."""
+
 
 HEADER = ("container", "value", "requested", "observed", "why")
 
@@ -162,6 +168,7 @@ def follow_manifests(bed: Containerd, koordlet: Daemon) -> None:
     manifests = bed.folder / "pods.d"
     manifests.mkdir()
     koordctl = f"{Path(sys.executable).parent}/koordctl --run-dir {koordlet.run_dir}"
+    images = f"{bed.binaries}/ctr -a {bed.socket} -n k8s.io images"
     print(
         f"""
 The environment stays open; Ctrl-C ends it. From another terminal:
@@ -173,20 +180,33 @@ The environment stays open; Ctrl-C ends it. From another terminal:
   the node's objects     {koordlet.objects}/   edit a file and see the values follow
   pods of your own       {manifests}/   put a Pod manifest there to run it, remove it to end it
   the daemon's log       {koordlet.log}
+
+Pods may use the images that this containerd has. That is {IMAGE}, which a container without
+"image" gets; it has a shell and busybox's commands. To see them, and to add one:
+
+  {images} list
+  {images} pull docker.io/library/nginx:latest
+  docker save my-image:1 | {images} import -
 """,
         flush=True,
     )
     running: dict[Path, RunningPod] = {}
     refused: set[Path] = set()
+    waiting: set[Path] = set()
     try:
         while True:
             files = set(manifests.glob("*.yaml"))
             for file in files - running.keys() - refused:
                 try:
                     running[file] = start_pod(bed, koordlet, file)
+                except MissingImage as missing:
+                    if file not in waiting:
+                        print(f"  {file.name}: {missing}", flush=True)
+                    waiting.add(file)
                 except (OSError, yaml.YAMLError, LookupError, TypeError, grpc.RpcError) as error:
                     refused.add(file)
                     print(f"  {file.name}: {error}; put a corrected file under another name")
+            waiting &= files - running.keys()
             for file in running.keys() - files:
                 remove_pod(bed, running.pop(file))
                 print(f"  {file.name}: ended", flush=True)
@@ -200,6 +220,13 @@ def start_pod(bed: Containerd, koordlet: Daemon, file: Path) -> RunningPod:
     manifest = yaml.safe_load(file.read_text())
     manifest["metadata"].setdefault("uid", str(uuid.uuid4()))
     manifest["metadata"].setdefault("namespace", "default")
+    for container in manifest["spec"]["containers"]:
+        image = container.get("image", IMAGE)
+        if not bed.cri.has_image(image):
+            raise MissingImage(
+                f'container "{container["name"]}" waits for image "{image}", which this containerd '
+                f'does not have: add it as shown above, or remove "image" to use {IMAGE}'
+            )
     with step(f"{file.name}: pod {manifest['metadata']['name']}"):
         koordlet.put(manifest)
         return run_pod(bed, manifest)

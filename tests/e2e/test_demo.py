@@ -15,6 +15,7 @@ import yaml
 
 from tests.beds.containerd import GENERATIONS
 from tests.beds.groups import layout
+from tests.beds.image import IMAGE
 from tests.beds.packages import CHECKOUT
 from tests.e2e.manifests import FIRST, SHARED, ls_pod
 
@@ -59,23 +60,37 @@ def test_the_demo_shows_values_and_their_reasons_and_cleans_up(generation: str) 
     assert _left_by(demo.pid) == []
 
 
+def _read_until(demo: subprocess.Popen[str], *texts: str) -> str:
+    """Return what the demo prints up to the line after which all texts have appeared."""
+    assert demo.stdout is not None
+    shown = ""
+    while not all(text in shown for text in texts):
+        line = demo.stdout.readline()
+        assert line, f"it ended early:\n{shown}"
+        shown += line
+    return shown
+
+
 def test_the_kept_environment_runs_pods_from_its_folder_and_ends_on_ctrl_c() -> None:
     demo = _demo("--stay")
-    assert demo.stdout is not None
     try:
-        shown = ""
-        while "pods of your own" not in shown:
-            line = demo.stdout.readline()
-            assert line, f"it ended early:\n{shown}"
-            shown += line
+        shown = _read_until(demo, "import -")
         found = re.search(r"pods of your own +(\S+)/", shown)
         assert found is not None
         own = ls_pod("own")
         (Path(found[1]) / "own.yaml").write_text(yaml.safe_dump(own))
         (Path(found[1]) / "bad.yaml").write_text("kind: [")
-        later = demo.stdout.readline() + demo.stdout.readline()
-        while not ("pod own" in later and "bad.yaml" in later):
-            later += demo.stdout.readline()
+        _read_until(demo, "pod own", "bad.yaml")
+        # A pod whose image is missing starts once it was added, as the demo says.
+        other = ls_pod("other")
+        other["spec"]["containers"][0]["image"] = "koord.test/absent:1"
+        (Path(found[1]) / "other.yaml").write_text(yaml.safe_dump(other))
+        _read_until(demo, 'container "main" waits for image "koord.test/absent:1"')
+        ctr = re.search(r"^ +(\S+/ctr .* images) list$", shown, re.MULTILINE)
+        assert ctr is not None
+        tag = [*ctr[1].split(), "tag", IMAGE, "koord.test/absent:1"]
+        subprocess.run(tag, check=True, capture_output=True, timeout=30)
+        _read_until(demo, "pod other")
     finally:
         demo.send_signal(signal.SIGINT)
         rest, _ = demo.communicate(timeout=60)
