@@ -102,8 +102,8 @@ def show_values(bed: Containerd, koordlet: Daemon, pods: Pods) -> None:
     for shown in scene.SHOWN:
         manifest, pod = pods[shown.pod]
         why = explained(koordlet, shown)
-        asked, got = scene.asked(manifest, shown), scene.got(bed, pod, shown)
-        rows.append((shown.whose, scene.label(bed, shown), asked, got, why))
+        requested, observed = scene.requested(manifest, shown), scene.observed(bed, pod, shown)
+        rows.append((shown.whose, scene.label(bed, shown), requested, observed, why))
     print("\nRead back from the kernel and from the containers' environment:\n")
     print(render(HEADER, rows, width=terminal_width()), flush=True)
 
@@ -134,9 +134,9 @@ def explained(koordlet: Daemon, shown: scene.Shown) -> str:
 
 def await_value(bed: Containerd, pod: RunningPod, shown: scene.Shown, value: str) -> None:
     try:
-        wait_until(lambda: scene.got(bed, pod, shown) == value, shown.resource)
+        wait_until(lambda: scene.observed(bed, pod, shown) == value, shown.resource)
     except NotWithin as error:
-        found = scene.got(bed, pod, shown)
+        found = scene.observed(bed, pod, shown)
         raise BedError(
             f"{shown.whose}: {scene.label(bed, shown)} is {found} and not {value}"
         ) from error
@@ -150,14 +150,14 @@ def switch_off(
     bed: Containerd, koordlet: Daemon, pods: Pods, objects: list[scene.Manifest]
 ) -> None:
     """Switch two policies off in the objects and show that the old values come back."""
-    before = [scene.got(bed, pods[shown.pod][1], shown) for shown in scene.RESTORED]
+    before = [scene.observed(bed, pods[shown.pod][1], shown) for shown in scene.RESTORED]
     print()
     with step("CPU normalisation off (Node), group identity off for class BE (NodeSLO)"):
         koordlet.put(*scene.switched_off(objects))
         for shown in scene.RESTORED:
             await_value(bed, pods[shown.pod][1], shown, scene.original(bed, shown))
     rows = [
-        (shown.whose, scene.label(bed, shown), old, scene.got(bed, pods[shown.pod][1], shown))
+        (shown.whose, scene.label(bed, shown), old, scene.observed(bed, pods[shown.pod][1], shown))
         for shown, old in zip(scene.RESTORED, before, strict=True)
     ]
     print(render(("container", "value", "before", "restored"), rows, width=80), flush=True)

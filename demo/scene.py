@@ -100,7 +100,7 @@ def _pool(cpus: list[int]) -> str:
     return json.dumps([{"socket": 0, "node": 0, "cpuset": ",".join(map(str, cpus))}])
 
 
-def asked(pod: Manifest, shown: Shown) -> str:
+def requested(pod: Manifest, shown: Shown) -> str:
     """Return what the manifest requests that leads to the value, as the manifest writes it."""
     annotations = pod["metadata"].get("annotations", {})
     resources = pod["spec"]["containers"][0]["resources"]
@@ -129,7 +129,7 @@ def _amount(amounts: Mapping[str, Any], resource: str, kind: str) -> str:
     return f"{resource} {kind} {amounts[resource]}" if resource in amounts else "nothing"
 
 
-def got(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
+def observed(bed: Containerd, pod: RunningPod, shown: Shown) -> str:
     """Return the value as the kernel or the container has it now."""
     if shown.resource == "env":
         environment = bed.cri.execute(pod.containers["main"], ["env"]).stdout.splitlines()
@@ -144,7 +144,7 @@ def label(bed: Containerd, shown: Shown) -> str:
 
 
 def original(bed: Containerd, shown: Shown) -> str:
-    """Return the value without Koordinator, as `got` would read it."""
+    """Return the value without Koordinator, as `observed` reads it."""
     if shown.resource == "cpu.shares":
         return str(bed.groups.weight(int(shown.original)))
     return shown.original

@@ -66,7 +66,7 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
     return Outcome(value=value, winner=winner, modifiers=tuple(effective), losers=tuple(idle))
 
 
-def settle(outcomes: Mapping[ResourceKey, Outcome]) -> Mapping[ResourceKey, Outcome]:
+def resolve_conflicts(outcomes: Mapping[ResourceKey, Outcome]) -> Mapping[ResourceKey, Outcome]:
     """Return `outcomes` without those that the kernel would refuse beside another outcome.
 
     cpu.idle=1 and cpu.shares: the higher rank stays, cpu.idle among equal ranks. The claims of the

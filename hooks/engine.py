@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed
-from hooks.compose import compose, settle
+from hooks.compose import compose, resolve_conflicts
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
@@ -136,14 +136,16 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
                 faults.append(fault_of(name, error))
         if faults and before is not None:
-            _keep(before, {fault.policy for fault in faults if fault.input_error}, by_resource)
+            _keep_claims(
+                before, {fault.policy for fault in faults if fault.input_error}, by_resource
+            )
         outcomes: dict[ResourceKey, Outcome] = {}
         requested = getattr(subject, "requested", NOTHING_REQUESTED)
         for key, claims_of in by_resource.items():
             outcome = compose(claims_of, value_in_request(requested, key[0]))
             if outcome is not None:
                 outcomes[key] = outcome
-        settled = settle(outcomes)
+        settled = resolve_conflicts(outcomes)
         # A fault names its pod and may keep claims of a previous decision: never for the cache.
         if shape is not None and not faults:
             if len(self._by_shape) >= _MOST_SHAPES:
@@ -167,7 +169,7 @@ KEPT: Final = "kept from the last good input: the present one is bad"
 """The `degraded` of a claim that stays in force although its input has become bad."""
 
 
-def _keep(
+def _keep_claims(
     before: Decision, policies: Collection[str], by_resource: dict[ResourceKey, list[Claim]]
 ) -> None:
     """Add claims that `policies` made before and do not make now, in the policies' order."""

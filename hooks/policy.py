@@ -29,7 +29,7 @@ class OffBecause(StrEnum):
     """Why a policy does not claim."""
 
     GATE = "gate"  # its feature gate is off
-    NODESLO = "nodeslo"  # the NodeSLO (or node object) does not ask for it
+    NODESLO = "nodeslo"  # the NodeSLO (or Node) does not switch it on
     UNSUPPORTED = "unsupported"  # the kernel cannot do it
     BAD_INPUT = "bad-input"  # an object is malformed and there was no good one before
 

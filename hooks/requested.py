@@ -45,9 +45,9 @@ def requested_of(
     mems: str,
     oom_score_adj: int | None,
 ) -> Requested:
-    """Return what runtimes' messages ask for: 0 and "" are "not said", any negative limit "none".
+    """Return the request of a runtime's message: 0 and "" are not set, a negative limit is none.
 
-    The score alone is taken as it is: 0 is a score.
+    The OOM score is kept as it is, since 0 is a score.
     """
     return Requested(
         cpu_shares=shares or None,

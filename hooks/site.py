@@ -150,10 +150,10 @@ class _Checked:
         for claim in self.function(inputs, subject) or ():
             if len(made) >= MOST_CLAIMS:
                 raise SiteClaimError(f"more than {MOST_CLAIMS} claims for one {self.level}")
-            made.append(self._admitted(claim))
+            made.append(self._checked_claim(claim))
         return made
 
-    def _admitted(self, claim: object) -> Claim:
+    def _checked_claim(self, claim: object) -> Claim:
         if not isinstance(claim, Claim):
             raise SiteClaimError(f"returned a {type(claim).__name__}; make claims with want()")
         if not isinstance(claim.resource, Resource) or not isinstance(claim.op, Op):
@@ -175,7 +175,7 @@ class _Checked:
         )
 
 
-def admit(policy: object, *, origin: str, taken: Collection[str] = ()) -> Policy:
+def checked_policy(policy: object, *, origin: str, taken: Collection[str] = ()) -> Policy:
     """Return the checked `POLICY` of a file or entry point; raises InputError.
 
     origin: the file's path or the entry point's name. taken: names of the policies loaded so far.

@@ -57,13 +57,13 @@ class Client:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the JSON answer; raises Unreachable or Refused."""
-        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)
+        return self._request("GET", f"{path}?{urlencode(query)}" if query else path)
 
     def post(self, path: str, body: Any) -> Any:
         """Send JSON and return the JSON answer."""
-        return self._ask("POST", path, json.dumps(body, ensure_ascii=False).encode())
+        return self._request("POST", path, json.dumps(body, ensure_ascii=False).encode())
 
-    def _ask(self, method: str, target: str, body: bytes | None = None) -> Any:
+    def _request(self, method: str, target: str, body: bytes | None = None) -> Any:
         if self._silent:
             raise Silent(self._silent)
         connection = _UnixConnection(self._path)

@@ -39,7 +39,7 @@ _RIVALS: Final = {
 }
 
 
-def _others(patient: Patient) -> Iterator[Finding]:
+def _other_agents(patient: Patient) -> Iterator[Finding]:
     """Find programs that set the same values: over NRI ('both tried to set ...') or in files."""
     daemons = _named(patient, _DAEMONS)
     if len(daemons) > 1:
@@ -187,7 +187,7 @@ def _kubelet(patient: Patient) -> Iterator[Finding]:
             yield Finding("kubelet", "warn", f"process {kubelet.shown}: {error}")
         else:
             yield from _managers(kubelet, config)
-            yield from _asked_runtime(patient, kubelet, config)
+            yield from _runtime_endpoint(patient, kubelet, config)
             yield from _node_name(patient.config, kubelet)
             driver = kubelet.flag("cgroup-driver") or config.get("cgroupDriver", "cgroupfs")
             yield Finding("kubelet", "ok", f"process {kubelet.pid}, cgroup driver {driver}")
@@ -218,7 +218,7 @@ def _managers(kubelet: Process, config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _asked_runtime(
+def _runtime_endpoint(
     patient: Patient, kubelet: Process, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Check that kubelet's calls pass a running proxy, and that koordlet asks the same runtime."""
@@ -269,4 +269,4 @@ def _named(patient: Patient, names: frozenset[str] | set[str]) -> list[Process]:
     return [process for process in patient.processes if process.name in names]
 
 
-NEIGHBOURS: Final[tuple[Check, ...]] = (_others, _nri_socket, _containerd, _plugins, _kubelet)
+NEIGHBOURS: Final[tuple[Check, ...]] = (_other_agents, _nri_socket, _containerd, _plugins, _kubelet)

@@ -18,7 +18,7 @@ UNLIMITED: Final = -1
 
 
 class Resource(StrEnum):
-    """A thing that a claim can ask for. The comment gives the canonical value."""
+    """A thing that can be set. The comment gives the canonical value."""
 
     # cpu
     CPU_SHARES = "cpu.shares"  # int, 2..262144

@@ -26,7 +26,7 @@ import msgspec
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claimed
 from hooks.policy import ClaimFunction, Policy
-from hooks.site import ENTRY_POINT_GROUP, admit
+from hooks.site import ENTRY_POINT_GROUP, checked_policy
 from hooks.subject import Subject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
@@ -145,7 +145,7 @@ class SiteLoader:
         except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}"
             raise InputError(obj=path, field="", value="", problem=problem) from error
-        return admit(getattr(module, "POLICY", None), origin=path, taken=taken)
+        return checked_policy(getattr(module, "POLICY", None), origin=path, taken=taken)
 
     def _load_entry_points(self) -> tuple[tuple[Policy, ...], tuple[tuple[str, str], ...]]:
         policies: list[Policy] = []
@@ -154,7 +154,7 @@ class SiteLoader:
             taken = {policy.name for policy in policies}
             try:
                 loaded = self._interrupter.run(point.load, LOAD_LIMIT_S)
-                policies.append(admit(loaded, origin=point.value, taken=taken))
+                policies.append(checked_policy(loaded, origin=point.value, taken=taken))
             except Overtime:
                 problems.append((point.value, f"took longer than {LOAD_LIMIT_S:g} s to load"))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - isolated, and reported

@@ -37,4 +37,4 @@ def test_the_configuration_is_understood() -> None:
 def test_every_value_that_the_demo_shows_belongs_to_a_pod_of_the_examples() -> None:
     by_name = {pod["metadata"]["name"]: pod for pod in scene.pods()}
     for shown in scene.SHOWN:
-        assert scene.asked(by_name[shown.pod], shown) != "nothing"
+        assert scene.requested(by_name[shown.pod], shown) != "nothing"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
 from hooks.claim import Claim, Op, Rank
-from hooks.compose import compose, settle
+from hooks.compose import compose, resolve_conflicts
 from hooks.decision import Outcome
 from linux.resources import UNLIMITED, Resource, Value
 
@@ -199,7 +199,7 @@ def test_cpu_idle_and_cpu_shares(
         (Resource.CPU_IDLE, ""): _outcome(Resource.CPU_IDLE, idle, idle_rank),
         (SHARES, ""): _outcome(SHARES, 1024, shares_rank),
     }
-    settled = settle(outcomes)
+    settled = resolve_conflicts(outcomes)
     assert {resource for resource, _ in settled} == left
     told = [
         claim.resource
@@ -211,4 +211,4 @@ def test_cpu_idle_and_cpu_shares(
 
 def test_settling_leaves_everything_else_alone() -> None:
     outcomes = {(SHARES, ""): _outcome(SHARES, 2), (QUOTA, ""): _outcome(QUOTA, 1000)}
-    assert settle(outcomes) == outcomes
+    assert resolve_conflicts(outcomes) == outcomes

@@ -16,7 +16,7 @@ from hooks.claim import Claim, Op, Rank
 from hooks.engine import Engine
 from hooks.policies import batch_resource, oom_score_adj
 from hooks.policy import Policy
-from hooks.site import MOST_CLAIMS, admit, site_policy, want
+from hooks.site import MOST_CLAIMS, checked_policy, site_policy, want
 from hooks.subject import Level
 from linux.resources import DeviceNode, Mount, Resource
 from tests.hooks.making import (
@@ -200,7 +200,7 @@ def test_site_policy_refuses_what_cannot_work(arguments: dict[str, Any], problem
 
 def test_admitting_what_a_file_offers() -> None:
     policy = _site()
-    assert admit(policy, origin="/etc/koordlet/policies.d/x.py") is policy
+    assert checked_policy(policy, origin="/etc/koordlet/policies.d/x.py") is policy
     for offered, taken, problem in (
         (None, (), "not a policy"),
         ("x", (), "not a policy"),
@@ -208,7 +208,7 @@ def test_admitting_what_a_file_offers() -> None:
         (policy, {"site/mine"}, "has this name"),
     ):
         with pytest.raises(InputError, match=problem) as refused:
-            admit(offered, origin="/etc/koordlet/policies.d/x.py", taken=taken)
+            checked_policy(offered, origin="/etc/koordlet/policies.d/x.py", taken=taken)
         assert "/etc/koordlet/policies.d/x.py: POLICY" in str(refused.value)
 
 
@@ -221,7 +221,7 @@ def _example() -> Policy:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return admit(module.POLICY, origin=str(EXAMPLE))
+    return checked_policy(module.POLICY, origin=str(EXAMPLE))
 
 
 SIZED, DISPOSABLE = {"example.com/sized-threads": "true"}, {"example.com/disposable": "true"}
