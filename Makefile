@@ -43,6 +43,6 @@ protos: venv
 manifests: venv
 	$(BIN)/python -m tools.generate_manifests
 
-# Also forgets the Debian packages that the beds unpacked.
+# Also removes the programs that the beds unpacked.
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info
