@@ -41,14 +41,13 @@ async def in_parallel(work: Iterable[Callable[[], Coroutine[Any, Any, Any]]], wi
 async def fill(server: ApiServer, nodes: int, pods: int) -> None:
     """Write nodes with capacity, and pods bound to them."""
     amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+    status = {"capacity": amounts, "allocatable": amounts}
     async with server.client() as client:
 
         def node(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
             async def make() -> None:
-                name = f"node-{number:05d}"
-                await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
-                await client.patch(NODES, name, status, subresource="status")
+                plain = {"metadata": {"name": f"node-{number:05d}"}, "status": status}
+                await client.create(NODES, encode_object(NODES, plain))
 
             return make
 

@@ -170,6 +170,8 @@ class Soak:
                     name = f"node-{number:05d}"
                     self._silent[number] = time.monotonic() + SILENT_S
                     self._stale[name] = time.monotonic() + DEGRADE_MINUTES * 60
+                    # What it crosses now is not waited for: the next write withdraws.
+                    self._sent.pop(name, None)
 
     async def edits(self) -> None:
         """Once a minute one key, which changes an object of every node."""
@@ -244,8 +246,10 @@ class Soak:
         self._asking = asyncio.Lock()
         following = asyncio.create_task(self.cache.run())
         await self.cache.wait_synced()
+        print("manager started", file=sys.stderr, flush=True)
         await in_parallel((partial(self.report, number) for number in range(self._nodes)), 16)
         await eventually(self._all_offer, seconds=300, every=1)
+        print("every node offers", file=sys.stderr, flush=True)
         self.seen = Seen()
         self._sent.clear()
         first, started = await self.used(keep_stall=False), time.monotonic()
@@ -268,10 +272,14 @@ class Soak:
 
 
 def configuration(turn: int) -> dict[str, str]:
-    """Return the config map after so many edits: odd ones change co-location."""
+    """Return the config map after so many edits: odd ones change co-location.
+
+    The short time after which a report is stale counts from the first edit on: on a slow machine
+    the first reports take longer than that.
+    """
     co_location = {
         "enable": True,
-        "degradeTimeMinutes": DEGRADE_MINUTES,
+        "degradeTimeMinutes": DEGRADE_MINUTES if turn else 60,
         "cpuReclaimThresholdPercent": 60 if (turn + 1) // 2 % 2 == 0 else 80,
     }
     qos = {"clusterStrategy": {"beClass": {"cpuQOS": {"enable": turn // 2 % 2 == 0}}}}
