@@ -128,6 +128,9 @@ class WorkQueue:
                 self.faults.note("the work queue", about=key)
                 await asyncio.sleep(_FAULT_PAUSE_S)
                 self.add(key)
+            # Work that waits for nothing would hold the loop for all keys that are due: 0.7 s were
+            # measured for 5,000 nodes after an edit of the configuration that changes no object.
+            await asyncio.sleep(0)
 
     async def _work_on(self, key: str, handle: Callable[[str], Awaitable[float | None]]) -> None:
         try:

@@ -200,7 +200,10 @@ class Settings:
         return int(text)
 
     def address(self, name: str) -> tuple[str, int] | None:
-        """Return (host, port) of a listening address, None for "0" (off)."""
+        """Return (host, port) of a listening address, None for "0" (off).
+
+        An empty host means every address of the machine, IPv4 and IPv6.
+        """
         text = self.values[name]
         if text in ("0", ""):
             return None
@@ -208,7 +211,7 @@ class Settings:
             host, port = parse_address(text)
         except ValueError as error:
             raise FlagError(f"--{name}={text}: {error}") from None
-        return host or "0.0.0.0", port
+        return host, port
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -145,6 +145,7 @@ class Manager:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set. Raises when the lease is lost or a part fails for good."""
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         async with AsyncExitStack() as stack:
             tasks: list[asyncio.Task[Any]] = []
             stack.push_async_callback(_end, tasks)
@@ -184,6 +185,18 @@ class Manager:
                 await asyncio.sleep(_DRAIN_SECONDS)
             for task in done:
                 task.result()
+
+    def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count what no part of ours was there to catch: callbacks, transports, lost tasks."""
+        error = context.get("exception")
+        message = str(context.get("message", ""))
+        if _is_late_close(error):
+            _log.debug("%s: %s", message, error)
+            return
+        try:
+            raise error if isinstance(error, Exception) else RuntimeError(message)
+        except Exception:  # noqa: BLE001 - raised to be logged with its traceback
+            self._faults.note("the event loop", about=message)
 
     async def _flush_events(self) -> None:
         with suppress(TimeoutError):
@@ -237,10 +250,7 @@ class Manager:
         await _serve(
             stack,
             self.settings.address("health-probe-addr"),
-            {
-                "/healthz": self._healthz,
-                "/readyz": self._readyz,
-            },
+            {"/healthz": self._healthz, "/readyz": self._readyz},
         )
 
     async def _exposition(self, _: Request) -> Response:
@@ -263,16 +273,22 @@ class Manager:
         return Response(200, b"ok") if self.ready else text(503, "starting")
 
 
+def _is_late_close(error: object) -> bool:
+    """Return whether uvloop met the end of a TLS connection that it had closed already.
+
+    That happens whenever idle connections to the API server are closed; nothing is lost.
+    """
+    return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
+
+
 async def _serve(
-    stack: AsyncExitStack,
-    address: tuple[str, int] | None,
-    pages: dict[str, Handler],
+    stack: AsyncExitStack, address: tuple[str, int] | None, pages: Mapping[str, Handler]
 ) -> None:
     if address is None:
         return
     server = Server({("GET", path): page for path, page in pages.items()})
-    await server.listen_tcp(*address)
     stack.push_async_callback(server.close)
+    await server.listen_tcp(*address)
 
 
 async def _or_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

@@ -585,7 +585,7 @@ def test_flags_as_charts_pass_them() -> None:
         {},
     )
     assert settings.on("enable-leader-election")
-    assert settings.address("metrics-addr") == ("0.0.0.0", 8080)
+    assert settings.address("metrics-addr") == ("", 8080)
     assert settings.address("health-probe-addr") == ("127.0.0.1", 8000)
     assert settings.gates.on("NodeMutatingWebhook")
     assert settings.plugins == frozenset(PLUGINS)

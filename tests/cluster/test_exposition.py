@@ -170,3 +170,28 @@ def test_other_work_goes_on_while_a_page_is_made_and_faults_are_on_it() -> None:
     assert 'koord_manager_faults{part="nodeslo"} 1\n' in shown
     assert 'koord_manager_faults{part="noderesource"} 0\n' in shown
     assert 'koord_manager_faults{part="cache of nodes"} 0\n' in shown
+
+
+def test_what_only_the_event_loop_caught_is_counted_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> int:
+        async with Client(Connection("http://localhost")) as client:
+            one = Manager(client, parse(["--feature-gates=WebhookFramework=false"], {}))
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(one._loop_failed)
+
+            def broken() -> None:
+                raise KeyError("a bug")
+
+            loop.call_soon(broken)
+            # What uvloop says of a TLS connection that was closed while idle.
+            closed = RuntimeError("unable to perform operation on <x>; the handler is closed")
+            loop.call_exception_handler({"message": "Fatal error", "exception": closed})
+            loop.call_exception_handler({"message": "without an exception"})
+            await asyncio.sleep(0.01)
+            return one._faults.count
+
+    assert asyncio.run(run()) == 2
+    assert "manager: the event loop" in caplog.text and "a bug" in caplog.text
+    assert "the handler is closed" not in caplog.text

@@ -287,3 +287,30 @@ def test_a_fault_that_repeats_is_counted_each_time_and_logged_once(
     assert faults.count == 100
     assert caplog.text.count("nodes: a subscriber of key-0 failed") == 1
     assert "key-99" not in caplog.text
+
+
+def test_others_get_their_turn_while_many_keys_are_worked_on_without_waiting() -> None:
+    async def run() -> None:
+        queue = WorkQueue("test")
+        done = 0
+        turns: list[int] = []
+
+        async def handle(_: str) -> float | None:
+            nonlocal done
+            done += 1
+            return None
+
+        async def other() -> None:
+            while done < 1000:
+                turns.append(done)
+                await asyncio.sleep(0)
+
+        for number in range(1000):
+            queue.add(f"n{number}")
+        workers = [asyncio.create_task(queue.work(handle)) for _ in range(4)]
+        await other()
+        assert max(later - sooner for sooner, later in itertools.pairwise(turns)) <= 4
+        for worker in workers:
+            worker.cancel()
+
+    uvloop.run(run())
