@@ -3,7 +3,7 @@
     python -m tools.mutate cluster --sample 100 --seed 7
     python -m tools.mutate cluster/ratios.py cluster/webhook --tests tests/cluster tests/kube
     python -m tools.mutate cluster/ratios.py:14             one line, after its test was written
-    python -m tools.mutate runtime_proxy -- -m "not containerd"
+    python -m tools.mutate runtime_proxy -- -m "not long" -k "not dockerd"
     python -m tools.mutate cluster --sample 100 --seed 7 --list
 
 Each mutant is the checkout with one small fault: `<` for `<=`, a constant off by one, a condition,
@@ -14,7 +14,9 @@ observed (equivalent mutants): a few percent of a sample.
 
 The tests run in a copy of the checkout, so that it can be edited meanwhile. They are the test
 folders of the rooms that are mutated; test files that import the mutated module run first. What
-follows `--` goes to pytest. The same arguments on the same source give the same mutants.
+follows `--` goes to pytest. Unless that has an `-m`, tests that start a machine of their own
+(containerd, an API server, QEMU) are left out. The same arguments on the same source give the same
+mutants.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ TIMEOUT_FACTOR = 4
 SHORTEST_TIMEOUT_S = 60.0
 # How long tests that were ended may take to stop what they started (containerd, an API server).
 CLEAN_UP_S = 20.0
+# Minutes for each mutant: only on request.
+WITHOUT_MACHINES = ("-m", "not (containerd or apiserver or kubelet or vm or long)")
 # What pytest exits with when it found no test.
 NO_TESTS = 5
 
@@ -126,6 +130,8 @@ def _run(options: argparse.Namespace, pytest_arguments: Sequence[str]) -> int:
         for mutant in mutants:
             print(f"\n{diff(mutant.path, mutant.source, mutant.edit)}", end="")
         return 0
+    if not any(one.startswith("-m") for one in pytest_arguments):
+        pytest_arguments = [*WITHOUT_MACHINES, *pytest_arguments]
     tests = test_files(ROOT, options.tests or tests_of(ROOT, modules))
     begin = time.monotonic()
     results: list[Result] = []

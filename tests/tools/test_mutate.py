@@ -117,3 +117,20 @@ def test_nothing_is_tried_while_a_test_fails_without_a_fault(
     (checkout / "tests/room/test_aside.py").write_text("def test_aside():\n    assert False\n")
     assert mutate.main(["room", "--sample", "1"]) == 2
     assert "the tests fail without any fault" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "survives"),
+    [
+        pytest.param([], True, id="left out unless asked for"),
+        pytest.param(["--", "-m", "containerd"], False, id="asked for"),
+    ],
+)
+def test_tests_that_start_a_machine_run_on_request(
+    checkout: Path, capsys: pytest.CaptureFixture[str], given: list[str], survives: bool
+) -> None:
+    slow = "import pytest\nfrom room.module import name\n\n@pytest.mark.containerd\n"
+    slow += "def test_name():\n    assert name({'name': 1}) == 1\n"
+    (checkout / "tests/room/test_slow.py").write_text(slow)
+    assert mutate.main(["room/module.py:7", *given]) == 0
+    assert ("survived: " in capsys.readouterr().out) == survives
