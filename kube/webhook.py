@@ -1,9 +1,9 @@
 """Serving admission reviews over TLS.
 
-A handler is a plain function from a request to a verdict that answers from memory. One that has to
-wait for the API server returns a `FollowUp` instead, which is awaited. A large review is decoded
-and judged in a thread, so that it holds up no other one; so handlers must not iterate over what the
-event loop changes.
+A handler is a plain function from a request to a verdict that answers from memory. A handler that
+has to wait for the API server returns a `FollowUp` instead, which is awaited. A large review is
+decoded and judged in a thread, so that it holds up no other one; so handlers must not iterate over
+what the event loop changes.
 
 A body that is no review, and an object that is not of its kind, is the sender's fault: 400. A
 handler that fails answers 500 for that request only. Whether the object passes then is the

@@ -47,10 +47,15 @@ from kube.webhook import AdmissionRequest, Handler, Verdict, WebhookServer
 _log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS: Final = 60.0
+"""Between two looks at certificates and registrations; upstream's."""
 _RETRY_SECONDS: Final = 2.0
+"""After a failure: soon enough for a restart of the API server, and one request of each replica."""
 _FIRST_SYNC_SECONDS: Final = 60.0
+"""For the first registration; a manager that cannot register ends, and is started again."""
 _PEACE_SECONDS: Final = 300.0
+"""Without a rewrite for so long the pauses start short again; five times the longest pause."""
 _A_FIGHT: Final = 5
+"""Rewrites in a row that are worth a warning: a rolling update takes two or three."""
 
 
 class _Bare(Wire, frozen=True):
@@ -58,10 +63,10 @@ class _Bare(Wire, frozen=True):
 
 
 class Calm:
-    """Pauses between rewrites of a registration that somebody else rewrites too.
+    """Pauses between rewrites of a registration that another process rewrites too.
 
-    Two versions or gate sets stand side by side during a rolling update, and each is told at once
-    of what the other wrote: without a pause they would answer each other as fast as the API server
+    During a rolling update two versions or sets of gates run side by side, and each sees at once
+    what the other wrote. Without a pause they would overwrite each other as fast as the API server
     can store.
     """
 
@@ -77,8 +82,8 @@ class Calm:
         self._last = now
         if self._rewrites == _A_FIGHT:
             _log.warning(
-                "webhook configurations are rewritten by somebody else again and again: "
-                "is another version running, or other feature gates?"
+                "another process keeps rewriting the webhook configurations: "
+                "does another version run, or one with other feature gates?"
             )
         return min(_RESYNC_SECONDS, 0.5 * 2.0 ** min(self._rewrites - 1, 10))
 
@@ -132,7 +137,7 @@ class Admission:
 
     @property
     def behind_a_service(self) -> bool:
-        """Whether others are told where we are, so that they may ask here after we said goodbye."""
+        """Whether a Service leads here: it may send reviews for seconds after the end began."""
         return self.wanted and not self._settings.env("WEBHOOK_HOST", "")
 
     @property
@@ -261,7 +266,7 @@ class Admission:
         self._metrics.certificate_expiry.set(ends_at(certificates).timestamp())
 
     def drain(self) -> None:
-        """Go on answering, and have callers connect anew: to a replica that stays."""
+        """Go on answering, and end each connection: the next one leads to a replica that stays."""
         if self.server is not None:
             self.server.drain()
 

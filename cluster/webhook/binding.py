@@ -1,6 +1,9 @@
-"""Binding admission: only named users may bind pods of the namespaces that are protected.
+"""Binding admission: only named users may bind pods of the protected namespaces.
 
-Users are compared as a whole (upstream tests for a substring). Source: manager.md section 22.
+The checks, in this order: no user names configured, everything passes; a named user passes; an
+excluded namespace passes; a namespace that is not protected passes (`*` protects all); a pod that
+the cache does not know passes; a pod with a bypass label or annotation passes; a dry run passes and
+is counted. Users are compared as a whole (upstream tests for a substring).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class BindingAdmission:
     """Judges creations of pods/binding."""
 
     def __init__(self, rules: BindingRules, pods: Cache[Pod], count: Callable[[str], None]) -> None:
-        """count: told each decision by its metric name."""
+        """count: called with the metric name of each decision."""
         self._rules = rules
         self._pods = pods
         self._count = count

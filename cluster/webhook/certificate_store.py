@@ -1,8 +1,9 @@
-"""Where the webhook's certificates are kept: a Secret that all replicas share.
+"""Where the webhook's certificates are kept: a Secret that all replicas share, or a folder.
 
-Whoever finds them missing or about to end makes new ones; who comes second takes the first's. Each
-replica looks once a minute, trusts before it serves, and serves without a restart.
-Source: manager.md 18.2. The private keys stay in the Secret and in memory.
+A replica that finds them missing or about to expire makes new ones; a replica that comes second
+uses those of the first. Each replica looks once a minute, registers the CA before it serves a
+certificate of it, and changes certificates without a restart. Names of the Secret's keys are
+upstream's. The private keys stay in the Secret and in memory.
 """
 
 from __future__ import annotations

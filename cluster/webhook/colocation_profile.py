@@ -1,4 +1,9 @@
-"""ClusterColocationProfile: what a profile does to a pod. Source: manager.md sections 17 and 19.1.
+"""ClusterColocationProfile: which pods a profile selects, and what it does to them.
+
+A profile selects a pod by the labels of its namespace and by its own labels, as submitted. The
+profiles apply in the order of their names, later ones overwrite earlier ones. One profile sets, in
+this order: labels and annotations, copies of keys, suffixes of labels, QoS class and sub-priority,
+scheduler, priority class, and its strategic merge patch.
 
 Pods are plain JSON here, so nothing that a user wrote is lost. A profile that cannot be judged
 (broken selector, unknown namespace) does not match: a typing error must not turn every new pod into

@@ -2,7 +2,9 @@
 
 All keys are read exactly as the controllers read them; on top come the ranges and pairs that make
 sense only to a person's eye, and entries that would compete for a node. Pairs are judged after the
-merge, so a value may rely on the cluster's. Source: api.md section 21.9.
+merge, so a value may rely on the cluster's.
+
+A refusal is upstream's text `___{"reason":...,"message":...}___` with one of four reasons.
 """
 
 from __future__ import annotations

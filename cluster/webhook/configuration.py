@@ -3,7 +3,7 @@
 The table below is the one place that names webhooks; manifests are made from it. At run time the
 manager puts its CA and address into the objects. It works on what the annotation `template` holds
 (the list as applied), so webhooks whose gate is off can come back when it is switched on; a newly
-applied manifest resets the annotation and thereby wins. Source: manager.md 18.1, deploy.md 8.
+applied manifest resets the annotation and thereby wins. Names and paths are upstream's.
 
 A configuration is made true in this order: certificates stored, CA trusted (old and new), and only
 then served, so that no call meets a certificate that it cannot trust.
@@ -207,7 +207,7 @@ def configuration_manifest(*, mutating: bool, namespace: str) -> dict[str, Any]:
         "kind": resource.kind,
         "metadata": {
             "name": MUTATING_NAME if mutating else VALIDATING_NAME,
-            # Applying this file makes the list below the one that counts.
+            # Applying this file resets the annotation, so the list below takes effect.
             "annotations": {ANNOTATION_WEBHOOK_TEMPLATE: ""},
         },
         "webhooks": [

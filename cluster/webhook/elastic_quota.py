@@ -1,6 +1,7 @@
 """ElasticQuotas at admission: defaults on creation, the rules of the tree on every change.
 
-Source: manager.md section 23.
+Defaults: the parent is the root quota, the tree id is the parent's, and the shared weight has the
+keys of `spec.max`, with its amounts where none was given. The rules are in cluster/quota_tree.py.
 """
 
 from __future__ import annotations

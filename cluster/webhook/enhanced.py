@@ -1,7 +1,7 @@
 """Enhanced pod validation: labels that every pod of a namespace must carry.
 
 The rules stand in a config map that is watched, so all replicas follow at once; a broken one leaves
-the last good rules in force. Sources: api.md section 22, manager.md 20.6.
+the last good rules in force. Its data: `enable` is "true" or not, `rules` is a JSON list.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Nodes at admission: allocatable multiplied by the amplification ratio, conflicting entries named.
 
-Source: manager.md section 24.
+Only the kubelet is expected to change allocatable cpu and memory. Its value is kept in the
+annotation `raw-allocatable`; the offered one is that times the ratio, in milli-units, truncated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects of reviews as plain JSON: decoded once, and of a shape that the mutations can rely on.
 
-Mutations work on plain data, so nothing that a user wrote is lost. Before the API server judges the
-result by its schema, nobody has: a member of a wrong type is refused here, with its path.
+Mutations work on plain data, so nothing that a user wrote is lost. The API server checks types only
+after admission, so a member of a wrong type is refused here, with its path.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Pods at admission: brought into co-location, and refused where they contradict themselves.
 
-Both handlers answer from caches only. Sources: manager.md sections 19 and 20.
+Both handlers answer from caches only. A new pod is changed in four steps: profiles, the annotation
+that node hooks read limits from, the node selector of its quota tree, and GPU shares. A pod is
+refused for the first of these: the scheduler's own annotation, a QoS class that its priority or its
+resources contradict, a parent quota, contradicting GPU requests, a missing required label.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Resources of a pod at admission: native to batch or mid, the node's annotation, GPU shares.
 
-Everything works on plain JSON in place and is idempotent. Source: manager.md 19.2, 19.3 and 19.5.
+Everything works on plain JSON in place and is idempotent.
 """
 
 from __future__ import annotations

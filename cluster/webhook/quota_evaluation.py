@@ -1,9 +1,8 @@
 """Quota evaluation: what a new pod asks for is booked on its quota before the pod exists.
 
 Requests of one quota are answered one after the other; the sum is written with an optimistic
-lock, so replicas cannot both hand out the last CPU. The scheduler rewrites the booking from the
-real pods.
-Source: manager.md section 21.
+lock, so two replicas cannot both grant the last CPU. A booking is not taken back when a later
+admission step refuses the pod: the scheduler rewrites the sum from the pods that exist.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ class QuotaEvaluator:
                     return ALLOWED
                 problem = exceeded(quota, masked)
                 if problem and remembered is not None:
-                    # Somebody may have freed something since: look before refusing.
+                    # Pods may have ended since: read the quota again before refusing.
                     continue
                 if problem:
                     return denied(problem)
