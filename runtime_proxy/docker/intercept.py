@@ -103,7 +103,7 @@ class DockerCall:
         try:
             return await self.ask()
         except Refused as refused:
-            return Refusal(f"hook server err: {refused}")
+            return Refusal(str(refused))
         except RuntimeAway:
             self.hooks.skipped.runtime_away += 1
         except Exception:

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,15 @@ class Proxy:
 
     def resident_kib(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss) // 1024
+
+    def open_sockets(self) -> int:
+        """Count the sockets of the process, listening ones included."""
+        found = 0
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            # The process may close a descriptor between the listing and the look at it.
+            with suppress(FileNotFoundError):
+                found += os.readlink(descriptor).startswith("socket:")
+        return found
 
     def register(
         self,

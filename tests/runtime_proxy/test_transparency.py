@@ -187,7 +187,7 @@ def test_half_a_message_and_gone_leaves_nothing_behind(
                 + frames.frame(frames.DATA, 0, 1, b"\0\0\0\x40\0" + b"half")
             )
     assert channel.unary_unary("/test.Bytes/Echo")(b"x", timeout=5) == b"x"
-    wait_until(lambda: _open_sockets(running.pid) < 25, "the connections to be closed")
+    wait_until(lambda: running.open_sockets() < 25, "the connections to be closed")
     assert len(runtime.asked("CreateContainer")) == before
 
 
@@ -235,11 +235,6 @@ def data_octets(client: socket.socket, limit: int) -> int:
         total += length if octets[at + 3] == frames.DATA else 0
         at += frames.HEADER_SIZE + length
     return total
-
-
-def _open_sockets(pid: int) -> int:
-    folder = Path(f"/proc/{pid}/fd")
-    return sum(1 for fd in folder.iterdir() if os.readlink(fd).startswith("socket:"))
 
 
 def test_only_root_may_connect(running: Proxy) -> None:

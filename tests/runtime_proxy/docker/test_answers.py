@@ -337,7 +337,7 @@ def test_without_an_answer_the_policy_decides(stage: Stage) -> None:
 
     assert STAGES[stage](ready(ScriptedServer({stage: fails}))) is None
     refused = STAGES[stage](ready(ScriptedServer({stage: fails}, fail=True)))
-    assert refused == Refusal("hook server err: /run/scripted.sock: out of order")
+    assert refused == Refusal("/run/scripted.sock: out of order")
 
 
 @pytest.mark.parametrize("stage", STAGES)

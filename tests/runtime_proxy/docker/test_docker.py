@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,21 +264,12 @@ def test_an_absent_dockerd_is_said_and_found_again(tmp_path: Path) -> None:
 
 def test_clients_that_look_in_while_dockerd_is_away_leave_nothing_behind(tmp_path: Path) -> None:
     with proxy(tmp_path / "docker.sock", flags=["--backend-runtime-mode=Docker"]) as running:
-
-        def sockets() -> int:
-            found = 0
-            for descriptor in Path(f"/proc/{running.pid}/fd").iterdir():
-                # The proxy may close a descriptor between the listing and the look at it.
-                with suppress(FileNotFoundError):
-                    found += os.readlink(descriptor).startswith("socket:")
-            return found
-
-        before = sockets()
+        before = running.open_sockets()
         for _ in range(30):
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(running.socket))
                 time.sleep(0.01)
-        wait_until(lambda: sockets() <= before, "the connections to be closed")
+        wait_until(lambda: running.open_sockets() <= before, "the connections to be closed")
 
 
 def test_a_container_that_dockerd_cannot_inspect_keeps_no_other_one_unknown(
