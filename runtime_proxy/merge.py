@@ -1,10 +1,11 @@
-"""How a hook's answer changes what is held: the documented rules, and nothing else.
+"""Merges hooks' answers and kubelet's updates into what is held, and patches CRI messages.
 
-Two rules for resources (runtime-proxy.md, 3.4): R takes a hook's answer into the held value, U
-takes kubelet's UpdateContainerResources into it. Hooks written for the original proxy echo what
-they do not change, so under R an empty cpuset in an answer means "do not pin" and an unset
-oom_score_adj means 0. The patches then carry only what really differs into the CRI message, field
-by field, so that fields nobody touched, known or not, reach the runtime as kubelet sent them.
+There are two rules for resources (docs/facts/runtime-proxy.md, "How answers and updates are
+merged"): R takes a hook's answer into the held value, U takes kubelet's UpdateContainerResources
+into it. Hooks written for upstream's proxy echo what they do not change, so under R an empty cpuset
+in an answer means "do not pin" and an unset oom_score_adj means 0. The patches carry only what
+differs into the CRI message, field by field, so that all other fields, known or not, reach the
+runtime as kubelet sent them.
 """
 
 import logging
@@ -39,7 +40,7 @@ _Value = TypeVar("_Value", bound=msgspec.Struct)
 
 
 def rule_r(held: Resources | None, answer: Resources | None) -> Resources | None:
-    """A hook's answer into the held resources. Nothing can be added to absent ones."""
+    """Return the held resources with a hook's answer in them. Absent ones stay absent."""
     if held is None or answer is None:
         return held
     return msgspec.structs.replace(
@@ -53,7 +54,7 @@ def rule_r(held: Resources | None, answer: Resources | None) -> Resources | None
 
 
 def rule_u(held: Resources | None, request: Resources | None) -> Resources | None:
-    """An UpdateContainerResources request into the held resources."""
+    """Return the held resources with an UpdateContainerResources request in them."""
     if held is None or request is None:
         return held
     return msgspec.structs.replace(
@@ -67,7 +68,7 @@ _ABOVE_0 = ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_li
 
 
 def _with_limits(held: Resources, new: Resources) -> Resources:
-    """What both rules take alike: limits above 0, a quota other than 0, `unified` by key."""
+    """Merge what both rules treat alike: limits above 0, a quota other than 0, `unified`."""
     limits = {name: value for name in _ABOVE_0 if (value := getattr(new, name)) > 0}
     return msgspec.structs.replace(
         held,
@@ -105,7 +106,7 @@ def answered_pod_resources(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod
 
 
 def answered_docker_pod(pod: Pod, answer: hook.PodSandboxHookResponse) -> Pod:
-    """A sandbox that dockerd creates: resources and cgroup parent (runtime-proxy.md, 7.3)."""
+    """A sandbox that dockerd creates: resources and cgroup parent. Its labels cannot change."""
     resized = answered_pod_resources(pod, answer)
     return msgspec.structs.replace(
         resized, cgroup_parent=_cgroup_parent(pod.cgroup_parent, answer.cgroup_parent)
@@ -157,7 +158,7 @@ def _cgroup_parent(held: str, answer: str) -> str:
     if not answer:
         return held
     if len(answer) > _MAX_CGROUP_PARENT or "\0" in answer or ".." in answer.split("/"):
-        log.warning("a hook's cgroup parent is not a path below the root: it is not applied")
+        log.warning("a hook's cgroup parent is not applied: not a path below the root")
         return held
     return answer
 
@@ -171,7 +172,10 @@ def pod_changes(before: Pod, after: Pod) -> PodChanges:
 
 
 def carry_over(current: _Value, before: _Value, after: _Value) -> _Value:
-    """What changed between `before` and `after`, in `current`: calls may overtake each other."""
+    """Return `current` with what changed between `before` and `after`.
+
+    Calls may overtake each other: `current` may be newer than `before`.
+    """
     fields = {}
     for name in current.__struct_fields__:
         old, new, now = (getattr(value, name) for value in (before, after, current))
@@ -187,7 +191,7 @@ def carry_over(current: _Value, before: _Value, after: _Value) -> _Value:
 
 
 def patch_sandbox_config(config: cri.PodSandboxConfig, changes: PodChanges) -> bool:
-    """Put a pod's changes into its configuration; whether that changed anything."""
+    """Put a pod's changes into its configuration, and return whether it changed."""
     changed = patch_map(config.labels, changes.labels)
     changed = patch_map(config.annotations, changes.annotations) or changed
     if changes.cgroup_parent and config.linux.cgroup_parent != changes.cgroup_parent:
@@ -204,14 +208,14 @@ def patch_map(target: MutableMapping[str, str], entries: Mapping[str, str]) -> b
 
 
 def differs(before: Resources | None, after: Resources | None) -> bool:
-    """Whether there is anything that `patch_resources` would carry."""
+    """Return whether `patch_resources` would carry anything."""
     return before is not None and after is not None and before != after
 
 
 def patch_resources(
     message: cri.LinuxContainerResources, before: Resources, after: Resources
 ) -> None:
-    """Carry what hooks changed between `before` and `after` into the message, nothing else.
+    """Carry what hooks changed between `before` and `after` into the message, and nothing else.
 
     Hugepage limits are never carried: the runtime appends each one it is sent to the container's
     spec, so a repeated list would grow without bound.
@@ -226,11 +230,11 @@ def patch_resources(
 def merge_envs(
     envs: Sequence[tuple[str, bytes]], before: Mapping[str, str], after: Mapping[str, str]
 ) -> list[tuple[str, bytes]]:
-    """The environment list with what hooks changed between `before` and `after`, order kept.
+    """Return the environment with what hooks changed between `before` and `after`, order kept.
 
     A changed variable changes at its last place, which is the one that counts; one that is gone
     from `after` goes with all its duplicates; new ones follow in the order of their names.
-    Variables that no hook was told of (values that are not UTF-8) stay.
+    Variables that no hook was sent (values that are not UTF-8) stay.
     """
     last = {key: at for at, (key, _) in enumerate(envs)}
     merged: list[tuple[str, bytes]] = []

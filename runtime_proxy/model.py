@@ -1,8 +1,8 @@
 """What the proxy knows of sandboxes and containers: values, immutable, without I/O.
 
-They hold what later hooks need to be told (runtime-proxy.md, 3.3), read once from the CRI request
-or from the runtime's status. A change is a new value. `Resources` has the ten fields that CRI's and
-the hook service's LinuxContainerResources share number for number.
+They hold what hooks of later stages are sent (docs/facts/runtime-proxy.md, "What a hook is sent"),
+read once from the CRI request or from the runtime's status. A change is a new value. `Resources`
+has the ten fields that CRI's and the hook service's LinuxContainerResources share.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from protos.runtimehook.v1alpha1 import api_pb2 as hook
 
 
 class Resources(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """cpu_period and cpu_quota in microseconds, limits in octets, hugepages as (size, octets)."""
+    """cpu_period and cpu_quota in microseconds, limits in bytes, hugepages as (size, bytes)."""
 
     cpu_period: int = 0
     cpu_quota: int = 0
@@ -48,7 +48,7 @@ class PodMeta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class PodChanges(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What hooks put into the sandbox when it was run; its containers get the same."""
+    """What hooks changed in a sandbox when it was made. Its containers get the same changes."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _write_meta(meta: PodMeta) -> hook.PodSandboxMetadata:
 
 
 def read_pod(config: cri.PodSandboxConfig, runtime_handler: str) -> Pod:
-    """A sandbox as its configuration describes it; the runtime names it later."""
+    """Return a sandbox as its configuration describes it. The runtime names it later."""
     linux = config.linux if config.HasField("linux") else None
     has_overhead = linux is not None and linux.HasField("overhead")
     has_resources = linux is not None and linux.HasField("resources")
@@ -137,8 +137,11 @@ def read_pod(config: cri.PodSandboxConfig, runtime_handler: str) -> Pod:
     )
 
 
-def read_envs(envs: "list[tuple[str, bytes]]") -> dict[str, str]:
-    """Variables for a hook: the last of a name counts, what is not UTF-8 cannot be told."""
+def read_envs(envs: list[tuple[str, bytes]]) -> dict[str, str]:
+    """Return the variables for a hook: the last of a name counts.
+
+    A value that is not UTF-8 cannot be sent: the hook service's map holds text.
+    """
     known: dict[str, str] = {}
     for key, value in envs:
         try:
@@ -149,7 +152,7 @@ def read_envs(envs: "list[tuple[str, bytes]]") -> dict[str, str]:
 
 
 def read_container(pod_id: str, config: cri.ContainerConfig, cgroup_parent: str) -> Container:
-    """A container as its configuration describes it, resources always present (all zero)."""
+    """Return a container as its configuration describes it. Missing resources are all zero."""
     return Container(
         pod_id=pod_id,
         name=config.metadata.name,
@@ -191,5 +194,5 @@ def container_request(container: Container, pod: Pod) -> hook.ContainerResourceH
 
 
 def changed_entries(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The entries of `after` that are new or different."""
+    """Return the entries of `after` that are new or different."""
     return {k: v for k, v in after.items() if before.get(k) != v or k not in before}

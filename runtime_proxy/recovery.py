@@ -1,8 +1,8 @@
-"""Bringing the store in line with the runtime: at start, on demand, and by a regular sweep.
+"""Brings the store in line with the runtime: at the start, on demand, and by a regular sweep.
 
-The runtime is the truth for what exists and what it was given; the journal adds what only we know
-(runtime-proxy.md, 5.3). Nothing waits for recovery: a call that meets an unknown object asks the
-runtime for this one.
+The runtime says which objects exist and what they were given. The journal adds what the runtime
+does not know: changes by hooks, and whether an end was reported. No call waits for recovery: one
+that names an unknown object asks the runtime for this object.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PARALLEL_CALLS = 4
 
 
 def with_record(pod: Pod, recorded: Pod | None) -> Pod:
-    """A sandbox from the runtime with what the journal knows beyond it."""
+    """Return a sandbox from the runtime with what the journal adds to it."""
     if recorded is None:
         return pod
     return msgspec.structs.replace(
@@ -32,7 +32,7 @@ def with_record(pod: Pod, recorded: Pod | None) -> Pod:
         overhead=pod.overhead or recorded.overhead,
         resources=recorded.resources or pod.resources,
         changes=recorded.changes,
-        # Not what the runtime says: this is whether the stop was told of.
+        # Whether the stop was reported to hooks, which the runtime does not know.
         stopped=recorded.stopped,
     )
 
@@ -70,7 +70,7 @@ class Recovery:
         return self._reread()
 
     async def rebuild(self) -> None:
-        """Everything that the runtime lists, once. Raises RuntimeAway, alone or in a group."""
+        """Store everything that the runtime lists. Raises RuntimeAway, alone or in a group."""
         version = await self._runtime.identify()
         log.info(
             "runtime", extra={"runtime": version.runtime_name, "version": version.runtime_version}
@@ -104,7 +104,7 @@ class Recovery:
         log.info("recovered", extra={"pods": pod_count, "containers": container_count})
 
     async def pod(self, identifier: str) -> Pod | None:
-        """A sandbox from the store, or from the runtime into the store; None if there is none.
+        """Return a sandbox from the store, else from the runtime; None if neither has it.
 
         Raises RuntimeAway.
         """
@@ -128,7 +128,7 @@ class Recovery:
         return self._adopt(await self._runtime.container(identifier))
 
     def _adopt(self, found: Container | None) -> Container | None:
-        """Into the store, unless another call came first: its values may be newer."""
+        """Store a container, unless another call has done so: its values may be newer."""
         if found is None:
             return None
         known = self._store.container(found.id)
@@ -139,7 +139,7 @@ class Recovery:
         return known
 
     async def sweep(self) -> tuple[list[Pod], list[Container]]:
-        """Drop what the runtime no longer lists; what that was. Raises RuntimeAway."""
+        """Drop and return what the runtime no longer lists. Raises RuntimeAway."""
         births = self._store.births
         pods = {pod.id for pod in await self._runtime.pods()}
         containers = {container.id for container in await self._runtime.containers()}
@@ -150,7 +150,7 @@ class Recovery:
 
 
 async def with_retries(step: Callable[[], Awaitable[None]], *, retry_s: float) -> None:
-    """One step, tried until the runtime answers; its absence is said once."""
+    """Try a step until the runtime answers. Its absence is logged once."""
     complained = False
     while True:
         try:

@@ -1,8 +1,8 @@
-"""What the proxy itself asks the runtime: sandboxes and containers with what hooks need of them.
+"""Asks the runtime for sandboxes and containers, with what hooks need of them.
 
-Facts: runtime-proxy.md 5.3 ("what the runtime can give back") and 6.2. The verbose status of
-containerd carries the original configuration as JSON; where a runtime has none, the fields that
-only it would tell stay empty and the journal fills them.
+containerd's verbose status has the original configuration as JSON (docs/facts/runtime-proxy.md,
+"What a runtime gives back"). From a runtime without it, some fields stay empty, and the journal
+fills them.
 """
 
 import base64

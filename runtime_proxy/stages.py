@@ -1,7 +1,8 @@
 """The stages of the hook protocol and the CRI calls that they belong to.
 
-Names are those of the registration files (runtime-proxy.md, 2.3). Two are new here: the original
-names PreRemoveRunPodSandbox but never delivers it, and has nothing for UpdatePodSandboxResources.
+Names are those of the registration files (docs/facts/runtime-proxy.md, "Stages"). Two stages are
+ours: upstream names PreRemoveRunPodSandbox and never calls it, and has none for
+UpdatePodSandboxResources.
 """
 
 import enum
@@ -20,17 +21,17 @@ class Stage(enum.Enum):
 
     @property
     def method(self) -> bytes:
-        """The path of the hook server's method."""
+        """The path of the hook server's gRPC method."""
         return f"/runtime.v1alpha1.RuntimeHookService/{self.value}Hook".encode()
 
     @property
     def may_refuse(self) -> bool:
-        """Whether failure policy Fail can stop the call: nothing that removes is ever stopped."""
+        """Whether the call can fail for the hook's sake: one that stops or removes never does."""
         return self.value.startswith("Pre") and self is not Stage.PRE_REMOVE_POD_SANDBOX
 
     @property
     def is_addition(self) -> bool:
-        """Stages that a server may list without serving: UNIMPLEMENTED then means "no hook"."""
+        """Whether the stage is ours: a server may list it and answer UNIMPLEMENTED."""
         return self in (Stage.PRE_REMOVE_POD_SANDBOX, Stage.PRE_UPDATE_POD_SANDBOX_RESOURCES)
 
 

@@ -1,7 +1,7 @@
-"""Docker's names, labels, resources and cgroup parents, and what they are to a hook.
+"""Converts Docker's names, labels, resources and cgroup parents to a hook's, and back.
 
-Facts: runtime-proxy.md 7.2 and 7.6. Everything works on decoded JSON objects in place, so members
-that we do not know stay where they are.
+The conventions are in docs/facts/runtime-proxy.md, "Docker". Decoded JSON objects are changed in
+place, so unknown members stay as they are.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""dockerd's create, start, stop, update and delete, as hooks see them (runtime-proxy.md, 7).
+"""Asks hooks about dockerd's create, start, stop, update and delete of Kubernetes' containers.
 
-Left on purpose, and said in docs/runtime-proxy.md: zeros and empty parents in answers do not wipe
-what kubelet asked for, names with a retry suffix and containers that are not Kubernetes' pass, and
-an id that we do not know is dockerd's to judge.
+Where upstream's proxy behaves differently (docs/facts/runtime-proxy.md, "Docker"): zeros and empty
+parents in answers do not overwrite what kubelet asked for; names with a retry suffix and containers
+that are not Kubernetes' pass; a request for an unknown id goes to dockerd.
 """
 
 import logging
