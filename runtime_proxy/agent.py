@@ -81,7 +81,7 @@ class CriAgent:
             is_pod = self._store.pod(identifier) is not None
             kind = event.container_event_type
             if kind in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
-                # What is deleted has ended, also where the event that told so was missed.
+                # A deleted object has ended, also where the event of its end was missed.
                 (self._hooks.sandbox_exited if is_pod else self._hooks.container_exited)(identifier)
             if kind == cri.CONTAINER_DELETED_EVENT:
                 (self._store.drop_pod if is_pod else self._store.drop_container)(identifier)
@@ -162,7 +162,7 @@ class CriAgent:
 
 
 async def _forever(step: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """A step again and again; the runtime being away is waited out."""
+    """Repeat a step. While the runtime is away, only the next try follows."""
     while True:
         await asyncio.sleep(interval_s)
         try:

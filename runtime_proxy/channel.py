@@ -1,7 +1,7 @@
 """A gRPC channel over one unix socket: `http2.client` with sockets and waiting around it.
 
 What this is instead of grpcio: the same unary calls without its threads and a third of the
-process's memory. A channel has at most one connection; whoever needs it connects it.
+process's memory. A channel has at most one connection, which a caller opens when it needs one.
 """
 
 import asyncio
@@ -157,7 +157,7 @@ class Channel:
         return wire is not None and wire.open and wire.machine.usable
 
     async def connect(self, timeout_s: float) -> None:
-        """Stand on a connection whose server has answered a ping, so it is alive.
+        """Make sure of a connection whose server has answered a ping.
 
         Raises NotConnected with the reason.
         """
@@ -173,7 +173,7 @@ class Channel:
             raise NotConnected(error.strerror or str(error)) from error
 
     async def _connect(self) -> None:
-        """One connection in the old one's place, whose calls under way end where they are."""
+        """Open a connection. Calls under way on an older one end there."""
         if self._retired:
             raise NotConnected("no longer in use")
         if self._wire is not None:
@@ -195,7 +195,7 @@ class Channel:
         self._wire = wire
 
     def _check_owner(self) -> None:
-        """A socket in whose place anybody could listen would hand every container to anybody."""
+        """Refuse a socket of another user: its owner could change every container of the node."""
         if not self._owned_by_root:
             return
         status = os.stat(self.path)

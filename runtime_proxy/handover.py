@@ -1,4 +1,4 @@
-"""Sockets that outlive the process: taken from systemd, or handed over to a successor.
+"""Takes listening sockets over from systemd or a predecessor, and hands them to a successor.
 
 systemd passes them as sd_listen_fds(3) describes. A process that is asked to reload starts its
 successor with its own sockets in the same way, by names in an environment variable of ours, because
@@ -25,7 +25,7 @@ _READY_PIPE = "ready"
 
 
 def passed_sockets(environment: Mapping[str, str], pid: int) -> dict[str, int]:
-    """Descriptors that we were started with, by name.
+    """Return the descriptors that this process was started with, by name.
 
     A socket unit's one socket is the CRI socket whatever its name.
     """
@@ -43,13 +43,13 @@ def passed_sockets(environment: Mapping[str, str], pid: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What we were started with: listening sockets by name, and who waits for us to serve."""
+    """What this process was started with: listening sockets, and a pipe to a predecessor."""
 
     sockets: Mapping[str, socket.socket]
     predecessor: int | None = None
 
     def tell_predecessor(self) -> None:
-        """The sockets are served from here on: a predecessor may leave."""
+        """Let a predecessor end: this process serves the sockets from now on."""
         if self.predecessor is not None:
             with suppress(OSError):
                 os.write(self.predecessor, b"ready")
@@ -57,7 +57,7 @@ class Passed:
 
 
 def take_passed() -> Passed:
-    """The passed descriptors, closed on exec, and no trace of them left for children."""
+    """Take the passed descriptors. They are closed on exec, and unset in the environment."""
     found = passed_sockets(os.environ, os.getpid())
     for variable in (_HANDED_OVER, "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"):
         os.environ.pop(variable, None)
@@ -74,7 +74,7 @@ def take_passed() -> Passed:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A process that was started to take over; `ready` tells when it serves, or has failed."""
+    """A process that was started to take over; `ready` is readable when it serves or has failed."""
 
     pid: int
     ready: int
@@ -85,9 +85,9 @@ def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]
 
     `ready` becomes readable with octets once the successor serves, and with none if it ended.
 
-    The successor is nobody's child but init's. systemd asks once, when it is told of a new main
-    process, whether that is a child of its own; of one that is not it never learns the end, and it
-    kills it at a stop without waiting for what SIGTERM begins.
+    The successor becomes a child of init. At the notification of a new main process, systemd asks
+    once whether this is a child of its own. Otherwise it never learns of the end of the process,
+    and at a stop it kills the process without waiting for what SIGTERM begins.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     hearing, telling = os.pipe2(os.O_CLOEXEC)
@@ -123,7 +123,7 @@ def start_successor(command: Sequence[str], sockets: Mapping[str, socket.socket]
 def _leave_an_orphan(
     command: Sequence[str], environment: Mapping[str, str], passed: Sequence[int], telling: int
 ) -> NoReturn:
-    """In a fork: start the command, tell its process id or the negative errno, and end at once."""
+    """In a fork: start the command, write its process id or negative errno, and end at once."""
     said = -errno.EIO
     try:
         for descriptor in passed:

@@ -33,11 +33,11 @@ _LONGEST_PROBE_DELAY_S = 0.8
 
 
 class HookError(Exception):
-    """A hook call that gave no answer; the text is what the caller of the CRI is told."""
+    """A hook call gave no answer. The text reaches the caller of the CRI under policy Fail."""
 
 
 class GivenUp(HookError):
-    """The server was not asked: it is known not to answer, which has been said."""
+    """The server was not asked: its breaker is open, which has been logged."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class HookServer:
         return stage in self.registration.stages and stage not in self._unserved
 
     async def call(self, stage: Stage, request: bytes, *, budget_s: float | None) -> bytes | None:
-        """The server's answer, serialised; None if it turns out not to serve an added stage.
+        """Return the server's serialised answer; None if it does not serve a stage of ours.
 
         budget_s: what the caller can spare, if less than the server's own limit. Raises HookError.
         """
@@ -120,7 +120,7 @@ class HookServer:
             try:
                 await asyncio.wait({work, trip}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    # Somebody else's call found out first that there will be no answer.
+                    # Another call has found out that there will be no answer.
                     raise _Refused(f"{self.registration.endpoint}: {breaker.reason}")
                 answer = work.result()
             except RpcError as error:
@@ -130,7 +130,7 @@ class HookServer:
                 if not isinstance(error, NotConnected) and not error.processed and not retried:
                     retried = True
                     continue
-                # Whether the server is gone or only closed this connection, the probe finds out.
+                # The probe finds out whether the server is gone or has only closed this connection.
                 self._trip(partial(breaker.unreachable, str(error.status.message)))
                 raise
             except TimeoutError:
@@ -141,7 +141,7 @@ class HookServer:
                     breaker.abandoned()
                 raise
             except BaseException:
-                # Cancelled, or a fault of ours: a trial that nobody ends would be the last one.
+                # Cancelled, or a fault of ours: a trial that is never ended would be the last one.
                 breaker.abandoned()
                 raise
             finally:
@@ -236,7 +236,7 @@ class _Refused(Exception):
 
 
 class HookServers:
-    """The servers in force, brought in line with the registrations by `apply`."""
+    """The servers in force. `apply` brings them in line with the registrations."""
 
     def __init__(self, *, timeout_s: float, counts: HookCounts) -> None:
         self._timeout_s = timeout_s
@@ -249,7 +249,7 @@ class HookServers:
         return tuple(self._servers[name] for name in sorted(self._servers))
 
     def apply(self, registrations: Iterable[Registration]) -> None:
-        """A server whose registration did not change keeps its connection and its breaker."""
+        """Make servers of registrations. An unchanged one keeps its connection and breaker."""
         wanted = {registration.name: registration for registration in registrations}
         for name in list(self._servers):
             if wanted.get(name) != self._servers[name].registration:

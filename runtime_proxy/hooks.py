@@ -1,4 +1,4 @@
-"""Asking hook servers about pods and containers, whatever the runtime's API is.
+"""Asks hook servers about pods and containers, for CRI and for Docker.
 
 Servers are asked in order, each answer merged before the next one is asked; failure policies,
 the skip label and the time that a caller can spare are honoured here. After-stages run in the
@@ -26,7 +26,8 @@ from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
-# Of a caller's remaining time, what hooks may use; the rest is the runtime's.
+# The share of a caller's remaining time that hooks may use. Chosen: a runtime that is left half of
+# kubelet's two minutes can still start a container.
 _HOOK_SHARE = 0.5
 
 _Object = TypeVar("_Object", Pod, Container)
@@ -57,7 +58,7 @@ class Lookup(Protocol):
 
 @dataclass(slots=True)
 class Hooks:
-    """Asking hook servers, in order, each answer merged before the next one is asked."""
+    """Asks hook servers in order, and merges each answer before it asks the next one."""
 
     servers: HookServers
     store: Store
@@ -76,7 +77,7 @@ class Hooks:
         return False
 
     def remember(self, known: Container | None, updated: Container | None) -> None:
-        """Store what became of a container, over what other calls did to it meanwhile."""
+        """Store a changed container, together with what other calls have changed meanwhile."""
         if known is None or updated is None:
             return
         current = self.store.container(known.id)
@@ -158,7 +159,7 @@ class Hooks:
         return known
 
     def in_background(self, pod_id: str, work: Coroutine[Any, Any, None]) -> None:
-        """What nobody waits for; of one pod it happens in the order in which it came."""
+        """Run work beside the calls. The work of one pod runs in the order in which it came."""
         task = spawn("hooks behind a call", _after(self._telling.get(pod_id), work))
         self._telling[pod_id] = task
         task.add_done_callback(lambda done: self._told(pod_id, done))
@@ -175,9 +176,9 @@ class Hooks:
     async def tell_of_container(
         self, stage: Stage, container: Container, pod: Pod | None = None
     ) -> None:
-        """An after-stage of one container; nobody waits for the answer.
+        """Report an after-stage of one container. No call waits for the answer.
 
-        pod: the container's own, where it may be gone by the time this is told.
+        pod: the container's, where it may be gone by the time of the report.
         """
         if not self.servers.serving(stage):
             return
@@ -190,14 +191,14 @@ class Hooks:
         await self.ask_about_container(stage, container, pod, Budget(None))
 
     async def pod_stopped(self, pod: Pod, containers: Sequence[Container]) -> None:
-        """Tell of a stopped sandbox and of the containers that went down with it."""
+        """Report the end of a sandbox, and of the containers that ended with it."""
         for container in containers:
             await self.tell_of_container(Stage.POST_STOP_CONTAINER, container, pod)
         if self.servers.serving(Stage.POST_STOP_POD_SANDBOX) and not self.skips(pod):
             await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, Budget(None))
 
     def container_exited(self, identifier: str) -> None:
-        """The runtime reports that a container ended, whoever ended it."""
+        """Report the end of a container, whatever ended it."""
         stopped = self.store.stop_container(identifier)
         if stopped is not None:
             pod = self.store.pod(stopped.pod_id)
@@ -216,7 +217,7 @@ class Hooks:
             self.in_background(identifier, self.pod_stopped(stopped, containers))
 
     def vanished(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
-        """The runtime has these no more, and nobody told us how they ended."""
+        """Report ends that were not seen: the runtime has these objects no more."""
         lost = {pod.id: pod for pod in pods}
         for container in containers:
             if not container.stopped:

@@ -1,6 +1,6 @@
-"""What becomes of an intercepted CRI call: hooks before it, the store and hooks behind it.
+"""Runs hooks and keeps the store up to date around intercepted CRI calls.
 
-Each method is a small class around one held request. `decide` answers at once where nobody has to
+Each method is a small class around one held request. `decide` answers at once where no hook has to
 be asked; the original bytes go on whenever no hook changed anything. The store learns of a change
 only when the runtime has accepted it, and hooks of after-stages run beside the reply, never before.
 """
@@ -84,7 +84,7 @@ class _Unread:
 
 
 class _Call(Generic[_Request]):
-    """The common part: asking under the caller's deadline, and never being worse than no proxy."""
+    """The common part: asks within the caller's deadline. Our own faults let the call go on."""
 
     kind: type[_Request]
     before: Stage | None = None
@@ -105,11 +105,11 @@ class _Call(Generic[_Request]):
         return self.before is not None and bool(self.hooks.servers.serving(self.before))
 
     def unasked(self) -> Verdict:
-        """The verdict where no hook server wants this stage."""
+        """Return the verdict where no hook server wants this stage."""
         return Forward()
 
     async def ask(self) -> bool:
-        """Ask the hooks and put their changes into `request`; whether it changed."""
+        """Ask the hooks, put their changes into `request`, and return whether it changed."""
         raise AssertionError("a call without a before-stage is never asked about")
 
     async def _guarded(self) -> Verdict:
@@ -118,7 +118,7 @@ class _Call(Generic[_Request]):
         except Refused as refused:
             return Status(Code.UNKNOWN, f"hook server err: {refused}")
         except RuntimeAway:
-            # Then the call itself finds it away, and says so in the runtime's words.
+            # The call itself meets the same, and kubelet gets the usual error.
             self.hooks.skipped.runtime_away += 1
             return Forward()
         except Exception:  # noqa: BLE001 - reported, and counted
@@ -145,7 +145,7 @@ class _Call(Generic[_Request]):
         return Forward()
 
     def succeeded(self, answer: bytes) -> None:
-        """The runtime did it."""
+        """The runtime has done it."""
 
     def abandoned(self) -> None:
         """Nothing was stored yet, so nothing is taken back."""
@@ -202,7 +202,7 @@ class _CreateContainer(_Call[cri.CreateContainerRequest]):
         return Forward()
 
     def _adopt(self, pod: Pod) -> bool:
-        """Give the container its sandbox's changes; whether the request changed."""
+        """Give the container its sandbox's changes, and return whether the request changed."""
         changed = (
             merge.patch_sandbox_config(self.request.sandbox_config, pod.changes)
             if (pod.changes.labels or pod.changes.annotations or pod.changes.cgroup_parent)
@@ -254,7 +254,7 @@ class _CreateContainer(_Call[cri.CreateContainerRequest]):
 
 
 class _OfContainer(_Call[_Request]):
-    """A call that changes what is known of a container: the store learns what became of it."""
+    """A call that changes what is known of a container: the store learns of the change."""
 
     known: Container | None = None
     updated: Container | None = None
@@ -270,7 +270,7 @@ class _StartContainer(_OfContainer[cri.StartContainerRequest]):
             return False
         self.known, pod = known
         assert self.before is not None
-        # There is nothing in the request to change; what later hooks are told does change.
+        # The request has nothing to change. Later hooks are sent what this one answered.
         self.updated = await self.hooks.ask_about_container(
             self.before, self.known, pod, self.budget
         )

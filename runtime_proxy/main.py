@@ -42,7 +42,7 @@ class StartError(Exception):
 
 
 def open_listener(path: str) -> socket.socket:
-    """Listen on `path` with mode 0600, in place of a socket that nobody serves any more."""
+    """Listen on `path` with mode 0600, in place of a socket that no process serves."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         return unix.listen(path)
@@ -52,14 +52,14 @@ def open_listener(path: str) -> socket.socket:
 
 @dataclass(slots=True)
 class _Ended:
-    """Why the process ends, set by a signal."""
+    """Set by a signal: that the process ends, and why."""
 
     event: asyncio.Event
     handed_over: bool = False
 
 
 def _agent(chosen: Options, figures: Figures) -> Backend:
-    """Only the chosen mode is loaded: the other one would cost memory for nothing."""
+    """Return the chosen mode's part. The modules of the other mode are not loaded: memory."""
     if chosen.mode == "Docker":
         from runtime_proxy.docker.agent import DockerAgent
 
@@ -128,7 +128,7 @@ async def serve(chosen: Options, command: Sequence[str]) -> None:
         server.close()
         limit_s = _HANDED_OVER_DRAIN_S if ended.handed_over else chosen.drain_timeout_s
         if not ended.handed_over and handover.CRI_SOCKET not in passed.sockets:
-            # Whoever connects now learns at once that nobody serves here.
+            # A client that connects now learns at once that no proxy serves here.
             with suppress(OSError):
                 os.unlink(chosen.listen)
         cut = await agent.drain(limit_s)
@@ -156,7 +156,7 @@ async def _hand_over(
     ended: _Ended,
     notifier: Notifier,
 ) -> None:
-    """Start a successor with our sockets; once it serves, leave."""
+    """Start a successor with our sockets, and end this process once it serves."""
     notifier.send(STATUS="handing over to a successor")
     try:
         successor = handover.start_successor(command, sockets)
@@ -181,7 +181,7 @@ async def _hand_over(
         os.close(successor.ready)
     if serves:
         log.info("handed over", extra={"successor": successor.pid})
-        # systemd listens to the main process alone: the successor's readiness is ours to tell.
+        # systemd listens to the main process alone: this process reports the successor's readiness.
         notifier.send(MAINPID=str(successor.pid), READY="1", STATUS="serving")
         ended.handed_over = True
         ended.event.set()
@@ -193,7 +193,7 @@ async def _hand_over(
 
 
 async def _watchdog(notifier: Notifier) -> None:
-    """Tell systemd's watchdog that the loop turns."""
+    """Notify systemd's watchdog while the event loop runs."""
     if notifier.watchdog_seconds is None:
         return
     while True:

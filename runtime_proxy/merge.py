@@ -232,8 +232,8 @@ def merge_envs(
 ) -> list[tuple[str, bytes]]:
     """Return the environment with what hooks changed between `before` and `after`, order kept.
 
-    A changed variable changes at its last place, which is the one that counts; one that is gone
-    from `after` goes with all its duplicates; new ones follow in the order of their names.
+    A changed variable changes at its last place, which is the one that counts. A variable that is
+    missing in `after` is removed with all its duplicates. New ones follow in the order of names.
     Variables that no hook was sent (values that are not UTF-8) stay.
     """
     last = {key: at for at, (key, _) in enumerate(envs)}

@@ -47,7 +47,7 @@ class Records:
         return Recorded() if self._checkpoint is None else self._checkpoint.reread()
 
     def gauges(self) -> tuple[Gauge, ...]:
-        """Return what an operator sees of it."""
+        """Return the metrics of the store and the journal."""
         prefix = "koord_runtime_proxy_"
         return (
             Gauge(f"{prefix}stored_pods", "Sandboxes known", lambda: self.store.sizes[0]),

@@ -92,8 +92,9 @@ def _read(folder: str, name: str) -> bytes:
     """Return a file's content. Raises RegistrationError for a file that others could have written.
 
     The name may be a symbolic link, as in a mounted ConfigMap, where it leads through a second one
-    (`koordlet.json` to `..data/koordlet.json`, `..data` to a folder). Who may make links in the
-    registration folder may register servers anyway, so only the owner of the link counts.
+    (`koordlet.json` to `..data/koordlet.json`, `..data` to a folder). A user who
+    may make links in the registration folder may register servers anyway, so only the owner of the
+    link counts.
     """
     path = os.path.join(folder, name)
     link = os.lstat(path)

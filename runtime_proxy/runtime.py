@@ -132,7 +132,7 @@ class Runtime:
 
 
 def _report_no_status(error: RpcError, identifier: str) -> None:
-    """An object without a status is left out, so that one broken object harms no other.
+    """Log why an object has no status: it is left out, and harms no other object.
 
     Raises RuntimeAway where the error is not the object's.
     """
@@ -182,7 +182,7 @@ def read_container_status(listed: cri.Container, answer: cri.ContainerStatusResp
 
 
 def _current_over_created(current: Resources | None, created: Resources | None) -> Resources | None:
-    """What the status says now, with what only the configuration tells where it is silent."""
+    """Merge the resources of the status over those that the container was created with."""
     if current is None or created is None:
         return current or created
     return msgspec.structs.replace(
@@ -246,8 +246,8 @@ def _resources(value: object) -> Resources | None:
 def _envs(config: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, str]:
     """The configured environment. Some runtimes' JSON has the values in base64, most as text.
 
-    The process's environment is always text, so it tells which of the two a value is; a value that
-    is neither cannot be told to a hook and is left out.
+    The process's environment is always text, so it shows which of the two a value is. A value that
+    is neither cannot be sent to a hook and is left out.
     """
     process = _table(_table(info.get("runtimeSpec")).get("process")).get("env")
     actual = {e for e in process if isinstance(e, str)} if isinstance(process, list) else set()

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # How often an absent runtime is looked for; also how late its return is noticed.
 _RETRY_INTERVAL_S = 0.1
-# A client that was sent away and reads our end closes by itself; this is for one that does not.
+# How long a client that was sent away may stay connected. A client that reads closes by itself.
 _LINGER_S = 2.0
 # What a client may send before its upstream connection stands: preface, settings, first calls.
 _MAX_EARLY_BYTES = 1024 * 1024
@@ -53,7 +53,7 @@ class InterceptedCall(Protocol):
     """One held request. Exactly one of `answered` and `abandoned` is called at its end."""
 
     def decide(self) -> Verdict | Awaitable[Verdict]:
-        """What becomes of the request; an awaitable if somebody has to be asked."""
+        """Return the verdict on the request; an awaitable where hooks are asked."""
 
     def answered(self, body: bytes) -> None:
         """The runtime answered; `body` is empty unless it carried a message (success)."""
@@ -185,7 +185,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _keeps_us(self) -> bool:
-        """Whether there is a call to wait for."""
+        """Return whether there is a call to wait for."""
         assert self._relay is not None
         paths = {path for path, _ in self._relay.active.values()}
         return bool(paths if self._front.succeeded else paths - _ENDLESS)
@@ -261,7 +261,7 @@ class _Connection(asyncio.Protocol):
             self._fault(fault, "client")
 
     def pause_writing(self) -> None:
-        """The client does not read: whoever makes what it should read has to wait."""
+        """The client does not read: the runtime's side is not read either."""
         source = self._client if self._refusal is not None else self._upstream
         if source is not None and not source.is_closing():
             source.pause_reading()

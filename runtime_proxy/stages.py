@@ -26,12 +26,12 @@ class Stage(enum.Enum):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether the call can fail for the hook's sake: one that stops or removes never does."""
+        """Return whether the call can fail for lack of an answer. Stops and removals never do."""
         return self.value.startswith("Pre") and self is not Stage.PRE_REMOVE_POD_SANDBOX
 
     @property
     def is_addition(self) -> bool:
-        """Whether the stage is ours: a server may list it and answer UNIMPLEMENTED."""
+        """Return whether the stage is ours: a server may list it and answer UNIMPLEMENTED."""
         return self in (Stage.PRE_REMOVE_POD_SANDBOX, Stage.PRE_UPDATE_POD_SANDBOX_RESOURCES)
 
 

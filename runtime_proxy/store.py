@@ -1,7 +1,7 @@
 """Sandboxes and containers that the proxy knows, by their runtime ids.
 
 Entries come from answered calls, from recovery and from the runtime on demand; they leave when the
-runtime has removed the object or no longer lists it. Every change is told to the journal.
+runtime has removed the object or no longer lists it. Every change goes to the journal.
 """
 
 import re
@@ -17,7 +17,7 @@ _BEGINNING = re.compile(r"[0-9a-f]{1,63}")
 
 
 class Journal(Protocol):
-    """Where changes are written down; see `checkpoint`."""
+    """Where changes are recorded; see `checkpoint`."""
 
     def pod(self, pod: Pod) -> None: ...
 
@@ -45,7 +45,7 @@ class Store:
         self._pods: dict[str, Pod] = {}
         self._containers: dict[str, Container] = {}
         self._of_pod: dict[str, set[str]] = {}
-        # Moves with every entry that is added, so that a sweep can tell what came after its list.
+        # Moves with every entry that is added, so that a sweep knows what came after its list.
         self._births: dict[str, int] = {}
         self._births_so_far = 0
 
@@ -55,7 +55,7 @@ class Store:
 
     @property
     def births(self) -> int:
-        """How many entries were ever added: a mark to hand to `sweep`."""
+        """The number of entries ever added: a mark for `sweep`."""
         return self._births_so_far
 
     def pod(self, identifier: str) -> Pod | None:
@@ -65,7 +65,7 @@ class Store:
         return self._containers.get(identifier)
 
     def pod_id(self, reference: str) -> str:
-        """The whole id behind one that is perhaps shortened; the reference itself if unknown."""
+        """Return the whole id of a reference, which may be shortened; itself if unknown."""
         return _whole(reference, self._pods)
 
     def container_id(self, reference: str) -> str:
@@ -145,7 +145,7 @@ class Store:
         return lost_pods, lost_containers
 
     def disown(self, identifiers: Iterable[str]) -> None:
-        """Strike from the journal what is not here: objects that went while nobody watched."""
+        """Remove from the journal what the store lacks: objects removed while no proxy ran."""
         for identifier in identifiers:
             if identifier not in self._births:
                 self._journal.forget(identifier)

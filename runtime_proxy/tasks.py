@@ -1,4 +1,4 @@
-"""Background work that nobody awaits: its end by a fault is logged, never swallowed."""
+"""Starts background tasks. A task that fails is logged."""
 
 import asyncio
 import logging

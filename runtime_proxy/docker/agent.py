@@ -80,7 +80,7 @@ class DockerAgent:
             self._all_gone.set()
 
     def _keeping_us(self) -> list["_Connection"]:
-        """Connections to wait for: a process with a successor waits for streams without end too."""
+        """Connections to wait for. With a successor, that includes streams without an end."""
         return [one for one in self.connections if self._succeeded or not one.endless]
 
     @property
@@ -202,7 +202,7 @@ class _Connection(asyncio.Protocol):
             transport.write_eof()
 
     def _refuse(self) -> None:
-        """Say so only once the client has asked: an answer before the request would confuse it."""
+        """Send the refusal. The client has sent its request: an earlier answer would confuse it."""
         if self._client is not None:
             self._client.write(plain_response(503, "Service Unavailable", self._refused))
         self.close()
@@ -229,7 +229,7 @@ class _Connection(asyncio.Protocol):
         """A client that ends its input (docker attach) still reads the output."""
         self._client_ended = True
         if self._refused:
-            # It came, saw nobody and left.
+            # The client has left without a request.
             self.close()
         if self._upstream is not None and not self._upstream.is_closing():
             self._upstream.write_eof()

@@ -1,7 +1,7 @@
 """Which of dockerd's answers have no end of their own: who stops does not wait for them.
 
 Events, and logs and figures that are followed, go on until their client, dockerd or the container
-ends. Clients of these streams open them anew, as after a restart of dockerd. An attached terminal
+ends. Clients of these streams open them again, as after a restart of dockerd. An attached terminal
 and a `wait` are waited for: what they missed cannot be asked for again.
 """
 

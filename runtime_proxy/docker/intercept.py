@@ -49,14 +49,14 @@ Verdict = Release | Refusal
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a request is about: the action, and the container it names or is to be named."""
+    """The action of a request, and the container that it names (or the name of a new one)."""
 
     action: str
     reference: str
 
 
 def route(head: RequestHead) -> Route | None:
-    """None for everything that hooks have no part in."""
+    """Return what hooks are asked about; None for other requests."""
     try:
         target = urlsplit(head.target.decode("ascii"))
     except (UnicodeDecodeError, ValueError):
@@ -85,7 +85,7 @@ class DockerHooks:
     def open(self, head: RequestHead, body: bytes) -> "DockerCall":
         found = route(head)
         if found is None:
-            raise HttpFault("a request was held that nobody wanted")
+            raise HttpFault("a request was held that is not for hooks")
         return _CALLS[found.action](self, found.reference, body)
 
 
@@ -116,12 +116,12 @@ class DockerCall:
         return Release()
 
     def answered(self, status: int, body: bytes) -> None:
-        """dockerd answered; 304 says that it was so already."""
+        """Note dockerd's answer. Status 304 says that the container was in that state already."""
         if status in (200, 201, 204, 304):
             self.succeeded(body)
 
     def succeeded(self, body: bytes) -> None:
-        """dockerd did it."""
+        """dockerd has done it."""
 
     def _document(self) -> dict[str, Any] | None:
         try:
@@ -244,7 +244,7 @@ class _Start(_OfContainer):
         self.hooks.remember(self.known, self.updated)
         container = self.hooks.store.container(self.identifier)
         if container is not None:
-            # A container may be started again: its next stop is news again.
+            # A container that is started again can stop again, and each stop is reported.
             self.hooks.store.put_container(msgspec.structs.replace(container, stopped=False))
             self.hooks.in_background(
                 container.pod_id,

@@ -2,7 +2,7 @@
 
 Requests follow each other: the next head is read when the last answer has ended, so what belongs
 to whom is never a question. A request that hooks care about is held whole until `release`; an
-answer is kept (a copy) where somebody asked for it. After `101 Switching Protocols`, or an answer
+answer is kept (a copy) for a held request. After `101 Switching Protocols`, or an answer
 that only the connection's end ends (dockerd's raw attach), both directions are plain pipes.
 """
 
@@ -56,7 +56,7 @@ class Answered:
 
 class DockerRelay:
     def __init__(self, *, wants: Callable[[RequestHead], bool], max_body_bytes: int) -> None:
-        """`wants` tells by its head whether a request is to be held."""
+        """wants: whether a request with this head is to be held."""
         self.to_client: list[bytes] = []
         self.to_server: list[bytes] = []
         self.events: list[Held | Answered] = []
@@ -198,7 +198,7 @@ class DockerRelay:
 
     def _begin_answer(self) -> bool:
         if self._request is None:
-            raise HttpFault("dockerd answers what nobody asked")
+            raise HttpFault("dockerd answers without a request")
         parted = split_head(self._server_rest)
         if parted is None:
             return False

@@ -164,7 +164,7 @@ class Calls:
     # -- the end ---------------------------------------------------------------------------------
 
     def client_reset(self, stream: int) -> bool:
-        """Whether the server has to hear of it."""
+        """End a call that the client has reset. Return whether to pass the reset on."""
         held = self.held.pop(stream, None)
         self._sending.forget(stream)
         self._end(stream)
@@ -207,7 +207,7 @@ class Calls:
         self._turn_away(Held(stream, b"", None, b"", 0, 0, client_ended=client_ended))
 
     def _turn_away(self, held: Held) -> None:
-        """The call has ended: what its client still sends of it goes nowhere, and may stop."""
+        """Drop what the client still sends of an ended call, and ask it to stop."""
         if held.client_ended:
             return
         held.phase = Phase.ENDED

@@ -125,7 +125,7 @@ class ClientConnection:
         return stream
 
     def cancel(self, stream: int) -> None:
-        """Forget a call and tell the server so; no event of it follows."""
+        """Cancel a call at the server. No event of this call follows."""
         call = self._calls.pop(stream, None)
         if call is None:
             return

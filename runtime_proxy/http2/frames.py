@@ -1,4 +1,4 @@
-"""Frames of HTTP/2: their constants and how each one that we send ourselves is written.
+"""Frames of HTTP/2: their constants, and functions that write the frames of our own.
 
 Reading frames is a loop over one buffer in the connection state machines, because that loop is
 the hot path of the proxy; what both directions share stands here (RFC 9113, sections 4 and 6).

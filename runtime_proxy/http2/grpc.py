@@ -41,7 +41,7 @@ class Code(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status; `code` is a number because a server may send one that we do not know."""
+    """A gRPC status. `code` is a number, because a server may send an unknown one."""
 
     code: int
     message: str = ""
@@ -96,7 +96,7 @@ def parse_unary_body(body: bytes, *, encoding: bytes, max_bytes: int) -> bytes:
 
 
 def parse_answer(body: bytes, *, max_bytes: int) -> bytes:
-    """The message of a server's unary answer, whose coding is told by its first octets.
+    """Return the message of a server's unary answer, whose first octets show its coding.
 
     The answer's headers pass undecoded, so grpc-encoding is not known. Raises MessageError.
     """

@@ -1,4 +1,4 @@
-"""Requests that the relay holds: the state of each, and what is told of it outside.
+"""Requests that the relay holds: the state of each, and the events about it.
 
 A held request is one of an intercepted method. Its stream's windows are kept here for both sides,
 because what the client sends and what the server gets part ways while the message waits.

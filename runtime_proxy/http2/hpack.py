@@ -190,7 +190,7 @@ def table_size_update(size: int) -> bytes:
 
 
 class ReceiversTable:
-    """The table of a decoder that gets somebody's blocks and now and then one of ours between them.
+    """The table of a decoder that gets a peer's blocks, and at times one of ours between them.
 
     Where the receiver has allowed less than its table has, the next block has to begin with that.
     """

@@ -45,7 +45,7 @@ class Passage:
     def __init__(self, rules: Mapping[int, Rule], *, max_block: int) -> None:
         self.out: list[bytes] = []
         # The largest frame that the receiver ever said it takes: a smaller limit binds the sender
-        # only when it has seen it, and whoever set it enforces it.
+        # only when it has seen it, and the end that set it enforces it.
         self.max_frame_size = frames.DEFAULT_MAX_FRAME_SIZE
         self._rules = [rules.get(kind) for kind in range(_KINDS)]
         self._max_block = max_block

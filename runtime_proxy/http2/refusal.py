@@ -99,5 +99,5 @@ class Refusal:
             )
         )
         if not self._block_flags & frames.END_STREAM:
-            # The client may stop sending what nobody will read.
+            # The client may stop sending: its request is not read.
             self.output.append(frames.rst_stream(stream, ErrorCode.NO_ERROR))

@@ -218,7 +218,7 @@ class Relay:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
 
     def _client_other(self, stream: int, flags: int, buffer: bytes, at: int, end: int) -> bool:
-        """Once we drain: of streams that the server has never heard of it hears nothing."""
+        """Return whether the server knows the stream: new ones are not passed on in a drain."""
         return self._drain_limit is None or stream <= self._drain_limit
 
     # -- the server's frames ---------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Relay:
 
     def _server_headers(self, stream: int, flags: int, buffer: bytes, at: int, end: int) -> bool:
         table = self._settings.client_table
-        # The first octet tells whether it sets the table's size; padding and priority hide it.
+        # The first octet shows whether it sets the table's size; padding and priority hide it.
         first = at + HEADER_SIZE
         if flags | frames.END_STREAM != _PLAIN_HEADERS or first == end or buffer[first] >> 5 == 1:
             table.follow(frames.header_block(buffer, at, end))
@@ -291,7 +291,7 @@ class Relay:
     def _server_grant(self, stream: int, flags: int, buffer: bytes, at: int, end: int) -> bool:
         increment = frames.parse_uint31(buffer[at + HEADER_SIZE : end])
         if stream == 0:
-            # What the client sees of it is settled when all of the server's frames are read.
+            # What the client is granted is settled when all of the server's frames are read.
             self._sending.server_window += increment
             return False
         held = self._held.get(stream)

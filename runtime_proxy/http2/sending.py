@@ -41,8 +41,8 @@ class _Pending:
 class Sending:
     """One connection's windows and its queue. The numbers are the relay's hot path: plain fields.
 
-    `owing` says that the client is owed something that was too little to tell it, or will be when
-    what is held leaves `queued`.
+    `owing` says that the client is owed a grant that was too small to send, or will be owed one
+    when what is held leaves `queued`.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Sending:
         return out
 
     def _send(self, pending: _Pending, out: list[bytes]) -> bool:
-        """Whether all of it went out."""
+        """Send what the windows allow, and return whether that was all of the message."""
         held = pending.held
         if held is None:
             while pending.flow > (room := min(self.server_window, self.max_frame_size)):

@@ -1,4 +1,4 @@
-"""What client and server have told each other in SETTINGS, and since when it holds.
+"""What client and server have announced in SETTINGS, and since when it holds.
 
 A setting holds for its receiver from its arrival, for its sender once it is acknowledged. We are
 the server's client, so its settings bind us when the client's acknowledgement goes on to it; and we
@@ -66,7 +66,7 @@ class Settings:
                 self._decoder.set_limit(value)
 
     def client_acknowledges(self) -> bool:
-        """Whether there was anything to acknowledge, which holds for us from here on."""
+        """Apply the oldest unacknowledged settings, and return whether there were any."""
         if not self._unconfirmed:
             return False
         for identifier, value in self._unconfirmed.popleft():
