@@ -90,11 +90,12 @@ class Handler(NriHandler):
         node, events = Node(), Events()
         active = [state.policy.name for state in node.engine.states if state.active]
         print(f"active policies: {', '.join(active)}", file=sys.stderr)
+        state = NodeState()
         super().__init__(
-            state=NodeState(),
+            state=state,
             decider=Decider(events, later=node.after_reply),
             events=events,
-            requests=RequestsLog(f"{run_dir}/requests.log"),
+            requests=RequestsLog(f"{run_dir}/requests.log", state.all_remembered),
             surroundings=node,
         )
 

@@ -38,6 +38,7 @@ from service.memory import give_back
 _LOG = logging.getLogger("koordlet")
 
 LOCK: Final = "koordlet.lock"
+JOURNAL: Final = "journal"
 
 SWITCH_INTERVAL_S: Final = 0.0002
 """How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
@@ -175,20 +176,17 @@ def writes_for_root(status: str = "/proc/self/status") -> bool:
 
 
 def restore(config: Config) -> int:
-    """Give back every value that a daemon changed; refuses while one runs. Returns the status."""
-    journal_path = f"{config.run_dir}/journal"
+    """Put back every value that a daemon changed; refuses while one runs. Returns the exit status.
+
+    0: all originals stand again. 1: some do not, or it is not known which values were changed.
+    """
     try:
-        os.stat(journal_path)
-    except FileNotFoundError:
-        print(f"nothing to restore: no journal at {journal_path}")
-        return 0
-    except OSError as error:
-        print(f"cannot restore: {error}; run it as root", file=sys.stderr)
-        return 1
-    try:
+        if not _ran_before(config):
+            print(f"nothing to restore: no daemon has used {config.run_dir} since the node started")
+            return 0
         prepare_run_dir(config.run_dir)
         with node_lock(f"{config.run_dir}/{LOCK}"):
-            return _restore(config, journal_path)
+            return _restore(config, f"{config.run_dir}/{JOURNAL}")
     except LockHeld as held:
         print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)
     except (DiscoveryError, JournalError, OSError) as error:
@@ -196,18 +194,33 @@ def restore(config: Config) -> int:
     return 1
 
 
-def _restore(config: Config, journal_path: str) -> int:
+def _ran_before(config: Config) -> bool:
+    """Tell whether a daemon left anything in the run directory. Raises OSError."""
+    for name in (JOURNAL, LOCK):
+        try:
+            os.stat(f"{config.run_dir}/{name}")
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise OSError(f"{error}; run it as root") from error
+        return True
+    return False
+
+
+def _restore(config: Config, path: str) -> int:
     host = local_host(config)
     layout = layout_of(config, host)
     nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
+    existed = os.path.lexists(path)
     with closing(KubepodsLock(host.here)) as lock:
         lock.hold(layout)
-        journal = Journal(journal_path, boot=boot_id(host))
+        journal = Journal(path, boot=boot_id(host))
+        if journal.problem:
+            raise JournalError(journal.problem)
         reconciler = Reconciler(Executor(host, layout, journal), journal, lambda: nothing)
         try:
             report = reconciler.restore_all()
             left = journal.records()
-            newer = len(journal.newer)
         finally:
             reconciler.close()
             journal.close()
@@ -218,9 +231,12 @@ def _restore(config: Config, journal_path: str) -> int:
             + f", original {record.original}",
             file=sys.stderr,
         )
-    if newer:
+    lost = journal.lost if existed else "it is not there"
+    if lost:
         print(
-            f"left: {newer} of a newer koordlet, in {journal_path}: restore with that one",
+            f"{path}: {lost}. The originals that it held are not known, so values that a daemon"
+            " changed may still be in force: `koordctl doctor` shows what stands now; a pod that is"
+            " created again, or a reboot, brings kubelet's values back",
             file=sys.stderr,
         )
-    return 1 if left or newer else 0
+    return 1 if left or lost else 0

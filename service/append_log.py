@@ -387,4 +387,7 @@ def _lines(descriptor: int, max_bytes: int) -> Iterator[bytes]:
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        written = os.write(descriptor, view)
+        if not written:
+            raise OSError(errno.ENOSPC, f"{len(view)} of {len(data)} bytes could not be written")
+        view = view[written:]

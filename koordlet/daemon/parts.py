@@ -33,7 +33,7 @@ from koordlet.executor.node_wide import make_host_directory
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.state import NodeState
-from koordlet.state.requests_log import RequestsLog
+from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
 from koordlet.transports.nri_link import NriLink
 from linux.cgroup_paths import Layout, PathError
@@ -67,9 +67,10 @@ class Parts:
         self.background = background
         self.workers = ThreadPoolExecutor(max_workers=3, thread_name_prefix="koordlet-io")
         self.events = Events()
-        self.requests = RequestsLog(f"{config.run_dir}/requests.log")
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(host))
-        self.state = NodeState(remembered=self.requests.load(), awaited=awaited(config))
+        requests_path = f"{config.run_dir}/requests.log"
+        self.state = NodeState(remembered=load_requests(requests_path), awaited=awaited(config))
+        self.requests = RequestsLog(requests_path, self.state.all_remembered)
         self.site = Site(config, self.events) if config.site_policies.enabled else None
         self.hook_decider = Decider(
             self.events,

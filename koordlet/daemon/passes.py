@@ -80,7 +80,6 @@ class Passes:
         self._cpus_changed = cpus_changed
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
-        self._journal_problem = ""
         self._pods: set[str] = set()
         """Pods that have changed since they were handed over, by uid."""
         self._pods_now = False
@@ -245,7 +244,6 @@ class Passes:
             self.values = self.reconciler.states()
             told = {resource for resource, _ in self.values} & OF_PROCESSES
             self.of_processes = self.reconciler.standing(told) if told else ()
-            self._tell_of_journal(self.reconciler.stats.journal_error)
         if self._rules.inputs.kernel.resctrl is not None:
             self.resctrl_groups = tuple(resctrl_groups.groups(self._host))
         if report.written or report.failed or report.restored:
@@ -261,16 +259,6 @@ class Passes:
                     "cpu_ms": round(report.cpu_ms, 1),
                 },
             )
-
-    def _tell_of_journal(self, problem: str) -> None:
-        """Say that kernel files are not written, and that they are again."""
-        if problem == self._journal_problem:
-            return
-        self._journal_problem = problem
-        if problem:
-            _LOG.error("originals cannot be recorded, so no kernel file is written: %s", problem)
-        else:
-            _LOG.info("originals are recorded again, and kernel files written")
 
     def _forget_deliveries(self) -> None:
         """Forget what was handed over for containers that ended, most of all unstarted ones."""

@@ -16,9 +16,10 @@ from functools import partial
 from koordlet.executor import node_wide, tasks, views
 from koordlet.executor.applying import Applier
 from koordlet.executor.files import FilePlanner
-from koordlet.executor.journal import Journal, Record
+from koordlet.executor.journal import Journal
 from koordlet.executor.judging import Judge
 from koordlet.executor.originals import Originals
+from koordlet.executor.records import Record
 from koordlet.executor.slots import Plan, ResourceView, SlotKey, State, Want, WriteReport
 from koordlet.executor.table import DEFAULT_LIMITS, Limits, SlotTable
 from koordlet.executor.texts import Texts

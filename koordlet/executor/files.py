@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apis.cpuset import CpuSet
-from koordlet.executor.journal import Journal, Record
+from koordlet.executor.journal import Journal
 from koordlet.executor.order import ancestors
 from koordlet.executor.originals import Originals
+from koordlet.executor.records import Record
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, SlotKey
 from koordlet.executor.texts import Texts
 from koordlet.executor.tree import TreePlanner

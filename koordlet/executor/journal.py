@@ -1,147 +1,51 @@
-"""The journal of original values: what a file held before we first wrote it, to put it back.
+"""The journal of original values: what a file held before our first write, to put it back.
 
-One append-only file of JSON lines under the run directory; a line is a whole record, so a torn last
-line loses that record's last change and nothing else. It is not synced: a crash of this process
-loses nothing that was written, and after a crash of the machine the cgroups are gone as well (the
-boot id in the first line tells). A record belongs to one incarnation of a cgroup, by inode: a later
-group of the same name is another one.
+It is a log under the run directory (`service.append_log`): an original is in the file before the
+write that replaces it. The log is not synced to the disk: a crash of this process loses nothing,
+and a crash of the machine ends the cgroups as well; the boot id in the header tells. A record
+belongs to one incarnation of a cgroup, by inode: a later group of the same name is another one.
 
-Each record keeps the values that we wrote of late (`ours`). A value found that is none of them was
-written by somebody else, and becomes the original.
+Each record keeps the values that we wrote lately (`ours`). A value found that is none of them was
+written by another writer, and becomes the original.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
 
-from apis.cpuset import CpuSet
-from koordlet.executor.newer_lines import NewerLines
+from koordlet.executor.records import (
+    KEPT_OURS,
+    Delivery,
+    Handed,
+    Record,
+    RecordKey,
+    Superseded,
+    plain,
+)
 from linux.resources import Resource, Value
+from service.append_log import AppendLog, Content
 
 _LOG = logging.getLogger("koordlet.executor.journal")
 
-RecordKey = tuple[str, Resource, str]
-"""(cgroup or other place, resource, key)."""
+_FORMAT: Final = b"koordlet journal 1, boot "
+_RETRY_S: Final = 0.0
+"""No pause after a failed write: kernel writes wait for the journal, so each pass tries it again.
+There is at most one pass a second, and writing the whole state takes milliseconds."""
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_KEPT_OURS: Final = 6
-_COMPACT_ABOVE: Final = 2000
-_WASTE: Final = 4
-
-_Plain = int | str
-
-
-class Record(msgspec.Struct, frozen=True):
-    """The original of one resource in one place.
-
-    place: the cgroup; "" for the node, where `key` names a switch, a directory or a control group.
-    inode: of the cgroup's directory; 0 where the place has none.
-    original: the field's text before we wrote; None: the thing itself did not exist.
-    asked: the original as a canonical value, where the file never showed it: the runtime was handed
-        our value at creation in place of this one.
-    ours: texts that we wrote and the kernel showed, newest last.
-    policy: who wrote last, for people.
-    support_of: the resource for whose sake this one was touched.
-    """
-
-    place: str
-    inode: int
-    resource: Resource
-    key: str = ""
-    original: str | None = None
-    asked: int | str | None = None
-    ours: tuple[str, ...] = ()
-    policy: str = ""
-    support_of: str = ""
-
-    @property
-    def record_key(self) -> RecordKey:
-        return self.place, self.resource, self.key
-
-    def asked_value(self) -> Value | None:
-        """Return `asked` as the canonical value: a text stands for a CPU set."""
-        return CpuSet.parse(self.asked) if isinstance(self.asked, str) else self.asked
-
-    def with_ours(self, *texts: str) -> Record:
-        """Return the record with `texts` as our newest values."""
-        kept = [one for one in self.ours if one not in texts]
-        return msgspec.structs.replace(self, ours=tuple([*kept, *texts][-_KEPT_OURS:]))
-
-
-def plain(value: Value | None) -> int | str | None:
-    """Return a canonical value as `Record.asked` keeps it."""
-    return value if value is None or isinstance(value, int) else str(value)
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """A value that the runtime was handed when it made a container.
-
-    requested: what kubelet had asked for; None when it had asked for nothing.
-    earlier: what it was handed before, and nobody has seen yet.
-    anew: kubelet named the resource in this very request; else `requested` may be our own value,
-        told back as the one that the runtime has.
-    """
-
-    container_id: str
-    resource: Resource
-    requested: int | str | None
-    delivered: int | str
-    policy: str = ""
-    earlier: tuple[int | str, ...] = ()
-    anew: bool = False
-
-
-class Handed(msgspec.Struct, frozen=True):
-    """What a container's runtime was handed in place of what kubelet asked for, as it stood.
-
-    systemd writes it again at every reload, runc at every update, for as long as the group lives:
-    also when nobody wants it any more.
-
-    texts: the field's texts in the kernel: whether the runtime took an answer, nobody tells us.
-    original, asked: as in `Record`.
-    """
-
-    container_id: str
-    place: str
-    inode: int
-    resource: Resource
-    texts: tuple[str, ...]
-    original: str | None = None
-    asked: int | str | None = None
-    policy: str = ""
-
-    def as_record(self) -> Record:
-        """Return what the journal knows of the place by this alone."""
-        return Record(
-            place=self.place,
-            inode=self.inode,
-            resource=self.resource,
-            original=self.original,
-            asked=self.asked,
-            ours=self.texts,
-            policy=self.policy,
-        )
-
-
-class Superseded(msgspec.Struct, frozen=True):
-    """kubelet has asked for these resources anew: what the runtime was handed before is history."""
-
-    container_id: str
-    resources: frozenset[Resource]
+_MAX_DELIVERIES: Final = 20_000
+"""Containers with deliveries that are kept. Chosen: far more than a node runs, so that creations
+that failed without a further event cannot fill the memory."""
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
     """A line of the file: exactly one of the fields."""
 
-    boot: str | None = None
     record: Record | None = None
     forget: tuple[str, Resource, str] | None = None
     delivery: Delivery | None = None
@@ -150,11 +54,12 @@ class _Line(msgspec.Struct, omit_defaults=True):
     superseded: tuple[str, Resource] | None = None  # the place
 
 
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
 class JournalError(Exception):
     """The journal cannot be written; then no kernel file may be written either."""
-
-
-_MAX_DELIVERIES: Final = 20_000
 
 
 class Journal:
@@ -164,53 +69,58 @@ class Journal:
     """
 
     def __init__(self, path: str | None = None, *, boot: str = "") -> None:
-        self._path = path
-        self._boot = boot
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
         self._handed: dict[tuple[str, Resource], Handed] = {}
         self._asked_anew: dict[str, set[Resource]] = {}  # containers: until the delivery comes
         self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
-        self._encoder = msgspec.json.Encoder()
-        self._file = -1
-        self._behind = False
-        self._lines = 0
-        self.damaged_lines = 0
-        self.newer = NewerLines(frozenset(_Line.__struct_fields__))
+        self.lost = ""
+        """What of the file could not be read; originals that only it held are lost."""
+        self._unread = False
+        self._log: AppendLog | None = None
         if path is not None:
-            self._load(path)
-            self._begin(path)
+            self._log = AppendLog(
+                path,
+                header=_FORMAT + boot.encode(),
+                live=self._live,
+                consequence="no kernel file is written until originals can be recorded",
+                retry_s=_RETRY_S,
+            )
+            self._open(self._log)
 
-    def _begin(self, path: str) -> None:
-        if self.damaged_lines:
-            _LOG.warning(
-                "%s: %d lines cannot be read; the originals that only they knew are not given back",
-                path,
-                self.damaged_lines,
-            )
-        if self.newer:
-            _LOG.warning(
-                "%s: %d lines are of a newer koordlet; they are kept for it, but not given back",
-                path,
-                len(self.newer),
-            )
+    def _open(self, log: AppendLog) -> None:
+        """Read the file, and see whether it can be written."""
+        existed = os.path.lexists(log.path)
         try:
-            self._compact(path)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            # Containers are adjusted at creation all the same; kernel files wait for room.
-            self._behind = True
-            _LOG.error("%s: %s: kernel files are written when there is room", path, error.strerror)
+            content = log.open()
+        except OSError:
+            # Its originals may become readable again. Until then nothing replaces the file.
+            self._unread = True
+            return
+        self._unread = False
+        lost_lines = self._replay(content)
+        if existed and not (content.header or b"").startswith(_FORMAT):
+            self.lost = "its first line is not that of a journal"
+        elif lost_lines:
+            self.lost = f"{lost_lines} lines cannot be read"
+        if self.lost:
+            _LOG.warning(
+                "%s: %s; originals that only it held are not put back", log.path, self.lost
+            )
+        log.rewrite()
+
+    @property
+    def problem(self) -> str:
+        """Why the file cannot be read or written; "" while it can."""
+        return self._log.problem if self._log is not None else ""
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._log is not None:
+            self._log.close()
 
     def copy_in_memory(self) -> Journal:
         """Return a journal with the same records that writes nowhere: for planning."""
-        copied = Journal(None, boot=self._boot)
+        copied = Journal(None)
         copied._records = dict(self._records)
         copied._deliveries = {one: dict(all_of) for one, all_of in self._deliveries.items()}
         copied._handed = dict(self._handed)
@@ -258,7 +168,11 @@ class Journal:
         """
         self._fresh.append(
             Delivery(
-                container_id, resource, plain(requested), cast("_Plain", plain(delivered)), policy
+                container_id,
+                resource,
+                plain(requested),
+                cast("int | str", plain(delivered)),
+                policy,
             )
         )
 
@@ -295,8 +209,7 @@ class Journal:
     def done_with(self, container_id: str) -> None:
         """Forget a container's deliveries: they have become records, or it is gone."""
         self._asked_anew.pop(container_id, None)
-        of_newer = self.newer.done_with(container_id)
-        if self._deliveries.pop(container_id, None) is not None or of_newer:
+        if self._deliveries.pop(container_id, None) is not None:
             self._append([_Line(delivered=container_id)])
 
     def _take_fresh(self) -> list[_Line]:
@@ -318,7 +231,7 @@ class Journal:
                 fresh = msgspec.structs.replace(fresh, requested=before.requested)
             if before is not None:
                 kept = [one for one in before.earlier if one != before.delivered]
-                earlier = tuple([*kept, before.delivered][-_KEPT_OURS:])
+                earlier = tuple([*kept, before.delivered][-KEPT_OURS:])
                 fresh = msgspec.structs.replace(fresh, earlier=earlier)
             known[fresh.resource] = fresh
             lines.append(_Line(delivery=fresh))
@@ -339,93 +252,46 @@ class Journal:
             del self._handed[at]
         return gone
 
-    def _append(self, lines: list[_Line]) -> None:
-        if self._path is None:
-            return
-        if self._file >= 0 and not os.fstat(self._file).st_nlink:
-            # Somebody removed the file: what is appended now would be gone with this process.
-            self._behind = True
-        if not (lines or self._behind):
-            return
-        try:
-            live = len(self._records) + len(self._deliveries) + len(self._handed)
-            live += len(self.newer) + 1
-            if self._behind or (self._lines > _COMPACT_ABOVE and self._lines > _WASTE * live):
-                self._compact(self._path)
-                return
-            data = b"".join(self._encoder.encode(line) + b"\n" for line in lines)
-            if os.write(self._file, data) != len(data):
-                raise OSError(errno.ENOSPC, "the disk took a part of it only")
-            self._lines += len(lines)
-        except OSError as error:
-            # Memory is ahead of the file now, and the file may end in half a line.
-            self._behind = True
-            raise JournalError(f"{self._path}: {error.strerror}") from error
-
     # -- the file --------------------------------------------------------------------------------
 
-    def _load(self, path: str) -> None:
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except FileNotFoundError:
+    def _append(self, lines: list[_Line]) -> None:
+        if self._log is None:
             return
-        decoder = msgspec.json.Decoder(_Line)
-        this_boot = False
-        for raw in data.split(b"\n"):
-            if not raw:
-                continue
-            try:
-                line = decoder.decode(raw)
-            except (msgspec.DecodeError, ValueError, RecursionError):
-                if not (this_boot and self.newer.take(raw)):
-                    self.damaged_lines += 1
-                continue
-            if line.boot is not None:
-                this_boot = line.boot == self._boot
-            elif not this_boot:
-                continue  # no cgroup of another boot exists any more
-            elif line.record is not None:
-                self._records[line.record.record_key] = line.record
-            elif line.forget is not None:
-                self._records.pop(line.forget, None)
-            elif line.delivery is not None:
-                delivery = line.delivery
-                of_container = self._deliveries.setdefault(delivery.container_id, {})
-                of_container[delivery.resource] = delivery
-            elif line.delivered is not None:
-                self._deliveries.pop(line.delivered, None)
-                self.newer.done_with(line.delivered)
-            elif line.handed is not None:
-                self._handed[line.handed.place, line.handed.resource] = line.handed
-            elif line.superseded is not None:
-                self._handed.pop(line.superseded, None)
-            else:
-                self.newer.take(raw)
+        if self._unread:
+            self._open(self._log)
+        if self._unread or not self._log.append(_ENCODER.encode(line) for line in lines):
+            raise JournalError(self._log.problem)
 
-    def _compact(self, path: str) -> None:
-        """Write the live records to a new file and put it in the old one's place."""
-        lines = [_Line(boot=self._boot)]
-        lines += [_Line(record=record) for record in self._records.values()]
-        lines += [
-            _Line(delivery=one) for all_of in self._deliveries.values() for one in all_of.values()
-        ]
+    def _live(self) -> Iterator[bytes]:
+        lines = [_Line(record=record) for record in self._records.values()]
+        lines += [_Line(delivery=one) for of in self._deliveries.values() for one in of.values()]
         lines += [_Line(handed=one) for one in self._handed.values()]
-        raw = [self._encoder.encode(line) for line in lines] + self.newer.lines()
-        data = b"".join(line + b"\n" for line in raw)
-        new = f"{path}.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(new, flags, 0o600)
-        try:
-            if os.write(descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, "the disk took a part of it only")
-            os.replace(new, path)
-        except OSError:
-            os.close(descriptor)
-            with suppress(OSError):
-                os.unlink(new)
-            raise
-        self.close()
-        self._file = descriptor
-        self._behind = False
-        self._lines = len(raw)
+        return map(_ENCODER.encode, lines)
+
+    def _replay(self, content: Content) -> int:
+        """Apply the lines; returns how many could not be read."""
+        lost = content.damaged
+        for raw in content.lines:
+            try:
+                self._take(_DECODER.decode(raw))
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                lost += 1
+        return lost
+
+    def _take(self, line: _Line) -> None:
+        """Apply one line of the file. Raises ValueError for a line without a known field."""
+        if line.record is not None:
+            self._records[line.record.record_key] = line.record
+        elif line.forget is not None:
+            self._records.pop(line.forget, None)
+        elif line.delivery is not None:
+            delivery = line.delivery
+            self._deliveries.setdefault(delivery.container_id, {})[delivery.resource] = delivery
+        elif line.delivered is not None:
+            self._deliveries.pop(line.delivered, None)
+        elif line.handed is not None:
+            self._handed[line.handed.place, line.handed.resource] = line.handed
+        elif line.superseded is not None:
+            self._handed.pop(line.superseded, None)
+        else:
+            raise ValueError("a line without a known field")

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from koordlet.executor.files import FilePlanner
-from koordlet.executor.journal import Record, plain
-from koordlet.executor.originals import Originals
+from koordlet.executor.originals import Originals, of_container
+from koordlet.executor.records import Record, plain
 from koordlet.executor.slots import GONE, Plan, Slot, State
 from koordlet.executor.table import SlotTable
 from linux.cgroup_files import field_text, number
@@ -140,6 +140,8 @@ class Judge:
             self._texts.learn(slot, {Formula.QUADRATIC})
             if slot.parked:
                 slot.restore(record)
+            elif slot.slot_key in plan.records or self._table.journal.get(*slot.slot_key):
+                self._follow_request(slot, plan.records.get(slot.slot_key, record), plan)
             return True
         if slot.want is None:
             # The original, or somebody else's value, stands there: nothing of ours to undo.
@@ -151,12 +153,20 @@ class Judge:
             return True
         if slot.state in (State.APPLIED, State.DEGRADED):
             slot.meet_foreign(now, _FIGHT_WINDOW_S)
-        if record.original is None or not self._texts.same(file, record.original, found):
+        if of_container(slot):
+            self._follow_request(slot, record, plan)
+        elif record.original is None or not self._texts.same(file, record.original, found):
             plan.keep(msgspec.structs.replace(record, original=found, asked=None))
         if slot.foreign >= _FIGHT:
             self._yield_to_other(slot, now)
             return False
         return True
+
+    def _follow_request(self, slot: Slot, record: Record, plan: Plan) -> None:
+        """Have the journal hold what kubelet requests now, where it requested something else."""
+        requested = self._originals.as_requested(slot, record)
+        if requested is not record:
+            plan.keep(requested)
 
     def _stands(self, slot: Slot, record: Record, plan: Plan) -> bool:
         """Tell whether what was found is a value of ours, or what the kernel left of one."""

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from koordlet.executor.journal import Record
+from koordlet.executor.records import Record
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
 from linux import resctrl, resctrl_groups, sysctls

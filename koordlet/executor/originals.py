@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from apis.cpuset import CpuSet
-from koordlet.executor.journal import Delivery, Handed, Journal, JournalError, Record, plain
+from koordlet.executor.journal import Journal, JournalError
+from koordlet.executor.records import Delivery, Handed, Record, plain
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
@@ -66,10 +67,35 @@ class Originals:
                 key=slot.key,
                 original=self.handed_down(slot, plan) or slot.found,
             )
+            record = self.as_requested(slot, record)
         if slot.want is not None:
             policy = slot.want.claim.policy
             record = msgspec.structs.replace(record, policy=policy, support_of="")
         plan.keep(record.with_ours(*texts))
+
+    def as_requested(self, slot: Slot, record: Record) -> Record:
+        """Return a container's record with what kubelet requests now as its original.
+
+        A runtime writes what kubelet requests and nothing else, so another value in a container's
+        file is not the original, whoever wrote it. The record stays as it is where it says the
+        same, where kubelet requests nothing, and where the request equals a value of ours: a
+        runtime may report that one back as the request.
+        """
+        want = slot.want
+        if want is None or want.requested is None or slot.file is None or not of_container(slot):
+            return record
+        texts = [self._texts.asked(slot, want.requested)]
+        texts.append(self._texts.other_weight(slot.file, want.requested))
+        asked = [text for text in texts if text is not None]
+        known = () if record.original is None else (record.original,)
+        if (
+            not asked
+            or record.asked == plain(want.requested)
+            or any(self._texts.same(slot.file, a, b) for a in asked for b in (*known, *record.ours))
+            or (record.original == slot.found and self.cut_down(slot, asked))
+        ):
+            return record
+        return msgspec.structs.replace(record, original=None, asked=plain(want.requested))
 
     def handed_down(self, slot: Slot, plan: Plan) -> str | None:
         """Return what a group would have got from its parent at its birth if we were not here.
@@ -315,6 +341,11 @@ class Originals:
         value = CpuSet.parse(asked) if isinstance(asked, str) else asked
         text = self._texts.asked(slot, value)
         return text is not None and any(self._texts.same(file, ours, text) for ours in record.ours)
+
+
+def of_container(slot: Slot) -> bool:
+    """Tell whether something is wanted there for a container: its files are the runtime's."""
+    return slot.subject.startswith("container/")
 
 
 def _canonical(kept: int | str | None) -> Value | None:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from hooks.claim import Claim
-from koordlet.executor.journal import Handed, Record, RecordKey
+from koordlet.executor.records import Handed, Record, RecordKey
 from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 

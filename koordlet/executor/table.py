@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from koordlet.executor.journal import Journal, JournalError, Record, RecordKey
+from koordlet.executor.journal import Journal, JournalError
+from koordlet.executor.records import Record, RecordKey
 from koordlet.executor.slots import BAD, Slot, SlotKey, State, Want
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import FILES

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from koordlet.executor.journal import Delivery, Record, plain
+from koordlet.executor.records import Delivery, Record, plain
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
 from linux import resctrl, resctrl_groups

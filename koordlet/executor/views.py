@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from koordlet.executor.journal import Record
+from koordlet.executor.records import Record
 from koordlet.executor.slots import ResourceView, SlotKey, State, Want
 from koordlet.executor.table import SlotTable
 from linux.resources import Resource

@@ -31,7 +31,7 @@ from koordlet.reconciler.wishes import plan_for
 from koordlet.sources.objects import NodeObjects
 from koordlet.state import NodeState, Source
 from koordlet.state.podspec import known_pod
-from koordlet.state.requests_log import RequestsLog
+from koordlet.state.requests_log import load_requests
 from linux.cgroup_paths import Layout
 from linux.host import Host
 
@@ -159,7 +159,7 @@ def plan_offline(
     looking: Any = ReadOnlyHost(host)
     facts = probe_kernel(looking, layout).facts
     # Until the runtime has told its containers, nothing counts as gone and nothing is put back.
-    remembered = RequestsLog(f"{config.run_dir}/requests.log").load()
+    remembered = load_requests(f"{config.run_dir}/requests.log")
     state = NodeState(layout=layout, awaited=["runtime"], remembered=remembered)
     notes = []
     if os.path.exists(config.cri.socket):

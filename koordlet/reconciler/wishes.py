@@ -18,7 +18,8 @@ from hooks.policy import OffBecause
 from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.executor.executor import Executor
-from koordlet.executor.journal import Journal, JournalError, Record
+from koordlet.executor.journal import Journal, JournalError
+from koordlet.executor.records import Record
 from koordlet.executor.slots import PlannedWrite, Want
 from koordlet.state.snapshot import Snapshot
 from linux.resources import Resource

@@ -1,10 +1,9 @@
 """What kubelet asked for each container, kept over a restart of the daemon.
 
 A runtime that is asked later shows the values in force, which may be ours; the base of a division
-or of a restore is what kubelet asked for. So every request seen in a hook is appended to a small
-file on the run directory's tmpfs right after the reply: a line is there once written, also after a
-SIGKILL; a half-written last line is left out. Each full list of containers rewrites the file, and
-whoever appends does when it is `outdated`.
+or of a restore is what kubelet asked for. So every request seen in a hook is appended to a log on
+the run directory's tmpfs (`service.append_log`) right after the reply. Each full list of containers
+rewrites the file.
 
 Of a container that no hook saw at its creation, the values at first sight are kept in that place:
 later ones may be ours. And since kubelet may ask while nobody listens, so is what the runtime's
@@ -13,11 +12,8 @@ specification holds beside the request: a value that is none of them is a newer 
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -25,13 +21,14 @@ import msgspec
 
 from apis.cpuset import CpuSet
 from hooks.subject import NOTHING_REQUESTED, Requested
-from service.files import replacing
+from service import append_log
 
 _LOG = logging.getLogger("koordlet.requests")
 
-_REWRITE_AFTER: Final = 8192
-_REST_S: Final = 10.0
-_MAX_BYTES: Final = 32 << 20
+_HEADER: Final = b"koordlet requests 1"
+_REWRITE_BYTES: Final = 1 << 20
+"""History that is kept before a rewrite: some thousand requests, which a restart reads in about
+20 ms."""
 
 
 class Remembered(NamedTuple):
@@ -71,92 +68,64 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(_Line).decode
 
 
+def load_requests(path: str) -> dict[str, Remembered]:
+    """Return the last request of each container; what cannot be read is left out and logged."""
+    try:
+        content = append_log.read(path, header=_HEADER)
+    except OSError as error:
+        _LOG.warning("cannot read %s: %s", path, error.strerror)
+        return {}
+    found: dict[str, Remembered] = {}
+    lost = content.damaged
+    for line in content.lines:
+        try:
+            one = _decode(line)
+            found[one.id] = Remembered(
+                _requested(one),
+                one.hooked,
+                given=None if one.given is None else _requested(one.given),
+                told=NOTHING_REQUESTED if one.told is None else _requested(one.told),
+            )
+        except ValueError:
+            lost += 1
+    if lost:
+        _LOG.warning("%s: %d lines cannot be read; their containers' requests are lost", path, lost)
+    return found
+
+
 class RequestsLog:
     """The file. One writer; a failure to write costs the memory of a restart, never a hook."""
 
-    def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._monotonic = monotonic
-        self._fd: int | None = None
-        self._since_rewrite = 0
-        self._behind = False
-        self._rest_until = 0.0
-        self.failures = 0
-
-    def load(self) -> dict[str, Remembered]:
-        """Return the last request of each container; an unreadable line is left out."""
-        try:
-            with open(self._path, "rb") as file:
-                data = file.read(_MAX_BYTES)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            _LOG.warning("cannot read %s: %s", self._path, error.strerror)
-            return {}
-        found: dict[str, Remembered] = {}
-        for line in data.splitlines():
-            try:
-                one = _decode(line)
-                found[one.id] = Remembered(
-                    _requested(one),
-                    one.hooked,
-                    given=None if one.given is None else _requested(one.given),
-                    told=NOTHING_REQUESTED if one.told is None else _requested(one.told),
-                )
-            except ValueError:
-                continue
-        return found
-
-    def append(self, container_id: str, remembered: Remembered) -> None:
-        """Remember one request."""
-        try:
-            if self._fd is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._fd = os.open(self._path, flags, 0o600)
-            if not os.fstat(self._fd).st_nlink:
-                self._behind = True  # somebody removed the file
-            # What went wrong may have left half a line.
-            data = b"\n" * self._behind + _line(container_id, remembered)
-            if os.write(self._fd, data) != len(data):
-                raise OSError(errno.ENOSPC, "the disk took a part of it only")
-            self._since_rewrite += 1
-        except OSError as error:
-            self._failed(error)
+    def __init__(self, path: str, all_requests: Callable[[], Mapping[str, Remembered]]) -> None:
+        """all_requests: returns those of all containers that exist, for a rewrite."""
+        self._all_requests = all_requests
+        self._log = append_log.AppendLog(
+            path,
+            header=_HEADER,
+            live=self._live,
+            consequence="after a restart, requests from before count as the values in force",
+            rewrite_bytes=_REWRITE_BYTES,
+        )
 
     @property
-    def outdated(self) -> bool:
-        """Tell whether the file is to be written anew: it lacks lines, or has too many old ones."""
-        if self._behind:
-            return self._monotonic() >= self._rest_until
-        return self._since_rewrite >= _REWRITE_AFTER
+    def problem(self) -> str:
+        """Why the file lacks requests; "" while it has them all."""
+        return self._log.problem
 
-    def rewrite(self, requests: Mapping[str, Remembered]) -> None:
-        """Keep only these: the containers that exist."""
-        try:
-            with replacing(self._path) as file:
-                for container_id, remembered in requests.items():
-                    file.write(_line(container_id, remembered))
-        except OSError as error:
-            self._failed(error)
-            return
-        self.close()
-        self._since_rewrite = 0
-        self._behind = False
-        if self.failures:
-            self.failures = 0
-            _LOG.info("%s is written again", self._path)
+    def append(self, container_id: str, remembered: Remembered) -> None:
+        """Remember one request, which `all_requests` returns already."""
+        self._log.append([_line(container_id, remembered)])
+
+    def rewrite(self) -> None:
+        """Keep the requests of the containers that exist, and no others."""
+        self._log.rewrite()
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._log.close()
 
-    def _failed(self, error: OSError) -> None:
-        self.failures += 1
-        self._behind = True
-        self._rest_until = self._monotonic() + _REST_S
-        if self.failures == 1:
-            _LOG.warning("cannot write %s: %s", self._path, error.strerror)
+    def _live(self) -> Iterator[bytes]:
+        for container_id, remembered in self._all_requests().items():
+            yield _line(container_id, remembered)
 
 
 def _line(container_id: str, remembered: Remembered) -> bytes:
@@ -168,7 +137,7 @@ def _line(container_id: str, remembered: Remembered) -> bytes:
         told=None if told == NOTHING_REQUESTED else _values(told),
         **_fields(remembered.requested),
     )
-    return _encode(line) + b"\n"
+    return _encode(line)
 
 
 @lru_cache(maxsize=2048)

@@ -142,7 +142,7 @@ class NriHandler:
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._take_missed()
         self._state.spoken(RUNTIME)
-        self._daemon.after_reply(lambda: self._requests.rewrite(self._state.all_remembered()))
+        self._daemon.after_reply(self._requests.rewrite)
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
 
@@ -265,8 +265,6 @@ class NriHandler:
         remembered = self._state.remembered(container_id)
         if remembered is not None:
             self._requests.append(container_id, remembered)
-            if self._requests.outdated:
-                self._requests.rewrite(self._state.all_remembered())
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime got in its place."""

@@ -13,6 +13,7 @@ import pytest
 
 from koordlet.main import main
 from koordlet.process import prepare_run_dir, writes_for_root
+from service.append_log import encode_line
 from service.locks import lock_directory
 
 
@@ -134,9 +135,8 @@ def test_a_run_directory_of_its_own_lets_no_second_daemon_near_the_pods(
         os.close(other)
 
 
-def test_restore_tells_of_what_only_a_newer_version_can_give_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def machine(tmp_path: Path) -> str:
+    """Make an empty machine of files; returns a configuration for it."""
     (tmp_path / "cgroup" / "cpu" / "kubepods").mkdir(parents=True)
     boot = tmp_path / "proc" / "sys" / "kernel" / "random" / "boot_id"
     boot.parent.mkdir(parents=True)
@@ -145,15 +145,41 @@ def test_restore_tells_of_what_only_a_newer_version_can_give_back(
     mounts.parent.mkdir(parents=True)
     mounts.write_text("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n")
     (tmp_path / "run").mkdir(mode=0o700)
-    newer = '{"record":{"place":"kubepods","inode":1,"resource":"cpu.new","original":"5"}}'
-    (tmp_path / "run" / "journal").write_text(f'{{"boot":"b1"}}\n{newer}\n')
     cgroups, proc = str(tmp_path / "cgroup"), str(tmp_path / "proc")
-    assert main(["restore", "--config", config(tmp_path, cgroupRoot=cgroups, procRoot=proc)]) == 1
-    assert "left: 1 of a newer koordlet" in capsys.readouterr().err
-    assert newer in (tmp_path / "run" / "journal").read_text()
+    return config(tmp_path, cgroupRoot=cgroups, procRoot=proc)
 
 
-def test_restore_without_a_journal_has_nothing_to_do(
+@pytest.mark.parametrize(
+    ("journal", "says"),
+    [
+        (None, "it is not there"),
+        (b"", "its first line is not that of a journal"),
+        (encode_line(b"koordlet journal 1, boot b1") + b"garbage\n", "1 lines cannot be read"),
+    ],
+)
+def test_restore_says_what_it_cannot_know_without_the_whole_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], journal: bytes | None, says: str
+) -> None:
+    path = machine(tmp_path)
+    (tmp_path / "run" / "koordlet.lock").touch()
+    if journal is not None:
+        (tmp_path / "run" / "journal").write_bytes(journal)
+    assert main(["restore", "--config", path]) == 1
+    error = capsys.readouterr().err
+    assert f"journal: {says}." in error
+    assert "koordctl doctor" in error
+
+
+def test_restore_puts_nothing_back_from_a_journal_that_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = machine(tmp_path)
+    (tmp_path / "run" / "journal").mkdir()
+    assert main(["restore", "--config", path]) == 1
+    assert "not a regular file" in capsys.readouterr().err
+
+
+def test_restore_where_no_daemon_has_run_has_nothing_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["restore", "--config", config(tmp_path)]) == 0

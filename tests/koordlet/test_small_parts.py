@@ -16,7 +16,8 @@ from apis.qos import KubeQoS, QoSClass
 from hooks.subject import ContainerKind, Requested
 from koordlet.events import CAPACITY, Events, Severity
 from koordlet.node.host_apps import host_app_subjects
-from koordlet.state.requests_log import Remembered, RequestsLog
+from koordlet.state.requests_log import Remembered, RequestsLog, load_requests
+from service.append_log import encode_line
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
 
 # --- events ------------------------------------------------------------------------------------
@@ -84,17 +85,18 @@ def test_requests_are_remembered(
     tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Remembered]
 ) -> None:
     path = str(tmp_path_factory.mktemp("log") / "requests.log")
-    log = RequestsLog(path)
+    existing: dict[str, Remembered] = {}
+    log = RequestsLog(path, lambda: existing)
     for container_id, remembered in asked.items():
-        log.append(container_id, _asked(cpu_shares=1))
-        log.append(container_id, remembered)
+        for one in (_asked(cpu_shares=1), remembered):
+            existing[container_id] = one
+            log.append(container_id, one)
     log.close()
-    assert RequestsLog(path).load() == asked
-    log = RequestsLog(path)
-    keep = dict(list(asked.items())[:2])
-    log.rewrite(keep)
+    assert load_requests(path) == asked
+    existing = dict(list(asked.items())[:2])
+    log.rewrite()
     log.close()
-    assert RequestsLog(path).load() == keep
+    assert load_requests(path) == existing
 
 
 def _asked(cpu_shares: int | None = None) -> Remembered:
@@ -103,37 +105,36 @@ def _asked(cpu_shares: int | None = None) -> Remembered:
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
-    log = RequestsLog(str(path))
-    log.append("a", _asked(cpu_shares=2))
+    existing = {"a": _asked(cpu_shares=2)}
+    log = RequestsLog(str(path), lambda: existing)
+    log.append("a", existing["a"])
     log.append("b", _asked(cpu_shares=3))
     log.close()
     path.write_bytes(path.read_bytes()[:-5])
-    assert RequestsLog(str(path)).load() == {"a": _asked(cpu_shares=2)}
+    assert load_requests(str(path)) == {"a": _asked(cpu_shares=2)}
+
+
+def test_damaged_requests_are_left_out_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "requests.log"
+    existing = {"a": _asked(cpu_shares=2), "b": _asked(cpu_shares=3)}
+    log = RequestsLog(str(path), lambda: existing)
+    log.rewrite()
+    log.close()
+    header, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + first.replace(b"2", b"4") + second + encode_line(b'{"id":7}'))
+    assert load_requests(str(path)) == {"b": _asked(cpu_shares=3)}
+    assert "2 lines cannot be read" in caplog.text
 
 
 def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
-    log = RequestsLog(str(tmp_path / "no" / "such" / "folder"))
+    path = str(tmp_path / "no" / "such" / "folder")
+    log = RequestsLog(path, dict)
     log.append("a", _asked())
-    log.rewrite({})
-    assert log.failures == 2
-    assert log.load() == {}
-
-
-def test_a_log_is_written_anew_after_a_failure_and_when_it_was_removed(tmp_path: Path) -> None:
-    now, folder = [100.0], tmp_path / "run"
-    log = RequestsLog(str(folder / "requests.log"), monotonic=lambda: now[0])
-    log.append("a", _asked(cpu_shares=2))
-    assert not log.outdated, "a disk that is full is not asked for every container"
-    now[0] += 60
-    assert log.outdated
-    folder.mkdir()
-    log.rewrite({"a": _asked(cpu_shares=2)})
-    assert not log.outdated
-    log.append("b", _asked(cpu_shares=3))
-    (folder / "requests.log").unlink()
-    log.append("c", _asked(cpu_shares=4))
-    assert log.outdated
-    log.close()
+    log.rewrite()
+    assert "No such file or directory" in log.problem
+    assert load_requests(path) == {}
 
 
 # --- host applications -------------------------------------------------------------------------

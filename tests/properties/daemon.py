@@ -32,7 +32,7 @@ from koordlet.node.probe import pods_cpus, probe_kernel
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
 from koordlet.state import NodeState
-from koordlet.state.requests_log import RequestsLog
+from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.state.snapshot import Snapshot
 from koordlet.transports.nri_handler import NriHandler
 from linux.discovery import discover
@@ -76,10 +76,11 @@ class Daemon:
 
     def _start(self) -> None:
         """What the daemon makes at its start."""
-        self.requests = RequestsLog(str(self.folder / "requests.log"))
+        path = str(self.folder / "requests.log")
         self.state = NodeState(
-            remembered=self.requests.load(), layout=self.layout, awaited=["runtime"]
+            remembered=load_requests(path), layout=self.layout, awaited=["runtime"]
         )
+        self.requests = RequestsLog(path, self.state.all_remembered)
         self.events = Events()
         self._work: list[Callable[[], None]] = []
         self._ended: list[str] = []

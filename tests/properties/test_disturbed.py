@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.executor.slots import State
+from tests.koordlet.executor.bed import fill_disk
 from tests.properties.pods import RunningContainer
 from tests.properties.test_node import LIVES, PROFILES, Life, NodeMachine
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2
@@ -43,6 +45,7 @@ _BOTH = {
     "quota": ("cpu.cfs_quota_us", "cpu.max"),
     "memory limit": ("memory.limit_in_bytes", "memory.max"),
 }
+_IN_CONTAINER = _BOTH | {"cpus": ("cpuset.cpus", "cpuset.cpus")}
 PAGE = 4096
 
 
@@ -58,8 +61,7 @@ class DisturbedMachine(NodeMachine):
 
     @rule(number=st.integers(0, 9), what=st.sampled_from(sorted(_BOTH)))
     def somebody_else_writes(self, number: int, what: str) -> None:
-        """To a pod. A container's values are the runtime's: its list makes them kubelet's again,
-        over what an operator wrote there, and what is restored is what kubelet asked for."""
+        """To a pod, whose files are kubelet's and the operator's: their last value comes back."""
         container = self._container(number)
         if container is None:
             return
@@ -95,15 +97,33 @@ class DisturbedMachine(NodeMachine):
             return
         node.reconcile()
 
-    @precondition(lambda self: not self.node.cpus.plan.static)
-    @rule(number=st.integers(0, 9))
-    def somebody_gives_a_container_all_cpus(self, number: int) -> None:
-        """Not where kubelet names a container's CPUs: these are what counts then, see above."""
+    @rule(number=st.integers(0, 9), what=st.sampled_from(sorted(_IN_CONTAINER)))
+    def somebody_else_writes_into_a_container(self, number: int, what: str) -> None:
+        """Over a value of ours, and not on the twin: what comes back is what kubelet requested."""
         container = self._container(number)
         if container is None:
             return
-        everything = str(CpuSet(range(self.node.profile.topology.cpus)))
-        self._write_on_both(container.here.cgroup, container.twin.cgroup, "cpuset.cpus", everything)
+        node = self.node
+        self.foreign += 1
+        file = _IN_CONTAINER[what][node.profile.cgroup - 1]
+        path = node.kubelet.path(container.here.cgroup, file)
+        ours = {
+            view.path
+            for view in node.executor.views(f"container/{container.here.id}")
+            if view.state in (State.APPLIED, State.DEGRADED)
+        }
+        if path not in ours:
+            return
+        text = {
+            "weight": str(7 + self.foreign),
+            "quota": f"{31_007 + self.foreign}" + " 100000" * (node.profile.cgroup - 1),
+            "memory limit": str((300_000 + self.foreign) * PAGE),
+            "cpus": str(CpuSet(range(node.profile.topology.cpus))),
+        }[what]
+        node.kernel.clock.advance(100)  # else it is a fight, and the value is left to the operator
+        with suppress(OSError):
+            node.kernel.write_as("operator", path, text)
+        node.reconcile()
 
     # What fails
 
@@ -126,12 +146,9 @@ class DisturbedMachine(NodeMachine):
     def the_run_directory_is_full(self) -> None:
         """One append fails; the daemon must write nothing that it could not undo."""
         journal = self.node.journal
-        full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(full, journal._file)
-        os.close(full)
+        fill_disk(journal)
         self.node.reconcile()
-        # There is room again before anything else happens.
-        journal._behind = True
+        journal.close()  # there is room again before anything else happens
         journal.update()
 
     @rule(bytes_=st.integers(1, 40))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from koordlet.state import Source
+from tests.koordlet.executor.bed import fill_disk
 from tests.properties.cpus import PLANS
 from tests.properties.daemon import ALL_GATES, NO_GATES
 from tests.properties.listed import listed
@@ -194,9 +194,7 @@ def test_a_full_run_directory_does_not_turn_a_handed_over_value_into_an_original
     container = _one(node, "latency")
     node.remove_pod(reserved.pod, times=1, late=False)
     node.publish_topology()
-    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(full, node.journal._file)
-    os.close(full)
+    fill_disk(node.journal)
     node.reconcile()
     _switch_off(node)
     _as_twin(node, container, *_limits(node))

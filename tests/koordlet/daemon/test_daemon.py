@@ -13,6 +13,7 @@ import yaml
 from koordctl import render
 from koordlet.transports import nri_link
 from nri_plugin.options import Options
+from service import append_log
 from tests.fake_runtime.adaptation import Behaviour, EventFailed
 from tests.fake_runtime.profiles import D_POLICY, A, B
 from tests.fake_runtime.profiles import Profile as RuntimeProfile
@@ -27,6 +28,7 @@ from tests.koordlet.daemon.bed import (
     run,
     until,
 )
+from tests.koordlet.executor.bed import fill_disk
 from tests.simulated import DEBIAN_12_V1
 
 
@@ -340,7 +342,7 @@ def test_a_node_whose_passes_fail_is_not_ready() -> None:
 def test_a_journal_that_takes_nothing_is_told_once_and_when_it_does_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: str) -> None:
+    def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     caplog.set_level("INFO")
@@ -348,15 +350,19 @@ def test_a_journal_that_takes_nothing_is_told_once_and_when_it_does_again(
     async def test() -> None:
         async with node() as n, n.running() as daemon:
             journal = daemon.parts.journal
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            await n.run_pod(pod)
+            await n.create(pod, "c1")
+            await until("the pod's original", lambda: len(journal) > 0)
             with monkeypatch.context() as patched:
-                patched.setattr(journal, "_compact", full)
-                patched.setattr(journal, "_behind", True)
+                fill_disk(journal)
+                patched.setattr(append_log, "_write_all", full)
                 for ratio in ("1.5", "1.6"):
                     n.put(node_object(ratio))
                     await until("a pass", lambda: "no kernel file is written" in caplog.text)
-            journal._behind = True
             n.put(node_object("1.7"))
-            await until("a pass", lambda: "kernel files written" in caplog.text)
+            await until("a pass", lambda: "is written again" in caplog.text)
             assert caplog.text.count("no kernel file is written") == 1
 
     run(test)

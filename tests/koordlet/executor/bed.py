@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import pytest
@@ -29,6 +30,15 @@ def claim_of(resource: Resource, value: Value, *, key: str = "", policy: str = "
     return Claim(
         resource=resource, value=value, key=key, policy=policy, reason="because", source="a test"
     )
+
+
+def fill_disk(journal: Journal) -> None:
+    """Let the next append of the journal meet a full disk; a new file can still be written."""
+    assert journal._log is not None
+    journal.update()  # opens the file
+    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(full, journal._log._file)
+    os.close(full)
 
 
 class Bed:

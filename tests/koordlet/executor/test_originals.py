@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from apis.cpuset import CpuSet
-from koordlet.executor.journal import Record
+from koordlet.executor.records import Record
 from koordlet.executor.slots import WriteReport
 from linux.cgroup_files import FILES
 from linux.resources import Resource
-from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed
+from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed, fill_disk
 from tests.simulated import (
     Profile,
 )
@@ -222,9 +222,7 @@ def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path)
     container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
     bed.journal.update()
-    full = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(full, bed.journal._file)
-    os.close(full)
+    fill_disk(bed.journal)
     os.mkdir(f"{path}.new")  # and no new file can take the old one's place
     for _ in range(3):
         bed.executor.adopt_deliveries("c1", container.cgroup)
@@ -285,7 +283,7 @@ def test_without_a_journal_nothing_is_written(tmp_path: object) -> None:
     bed = Bed(journal_path=f"{tmp_path}/journal")
     pod = bed.kubelet.add_pod(TWO_CORES)
     bed.want("pod/a", (pod.cgroup, SHARES, 700))
-    bed.journal.close()
+    fill_disk(bed.journal)
     with bed.kernel.recording() as writes:
         report = bed.run()
     assert report.failed == 1 and not writes
