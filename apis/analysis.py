@@ -1,4 +1,4 @@
-"""Recommendation: resources that an analysis suggests for a workload. Source: api.md section 14."""
+"""Recommendation: resources that an analysis suggests for a workload."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each `parse_*` takes the text and the name of the pod for errors. They run while a container is
 created, so short texts are answered from bounded caches. Device allocations have their own page,
-`apis.device`. Sources: hooks.md section 3, koordlet.md section 11.7, api.md section 17.
+`apis.device`. The keys stand in `apis.keys`.
 """
 
 from __future__ import annotations
@@ -319,7 +319,9 @@ def parse_resctrl(text: str, *, obj: str) -> PodResctrl:
 
 _LEAST_OOM_SCORE: Final = -1000
 _MOST_OOM_SCORE: Final = 1000
+"""The kernel's range of oom_score_adj."""
 _INTEGER_DIGITS: Final = 20
+"""Characters: the longest 64-bit integer with its sign."""
 
 
 def _integer(text: str, *, where: str, low: int, high: int) -> int:

@@ -2,7 +2,7 @@
 
 Unknown fields are ignored when decoding. Objects that we write back are patched, never rewritten
 from these types, so nothing that another component wrote is lost.
-Sources: the Kubernetes API and api.md section 19 (requests of a pod, Kubernetes QoS).
+docs/facts/apis.md, "Requests of a pod" and "Classes of a pod".
 """
 
 from __future__ import annotations

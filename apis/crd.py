@@ -7,8 +7,7 @@ CRD lets pass).
 
 Docstrings give the descriptions, which `kubectl explain` shows: the first paragraph describes the
 type, each entry `field_name: text` a field, and other paragraphs are for readers of the code. A
-type or a field without a description is an error. Source of names, scopes and columns: api.md
-section 2.
+type or a field without a description is an error. docs/facts/apis.md, "Kinds".
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ KINDS: Final[tuple[Kind, ...]] = (
         approval="https://github.com/kubernetes/enhancements/pull/1870",
     ),
 )
-"""Every kind, in the order of api.md section 2."""
+"""Every kind that is installed."""
 
 
 def custom_resource_definition(kind: Kind) -> dict[str, Any]:

@@ -30,9 +30,10 @@ T = TypeVar("T")
 LARGEST_ANNOTATION: Final = 256 * 1024
 """Bytes; Kubernetes allows as much for all annotations of an object together."""
 LARGEST_OBJECT: Final = 8 * 1024 * 1024
-"""Bytes; far above what an API server stores for one object (1.5 MiB)."""
+"""Bytes; chosen: far above what an API server stores for one object (1.5 MiB)."""
 _LARGEST_SEARCHED: Final = 16 * 1024
-"""Bytes up to which the one bad element of a list or map is searched for, by trying each alone."""
+"""Bytes of a text in which the bad element of a list or map is searched for, decoding each alone.
+The work grows with the square of the length, to about 10 ms here (measured)."""
 
 _SHORT: Final = 4096
 _CACHED_SHORT_TEXTS: Final = 512
@@ -263,7 +264,7 @@ def without_nulls(value: Any) -> Any:
 def decode_object(
     raw: bytes | str | dict[str, Any], type_: type[T], *, obj: str, largest: int = LARGEST_OBJECT
 ) -> T:
-    """Decode a whole object; raise InputErrors with every bad field of it."""
+    """Decode a whole object; raise InputErrors that name every bad field."""
     value, errors = decode_leniently(raw, type_, obj=obj, largest=largest)
     if errors or value is None:
         raise InputErrors(errors)

@@ -1,7 +1,4 @@
-"""The Device object of a node, and what the scheduler gave a pod of it.
-
-Sources: api.md sections 3.2, 6 and 17.3; koordlet.md section 5.
-"""
+"""The Device object of a node, and the devices that the scheduler allocated to a pod."""
 
 from __future__ import annotations
 
@@ -168,7 +165,7 @@ class DeviceAllocationExtension(Embedded, frozen=True):
 
 
 class DeviceAllocation(Embedded, frozen=True):
-    """One device, or a share of it, that a pod may use. `id` is a UUID or a PCI address."""
+    """A device, or a share of a device, that a pod may use. `id` is a UUID or a PCI address."""
 
     minor: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     id: Annotated[str, Meta(max_length=256)] = ""
@@ -182,7 +179,7 @@ DeviceAllocations = Mapping[str, tuple[DeviceAllocation, ...]]
 _FIELD: Final = f'metadata.annotations["{ANNOTATION_DEVICE_ALLOCATED}"]'
 _decoder = field_decoder(dict[str, tuple[DeviceAllocation, ...]])
 _MOST_DEVICES: Final = 1024
-"""Of one type; no machine has as many, and each costs work while a container is created."""
+"""Of one type; chosen: no machine has as many, and each costs work while a container is created."""
 
 
 def _decode_allocations(text: str) -> Decoded[dict[str, tuple[DeviceAllocation, ...]]]:

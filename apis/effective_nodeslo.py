@@ -2,7 +2,7 @@
 
 The stored object is sparse. `decode_nodeslo` overlays it field by field on the default table, lets
 null and absent mean "default", replaces blocks that are switched off by the values that undo them,
-and names every field that cannot be used. Sources: api.md section 4, koordlet.md section 11.
+and names every field that cannot be used. docs/facts/apis.md, "Effective NodeSLO".
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ _DEFAULT_SPEC: Final[dict[str, Any]] = {
 }
 
 _LARGEST_NODESLO: Final = 2 * 1024 * 1024
+"""Bytes; chosen: the API server stores objects of at most 1.5 MiB."""
 _MOST_HOST_APPLICATIONS: Final = 1024
+"""Chosen: ten times the pods that a node usually has; each costs work in every pass."""
 _LONGEST_PATH: Final = 2048
+"""Characters; chosen: half of the kernel's PATH_MAX, which leaves room for the cgroup root."""
 
 
 def decode_nodeslo(raw: bytes | str | dict[str, Any], *, obj: str) -> NodeSLOSpec:

@@ -1,7 +1,7 @@
 """The one error for input that cannot be used: which object, which field, which value, why.
 
-Whoever parses raises it; whoever isolates (the engine, a source, a controller) reports it and keeps
-the last good state. Values come from outside, so they are shortened and made printable here.
+Parsers raise it. Callers that isolate faults (the engine, a source, a controller) report it and
+keep the last good state. Values come from outside, so they are shortened and made printable here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _SHOWN_VALUE = 200
+"""Characters; chosen: enough to recognise a value, and a log line stays readable."""
 
 
 def printable(value: object) -> str:

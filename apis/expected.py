@@ -1,4 +1,4 @@
-"""What a field accepts, in words for whoever wrote the object, from the type that reads it.
+"""What a field accepts, in words for the author of the object, from the type that reads it.
 
 The decoder's own messages speak of its types and name one bound at a time; here a person learns all
 that a field takes at once, and what stands there instead.

@@ -80,7 +80,7 @@ def set_field(tree: Any, path: Sequence[str | int], value: Any) -> bool:
 
 
 def remove_field(tree: Any, path: Sequence[str | int]) -> bool:
-    """Take the field at `path` out of `tree`; tells whether there was one."""
+    """Remove the field at `path` from `tree`; return whether it was there."""
     *way, last = path
     parent = get_field(tree, way)
     if isinstance(parent, dict) and last in parent:

@@ -1,7 +1,7 @@
 """Feature gates as flags and files write them: `A=true,B=false`, over a program's defaults.
 
-A gate that nobody knows is an error that names the close ones, because a typing mistake in a gate
-is otherwise a feature that silently stays off. Facts: koordlet.md section 2, manager.md section 2.
+An unknown gate is an error that names similar ones, because a typing mistake in a gate is otherwise
+a feature that silently stays off. The format is that of Kubernetes' own programs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def resolve_gates(
     """Return every known gate's value after `settings` in order, later ones over earlier ones.
 
     settings: (object, field, gates) of each place that sets gates, for the error messages.
-    `AllAlpha` and `AllBeta` set the gates of a stage that nobody names. Raises InputErrors.
+    `AllAlpha` and `AllBeta` set those gates of a stage that no setting names. Raises InputErrors.
     """
     errors: list[InputError] = []
     explicit: dict[str, bool] = {}

@@ -1,7 +1,8 @@
 """Every label, annotation, resource and data key of the cluster API, once.
 
 A key names who puts it where in its section heading; values and their grammar live with their types
-(`apis.annotations`, `apis.topology`, ...). Source: api.md sections 17, 18, 21 and 22.
+(`apis.annotations`, `apis.topology`, ...). Upstream has them in its Go package
+`apis/extension`.
 """
 
 from __future__ import annotations
@@ -271,4 +272,4 @@ DEPRECATED_RESOURCES: Final[Mapping[str, str]] = {
     "kubernetes.io/gpu-memory": GPU_MEMORY,
     "kubernetes.io/gpu-memory-ratio": GPU_MEMORY_RATIO,
 }
-"""Old resource name -> the name that replaced it (api.md 18)."""
+"""Old resource name -> the name that replaced it ."""

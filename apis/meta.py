@@ -1,6 +1,6 @@
 """Shapes of meta/v1 that several kinds embed: selectors, references, conditions, time, duration.
 
-Facts: the Kubernetes API conventions; api.md sections 1 and 3.3.
+They follow the Kubernetes API conventions. docs/facts/apis.md, "Text formats".
 """
 
 from __future__ import annotations

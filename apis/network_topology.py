@@ -1,4 +1,4 @@
-"""ClusterNetworkTopology: how the nodes of a cluster are connected. Source: api.md section 13."""
+"""ClusterNetworkTopology: how the nodes of a cluster are connected."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What one node gets of slo-controller-config: its colocation strategy and its NodeSLO.
 
-Source: api.md section 21. Left on purpose: a node entry of system-config that names no bandwidth
-inherits the cluster's (upstream resets it to 0), label ratios are exact decimals (upstream's 0.29
-is 28 percent).
+docs/facts/apis.md, "slo-controller-config". Different from upstream on purpose: a node entry of
+system-config that names no bandwidth inherits the cluster's (upstream resets it to 0), and label
+ratios are exact decimals (upstream's 0.29 is 28 percent).
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _RATIO_LABELS: Final = (
     (LABEL_MID_STATIC_MEMORY_RESERVED_RATIO, "midStaticMemoryReservedPercent"),
 )
 _LARGEST_RATIO: Final = Decimal(1000)
+"""Chosen: upstream has no bound, no sensible ratio is above 2, and in percent it fits an int32."""
 
 
 class NodeColocation(msgspec.Struct, frozen=True):

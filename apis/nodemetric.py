@@ -1,4 +1,4 @@
-"""NodeMetric: what a node reports about its use. Source: api.md section 5.
+"""NodeMetric: what a node reports about its use.
 
 Struct values that upstream's Go types always write ({}, "0s", null) are written here too, so that
 both sides store the same bytes for the same facts.

@@ -2,7 +2,6 @@
 
 Field types double as the CRD's schema and docstrings as its descriptions (`apis.crd`), so reader,
 schema and `kubectl explain` stay one truth. `apis.effective_nodeslo` fills in the defaults.
-Sources: api.md section 4, koordlet.md section 11.
 """
 
 from __future__ import annotations

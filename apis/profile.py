@@ -1,4 +1,4 @@
-"""ClusterColocationProfile: which pods join co-location, and how. Source: api.md section 11."""
+"""ClusterColocationProfile: which pods join co-location, and how."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Three notions live side by side: Koordinator's QoS class (from the label alone), Kubernetes' own QoS
 class, and the priority class (label, else the band of `spec.priority`).
-Source: hooks.md section 1.
+docs/facts/apis.md, "Classes of a pod".
 """
 
 from __future__ import annotations

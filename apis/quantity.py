@@ -3,7 +3,8 @@
 A quantity is an integer count of 10^-9 units plus the notation that it was written in. All
 arithmetic is exact; only `value()` and `milli_value()` round, upwards (away from zero), as the API
 machinery does. Texts are bounded, finer digits than 10^-9 are rounded away from zero, and numbers
-beyond +-(2^63 - 1) are capped, again as the API machinery does. Source: api.md section 1.
+beyond +-(2^63 - 1) are capped, again as the API machinery does. docs/facts/apis.md, "Text
+formats".
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Final, final
 _NANO: Final = 1_000_000_000
 _MAX: Final = (2**63 - 1) * _NANO
 _LONGEST_TEXT: Final = 64
-_LARGEST_EXPONENT: Final = 64
+"""Characters; chosen: amounts up to 2^63 - 1 with nine decimals have 30."""
+_LARGEST_EXPONENT: Final = 128
+"""The digits before an exponent (at most 64) shift an amount by less than this; a larger exponent
+gives an amount that is capped, or rounded to 10^-9, all the same."""
 
 _TEXT: Final = re.compile(
     r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?[0-9]+))?\Z", re.ASCII
@@ -171,8 +175,7 @@ def _parse_text(text: str) -> Quantity:
         numerator = 1024 ** _BINARY[binary]
     elif exponent is not None:
         notation = Notation.DECIMAL_EXPONENT
-        # Farther out, the amount is 0 after rounding or over the cap anyway.
-        scale += max(-_LARGEST_EXPONENT * 2, min(_LARGEST_EXPONENT * 2, int(exponent)))
+        scale += max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, int(exponent)))
     else:
         notation = Notation.DECIMAL_SI
         scale += _DECIMAL[decimal] if decimal else 0

@@ -1,4 +1,4 @@
-"""Elastic quotas, their profiles and pod groups. Sources: api.md sections 9, 10, 12 and 17.5."""
+"""Elastic quotas, their profiles and pod groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScheduleExplanation: why pods are or are not scheduled. Source: api.md section 14."""
+"""ScheduleExplanation: why pods are or are not scheduled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Kinds of scheduling.koordinator.sh besides Device: reservations, migrations, topologies.
+"""Reservations, and jobs that migrate pods.
 
 Pod templates stay plain JSON: the CRD stores them without a schema and nothing of them may be lost.
-Sources: api.md sections 7, 8, 13 and 14.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every key loads on its own: a key that cannot be used keeps its last good value and is reported; an
 entry that cannot be used takes the cluster's strategy and is reported. Overlay is per field and
-lists replace. Source: api.md section 21.
+lists replace. docs/facts/apis.md, "slo-controller-config".
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ UNKNOWN_MEMBER: Final = "UnknownMember"
 
 
 class ConfigProblem(msgspec.Struct, frozen=True):
-    """What of a key is not in force: all of it, one entry, or members that are not known."""
+    """A part of a key that is not in force: the whole key, one entry, or unknown members."""
 
     key: str
     reason: str
@@ -284,7 +284,7 @@ NODE_SLO_BLOCKS: Final[Mapping[str, str]] = {
 """Key of the config map -> block of a NodeSLO's spec, for the keys that make one."""
 
 LARGEST_KEY: Final = 2 * 1024 * 1024
-"""Bytes of one key's text."""
+"""Bytes of one key's text; chosen: the API server stores objects of at most 1.5 MiB."""
 
 
 def load_slo_config(
@@ -314,7 +314,7 @@ def load_slo_config(
 
 
 class _Problems:
-    """Collects what of one key is not in force while the rest of it is."""
+    """Collects problems of one key that leave the rest of the key in force."""
 
     def __init__(self, key: _Key) -> None:
         self._key = key

@@ -1,7 +1,6 @@
 """NodeResourceTopology: the CPU pools of a node, who owns them, and its NUMA zones.
 
 The facts that hooks need stand in JSON annotations; here they become values once per change.
-Sources: api.md sections 15 and 17.4, koordlet.md section 4, hooks.md section 3.
 """
 
 from __future__ import annotations

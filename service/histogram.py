@@ -1,6 +1,6 @@
 """How long things took, counted into buckets.
 
-Counting is plain additions, for hot paths; Prometheus' buckets are made when somebody asks.
+Counting is plain additions, for hot paths; Prometheus' buckets are made for a scrape.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def node_lock(path: str) -> Iterator[None]:
 def runtime_lock(socket: str) -> Iterator[None]:
     """Hold the directory of a runtime's socket for the block; raises LockHeld when it is taken.
 
-    A directory that is not there has nobody to keep out: dialling will tell of it.
+    A missing directory keeps no other process out; dialling reports that it is missing.
     """
     try:
         descriptor = lock_directory(os.path.dirname(os.path.realpath(socket)))
@@ -72,7 +72,7 @@ def lock_directory(directory: str) -> int:
     """Lock a directory; returns the descriptor that holds it until it is closed.
 
     Raises LockHeld at once when it is taken, OSError when it cannot be opened. On a file system
-    without locks nobody is kept out.
+    without locks no other process is kept out.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -89,7 +89,7 @@ def lock_directory(directory: str) -> int:
 
 
 def _holder(descriptor: int) -> str:
-    """Return the pid that holds the open directory, "" when the kernel does not tell."""
+    """Return the pid that holds the open directory, "" where the kernel does not report it."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:

@@ -52,7 +52,7 @@ class NotYaml(ValueError):
 
 
 class _Open:
-    """A mapping or a list whose end has not come."""
+    """A mapping or a list whose end has not been read yet."""
 
     __slots__ = ("anchor", "before", "height", "key", "merged", "value")
 

@@ -26,7 +26,7 @@ class Notifier:
 
     @property
     def active(self) -> bool:
-        """Tell whether somebody listens."""
+        """Return whether a supervisor listens."""
         return self._address is not None
 
     def send(self, **fields: str) -> None:
@@ -41,7 +41,7 @@ class Notifier:
             except OSError as error:
                 # systemd that does not listen is no reason to stop serving the node; if it
                 # misses the watchdog message it restarts us, which is what it is for.
-                _LOG.debug("supervisor not told", extra={"reason": error.strerror})
+                _LOG.debug("supervisor not notified", extra={"reason": error.strerror})
 
 
 def _watchdog(environment: Mapping[str, str]) -> float | None:

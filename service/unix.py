@@ -19,7 +19,7 @@ set for a socket unit: pass this to them."""
 
 
 def listen(path: str) -> socket.socket:
-    """Listen on `path`, in place of a socket that nobody serves any more, without blocking.
+    """Listen on `path`, in place of a socket without a server, without blocking.
 
     Raises OSError, whose text says what to do about it.
     """
