@@ -13,7 +13,10 @@ from apis import annotations as a
 from apis.cpuset import CpuSet
 from apis.device import parse_device_allocated
 from apis.errors import InputError, InputErrors
+from apis.quantity import parse_quantity
 from apis.topology import (
+    CPUManagerPolicy,
+    NodeReservation,
     parse_cpu_manager_policy,
     parse_cpu_shared_pools,
     parse_node_cpu_facts,
@@ -77,8 +80,18 @@ def test_a_bad_value_is_named(parse: Callable[..., Any], text: str, field: str) 
 
 
 def test_a_text_beyond_all_annotations_of_an_object_is_refused() -> None:
-    with pytest.raises(InputError, match="longer than"):
+    with pytest.raises(InputError) as caught:
         a.parse_cpu_qos(" " * (256 * 1024) + "{}", obj=POD)
+    assert caught.value.problem == "longer than 262144 bytes"
+    assert len(str(caught.value)) < 600
+
+
+def test_without_their_annotations_a_node_reserves_nothing_and_has_no_policy() -> None:
+    assert parse_node_reservation("null", obj=POD) == NodeReservation()
+    assert parse_cpu_manager_policy("null", obj=POD) == CPUManagerPolicy()
+    resources = {"cpu": parse_quantity("1"), "memory": parse_quantity("1Gi")}
+    amounts = parse_node_reservation('{"resources":{"cpu":"1","memory":"1Gi"}}', obj=POD).amounts()
+    assert amounts == resources
 
 
 def test_the_same_error_names_the_pod_that_has_it() -> None:

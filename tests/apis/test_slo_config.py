@@ -193,6 +193,16 @@ def test_without_a_config_map_a_node_has_the_default_colocation_strategy() -> No
     )
 
 
+@pytest.mark.parametrize("field", ["batchCPUThresholdPercent", "cpuReclaimThresholdPercent"])
+def test_a_percentage_that_no_int32_holds_leaves_the_old_strategy(field: str) -> None:
+    for good in (0, 2**31 - 1):
+        config, problems = load(colocation_config={field: good})
+        assert (config.colocation.cluster[field], problems) == (good, [])
+    for bad in (-1, 2**31):
+        kept, problems = load(config, colocation_config={field: bad})
+        assert (kept.colocation, len(problems)) == (config.colocation, 1)
+
+
 def test_a_removed_key_returns_to_its_default() -> None:
     good, _ = load(cpu_burst_config={"clusterStrategy": {"policy": "auto"}})
     config, problems = load(good)
