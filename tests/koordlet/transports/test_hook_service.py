@@ -16,6 +16,7 @@ import pytest
 
 from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from tests.koordlet.builders import pod_manifest
 from tests.koordlet.daemon.bed import SLO, Node, node, node_object, until
 from tests.runtime_proxy.fake_cri import FakeCri
 from tests.runtime_proxy.processes import proxy
@@ -113,6 +114,36 @@ def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
             assert resized.container_resources.cpu_quota == 40_000
             again = await p.container("PreUpdateContainerResources", id="c1", cpu_quota=40_000)
             assert again.container_resources.cpu_quota == 40_000
+
+    run(test)
+
+
+def test_an_update_counts_for_the_reconciler_before_any_list_has_it(tmp_path: Path) -> None:
+    """Kubelet next lowers the pod's quota, which the kernel refuses above a child's old one."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as n, connected(n, tmp_path) as p:
+            container = p.pod.start(ONE_CPU)
+            limits = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+            state = {"name": "main", "state": {"running": {}}}
+            n.put(
+                pod_manifest(
+                    uid=p.pod.uid,
+                    metadata={"labels": {"koordinator.sh/qosClass": "LS"}},
+                    spec={"containers": [{"name": "main", "resources": limits}]},
+                    status={
+                        "phase": "Running",
+                        "containerStatuses": [
+                            {**state, "containerID": f"containerd://{container.id}"}
+                        ],
+                    },
+                )
+            )
+            path = n.kubelet.path(container.cgroup, "cpu.max")
+            async with n.running():
+                await until("the quota", lambda: n.kernel.text(path) == "80000 100000")
+                await p.container("PreUpdateContainerResources", id=container.id, cpu_quota=60_000)
+                await until("the new quota", lambda: n.kernel.text(path) == "48000 100000")
 
     run(test)
 
