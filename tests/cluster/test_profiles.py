@@ -221,3 +221,38 @@ def test_the_tree_of_a_pods_quota_says_where_it_runs(label: str, namespace: str,
     else:
         assert term["matchExpressions"] == [{"key": "pool", "operator": "In", "values": [pool]}]
     assert patched(got, judge.mutate(request(got, namespace=namespace))) == got
+
+
+def test_a_tree_narrows_every_term_that_a_pod_brings() -> None:
+    tree = {f"{QUOTA_PREFIX}tree-id": "1"}
+    quota = {"metadata": {"name": "q", "namespace": "default", "labels": tree}}
+    of_tree = {
+        "metadata": {"name": "p", "namespace": "default", "labels": tree},
+        "spec": {"nodeSelector": {"matchLabels": {"pool": "a"}}},
+    }
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    own = {"key": "arch", "operator": "Exists"}
+    terms = [{"matchExpressions": [own], "matchFields": [{"key": "f"}]}, {"matchFields": []}]
+    affinity = {"nodeAffinity": {key: {"nodeSelectorTerms": terms}, "other": 1}, "podAffinity": {}}
+    obj = {
+        "metadata": {"name": "w", "labels": {f"{QUOTA_PREFIX}name": "q"}},
+        "spec": {"affinity": affinity, "containers": []},
+    }
+    judge = admission(quotas=[quota], quota_profiles=[of_tree], gates="MultiQuotaTree=true")
+    got = patched(obj, judge.mutate(request(obj)))["spec"]["affinity"]
+    added = {"key": "pool", "operator": "In", "values": ["a"]}
+    assert got["podAffinity"] == {} and got["nodeAffinity"]["other"] == 1
+    assert got["nodeAffinity"][key]["nodeSelectorTerms"] == [
+        {"matchExpressions": [own, added], "matchFields": [{"key": "f"}]},
+        {"matchExpressions": [added], "matchFields": []},
+    ]
+
+
+def test_containers_without_resources_keep_no_other_from_being_replaced() -> None:
+    one = profile(priorityClassName="koord-batch", qosClass="BE")
+    asks = {"requests": {"cpu": "1"}}
+    containers = [{"name": "a"}, {"name": "b", "resources": asks}, {"name": "c", "resources": {}}]
+    obj = {"metadata": {"name": "w"}, "spec": {"containers": containers}}
+    got = patched(obj, admission(profiles=[one]).mutate(request(obj)))["spec"]["containers"]
+    assert got[1]["resources"] == {"requests": {"kubernetes.io/batch-cpu": "1k"}}
+    assert (got[0], got[2]) == (containers[0], containers[2])

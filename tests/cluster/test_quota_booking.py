@@ -209,6 +209,27 @@ def test_what_a_pod_books(plain: dict[str, Any], gates: str, booked: Any) -> Non
     assert bed.booked == booked
 
 
+def test_a_review_that_says_it_is_no_dry_run_books() -> None:
+    bed = Bed(quota())
+    asked = request(pod("1"), dry_run=False)
+    assert asyncio.run(settled(bed.evaluator.validate(asked))).allowed
+    assert bed.booked == {"cpu": "1"}
+
+
+def test_a_quota_that_was_just_written_is_not_read_again() -> None:
+    bed = Bed(quota())
+    methods: list[str] = []
+    handle = bed.server.handle
+
+    async def noted(method: str, path: str, data: bytes | None) -> dict[str, Any]:
+        methods.append(method)
+        return await handle(method, path, data)
+
+    bed.server.handle = noted  # type: ignore[method-assign]
+    assert bed.messages(pod("1"), pod("1"), pod("1")) == ["", "", ""]
+    assert methods == ["GET", "PATCH", "PATCH", "PATCH"]
+
+
 def test_an_unknown_quota_refuses_a_pod() -> None:
     bed = Bed(quota())
     assert bed.messages(pod("1", name="gone")) == [

@@ -170,6 +170,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"securityContext": {"runAsUser": 1, "$patch": "replace"}},
         {"hostname": "h"},
     ),
+    "a new object leaves its nulls and directives out at every depth": (
+        {},
+        {
+            "securityContext": {
+                "runAsUser": 1,
+                "fsGroup": None,
+                "seLinuxOptions": {"level": "x", "$patch": "replace"},
+                "windowsOptions": {"hostProcess": None},
+            }
+        },
+        {"securityContext": {"runAsUser": 1, "windowsOptions": {}}},
+    ),
     "a new element leaves its nulls out": (
         {"containers": named("a")},
         {"containers": [{"name": "b", "image": None, "env": named("X", value=None)}]},
