@@ -53,7 +53,6 @@ _SETTING = struct.Struct(">HI")
 class ErrorCode(enum.IntEnum):
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
-    INTERNAL_ERROR = 0x2
     FLOW_CONTROL_ERROR = 0x3
     FRAME_SIZE_ERROR = 0x6
     REFUSED_STREAM = 0x7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,11 +37,14 @@ class Reply:
 
 
 class H2Server:
-    """An async context manager. `requests` are the paths and messages of whole calls."""
+    """An async context manager. `requests` are the paths and messages of whole calls.
+
+    reply: what each call gets, or a function from its path and message to that.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self.reply = Reply()
+        self.reply: Reply | Callable[[str, bytes], Reply] = Reply()
         self.requests: list[tuple[str, bytes]] = []
         self.accepted = 0
         self.go_on = asyncio.Event()
@@ -102,7 +106,10 @@ class _Connection:
             elif isinstance(event, h2.events.StreamEnded):
                 stream = event.stream_id
                 self._server.requests.append((self._paths[stream], self._bodies[stream][5:]))
-                self._replies[stream] = asyncio.create_task(self._reply(stream, self._server.reply))
+                reply = self._server.reply
+                if not isinstance(reply, Reply):
+                    reply = reply(self._paths[stream], self._bodies[stream][5:])
+                self._replies[stream] = asyncio.create_task(self._reply(stream, reply))
             elif isinstance(event, h2.events.StreamReset):
                 self._replies.pop(event.stream_id).cancel()
             elif isinstance(event, h2.events.WindowUpdated):

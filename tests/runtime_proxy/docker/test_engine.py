@@ -1,0 +1,222 @@
+"""What the proxy asks dockerd, and what the store holds after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime_proxy.checkpoint import Recorded
+from runtime_proxy.docker.engine import Engine
+from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
+from runtime_proxy.runtime import RuntimeAway
+from runtime_proxy.store import NoJournal, Store
+from tests.runtime_proxy.docker.client import Docker
+from tests.runtime_proxy.docker.fake_dockerd import FakeDockerd, fake_dockerd
+
+Test = Callable[[Engine, Store], Awaitable[None]]
+
+
+@pytest.fixture
+def dockerd(tmp_path: Path) -> Iterator[FakeDockerd]:
+    with fake_dockerd(tmp_path) as running:
+        yield running
+
+
+def run(dockerd: FakeDockerd, test: Test, recorded: Recorded | None = None) -> None:
+    async def main() -> None:
+        store = Store(NoJournal())
+        async with asyncio.timeout(30):
+            await test(Engine(str(dockerd.path), store, recorded or Recorded()), store)
+
+    asyncio.run(main())
+
+
+def make(dockerd: FakeDockerd) -> tuple[str, str]:
+    docker = Docker(dockerd.path)
+    sandbox = docker.run_sandbox(HostConfig={"CgroupParent": "/kubepods/pod-u", "CpuShares": 5})
+    container = docker.create_container(
+        sandbox, Env=["A=1", "B"], HostConfig={"CgroupParent": "/kubepods/pod-u", "Memory": 6}
+    )
+    docker.create("mine", {"app": "not Kubernetes'"})
+    return sandbox, container
+
+
+def pod_of(identifier: str) -> Pod:
+    return Pod(
+        id=identifier,
+        meta=PodMeta(name="web-0", uid="u-1", namespace="default", attempt=0),
+        runtime_handler="docker",
+        labels={"app": "web", "io.kubernetes.docker.type": "podsandbox"},
+        annotations={"note": "n"},
+        cgroup_parent="/kubepods/pod-u",
+        resources=Resources(cpu_shares=5),
+    )
+
+
+def container_of(identifier: str, sandbox: str) -> Container:
+    return Container(
+        id=identifier,
+        pod_id=sandbox,
+        name="main",
+        attempt=2,
+        resources=Resources(memory_limit_in_bytes=6),
+        cgroup_parent="/kubepods/pod-u",
+        envs={"A": "1"},
+    )
+
+
+def test_kubernetes_containers_are_stored_and_others_are_not(dockerd: FakeDockerd) -> None:
+    sandbox, container = make(dockerd)
+
+    async def test(engine: Engine, store: Store) -> None:
+        assert not engine.done
+        await engine.rebuild()
+        assert engine.done
+        assert store.sizes == (1, 1)
+        assert store.pod(sandbox) == pod_of(sandbox)
+        assert store.container(container) == container_of(container, sandbox)
+        assert await engine.driver() == "cgroupfs"
+        assert len(dockerd.asked("/info")) == 1
+
+    run(dockerd, test)
+
+
+def test_an_unknown_object_is_looked_up_once(dockerd: FakeDockerd) -> None:
+    sandbox, container = make(dockerd)
+
+    async def test(engine: Engine, store: Store) -> None:
+        for _ in range(2):
+            assert await engine.pod(sandbox) == pod_of(sandbox)
+            assert await engine.container(container) == container_of(container, sandbox)
+        assert len(dockerd.asked(f"/{sandbox}/json")) == 1
+        assert len(dockerd.asked(f"/{container}/json")) == 1
+        assert await engine.pod("") is None
+        assert await engine.container("") is None
+        assert await engine.pod(container) is None
+        assert await engine.container("nothing") is None
+
+    run(dockerd, test)
+
+
+@pytest.mark.parametrize("of", [lambda i: i, lambda i: i[:12], lambda i: "mine"])
+def test_a_reference_leads_to_the_whole_id(dockerd: FakeDockerd, of: Callable[[str], str]) -> None:
+    _, container = make(dockerd)
+
+    async def test(engine: Engine, store: Store) -> None:
+        reference = of(container)
+        expected = reference if reference == "mine" else container
+        assert await engine.resolve(reference) == expected
+        assert (store.container(container) is not None) is (reference != "mine")
+        assert await engine.resolve("nothing") == "nothing"
+
+    run(dockerd, test)
+
+
+def test_the_journal_adds_what_dockerd_does_not_know(dockerd: FakeDockerd) -> None:
+    sandbox, container = make(dockerd)
+    changes = PodChanges(cgroup_parent="/moved")
+    recorded = Recorded(
+        pods={sandbox: Pod(id=sandbox, changes=changes, stopped=True)},
+        containers={
+            container: Container(
+                id=container, annotations={"by-a-hook": "h"}, cgroup_parent="/moved"
+            )
+        },
+    )
+
+    async def test(engine: Engine, store: Store) -> None:
+        await engine.rebuild()
+        pod, found = store.pod(sandbox), store.container(container)
+        assert pod is not None
+        assert found is not None
+        assert (pod.changes, pod.stopped) == (changes, True)
+        assert found.annotations == {"by-a-hook": "h"}
+        assert found.cgroup_parent == "/moved"
+
+    run(dockerd, test, recorded)
+
+
+def test_a_sweep_returns_what_is_gone(dockerd: FakeDockerd) -> None:
+    sandbox, container = make(dockerd)
+
+    async def test(engine: Engine, store: Store) -> None:
+        await engine.rebuild()
+        assert await engine.sweep() == ([], [])
+        del dockerd.containers[container]
+        assert await engine.sweep() == ([], [container_of(container, sandbox)])
+        del dockerd.containers[sandbox]
+        assert await engine.sweep() == ([pod_of(sandbox)], [])
+        assert store.sizes == (0, 0)
+
+    run(dockerd, test)
+
+
+def test_one_container_that_dockerd_cannot_inspect_costs_itself_alone(dockerd: FakeDockerd) -> None:
+    _, container = make(dockerd)
+    dockerd.broken.add(container)
+
+    async def test(engine: Engine, store: Store) -> None:
+        await engine.rebuild()
+        assert store.sizes == (1, 0)
+        with pytest.raises(RuntimeAway, match="HTTP 500"):
+            await engine.container(container)
+
+    run(dockerd, test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "connection closed before an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "connection closed before an answer"),
+        (b"nonsense\r\n\r\n", "bad status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{not ", "not JSON"),
+        (b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n", "HTTP 503"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_absent_dockerd(
+    tmp_path: Path, answer: bytes, reason: str
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_unix_server(serve, tmp_path / "d.sock"):
+            engine = Engine(str(tmp_path / "d.sock"), Store(NoJournal()), Recorded())
+            for ask in (engine.driver, engine.rebuild, engine.sweep):
+                with pytest.raises(RuntimeAway, match=reason):
+                    await ask()
+            assert not engine.done
+
+    asyncio.run(main())
+
+
+def test_no_socket_is_an_absent_dockerd(tmp_path: Path) -> None:
+    engine = Engine(str(tmp_path / "none.sock"), Store(NoJournal()), Recorded())
+
+    async def main() -> Any:
+        with pytest.raises(RuntimeAway, match=r"/info: .*No such file"):
+            await engine.driver()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("listed", [{}, "text", [5, {"Names": "x"}, {"Names": [5]}, {}]])
+def test_a_list_of_another_shape_holds_nothing(tmp_path: Path, listed: Any) -> None:
+    async def main() -> None:
+        engine = Engine(str(tmp_path / "none.sock"), Store(NoJournal()), Recorded())
+
+        async def get(target: str) -> Any:
+            assert target == "/containers/json?all=1"
+            return listed
+
+        engine._get = get  # type: ignore[method-assign]
+        assert await engine._list() == set()
+
+    asyncio.run(main())

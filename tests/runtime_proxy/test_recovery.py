@@ -1,0 +1,375 @@
+"""What the proxy asks the runtime, and what the store holds after it: at the start and later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from protos.cri.v1 import api_pb2 as cri
+from runtime_proxy.checkpoint import Checkpoint, Recorded
+from runtime_proxy.http2.grpc import Code
+from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
+from runtime_proxy.recovery import Recovery, with_retries
+from runtime_proxy.runtime import Runtime, RuntimeAway
+from runtime_proxy.store import NoJournal, Store
+from tests.runtime_proxy.http2.h2_server import H2Server, Reply
+
+POD_CONFIG = {
+    "linux": {
+        "cgroup_parent": "/kubepods/pod-u",
+        "overhead": {"cpu_shares": "3"},
+        "resources": {"memory_limit_in_bytes": 4},
+    }
+}
+POD_STATUS = cri.PodSandboxStatusResponse(
+    status=cri.PodSandboxStatus(
+        id="p1",
+        metadata=cri.PodSandboxMetadata(name="web", uid="u", namespace="prod", attempt=2),
+        state=cri.SANDBOX_READY,
+        labels={"app": "web"},
+        annotations={"note": "n"},
+        runtime_handler="kata",
+    ),
+    info={"info": json.dumps({"config": POD_CONFIG})},
+)
+POD = Pod(
+    id="p1",
+    meta=PodMeta(name="web", uid="u", namespace="prod", attempt=2),
+    runtime_handler="kata",
+    labels={"app": "web"},
+    annotations={"note": "n"},
+    cgroup_parent="/kubepods/pod-u",
+    overhead=Resources(cpu_shares=3),
+    resources=Resources(memory_limit_in_bytes=4),
+)
+CONTAINER_INFO = {
+    "config": {
+        "envs": [{"key": "A", "value": "1"}, {"value": "no key"}, {"key": "B", "value": "2"}],
+        "linux": {
+            "resources": {
+                "cpu_period": "1",
+                "cpu_quota": "-1",
+                "cpu_shares": 3,
+                "memory_limit_in_bytes": "4",
+                "oom_score_adj": "5",
+                "cpuset_cpus": "6",
+                "cpuset_mems": "7",
+                "hugepage_limits": [{"page_size": "2MB", "limit": "8"}],
+                "unified": {"memory.high": "9", "not text": 5},
+                "memory_swap_limit_in_bytes": "10",
+            }
+        },
+    }
+}
+LISTED = cri.Container(id="c1", pod_sandbox_id="p1")
+CONTAINER_STATUS = cri.ContainerStatusResponse(
+    status=cri.ContainerStatus(
+        id="c1",
+        metadata=cri.ContainerMetadata(name="main", attempt=3),
+        state=cri.CONTAINER_RUNNING,
+        annotations={"kept": "k"},
+    ),
+    info={"info": json.dumps(CONTAINER_INFO)},
+)
+CONTAINER = Container(
+    id="c1",
+    pod_id="p1",
+    name="main",
+    attempt=3,
+    annotations={"kept": "k"},
+    resources=Resources(
+        cpu_period=1,
+        cpu_quota=-1,
+        cpu_shares=3,
+        memory_limit_in_bytes=4,
+        oom_score_adj=5,
+        cpuset_cpus="6",
+        cpuset_mems="7",
+        hugepage_limits=(("2MB", 8),),
+        unified={"memory.high": "9"},
+        memory_swap_limit_in_bytes=10,
+    ),
+    envs={"A": "1", "B": "2"},
+)
+
+
+def ok(message: Message) -> Reply:
+    return Reply(messages=[message.SerializeToString()])
+
+
+def error(code: int) -> Reply:
+    return Reply(trailers=[("grpc-status", str(code)), ("grpc-message", "the reason")])
+
+
+class FakeRuntime:
+    """Answers by method; a method that is not in `answers` gets UNIMPLEMENTED."""
+
+    def __init__(self, package: str = "runtime.v1") -> None:
+        self.package = package
+        self.asked: list[tuple[str, bytes]] = []
+        self.answers: dict[str, Reply] = {
+            "Version": ok(cri.VersionResponse(runtime_name="containerd", runtime_version="v2")),
+            "ListPodSandbox": ok(cri.ListPodSandboxResponse(items=[cri.PodSandbox(id="p1")])),
+            "PodSandboxStatus": ok(POD_STATUS),
+            "ListContainers": ok(cri.ListContainersResponse(containers=[LISTED])),
+            "ContainerStatus": ok(CONTAINER_STATUS),
+        }
+
+    def __call__(self, path: str, request: bytes) -> Reply:
+        service, _, method = path.rpartition("/")
+        self.asked.append((method, request))
+        if service != f"/{self.package}.RuntimeService" or method not in self.answers:
+            return error(Code.UNIMPLEMENTED)
+        return self.answers[method]
+
+
+def with_runtime(
+    folder: Path, fake: FakeRuntime, test: Callable[[Runtime], Awaitable[None]]
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), H2Server(folder / "cri.sock") as server:
+            server.reply = fake
+            runtime = Runtime(str(server.socket))
+            try:
+                await test(runtime)
+            finally:
+                runtime.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("package", ["runtime.v1", "runtime.v1alpha2"])
+def test_everything_that_the_runtime_lists_is_stored(tmp_path: Path, package: str) -> None:
+    fake = FakeRuntime(package)
+
+    async def test(runtime: Runtime) -> None:
+        store = Store(NoJournal())
+        recovery = Recovery(runtime, store, Recorded())
+        assert not recovery.done
+        await recovery.rebuild()
+        assert recovery.done
+        assert runtime.version is not None
+        assert runtime.version.runtime_name == "containerd"
+        assert store.sizes == (1, 1)
+        assert store.pod("p1") == POD
+        assert store.container("c1") == CONTAINER
+        statuses = dict(fake.asked)
+        asked = cri.PodSandboxStatusRequest.FromString(statuses["PodSandboxStatus"])
+        assert asked == cri.PodSandboxStatusRequest(pod_sandbox_id="p1", verbose=True)
+        of_container = cri.ContainerStatusRequest.FromString(statuses["ContainerStatus"])
+        assert of_container == cri.ContainerStatusRequest(container_id="c1", verbose=True)
+        # What is in the store is not asked for again.
+        before = len(fake.asked)
+        assert await recovery.pod("p1") == POD
+        assert await recovery.container("c1") == CONTAINER
+        assert len(fake.asked) == before
+
+    with_runtime(tmp_path, fake, test)
+
+
+def test_objects_that_ended_are_stored_as_stopped(tmp_path: Path) -> None:
+    fake = FakeRuntime()
+    pod, container = cri.PodSandboxStatusResponse(), cri.ContainerStatusResponse()
+    pod.CopyFrom(POD_STATUS)
+    pod.status.state = cri.SANDBOX_NOTREADY
+    container.CopyFrom(CONTAINER_STATUS)
+    container.status.state = cri.CONTAINER_EXITED
+    fake.answers["PodSandboxStatus"] = ok(pod)
+    fake.answers["ContainerStatus"] = ok(container)
+
+    async def test(runtime: Runtime) -> None:
+        found_pod, found = await runtime.pod("p1"), await runtime.container("c1")
+        assert found_pod is not None
+        assert found is not None
+        assert found_pod.stopped
+        assert found.stopped
+
+    with_runtime(tmp_path, fake, test)
+
+
+def test_the_journal_adds_what_the_runtime_does_not_know(tmp_path: Path) -> None:
+    """Through a file, as after a restart: also annotations that a hook gave a container."""
+    journal = Checkpoint(str(tmp_path / "state"))
+    changes = PodChanges(labels={"l": "1"}, annotations={"a": "2"}, cgroup_parent="/moved")
+    journal.pod(Pod(id="p1", changes=changes, stopped=True, cgroup_parent="/old"))
+    journal.pod(Pod(id="gone"))
+    journal.container(
+        Container(
+            id="c1",
+            pod_id="p1",
+            annotations={"by-a-hook": "h", "kept": "old"},
+            cgroup_parent="/moved",
+            stopped=True,
+        )
+    )
+    journal.container(Container(id="gone too"))
+    journal.close()
+    again = Checkpoint(str(tmp_path / "state"))
+
+    async def test(runtime: Runtime) -> None:
+        store = Store(again)
+        await Recovery(runtime, store, again.recorded, again.reread).rebuild()
+        pod, container = store.pod("p1"), store.container("c1")
+        assert pod is not None
+        assert container is not None
+        assert (pod.changes, pod.stopped) == (changes, True)
+        assert (pod.cgroup_parent, pod.labels) == ("/kubepods/pod-u", {"app": "web"})
+        assert container.annotations == {"by-a-hook": "h", "kept": "k"}
+        assert (container.cgroup_parent, container.stopped) == ("/moved", True)
+        assert container.resources == CONTAINER.resources
+        assert again.reread().identifiers == {"p1", "c1"}
+
+    with_runtime(tmp_path, FakeRuntime(), test)
+
+
+def test_what_a_predecessor_adds_after_the_start_counts_for_unknown_objects(tmp_path: Path) -> None:
+    fake = FakeRuntime()
+    lists = fake.answers["ListPodSandbox"], fake.answers["ListContainers"]
+    fake.answers["ListPodSandbox"] = ok(cri.ListPodSandboxResponse())
+    fake.answers["ListContainers"] = ok(cri.ListContainersResponse())
+    added = Recorded(pods={"p1": Pod(id="p1", changes=PodChanges(cgroup_parent="/late"))})
+
+    async def test(runtime: Runtime) -> None:
+        recovery = Recovery(runtime, Store(NoJournal()), Recorded(), lambda: added)
+        await recovery.rebuild()
+        fake.answers["ListPodSandbox"], fake.answers["ListContainers"] = lists
+        pod = await recovery.pod("p1")
+        assert pod is not None
+        assert pod.changes.cgroup_parent == "/late"
+
+    with_runtime(tmp_path, fake, test)
+
+
+ABSENT = [Code.NOT_FOUND, Code.UNKNOWN, Code.INTERNAL, Code.RESOURCE_EXHAUSTED]
+AWAY = [Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize("code", ABSENT + AWAY)
+def test_an_object_without_a_status_is_left_out_unless_the_runtime_is_away(
+    tmp_path: Path, code: Code, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeRuntime()
+    fake.answers["PodSandboxStatus"] = fake.answers["ContainerStatus"] = error(code)
+
+    async def test(runtime: Runtime) -> None:
+        store = Store(NoJournal())
+        recovery = Recovery(runtime, store, Recorded())
+        for look in (recovery.pod("p1"), recovery.container("c1")):
+            if code in AWAY:
+                with pytest.raises(RuntimeAway, match="the reason"):
+                    await look
+            else:
+                assert await look is None
+        if code not in AWAY:
+            await recovery.rebuild()
+            assert recovery.done
+        assert store.sizes == (0, 0)
+
+    with_runtime(tmp_path, fake, test)
+    assert ("no status" in caplog.text) is (code in ABSENT and code is not Code.NOT_FOUND)
+
+
+@pytest.mark.parametrize("method", ["Version", "ListPodSandbox", "ListContainers"])
+@pytest.mark.parametrize("reply", [error(Code.INTERNAL), Reply(messages=[b"\xff\xff"])])
+def test_without_a_list_recovery_is_not_done(tmp_path: Path, method: str, reply: Reply) -> None:
+    fake = FakeRuntime()
+    fake.answers[method] = reply
+
+    async def test(runtime: Runtime) -> None:
+        recovery = Recovery(runtime, Store(NoJournal()), Recorded())
+        with pytest.raises(RuntimeAway):
+            await recovery.rebuild()
+        assert not recovery.done
+
+    with_runtime(tmp_path, fake, test)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_beginning_of_an_id_that_is_not_of_one_container_is_unknown(
+    tmp_path: Path, count: int
+) -> None:
+    fake = FakeRuntime()
+    fake.answers["ListContainers"] = ok(cri.ListContainersResponse(containers=[LISTED] * count))
+
+    async def test(runtime: Runtime) -> None:
+        assert await runtime.container("c") is None
+        ((_, request),) = fake.asked
+        assert cri.ListContainersRequest.FromString(request).filter.id == "c"
+
+    with_runtime(tmp_path, fake, test)
+
+
+def test_a_sweep_returns_what_is_gone(tmp_path: Path) -> None:
+    fake = FakeRuntime()
+
+    async def test(runtime: Runtime) -> None:
+        store = Store(NoJournal())
+        recovery = Recovery(runtime, store, Recorded())
+        await recovery.rebuild()
+        assert await recovery.sweep() == ([], [])
+        fake.answers["ListContainers"] = ok(cri.ListContainersResponse())
+        assert await recovery.sweep() == ([], [CONTAINER])
+        fake.answers["ListPodSandbox"] = ok(cri.ListPodSandboxResponse())
+        assert await recovery.sweep() == ([POD], [])
+        assert store.sizes == (0, 0)
+
+    with_runtime(tmp_path, fake, test)
+
+
+def test_events_come_in_order_and_their_end_is_the_runtimes(tmp_path: Path) -> None:
+    fake = FakeRuntime()
+    events = [
+        cri.ContainerEventResponse(container_id=name, container_event_type=kind)
+        for name, kind in (("a", cri.CONTAINER_STOPPED_EVENT), ("b", cri.CONTAINER_DELETED_EVENT))
+    ]
+    messages = [event.SerializeToString() for event in events]
+
+    async def read(runtime: Runtime) -> list[cri.ContainerEventResponse]:
+        return [event async for event in runtime.events()]
+
+    async def test(runtime: Runtime) -> None:
+        fake.answers["GetContainerEvents"] = Reply(messages=messages)
+        assert await read(runtime) == events
+        fake.answers["GetContainerEvents"] = Reply(
+            messages=messages, trailers=[("grpc-status", "14"), ("grpc-message", "ending")]
+        )
+        found: list[Any] = []
+        with pytest.raises(RuntimeAway, match="ending"):
+            async for event in runtime.events():
+                found.append(event)
+        assert found == events
+        fake.answers["GetContainerEvents"] = Reply(messages=[b"\xff"])
+        with pytest.raises(RuntimeAway):
+            await read(runtime)
+
+    with_runtime(tmp_path, fake, test)
+
+
+def test_a_step_is_tried_until_the_runtime_answers(caplog: pytest.LogCaptureFixture) -> None:
+    tries = 0
+
+    async def step() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            raise ExceptionGroup("several", [RuntimeAway("still away")])
+        if tries < 4:
+            raise RuntimeAway("away")
+
+    asyncio.run(with_retries(step, retry_s=0.0))
+    assert tries == 4
+    assert caplog.text.count("runtime gave no answer") == 1
+
+
+def test_a_fault_in_a_step_is_not_taken_for_an_absent_runtime() -> None:
+    async def step() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(with_retries(step, retry_s=0.0))
