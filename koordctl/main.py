@@ -95,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     plan = command("plan", _plan, "what would be written under other objects; writes nothing")
     plan.add_argument("--objects", required=True, metavar="DIR", help="directory of manifests")
     plan.add_argument(
-        "--offline", action="store_true", help="plan from this machine, without the daemon"
+        "--offline",
+        action="store_true",
+        help="plan from this machine, without the daemon; pods come from the CRI and from Pod"
+        " manifests in DIR, and without any of these the exit status is 2",
     )
     plan.add_argument("--config", metavar="FILE", help="koordlet's configuration, with --offline")
     command("status", _status, "connection, policies, values, and unprotected containers")
@@ -205,6 +208,12 @@ def _plan(options: argparse.Namespace) -> int:
         except Unreachable as error:
             raise CommandError(f"{error}; or plan without the daemon: --offline") from None
     _show(options, answer, render.plan)
+    if options.offline and answer["pods"] is None:
+        raise CommandError(
+            f"no pod of this node is known: the CRI gave no list, and {options.objects} holds no"
+            " Pod; name the runtime's socket (cri.socket, with --config), add Pod manifests, or"
+            " ask the daemon (without --offline)"
+        )
     return 1 if any(problem["file"] for problem in answer["problems"]) else 0
 
 

@@ -219,8 +219,12 @@ def plan(answer: Mapping[str, Any]) -> str:
                 ],
             )
         )
-    else:
+    elif answer["pods"] is not None:
         blocks.append("Nothing would be written: the node already has these values.")
+    if answer["pods"] is None:
+        blocks.append(
+            "No pod of this node is known: what pods and containers would get is left out."
+        )
     return "\n\n".join(blocks)
 
 

@@ -18,6 +18,7 @@ from hooks.engine import Engine, Guard
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
+from hooks.subject import PodSubject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
 from koordlet.decisions.rules import policy_state
@@ -63,6 +64,8 @@ def plan(
 ) -> Plain:
     """Return what a pass under `objects` would write. `state` and `journal` must be copies.
 
+    `pods` of the answer is the number of pods that are planned for.
+
     site, guard: the site's policies, and how they are called. before: the engine in force, for
     what changes in the policies.
     """
@@ -79,6 +82,7 @@ def plan(
             _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
             for each in plan_for(executor, snapshot, guard)
         ],
+        "pods": sum(isinstance(subject, PodSubject) for subject in snapshot.subjects),
         "policies": _policy_changes(before, engine),
         "problems": [
             *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
@@ -154,7 +158,11 @@ class ReadOnlyHost:
 def plan_offline(
     config: Config, objects: NodeObjects, *, host: Host, layout: Layout, boot: str
 ) -> Plain:
-    """Return a plan without a daemon: containers come from CRI where its socket answers."""
+    """Return a plan without a daemon: containers come from CRI where its socket answers.
+
+    `pods` is None where neither CRI answered nor `objects` hold a pod of this node: whether there
+    are pods is not known then, and the plan lacks their values.
+    """
     # A protocol class cannot follow delegation by __getattr__.
     looking: Any = ReadOnlyHost(host)
     facts = probe_kernel(looking, layout).facts
@@ -162,6 +170,7 @@ def plan_offline(
     remembered = load_requests(f"{config.run_dir}/requests.log")
     state = NodeState(layout=layout, awaited=["runtime"], remembered=remembered)
     notes = []
+    listed = False
     if os.path.exists(config.cri.socket):
         from koordlet.sources.cri import CriClient
         from koordlet.sources.polling import SourceError
@@ -173,6 +182,7 @@ def plan_offline(
         try:
             state.runtime_list(*client.fetch())
             state.spoken("runtime")
+            listed = True
         except SourceError as error:
             notes.append({"file": "", "object": "CRI", "message": str(error)})
         finally:
@@ -194,6 +204,8 @@ def plan_offline(
         inputs=inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config),
     )
     made["problems"] = [*notes, *made["problems"]]
+    if not listed and not made["pods"]:
+        made["pods"] = None
     return made
 
 

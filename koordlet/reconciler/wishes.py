@@ -248,6 +248,8 @@ def plan_for(
     `executor` must be one of its own, with a journal from `Journal.copy_in_memory`.
     """
     for subject in snapshot.subjects:
+        if isinstance(subject, ContainerSubject):
+            executor.adopt_deliveries(subject.id, subject.cgroup)
         executor.want(subject.key, wants_of(subject, snapshot.engine.decide(subject, guard)))
     if snapshot.complete:
         executor.watch_handed()

@@ -26,7 +26,8 @@ from koordctl.offline import config_in_force
 from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
-from tests.koordlet.daemon.bed import SLO, Node, node, node_object, until
+from tests.koordlet.daemon.bed import SLO, Node, ls_manifest, node, node_object, until
+from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
 from tests.simulated.kubelet import Limits
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -249,6 +250,74 @@ def test_a_plan_uses_objects_of_the_api_server_beside_the_directory(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubelet:
+    """A simulated machine with one pod and without a CRI, for `plan --offline`."""
+    kernel = SimulatedKernel(UBUNTU_24_04)
+    kubelet = Kubelet(kernel)
+    kubelet.add_pod(ONE_CPU, uid=POD_UID)
+    config = {
+        "nodeName": "n1",
+        "runDir": f"{tmp_path}/run",
+        "cri": {"socket": f"{tmp_path}/cri.sock"},
+        "featureGates": {"CPUNormalization": True},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "node.yaml").write_text(yaml.safe_dump(node_object("2.0")))
+    monkeypatch.delenv("KOORDLET_RUN_DIR", raising=False)
+    monkeypatch.setattr("koordctl.offline.local_host", lambda _: kernel)
+    return kubelet
+
+
+def plan_offline(tmp_path: Path, *arguments: str) -> int:
+    config = ["--config", str(tmp_path / "c.yaml")]
+    return main(["plan", "--offline", "--objects", f"{tmp_path}/objects", *config, *arguments])
+
+
+def test_an_offline_plan_without_a_source_of_pods_is_no_plan(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_offline(tmp_path) == 2
+    shown = capsys.readouterr()
+    assert (
+        f"no pod of this node is known: the CRI gave no list, and {tmp_path}/objects" in shown.err
+    )
+    assert f"no socket at {tmp_path}/cri.sock" in " ".join(shown.out.split())
+    assert "Nothing would be written" not in shown.out
+    assert plan_offline(tmp_path, "-o", "json") == 2
+    assert json.loads(capsys.readouterr().out)["pods"] is None
+
+
+def test_an_offline_plan_is_made_for_the_pods_of_manifests(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "objects" / "pod.yaml"
+    manifest.write_text(yaml.safe_dump(ls_manifest(POD_UID)))
+    assert plan_offline(tmp_path, "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["pods"] == 1
+    (write,) = answer["writes"]
+    assert (write["resource"], write["old"], write["new"]) == (
+        "cpu.cfs_quota_us",
+        "100000",
+        "50000",
+    )
+    assert machine.kernel.writes_of() == []
+
+
+def test_an_offline_plan_for_a_node_whose_runtime_lists_no_pod_is_complete(
+    tmp_path: Path,
+    machine: Kubelet,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "cri.sock").touch()
+    monkeypatch.setattr("koordlet.sources.cri.CriClient.fetch", lambda _: ((), ()))
+    assert plan_offline(tmp_path) == 0
+    assert "Nothing would be written" in capsys.readouterr().out
+
+
 def test_a_plan_lists_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = {**SLO, "spec": {"cpuBurstStrategy": {"cpuBurstPercent": "lots"}}}
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(bad))
@@ -449,12 +518,12 @@ def test_without_a_daemon_the_run_directory_is_the_named_one_else_that_of_the_co
     config += ["--run-dir", str(tmp_path / "named")] if named else []
     meant = "named" if named else "file"
     assert main(["restore", *config]) == 0
-    assert f"no journal at {tmp_path}/{meant}/journal" in capsys.readouterr().out
+    assert f"no daemon has used {tmp_path}/{meant} since" in capsys.readouterr().out
     planned: list[str] = []
 
-    def plan_offline(config: Config, *_: object, **__: object) -> dict[str, list[object]]:
+    def plan_offline(config: Config, *_: object, **__: object) -> dict[str, object]:
         planned.append(config.run_dir)
-        return {"problems": [], "policies": [], "writes": []}
+        return {"problems": [], "policies": [], "writes": [], "pods": 1}
 
     monkeypatch.setattr("koordctl.offline.layout_of", lambda *_: None)
     monkeypatch.setattr("koordctl.offline.plan_offline", plan_offline)

@@ -170,6 +170,14 @@ def replace_mode(node: Node, mode: str) -> Engine:
 
 def test_a_delivery_without_a_claim_is_undone() -> None:
     node = make_node(pods=1)
+    with_container(node)
+    node.mode("off")
+    node.passes()
+    assert node.shares(1) == "1024"
+
+
+def with_container(node: Node) -> str:
+    """Start a container that the runtime gave 700 shares instead of 1024; returns its cgroup."""
     pod = next(iter(node.bed.kubelet.pods.values()))
     container = pod.start(TWO_CORES)
     node.bed.set(container.cgroup, "cpu.shares", "700", writer="runtime")
@@ -177,9 +185,36 @@ def test_a_delivery_without_a_claim_is_undone() -> None:
     subject = node.subjects[0]
     assert isinstance(subject, PodSubject)
     node.subjects = (subject, ContainerSubject(subject.pod, "c", "c1", container.cgroup))
+    return container.cgroup
+
+
+def planned(node: Node) -> list[tuple[str, str, str]]:
+    """Return (place, old, new) of what a plan under the rules in force would write."""
+    journal = node.bed.journal.copy_in_memory()
+    executor = Executor(node.bed.kernel, node.bed.layout, journal)
+    with node.bed.kernel.recording() as writes:
+        made = plan_for(executor, Snapshot(node.engine, node.subjects))
+    assert not writes
+    return [(write.slot[0], write.old, write.new) for write in made]
+
+
+def test_a_plan_undoes_a_delivery_that_no_pass_has_seen_yet() -> None:
+    node = make_node(pods=1)
+    cgroup = with_container(node)
+    node.mode("off")
+    node.bed.journal.update()
+    assert planned(node) == [(cgroup, "700", "1024")]
+    assert node.bed.journal.containers_with_deliveries() == ["c1"]
+
+
+def test_a_plan_undoes_what_the_runtime_wrote_again_of_its_creation() -> None:
+    node = make_node(pods=1)
+    cgroup = with_container(node)
     node.mode("off")
     node.passes()
-    assert node.shares(1) == "1024"
+    assert node.bed.journal.records() == []
+    node.bed.set(cgroup, "cpu.shares", "700", writer="runtime")
+    assert planned(node) == [(cgroup, "700", "1024")]
 
 
 # -- the thread ----------------------------------------------------------------------------------
