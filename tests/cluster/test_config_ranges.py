@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from cluster.webhook.configmap import strategy_problems
+from apis.core import Node
+from cluster.webhook.configmap import ConfigMapAdmission, strategy_problems
+from tests.cluster.admission import convert
 
 
 def refused(member: str, strategy: dict[str, Any], bandwidth: str = "0") -> list[str]:
@@ -128,3 +131,27 @@ def test_requests_of_the_network_fit_the_link(
     rates: dict[str, Any], bandwidth: str, problems: list[str]
 ) -> None:
     assert refused("resource_qos", network(**rates), bandwidth) == problems
+
+
+def test_a_refusal_has_the_members_that_tools_look_for() -> None:
+    """A node matches two entries, of which no node that was made for one matches the other."""
+    entries = [
+        {"name": name, "nodeSelector": {"matchLabels": {name: "1"}}, "enable": True}
+        for name in ("a", "b")
+    ]
+    node = convert({"metadata": {"name": "n", "labels": {"a": "1", "b": "1"}}}, Node)
+    judge = ConfigMapAdmission(
+        namespace="ns", name="config", nodes=lambda: [node], names_required=False
+    )
+    text = json.dumps({"enable": True, "nodeConfigs": entries})
+    refusal = judge.problem({"colocation-config": text}, ["colocation-config"])
+    assert refusal is not None
+    assert refusal.startswith("___") and refusal.endswith("___")
+    assert json.loads(refusal.strip("_")) == {
+        "reason": "ExistNodeConfict",
+        "message": {
+            "config": "colocation-config",
+            "strategies": ["a", "b"],
+            "exampleNodes": ["n"],
+        },
+    }

@@ -88,6 +88,14 @@ def test_pods_that_come_together_book_what_fits() -> None:
     assert [method for method, _, _ in bed.server.writes] == ["PATCH"] * 3
 
 
+def test_a_refusal_lists_what_is_exceeded() -> None:
+    bed = Bed(quota(child_request={"cpu": "7"}))
+    assert bed.messages(pod("4", memory="11Gi")) == [
+        "exceeded quota: teams/team, requested: cpu=4,memory=11Gi, used: cpu=7,memory=0, "
+        "limited: cpu=10,memory=10Gi"
+    ]
+
+
 def test_what_was_booked_before_counts() -> None:
     bed = Bed(quota(child_request={"cpu": "7", "memory": "1Gi"}))
     assert bed.messages(pod("3", memory="2Gi")) == [""]
