@@ -77,7 +77,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             await self._start()
-            self._tell_ready()
+            self._notify_ready()
             started()
             await self._stopping.wait()
         finally:
@@ -116,7 +116,7 @@ class Daemon:
             self._background.spawn("nri", self._run_nri(supervisor))
             await parts.nri.wait_synced()
 
-    def _tell_ready(self) -> None:
+    def _notify_ready(self) -> None:
         status = self.parts.health.status_line()
         self._notifier.send(READY="1", STATUS=status)
         _LOG.info("ready", extra={"node": self.parts.node_name, "status": status})

@@ -99,7 +99,7 @@ class Feeds:
         self._of_directory = NodeObjects()
         self._scanning = False
         self._scan_again = False
-        self._told_problems: frozenset[Problem] = frozenset()
+        self._reported_problems: frozenset[Problem] = frozenset()
         self._pollers: dict[str, Poller] = {}
         self._watch: DirectoryWatch | None = None
         self._api_server: ApiServer | None = None
@@ -150,7 +150,7 @@ class Feeds:
             found.append(self._api_server)
         return found
 
-    def ask_soon(self, name: str) -> None:
+    def fetch_soon(self, name: str) -> None:
         """Have a polled source asked now; nothing happens where it is not configured."""
         poller = self._pollers.get(name)
         if poller is not None:
@@ -183,7 +183,7 @@ class Feeds:
     async def _scan(self) -> None:
         loop = asyncio.get_running_loop()
         objects, pods = await loop.run_in_executor(self._workers, self._read_directory)
-        self._state.spoken(OBJECTS)
+        self._state.mark_synced(OBJECTS)
         if pods is not None:
             self._of_directory = objects
             self._state.pods_list(Source.OBJECTS, pods)
@@ -225,7 +225,7 @@ class Feeds:
             )
 
     def _of_api_server(self, objects: NodeObjects) -> None:
-        self._first_words(KUBERNETES)
+        self._first_list(KUBERNETES)
         self._apply_objects()
 
     def with_directory(self, objects: NodeObjects) -> NodeObjects:
@@ -237,10 +237,10 @@ class Feeds:
         self.objects = objects = self.with_directory(self._of_directory)
         problems = frozenset(objects.problems)
         for problem in objects.problems:
-            if problem not in self._told_problems:
+            if problem not in self._reported_problems:
                 where = f"{problem.file}: {problem.obj}" if problem.obj else problem.file
                 self._events.add("bad-object", where, problem.message, severity=Severity.ERROR)
-        self._told_problems = problems
+        self._reported_problems = problems
         self._rules.change(
             slo=objects.slo if objects.slo is not None else default_nodeslo(),
             topology=objects.topology,
@@ -254,17 +254,17 @@ class Feeds:
         # A kubelet that restarts lists nothing for a while; a node without pods loses nothing.
         if pods and self._state.pods_list(Source.KUBELET, pods):
             self._daemon.state_changed(KUBELET)
-        self._first_words(KUBELET)
+        self._first_list(KUBELET)
 
     def _cri_list(self, lists: RuntimeList, taken_at: int) -> None:
         sandboxes, containers = lists
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
-        self._first_words(RUNTIME)
+        self._first_list(RUNTIME)
         self._daemon.state_changed("cri")
 
-    def _first_words(self, source: str) -> None:
+    def _first_list(self, source: str) -> None:
         if source in self._state.awaited:
-            self._state.spoken(source)
+            self._state.mark_synced(source)
             self._daemon.state_changed(source)
 
     def _bad_pod(self, obj: str, problem: str) -> None:

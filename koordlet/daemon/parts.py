@@ -212,7 +212,7 @@ class Parts:
 
     def pod_appeared(self, uid: str) -> None:
         if not self.state.known_to_kubelet(uid):
-            self.feeds.ask_soon(KUBELET)
+            self.feeds.fetch_soon(KUBELET)
 
     def delivered(
         self,
@@ -250,6 +250,6 @@ class Parts:
     def nri_protects(self) -> bool:
         return self.nri.protects
 
-    def told_by_proxy(self, uid: str) -> None:
+    def proxy_called(self, uid: str) -> None:
         self.pod_appeared(uid)
-        self.feeds.ask_soon("cri")
+        self.feeds.fetch_soon("cri")

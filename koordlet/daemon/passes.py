@@ -264,7 +264,7 @@ class Passes:
         """Forget what was handed over for containers that ended, most of all unstarted ones."""
         try:
             for container_id in self._ended_before_pass:
-                self._journal.done_with(container_id)
+                self._journal.forget_deliveries(container_id)
         except JournalError as error:
             _LOG.warning("deliveries stay in the journal: %s", error)
         self._ended_before_pass = []

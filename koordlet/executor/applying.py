@@ -62,7 +62,9 @@ class Applier:
     def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
         """Do what `plan` says, as far as budget and kernel allow."""
         try:
-            self._table.journal.update(plan.records.values(), plan.forget, handed=plan.handed)
+            self._table.journal.update(
+                plan.records.values(), plan.forget, runtime_values=plan.runtime_values
+            )
         except JournalError as error:
             return self._not_journalled(plan, error)
         for slot in plan.done:

@@ -90,9 +90,9 @@ class Executor:
         """Return the records that no slot is about: leftovers of an earlier run, or supports."""
         return self._table.orphans(partial(node_wide.left_behind, self._table))
 
-    def watch_handed(self) -> None:
-        """Watch what the runtime may write again though nobody wants it; see `journal.Handed`."""
-        self._table.watch_handed()
+    def watch_runtime_values(self) -> None:
+        """Watch files that a runtime may write again though no policy claims them."""
+        self._table.watch_runtime_values()
 
     def adopt_deliveries(self, container_id: str, place: str) -> None:
         """Journal what the runtime was handed for a container, now that its group exists."""
@@ -167,7 +167,7 @@ class Executor:
             dirty = self._judge.dirty(of_files, plan, now, pause)
             # What is no cgroup file is shared by many subjects: all of it or nothing.
             virtual = table.virtual() if len(of_files) < len(near) else {}
-        files = self._files.hand_down(self._judge.lacking)
+        files = self._files.enable_controllers(self._judge.lacking)
         if dirty:
             files += self._files.plan(dirty, table.live() if around is None else around, plan, now)
         for slot in dirty:

@@ -111,7 +111,7 @@ class FilePlanner:
             self._plain(slot, slots, plan, writes)
         return writes.in_order()
 
-    def hand_down(self, lacking: Sequence[Slot]) -> list[PlannedWrite]:
+    def enable_controllers(self, lacking: Sequence[Slot]) -> list[PlannedWrite]:
         """Return the writes that give groups below kubepods a controller that stops above them.
 
         On v2 a file exists only where every group above hands its controller down; kubelet and

@@ -22,9 +22,9 @@ import msgspec
 from koordlet.executor.records import (
     KEPT_OURS,
     Delivery,
-    Handed,
     Record,
     RecordKey,
+    RuntimeValues,
     Superseded,
     plain,
 )
@@ -50,7 +50,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     forget: tuple[str, Resource, str] | None = None
     delivery: Delivery | None = None
     delivered: str | None = None  # the container id whose deliveries are done with
-    handed: Handed | None = None
+    runtime_values: RuntimeValues | None = None
     superseded: tuple[str, Resource] | None = None  # the place
 
 
@@ -71,8 +71,8 @@ class Journal:
     def __init__(self, path: str | None = None, *, boot: str = "") -> None:
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
-        self._handed: dict[tuple[str, Resource], Handed] = {}
-        self._asked_anew: dict[str, set[Resource]] = {}  # containers: until the delivery comes
+        self._runtime_values: dict[tuple[str, Resource], RuntimeValues] = {}
+        self._requested_again: dict[str, set[Resource]] = {}  # containers: until the delivery comes
         self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
         self.lost = ""
         """What of the file could not be read; originals that only it held are lost."""
@@ -123,7 +123,7 @@ class Journal:
         copied = Journal(None)
         copied._records = dict(self._records)
         copied._deliveries = {one: dict(all_of) for one, all_of in self._deliveries.items()}
-        copied._handed = dict(self._handed)
+        copied._runtime_values = dict(self._runtime_values)
         return copied
 
     # -- reading ---------------------------------------------------------------------------------
@@ -144,12 +144,12 @@ class Journal:
     def containers_with_deliveries(self) -> list[str]:
         return list(self._deliveries)
 
-    def handed(self, place: str, resource: Resource) -> Handed | None:
+    def runtime_values(self, place: str, resource: Resource) -> RuntimeValues | None:
         """Return what the runtime of the group at `place` may write again at any time."""
-        return self._handed.get((place, resource))
+        return self._runtime_values.get((place, resource))
 
-    def all_handed(self) -> list[Handed]:
-        return list(self._handed.values())
+    def all_runtime_values(self) -> list[RuntimeValues]:
+        return list(self._runtime_values.values())
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -185,17 +185,17 @@ class Journal:
         records: Iterable[Record] = (),
         forget: Iterable[RecordKey] = (),
         *,
-        handed: Iterable[Handed] = (),
+        runtime_values: Iterable[RuntimeValues] = (),
         superseded: Iterable[tuple[str, Resource]] = (),
     ) -> None:
         """Set and forget all of this with one append; JournalError if the file does not take it."""
         lines = self._take_fresh()
-        for one in handed:
-            if self._handed.get((one.place, one.resource)) != one:
-                self._handed[one.place, one.resource] = one
-                lines.append(_Line(handed=one))
+        for one in runtime_values:
+            if self._runtime_values.get((one.place, one.resource)) != one:
+                self._runtime_values[one.place, one.resource] = one
+                lines.append(_Line(runtime_values=one))
         for at in superseded:
-            if self._handed.pop(at, None) is not None:
+            if self._runtime_values.pop(at, None) is not None:
                 lines.append(_Line(superseded=at))
         for record in records:
             if self._records.get(record.record_key) != record:
@@ -206,9 +206,9 @@ class Journal:
                 lines.append(_Line(forget=key))
         self._append(lines)
 
-    def done_with(self, container_id: str) -> None:
+    def forget_deliveries(self, container_id: str) -> None:
         """Forget a container's deliveries: they have become records, or it is gone."""
-        self._asked_anew.pop(container_id, None)
+        self._requested_again.pop(container_id, None)
         if self._deliveries.pop(container_id, None) is not None:
             self._append([_Line(delivered=container_id)])
 
@@ -218,15 +218,23 @@ class Journal:
             fresh = self._fresh.popleft()
             if isinstance(fresh, Superseded):
                 lines += [_Line(superseded=at) for at in self._superseded_by(fresh)]
-                self._asked_anew.setdefault(fresh.container_id, set()).update(fresh.resources)
+                self._requested_again.setdefault(fresh.container_id, set()).update(fresh.resources)
                 continue
             known = self._deliveries.setdefault(fresh.container_id, {})
             before = known.get(fresh.resource)
-            named = self._asked_anew.get(fresh.container_id, set())
-            told_again = before is not None and before.anew and fresh.requested == before.requested
-            fresh = msgspec.structs.replace(fresh, anew=fresh.resource in named or told_again)
+            named = self._requested_again.get(fresh.container_id, set())
+            repeated = (
+                before is not None and before.requested_now and fresh.requested == before.requested
+            )
+            fresh = msgspec.structs.replace(
+                fresh, requested_now=fresh.resource in named or repeated
+            )
             named.discard(fresh.resource)
-            if before is not None and not fresh.anew and fresh.requested == before.delivered:
+            if (
+                before is not None
+                and not fresh.requested_now
+                and fresh.requested == before.delivered
+            ):
                 # A runtime that is asked again tells our own value as the one in its specification.
                 fresh = msgspec.structs.replace(fresh, requested=before.requested)
             if before is not None:
@@ -236,7 +244,7 @@ class Journal:
             known[fresh.resource] = fresh
             lines.append(_Line(delivery=fresh))
         # Containers whose creation failed never show up; the oldest make room.
-        by_container: tuple[dict[str, Any], ...] = (self._deliveries, self._asked_anew)
+        by_container: tuple[dict[str, Any], ...] = (self._deliveries, self._requested_again)
         for of in by_container:
             while len(of) > _MAX_DELIVERIES:
                 of.pop(next(iter(of)))
@@ -245,11 +253,11 @@ class Journal:
     def _superseded_by(self, news: Superseded) -> list[tuple[str, Resource]]:
         gone = [
             at
-            for at, one in self._handed.items()
+            for at, one in self._runtime_values.items()
             if one.container_id == news.container_id and one.resource in news.resources
         ]
         for at in gone:
-            del self._handed[at]
+            del self._runtime_values[at]
         return gone
 
     # -- the file --------------------------------------------------------------------------------
@@ -265,7 +273,7 @@ class Journal:
     def _live(self) -> Iterator[bytes]:
         lines = [_Line(record=record) for record in self._records.values()]
         lines += [_Line(delivery=one) for of in self._deliveries.values() for one in of.values()]
-        lines += [_Line(handed=one) for one in self._handed.values()]
+        lines += [_Line(runtime_values=one) for one in self._runtime_values.values()]
         return map(_ENCODER.encode, lines)
 
     def _replay(self, content: Content) -> int:
@@ -289,9 +297,11 @@ class Journal:
             self._deliveries.setdefault(delivery.container_id, {})[delivery.resource] = delivery
         elif line.delivered is not None:
             self._deliveries.pop(line.delivered, None)
-        elif line.handed is not None:
-            self._handed[line.handed.place, line.handed.resource] = line.handed
+        elif line.runtime_values is not None:
+            self._runtime_values[line.runtime_values.place, line.runtime_values.resource] = (
+                line.runtime_values
+            )
         elif line.superseded is not None:
-            self._handed.pop(line.superseded, None)
+            self._runtime_values.pop(line.superseded, None)
         else:
             raise ValueError("a line without a known field")

@@ -156,7 +156,7 @@ class Judge:
         if of_container(slot):
             self._follow_request(slot, record, plan)
         elif record.original is None or not self._texts.same(file, record.original, found):
-            plan.keep(msgspec.structs.replace(record, original=found, asked=None))
+            plan.keep(msgspec.structs.replace(record, original=found, requested=None))
         if slot.foreign >= _FIGHT:
             self._yield_to_other(slot, now)
             return False
@@ -228,23 +228,25 @@ class Judge:
             return
         if (
             self._originals.record_of(slot, plan) is None
-            and self._originals.handed_down(slot, plan) is not None
+            and self._originals.inherited(slot, plan) is not None
         ):
             self._originals.keep(slot, plan, slot.found)
         requested = slot.want.requested
         if requested is not None and self._originals.record_of(slot, plan) is None:
             # The runtime was handed our value at creation: what kubelet asked for is the original.
-            asked = self._texts.asked(slot, requested)
+            asked = self._texts.text_of(slot, requested)
             if asked is not None and not self._texts.same(slot.file, asked, slot.found):
                 self._originals.keep(slot, plan, slot.found)
                 record = plan.records[slot.slot_key]
-                record = msgspec.structs.replace(record, original=None, asked=plain(requested))
+                record = msgspec.structs.replace(record, original=None, requested=plain(requested))
                 plan.keep(record)
-                self._note_handed(slot, record, plan)
+                self._note_runtime_values(slot, record, plan)
         self._table.in_force(slot)
 
-    def _note_handed(self, slot: Slot, record: Record, plan: Plan) -> None:
+    def _note_runtime_values(self, slot: Slot, record: Record, plan: Plan) -> None:
         kind, _, container_id = slot.subject.partition("/")
-        handed = self._originals.handed_by(container_id, record) if kind == "container" else None
+        handed = (
+            self._originals.runtime_values_of(container_id, record) if kind == "container" else None
+        )
         if handed is not None:
-            plan.handed.append(handed)
+            plan.runtime_values.append(handed)

@@ -15,7 +15,7 @@ import msgspec
 
 from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.records import Delivery, Handed, Record, plain
+from koordlet.executor.records import Delivery, Record, RuntimeValues, plain
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
@@ -24,7 +24,7 @@ from linux.resources import Resource, Value
 
 log = logging.getLogger(__name__)
 
-_KEPT_HANDED: Final = 6
+_KEPT_RUNTIME_VALUES: Final = 6
 
 OfProcesses = Callable[[Delivery, str], Record | None]
 """What a delivery becomes that belongs to processes and not to a file; see `tasks.adopted`."""
@@ -43,7 +43,7 @@ class Originals:
         What the runtime was handed counts as ours wherever it stands, on record or not.
         """
         record = plan.records.get(slot.slot_key) or self._journal.get(*slot.slot_key)
-        handed = self._journal.handed(slot.place, slot.resource)
+        handed = self._journal.runtime_values(slot.place, slot.resource)
         if record is None and handed is None:
             return None
         inode = self._texts.inode(slot.directory)
@@ -65,7 +65,7 @@ class Originals:
                 inode=self._texts.inode(slot.directory),
                 resource=slot.resource,
                 key=slot.key,
-                original=self.handed_down(slot, plan) or slot.found,
+                original=self.inherited(slot, plan) or slot.found,
             )
             record = self.as_requested(slot, record)
         if slot.want is not None:
@@ -84,20 +84,20 @@ class Originals:
         want = slot.want
         if want is None or want.requested is None or slot.file is None or not of_container(slot):
             return record
-        texts = [self._texts.asked(slot, want.requested)]
+        texts = [self._texts.text_of(slot, want.requested)]
         texts.append(self._texts.other_weight(slot.file, want.requested))
         asked = [text for text in texts if text is not None]
         known = () if record.original is None else (record.original,)
         if (
             not asked
-            or record.asked == plain(want.requested)
+            or record.requested == plain(want.requested)
             or any(self._texts.same(slot.file, a, b) for a in asked for b in (*known, *record.ours))
             or (record.original == slot.found and self.cut_down(slot, asked))
         ):
             return record
-        return msgspec.structs.replace(record, original=None, asked=plain(want.requested))
+        return msgspec.structs.replace(record, original=None, requested=plain(want.requested))
 
-    def handed_down(self, slot: Slot, plan: Plan) -> str | None:
+    def inherited(self, slot: Slot, plan: Plan) -> str | None:
         """Return what a group would have got from its parent at its birth if we were not here.
 
         Alibaba's kernel hands a group's identity to the groups that are made in it later, so a
@@ -130,7 +130,7 @@ class Originals:
             for text in (record.original, *record.ours)
         ):
             # Written by somebody else since, while the cause did not stand.
-            record = msgspec.structs.replace(record, original=found, asked=None)
+            record = msgspec.structs.replace(record, original=found, requested=None)
         plan.keep(record.with_ours(*texts))
 
     def cut_down(self, slot: Slot, texts: Collection[str]) -> bool:
@@ -151,7 +151,7 @@ class Originals:
     def text(self, slot: Slot, record: Record) -> str:
         if record.original is not None:
             return record.original
-        asked = record.asked_value()
+        asked = record.requested_value()
         if isinstance(asked, int | CpuSet):
             return self._texts.encode(slot, asked)
         return self._untouched(slot.resource, slot.place)
@@ -191,7 +191,7 @@ class Originals:
             self._texts.layout.directory(file.controller, place)
         ):
             return ()
-        adopted: list[tuple[Record | None, Handed | None]] = []
+        adopted: list[tuple[Record | None, RuntimeValues | None]] = []
         waiting: list[Resource] = []
         for delivery in deliveries.values():
             try:
@@ -206,10 +206,10 @@ class Originals:
         with contextlib.suppress(JournalError):
             self._journal.update(
                 [record for record, _ in adopted if record is not None],
-                handed=[handed for _, handed in adopted if handed is not None],
+                runtime_values=[handed for _, handed in adopted if handed is not None],
             )
             if not waiting:
-                self._journal.done_with(container_id)
+                self._journal.forget_deliveries(container_id)
         return waiting
 
     def places_of(self, container_ids: Collection[str]) -> dict[str, str]:
@@ -239,7 +239,7 @@ class Originals:
 
     def _adopted(
         self, delivery: Delivery, place: str, of_processes: OfProcesses
-    ) -> tuple[Record | None, Handed | None]:
+    ) -> tuple[Record | None, RuntimeValues | None]:
         """Return what a delivery becomes: no record if what was handed does not stand.
 
         The runtime may be about to write it, and systemd may do so at any time.
@@ -259,15 +259,17 @@ class Originals:
             if stands and known is not None and known.inode == record.inode:
                 # Written by the runtime, but ours: what stood there before us stays the original,
                 # unless kubelet asked for something new and not just for what we had written.
-                asked = record.asked
-                if asked is not None and (delivery.anew or not self.echoes(known, asked)):
-                    known = msgspec.structs.replace(known, original=None, asked=asked)
+                asked = record.requested
+                if asked is not None and (delivery.requested_now or not self.echoes(known, asked)):
+                    known = msgspec.structs.replace(known, original=None, requested=asked)
                 elif known.original in record.ours:
                     # Judged before the note of the delivery came: it was never anybody else's.
-                    known = msgspec.structs.replace(known, original=record.original, asked=asked)
+                    known = msgspec.structs.replace(
+                        known, original=record.original, requested=asked
+                    )
                 record = known.with_ours(*record.ours)
             earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
-            handed = self.handed_by(delivery.container_id, record, earlier)
+            handed = self.runtime_values_of(delivery.container_id, record, earlier)
             return record if stands else None, handed
         except ValueError as error:
             log.warning("container %s, %s: %s", delivery.container_id, resource, error)
@@ -284,7 +286,7 @@ class Originals:
         """
         file = FILES[resource]
         slot = self._texts.unmanaged(place, resource)
-        wanted = self._texts.asked(slot, delivered)
+        wanted = self._texts.text_of(slot, delivered)
         if wanted is None:
             return None, False
         text = self._texts.standing(file, place)
@@ -301,15 +303,15 @@ class Originals:
             inode=self._texts.inode(slot.directory),
             resource=resource,
             original=self._untouched(resource, place) if requested is None else None,
-            asked=plain(requested),
+            requested=plain(requested),
             ours=ours,
             policy=policy,
         )
         return record, stands
 
-    def handed_by(
+    def runtime_values_of(
         self, container_id: str, record: Record, earlier: Sequence[Value] = ()
-    ) -> Handed | None:
+    ) -> RuntimeValues | None:
         """Return what the runtime was handed, by its record; None if kubelet asked for just that.
 
         The newest text of `record` is what was handed now; what was handed before, `earlier` or
@@ -317,20 +319,20 @@ class Originals:
         """
         slot = self._texts.unmanaged(record.place, record.resource)
         file = FILES[record.resource]
-        before = self._journal.handed(record.place, record.resource)
+        before = self._journal.runtime_values(record.place, record.resource)
         texts = list(before.texts) if before is not None and before.inode == record.inode else []
-        texts += [one for value in earlier if (one := self._texts.asked(slot, value)) is not None]
+        texts += [one for value in earlier if (one := self._texts.text_of(slot, value)) is not None]
         text = record.ours[-1]
         if not texts and self._texts.same(file, text, self.text(slot, record)):
             return None
-        return Handed(
+        return RuntimeValues(
             container_id=container_id,
             place=record.place,
             inode=record.inode,
             resource=record.resource,
-            texts=tuple([*(one for one in texts if one != text), text][-_KEPT_HANDED:]),
+            texts=tuple([*(one for one in texts if one != text), text][-_KEPT_RUNTIME_VALUES:]),
             original=record.original,
-            asked=record.asked,
+            requested=record.requested,
             policy=record.policy,
         )
 
@@ -339,7 +341,7 @@ class Originals:
         slot = self._texts.unmanaged(record.place, record.resource)
         file = FILES[record.resource]
         value = CpuSet.parse(asked) if isinstance(asked, str) else asked
-        text = self._texts.asked(slot, value)
+        text = self._texts.text_of(slot, value)
         return text is not None and any(self._texts.same(file, ours, text) for ours in record.ours)
 
 

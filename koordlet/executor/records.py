@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True):
     resource: Resource
     key: str = ""
     original: str | None = None
-    asked: int | str | None = None
+    requested: int | str | None = None
     ours: tuple[str, ...] = ()
     policy: str = ""
     support_of: str = ""
@@ -45,9 +45,9 @@ class Record(msgspec.Struct, frozen=True):
     def record_key(self) -> RecordKey:
         return self.place, self.resource, self.key
 
-    def asked_value(self) -> Value | None:
+    def requested_value(self) -> Value | None:
         """Return `asked` as the canonical value: a text stands for a CPU set."""
-        return CpuSet.parse(self.asked) if isinstance(self.asked, str) else self.asked
+        return CpuSet.parse(self.requested) if isinstance(self.requested, str) else self.requested
 
     def with_ours(self, *texts: str) -> Record:
         """Return the record with `texts` as our newest values."""
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def plain(value: Value | None) -> int | str | None:
-    """Return a canonical value as `Record.asked` keeps it."""
+    """Return a canonical value as `Record.requested` keeps it."""
     return value if value is None or isinstance(value, int) else str(value)
 
 
@@ -75,10 +75,10 @@ class Delivery(msgspec.Struct, frozen=True):
     delivered: int | str
     policy: str = ""
     earlier: tuple[int | str, ...] = ()
-    anew: bool = False
+    requested_now: bool = False
 
 
-class Handed(msgspec.Struct, frozen=True):
+class RuntimeValues(msgspec.Struct, frozen=True):
     """What a container's runtime was handed in place of what kubelet asked for, as it stood.
 
     systemd writes it again at every reload, runc at every update, for as long as the group lives:
@@ -94,7 +94,7 @@ class Handed(msgspec.Struct, frozen=True):
     resource: Resource
     texts: tuple[str, ...]
     original: str | None = None
-    asked: int | str | None = None
+    requested: int | str | None = None
     policy: str = ""
 
     def as_record(self) -> Record:
@@ -104,7 +104,7 @@ class Handed(msgspec.Struct, frozen=True):
             inode=self.inode,
             resource=self.resource,
             original=self.original,
-            asked=self.asked,
+            requested=self.requested,
             ours=self.texts,
             policy=self.policy,
         )

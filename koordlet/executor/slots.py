@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from hooks.claim import Claim
-from koordlet.executor.records import Handed, Record, RecordKey
+from koordlet.executor.records import Record, RecordKey, RuntimeValues
 from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 
@@ -321,7 +321,7 @@ class Plan:
         self.writes: list[PlannedWrite] = []
         self.records: dict[RecordKey, Record] = {}
         self.forget: list[RecordKey] = []
-        self.handed: list[Handed] = []
+        self.runtime_values: list[RuntimeValues] = []
         self.done: list[Slot] = []  # restores that need nothing any more
         self.planned: dict[SlotKey, str] = {}  # what each slot will hold at the end
 

@@ -74,7 +74,7 @@ class SlotTable:
         self._virtual: dict[Resource, list[Slot]] = {}
         self._lists_stale = True
         self._orphans_stale = True
-        self._handed_stale = True
+        self._runtime_values_stale = True
         self.by_subject: dict[str, dict[SlotKey, Want]] = {}
         self._contended: set[SlotKey] = set()
 
@@ -173,12 +173,12 @@ class SlotTable:
                 found.append(record)
         return found
 
-    def watch_handed(self) -> None:
-        """Watch what the runtime may write again though nobody wants it; see `Handed`."""
-        if not self._handed_stale:
+    def watch_runtime_values(self) -> None:
+        """Watch what the runtime may write again though nobody wants it; see `RuntimeValues`."""
+        if not self._runtime_values_stale:
             return
-        self._handed_stale = False
-        for handed in self.journal.all_handed():
+        self._runtime_values_stale = False
+        for handed in self.journal.all_runtime_values():
             key = handed.place, handed.resource, ""
             if key not in self.slots and self.journal.get(*key) is None:
                 self.let_go(self._add(key))
@@ -210,7 +210,7 @@ class SlotTable:
         self.texts.layout = layout
         before = self.by_subject
         self.slots, self.by_subject, self.by_path = {}, {}, {}
-        self._lists_stale = self._orphans_stale = self._handed_stale = True
+        self._lists_stale = self._orphans_stale = self._runtime_values_stale = True
         for subject, wants in before.items():
             self.want(subject, list(wants.values()))
 
@@ -235,7 +235,7 @@ class SlotTable:
 
     def let_go(self, slot: Slot) -> None:
         """Nothing of ours stands: drop the slot, or watch what the runtime may write again."""
-        if slot.file is None or self.journal.handed(slot.place, slot.resource) is None:
+        if slot.file is None or self.journal.runtime_values(slot.place, slot.resource) is None:
             self.drop(slot)
             return
         slot.park()

@@ -29,7 +29,7 @@ _NO_CORE_SCHED: Final = frozenset(
 _SWITCH: Final = ("", Resource.SYSCTL, SCHED_CORE)
 
 
-GIVEN_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
+DELIVERED_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
 """What a runtime gives a container's processes by our answer, before anybody can look."""
 
 
@@ -107,7 +107,7 @@ def adopted(table: SlotTable, delivery: Delivery, place: str) -> Record | None:
 
     Raises OSError when the group cannot be looked at.
     """
-    if delivery.resource not in GIVEN_AT_CREATION:
+    if delivery.resource not in DELIVERED_AT_CREATION:
         return None
     inode = table.host.inode(_directory(table, place))
     known = table.journal.get(place, delivery.resource)
@@ -118,7 +118,7 @@ def adopted(table: SlotTable, delivery: Delivery, place: str) -> Record | None:
             inode=inode,
             resource=delivery.resource,
             original=default_group,
-            asked=delivery.requested,
+            requested=delivery.requested,
             policy=delivery.policy,
         )
     return known.with_ours(str(delivery.delivered))
@@ -160,7 +160,7 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
         record = table.journal.get(*slot.slot_key)
         original = None
         if record is not None:
-            asked = None if record.asked is None else str(record.asked)
+            asked = None if record.requested is None else str(record.requested)
             original = record.original if record.original is not None else asked
         if record is None or original is None:
             plan.finish(slot)
@@ -183,7 +183,7 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
                         place=record.place,
                         inode=record.inode,
                         resource=record.resource,
-                        asked=plain(requested),
+                        requested=plain(requested),
                         policy=record.policy,
                     )
                     plan.keep(handed.with_ours(wanted))

@@ -131,7 +131,7 @@ class Texts:
             period_us=slot.period_us,
         )
 
-    def asked(self, slot: Slot, value: Value) -> str | None:
+    def text_of(self, slot: Slot, value: Value) -> str | None:
         """Return what kubelet asked for as the file's text; None if it cannot be."""
         assert slot.file is not None
         try:

@@ -174,8 +174,8 @@ class TreePlanner:
                 nodes[below] = Node(found)
             # A managed group may have to shrink along, and an unlimited one hands its parent's
             # limit on to those below it.
-            handed_on = file.codec is Codec.QUOTA and nodes[below].found == TOP
-            if handed_on or nodes[below].wanted is not None:
+            passes_on = file.codec is Codec.QUOTA and nodes[below].found == TOP
+            if passes_on or nodes[below].wanted is not None:
                 self._add_below(file, below, nodes)
 
     def _read_element(self, file: CgroupFile, place: str) -> int | None:

@@ -67,7 +67,7 @@ def _view(table: SlotTable, key: SlotKey, want: Want | None) -> ResourceView:
 
 
 def _original(record: Record) -> str | None:
-    return record.original if record.original is not None else _text(record.asked)
+    return record.original if record.original is not None else _text(record.requested)
 
 
 def _text(asked: int | str | None) -> str | None:

@@ -181,7 +181,7 @@ def plan_offline(
         client = CriClient(config.cri, untold)
         try:
             state.runtime_list(*client.fetch())
-            state.spoken("runtime")
+            state.mark_synced("runtime")
             listed = True
         except SourceError as error:
             notes.append({"file": "", "object": "CRI", "message": str(error)})

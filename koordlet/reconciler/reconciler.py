@@ -87,7 +87,7 @@ class Reconciler:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._new_layout: tuple[Layout, bool] | None = None
-        self._crash_told: dict[str, float] = {}
+        self._crash_logged_at: dict[str, float] = {}
         self._pods = PodsQueue()
         self._pods_urgent = False
         self._outside_pods: set[str] = set()
@@ -243,7 +243,7 @@ class Reconciler:
             self._wishes.nothing()
             self._journal.update()
             self._executor.look_again()
-            self._executor.watch_handed()
+            self._executor.watch_runtime_values()
             total = WriteReport()
             while True:
                 self._executor.adopt_all_deliveries()
@@ -410,8 +410,8 @@ class Reconciler:
         where = traceback.extract_tb(error.__traceback__, -1)[-1]
         defect = f"{type(error).__name__} {where.filename}:{where.lineno}"
         now = time.monotonic()
-        if now - self._crash_told.get(defect, -math.inf) >= _CRASH_LOG_EVERY_S:
-            self._crash_told[defect] = now
+        if now - self._crash_logged_at.get(defect, -math.inf) >= _CRASH_LOG_EVERY_S:
+            self._crash_logged_at[defect] = now
             log.error(
                 "a reconcile pass failed",
                 exc_info=error,

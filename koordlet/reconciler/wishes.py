@@ -70,7 +70,7 @@ class Wishes:
         self._of_pod: dict[str, list[str]] = {}
         """The keys of a pod's subjects, by its uid."""
         self._absent: dict[str, int] = {}
-        self._handed_at: dict[str, float] = {}
+        self._delivered_at: dict[str, float] = {}
 
     def update(
         self,
@@ -174,7 +174,7 @@ class Wishes:
         """Put back what an earlier run wrote and nobody wants any more."""
         if not snapshot.complete:
             return
-        self._executor.watch_handed()
+        self._executor.watch_runtime_values()
         orphans = self._executor.orphans()
         if not orphans:
             return
@@ -195,13 +195,13 @@ class Wishes:
         """
         awaited = set(self._journal.containers_with_deliveries())
         now = time.monotonic()
-        self._handed_at = {one: self._handed_at.get(one, now) for one in awaited}
+        self._delivered_at = {one: self._delivered_at.get(one, now) for one in awaited}
         if snapshot.complete:
-            for one, at in self._handed_at.items():
+            for one, at in self._delivered_at.items():
                 if now - at > _DELIVERY_PATIENCE_S:
                     awaited.discard(one)
                     with contextlib.suppress(JournalError):  # the next append tells the file
-                        self._journal.done_with(one)
+                        self._journal.forget_deliveries(one)
         return awaited
 
     def _wants(self, subject: Subject, decision: Decision, held: set[str]) -> list[Want]:
@@ -252,7 +252,7 @@ def plan_for(
             executor.adopt_deliveries(subject.id, subject.cgroup)
         executor.want(subject.key, wants_of(subject, snapshot.engine.decide(subject, guard)))
     if snapshot.complete:
-        executor.watch_handed()
+        executor.watch_runtime_values()
         for record in executor.orphans():
             executor.restore(record)
     return executor.plan().writes

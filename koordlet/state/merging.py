@@ -1,6 +1,6 @@
-"""One pod out of all that sources told of it: pure functions that hold the stated precedence.
+"""Merges what the sources say about one pod, by the precedence that `koordlet.state` states. Pure.
 
-What is equal to before stays the same object, since decisions are cached by identity.
+A part that equals the one from before stays the same object: decisions are cached by identity.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCHEMES: Final = {runtime.value: runtime for runtime in Runtime}
 class PodView:
     """One pod, merged. Parts that did not change are the same objects as before.
 
-    started: the containers whose processes run, or ran: the others are no subjects yet.
+    started: the containers whose processes run or ran. The others are not subjects yet.
     """
 
     pod: Pod
@@ -56,10 +56,10 @@ def merge_pod(
     gone: Collection[str],
     before: PodView | None,
 ) -> PodView | None:
-    """Return the pod as all sources together show it; None while nobody tells that it is here.
+    """Return the pod as all sources together show it; None while no source has it on this node.
 
     gone: ids of containers that ended, whatever a Pod object's status still says.
-    before: the view that this one replaces.
+    before: the previous view of this pod.
     """
     running = sorted(records.containers.values(), key=lambda container: container.id)
     used = {container.sandbox_id for container in running}
@@ -67,14 +67,14 @@ def merge_pod(
         (each for each in records.sandboxes.values() if not each.stopped or each.id in used),
         key=lambda sandbox: sandbox.id,
     )
-    told = max(live, key=lambda sandbox: sandbox.seen, default=None)
-    known = objects.find(uid, told.pod if told else None)
+    newest = max(live, key=lambda sandbox: sandbox.seen, default=None)
+    known = objects.find(uid, newest.pod if newest else None)
     if known is not None:
-        if told is None and not _stands_alone(uid, known, layout):
+        if newest is None and not _stands_alone(uid, known, layout):
             return None
-        pod, requested = _known_here(uid, known, told, layout), known.requested
-    elif told is not None:
-        pod, requested = _placed(told.pod, told.pod.cgroup, layout), told.resources
+        pod, requested = _known_here(uid, known, newest, layout), known.requested
+    elif newest is not None:
+        pod, requested = _placed(newest.pod, newest.pod.cgroup, layout), newest.resources
         requested = _grown(requested, running)
     else:
         return None
@@ -86,7 +86,7 @@ def merge_pod(
     if known is not None:
         containers += [
             each
-            for each in _told_by_status(pod, known, objects, layout)
+            for each in _listed_in_status(pod, known, objects, layout)
             if each.id not in records.containers and each.id not in gone
         ]
     made = tuple(_same(old_containers.get(each.id), each) for each in containers)
@@ -123,7 +123,7 @@ def qos_subjects(
 ) -> dict[KubeQoS, QosSubject]:
     """Return the QoS directories with the pods below each; the root has all of them.
 
-    before: what this replaces; a directory with the very same pods stays the same object.
+    before: the previous subjects; a directory whose pods are the same objects stays the same.
     """
     if layout is None or not layout.kubepods:
         return {}
@@ -144,7 +144,7 @@ def qos_subjects(
 
 
 def _stands_alone(uid: str, known: KnownPod, layout: Layout | None) -> bool:
-    """Tell whether a Pod object alone shows that the pod is on the node, and where."""
+    """Return whether a Pod object alone shows that the pod is on the node, and where."""
     return (
         layout is not None
         and bool(layout.kubepods)
@@ -155,14 +155,14 @@ def _stands_alone(uid: str, known: KnownPod, layout: Layout | None) -> bool:
 
 
 def _known_here(
-    uid: str, known: KnownPod, told: SandboxRecord | None, layout: Layout | None
+    uid: str, known: KnownPod, newest: SandboxRecord | None, layout: Layout | None
 ) -> Pod:
-    """Return the pod that an object describes, where the runtime has it."""
-    handler = told.pod.runtime_handler if told is not None else ""
+    """Return the pod that an object describes, in the cgroup that the runtime reported."""
+    handler = newest.pod.runtime_handler if newest is not None else ""
     pod = msgspec.structs.replace(
         known.pod, uid=uid, runtime_handler=handler or known.pod.runtime_handler
     )
-    return _placed(pod, told.pod.cgroup if told is not None else "", layout)
+    return _placed(pod, newest.pod.cgroup if newest is not None else "", layout)
 
 
 def _placed(pod: Pod, cgroup: str, layout: Layout | None) -> Pod:
@@ -183,34 +183,35 @@ def _placed(pod: Pod, cgroup: str, layout: Layout | None) -> Pod:
 
 
 def _requested(record: ContainerRecord, known: KnownPod | None) -> Requested:
-    if record.hooked and record.asked is not None:
-        return record.asked
-    # What stands there at first sight was asked for, CPUs too: kubelet's static policy names them
-    # when it makes a container, and does not say so again.
+    if record.hooked and record.from_events is not None:
+        return record.from_events
+    # The values first reported were requested by kubelet, CPUs too: its static CPU policy names
+    # them at the container's creation and does not repeat them.
     specified = known.by_container.get(record.name) if known is not None else None
-    base = record.first if specified is None else overlay(specified, record.first)
-    # An update names what changes; the rest of the request went by before anybody listened.
-    return base if record.asked is None else overlay(record.asked, base)
+    base = record.first_reported if specified is None else overlay(specified, record.first_reported)
+    # An update names only what changes. The rest was requested before koordlet was connected.
+    return base if record.from_events is None else overlay(record.from_events, base)
 
 
-def _grown(told: Requested, containers: Iterable[ContainerRecord]) -> Requested:
-    """Return a pod's values with a quota that its containers, as they are now, fit into.
+def _grown(reported: Requested, containers: Iterable[ContainerRecord]) -> Requested:
+    """Return a pod's values with a quota of at least the sum of its containers' quotas.
 
-    The runtime tells kubelet's sums at the pod's start, and not again when a container is resized.
+    The runtime reports kubelet's sums at the pod's start, and not again when a container is
+    resized.
     """
-    if told.cfs_quota_us is None or told.cfs_quota_us <= 0:
-        return told
+    if reported.cfs_quota_us is None or reported.cfs_quota_us <= 0:
+        return reported
     quotas = (each.request.cfs_quota_us or 0 for each in containers)
     together = sum(quota for quota in quotas if quota > 0)
-    if together <= told.cfs_quota_us:
-        return told
-    return msgspec.structs.replace(told, cfs_quota_us=together)
+    if together <= reported.cfs_quota_us:
+        return reported
+    return msgspec.structs.replace(reported, cfs_quota_us=together)
 
 
-def _told_by_status(
+def _listed_in_status(
     pod: Pod, known: KnownPod, objects: PodObjects, layout: Layout | None
 ) -> list[ContainerSubject]:
-    """Return the running containers that the Pod object's status tells of."""
+    """Return the running containers that the Pod object's status lists."""
     if layout is None or not pod.cgroup:
         return []
     found = []
@@ -235,5 +236,5 @@ def _told_by_status(
 
 
 def _same(before: _T | None, now: _T) -> _T:
-    """Return the object from before when it is equal: decisions are cached by identity."""
+    """Return the former object when it is equal: decisions are cached by identity."""
     return before if before is not None and before == now else now

@@ -1,8 +1,8 @@
-"""`NodeState`: the store that sources feed and everybody else reads.
+"""`NodeState`: the store that sources feed and all other parts read.
 
-One thread (the event loop) owns it. What was told is only noted; a pod is merged when somebody asks
-for it, or for the next snapshot, and only if something of it changed since. A `Snapshot` is
-immutable and goes anywhere.
+One thread (the event loop) owns it. A report is only recorded; a pod is merged when it is read, or
+for the next snapshot, and only if one of its parts changed since. A `Snapshot` is immutable and may
+be used by any thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NODE: Final = NodeSubject()
 
 
 class Unprotected(msgspec.Struct, frozen=True):
-    """A container that was created without us, or without something that only creation can give."""
+    """A container that koordlet did not see created, or that lacks what only creation can set."""
 
     pod: str
     container: str
@@ -58,9 +58,9 @@ class NodeState:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """remembered: requested values of containers from before a restart. awaited: names of the
-        sources that must speak once before the state counts as complete."""
+        sources whose first list must arrive before the state counts as complete."""
         self._touched: set[str] = set()
-        """Pods to merge anew. The records hold the same set."""
+        """Uids of pods to merge again. The records share this set."""
         self._runtime = RuntimeRecords(
             touched=self._touched, remembered=remembered or {}, monotonic=monotonic
         )
@@ -73,7 +73,7 @@ class NodeState:
         self._host_apps: tuple[HostAppSubject, ...] = ()
 
     def copy(self) -> NodeState:
-        """Return a state of its own with the same content, for plans in another thread."""
+        """Return an independent state with the same content, for plans in another thread."""
         made = NodeState(layout=self._layout, awaited=self._awaited)
         made._touched |= self._touched
         made._runtime = self._runtime.copy(made._touched)
@@ -83,63 +83,63 @@ class NodeState:
         made._host_apps = self._host_apps
         return made
 
-    # --- what the runtime tells: `RuntimeRecords` has the rules ----------------------------------
+    # --- reports of the runtime: `RuntimeRecords` has the rules ----------------------------------
 
     def now(self) -> int:
-        """Return a mark to take before a source's list is fetched; see `runtime_list`."""
+        """Return a mark; take it before a source's list is fetched. See `runtime_list`."""
         return self._runtime.now()
 
     def run_sandbox(self, sandbox: Sandbox) -> None:
-        """A sandbox runs. One that was removed does not come back."""
+        """Record that a sandbox runs. An event does not bring back a removed sandbox."""
         self._runtime.run_sandbox(sandbox)
 
     def stop_sandbox(self, sandbox_id: str) -> None:
-        """A sandbox and all its containers have ended."""
+        """Record that a sandbox and all its containers have ended."""
         self._runtime.stop_sandbox(sandbox_id)
 
     def remove_sandbox(self, sandbox_id: str) -> None:
-        """A sandbox is gone for good."""
+        """Record that a sandbox is gone for good."""
         self._runtime.remove_sandbox(sandbox_id)
 
     def create_container(self, container: Container) -> ContainerSubject | None:
-        """A container is about to be created; returns its subject, None if it was removed."""
-        return self._asked(container, at_creation=True)
+        """Record a container that is about to be created; return its subject, None if removed."""
+        return self._note_request(container, at_creation=True)
 
     def update_container(self, container: Container) -> ContainerSubject | None:
-        """Kubelet asks for new values; what it does not name stays as it was asked for before."""
-        return self._asked(container, at_creation=False)
+        """Record the new values that kubelet requests; values that it does not name stay."""
+        return self._note_request(container, at_creation=False)
 
-    def _asked(self, container: Container, *, at_creation: bool) -> ContainerSubject | None:
+    def _note_request(self, container: Container, *, at_creation: bool) -> ContainerSubject | None:
         uid = container.subject.pod.uid
-        # A new container of a known sandbox changes nothing about its pod.
+        # A new container of a known sandbox does not change its pod.
         view = None if uid in self._touched else self._views.get(uid)
         if view is not None and self._runtime.sandbox(container.sandbox_id) is None:
             view = None
-        record = self._runtime.ask(container, at_creation=at_creation)
+        record = self._runtime.note_request(container, at_creation=at_creation)
         if record is None:
             return None
         if view is not None and record.uid == uid:
-            # The runtime waits: merging all of the pod is for the next snapshot.
+            # The runtime waits for the reply, so the pod is merged later, for the next snapshot.
             return container_of(view.pod, record, self._objects.find(uid, view.pod))
         return self.container(record.id)
 
     def start_container(self, container: Container) -> bool:
-        """A container's process runs, so its group exists and has the runtime's values.
+        """Record that a container's process runs: its group exists and has the runtime's values.
 
-        Returns whether that tells more than what was asked for and given.
+        Returns whether its values differ from what was requested and delivered.
         """
         return self._runtime.start_container(container)
 
     def observe_container(self, container: Container) -> None:
-        """An event told of a container, started or not."""
+        """Record a container that an event reported, started or not."""
         self._runtime.observe_container(container)
 
     def start_overdue(self, older_than_s: float) -> bool:
-        """Count containers as started whose start nobody told; returns whether there were any."""
+        """Count containers as started whose start was not reported; return whether any were."""
         return self._runtime.start_overdue(older_than_s)
 
     def remove_container(self, container_id: str) -> None:
-        """A container has ended or was never made. It does not come back."""
+        """Record that a container has ended or was never created. No event brings it back."""
         self._runtime.remove_container(container_id)
 
     def runtime_list(
@@ -149,32 +149,32 @@ class NodeState:
         *,
         taken_at: int | None = None,
     ) -> tuple[str, ...]:
-        """Take a runtime's full list: what it does not name is gone.
+        """Take a runtime's full list: whatever it does not name is gone.
 
-        taken_at: the mark from before the list was fetched; None: the list is of this moment.
+        taken_at: the mark from before the list was fetched; None: the list is current.
         Returns the ids of containers that are new and were not created through a hook.
         """
         return self._runtime.take_list(sandboxes, containers, taken_at=taken_at)
 
-    def give(self, container_id: str, values: Requested) -> None:
-        """A container's runtime was answered with these values in place of kubelet's."""
-        self._runtime.give(container_id, values)
+    def note_delivered(self, container_id: str, values: Requested) -> None:
+        """Record the values that a reply delivered in place of kubelet's."""
+        self._runtime.note_delivered(container_id, values)
 
-    def take_missed(self) -> dict[str, Requested]:
-        """Return what the last lists show that kubelet asked for unheard, by container."""
-        return self._runtime.take_missed()
+    def take_unseen_requests(self) -> dict[str, Requested]:
+        """Return requests of which only the last full lists gave evidence, by container."""
+        return self._runtime.take_unseen_requests()
 
     def lacks(self, container_id: str, what: Sequence[str]) -> None:
-        """A container runs without what only its creation could have given."""
+        """Record what a running container lacks and only its creation could have set."""
         if found := self._runtime.container(container_id):
             found.lacks = tuple(what)
 
     def forget_sandboxes(self, sandbox_ids: Iterable[str]) -> None:
-        """Drop sandboxes whose directories are gone. A later list may name them again."""
+        """Drop sandboxes whose directories are gone. A later report may name them again."""
         for sandbox_id in sandbox_ids:
             self._runtime.forget_sandbox(sandbox_id)
 
-    # --- what others tell ------------------------------------------------------------------------
+    # --- other sources ---------------------------------------------------------------------------
 
     def pods_list(self, source: Source, pods: Iterable[KnownPod]) -> bool:
         """Take a source's full list of Pod objects; returns whether anything changed."""
@@ -188,47 +188,49 @@ class NodeState:
             self._touched |= {uid for uid, pod in known if (pod.namespace, pod.name) in names}
         return bool(uids or names)
 
-    def asked_through_proxy(self, uid: str, name: str, container_id: str, asked: Requested) -> None:
-        """Kubelet asks for new values of a running container, past every runtime's event."""
-        if not self._runtime.asked_again(container_id, asked):
-            self._objects.ask(uid, name, container_id, asked)
+    def update_through_proxy(
+        self, uid: str, name: str, container_id: str, update: Requested
+    ) -> None:
+        """Record new values of a running container that kubelet requests through the proxy."""
+        if not self._runtime.note_update(container_id, update):
+            self._objects.note_update(uid, name, container_id, update)
         self._touched.add(uid)
 
     def set_layout(self, layout: Layout) -> None:
-        """The node's cgroup layout became known, or changed."""
+        """Take the node's cgroup layout, which became known or changed."""
         if layout != self._layout:
             self._layout = layout
             self._qos = {}
             self._touched |= {*self._runtime.pods, *self._views, *self._objects.uids()}
 
     def set_host_apps(self, apps: Sequence[HostAppSubject]) -> None:
-        """The NodeSLO declares these host applications."""
+        """Take the host applications that the NodeSLO declares."""
         if tuple(apps) != self._host_apps:
             self._host_apps = tuple(apps)
 
-    def spoken(self, source: str) -> None:
-        """A source gave its first full list."""
+    def mark_synced(self, source: str) -> None:
+        """Note that the first full list of a source has arrived."""
         self._awaited.discard(source)
 
-    # --- what others read ------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
-        """Tell whether every configured source has spoken."""
+        """Whether the first list of every configured source has arrived."""
         return not self._awaited
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Return the sources that have not spoken yet."""
+        """The sources whose first list has not arrived yet."""
         return tuple(sorted(self._awaited))
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return (pods, containers) that the runtime knows."""
+        """The numbers of (pods, containers) that the runtime reports."""
         return self._runtime.counts
 
-    def told_pod(self, sandbox_id: str) -> Pod | None:
-        """Return the pod of a sandbox as the runtime told of it."""
+    def reported_pod(self, sandbox_id: str) -> Pod | None:
+        """Return the pod of a sandbox as the runtime reported it."""
         found = self._runtime.sandbox(sandbox_id)
         return None if found is None else found.pod
 
@@ -242,7 +244,7 @@ class NodeState:
         return [view.subject for view in self._all_views()]
 
     def container(self, container_id: str) -> ContainerSubject | None:
-        """Return a container that the runtime told of, merged."""
+        """Return a container that the runtime reported, merged with the Pod object."""
         found = self._runtime.container(container_id)
         view = self._view(found.uid) if found is not None else None
         if view is None:
@@ -250,10 +252,10 @@ class NodeState:
         return next((each for each in view.containers if each.id == container_id), None)
 
     def waiting_containers(self) -> list[ContainerSubject]:
-        """Return containers that are created and do not run yet: they are no subjects so far.
+        """Return containers that are created and do not run yet: they are not subjects so far.
 
-        The runtime makes a container's group at its start and fills it step by step; who reads it
-        meanwhile takes the kernel's defaults for what was there before us.
+        The runtime creates a container's group at its start and sets its values one by one. A
+        reader in between would take the kernel's defaults for the original values.
         """
         return [
             subject
@@ -262,7 +264,7 @@ class NodeState:
         ]
 
     def unprotected(self) -> list[Unprotected]:
-        """Return containers that no hook saw at creation, or that lack what creation gives."""
+        """Return containers that no hook saw at creation, or that lack what creation sets."""
         return [
             Unprotected(self._pod_name(record), record.name, record.id, record.lacks)
             for record in self._runtime.containers()
@@ -270,24 +272,24 @@ class NodeState:
         ]
 
     def remembered(self, container_id: str) -> Remembered | None:
-        """Return what is to be remembered of a container over a restart."""
+        """Return what the requests log keeps of a container over a restart."""
         found = self._runtime.container(container_id)
         return None if found is None else found.remembered
 
     def all_remembered(self) -> dict[str, Remembered]:
-        """Return what is to be remembered of each container over a restart."""
+        """Return what the requests log keeps of each container over a restart."""
         found = ((record.id, record.remembered) for record in self._runtime.containers())
         return {id_: remembered for id_, remembered in found if remembered is not None}
 
     def known_to_kubelet(self, uid: str) -> bool:
-        """Tell whether kubelet's latest list has the pod."""
+        """Return whether kubelet's latest list has the pod."""
         return self._objects.lists(Source.KUBELET, uid)
 
     def stale_candidates(self) -> dict[str, str]:
         """Return sandbox id -> pod cgroup of sandboxes without containers.
 
-        Runtimes forget to tell that a pod ended (containerd after a restart): whoever may do I/O
-        looks whether the directories are still there.
+        A runtime may not report that a pod ended (containerd after a restart). The caller checks
+        whether the directories still exist.
         """
         return {
             sandbox.id: sandbox.pod.cgroup
@@ -296,7 +298,7 @@ class NodeState:
         }
 
     def subjects_of(self, uid: str) -> tuple[Subject, ...]:
-        """Return a pod with its sandboxes and running containers; () when it is not here."""
+        """Return a pod with its sandboxes and running containers; () when it is not on the node."""
         view = self._view(uid)
         return () if view is None else (view.subject, *view.sandboxes, *view.started)
 

@@ -1,4 +1,4 @@
-"""What Pod objects tell: the latest list of each source of them, found by uid or by name."""
+"""The Pod objects that the sources list: the latest list of each, found by uid or by name."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from koordlet.state.podspec import KnownPod
 _LOG = logging.getLogger("koordlet.state")
 
 MAX_PODS: Final = 8192
-_MAX_ASKED: Final = 32768
-"""Containers with an update that no list confirmed; as many as `RuntimeRecords` has room for."""
+"""Pods of one list that are used. Chosen: many times what kubelet runs on a node (110 by default),
+and few enough that a wrong list cannot exhaust the memory. Twice the value doubles that memory."""
+_MAX_UPDATES: Final = 32768
+"""Containers with an update that no list has confirmed; the bound of `RuntimeRecords`."""
 
 
 class Source(StrEnum):
-    """Who told of Pod objects, in order of precedence."""
+    """Where Pod objects come from, in order of precedence."""
 
     KUBELET = "kubelet"
     OBJECTS = "objects"
 
 
 class Changes(NamedTuple):
-    """Which pods a list tells something new of: by uid, and by (namespace, name)."""
+    """The pods that a new list changes: by uid, and by (namespace, name)."""
 
     uids: set[str]
     names: set[tuple[str, str]]
@@ -41,17 +43,17 @@ class PodObjects:
         self._by_name: dict[Source, dict[tuple[str, str], KnownPod]] = {
             source: {} for source in Source
         }
-        self._asked: OrderedDict[str, tuple[Requested, Requested]] = OrderedDict()
-        """Container id -> (what kubelet asked the runtime for, the specification at that time)."""
+        self._updates: OrderedDict[str, tuple[Requested, Requested]] = OrderedDict()
+        """Container id -> (what kubelet requested in an update, the specification at that time)."""
         self._cut: set[Source] = set()
 
     def copy(self) -> PodObjects:
-        """Return the same lists; what is taken later is not shared."""
+        """Return the same lists; later changes are not shared."""
         made = PodObjects()
-        # A new list replaces the one before, so these are never changed in place.
+        # A new list replaces the former one, so these are never changed in place.
         made._by_uid = dict(self._by_uid)
         made._by_name = dict(self._by_name)
-        made._asked = self._asked.copy()
+        made._updates = self._updates.copy()
         return made
 
     def take(self, source: Source, pods: Iterable[KnownPod]) -> Changes:
@@ -64,11 +66,11 @@ class PodObjects:
             if not known.uids:
                 unnamed[known.name] = known
             if len(listed) + len(unnamed) > MAX_PODS:
-                self._tell_cut(source)
+                self._log_cut(source)
                 break
         before, before_unnamed = self._by_uid[source], self._by_name[source]
         changed = {uid for uid in {*listed, *before} if listed.get(uid) != before.get(uid)}
-        # An object that did not change stays the same object, so what is derived stays too.
+        # An equal object stays the same object, so values derived from it stay valid.
         self._by_uid[source] = {
             uid: listed[uid] if uid in changed else before[uid] for uid in listed
         }
@@ -82,36 +84,39 @@ class PodObjects:
             },
         )
 
-    def find(self, uid: str, told: Pod | None) -> KnownPod | None:
-        """Return what the first source that knows the pod says of it.
+    def find(self, uid: str, reported: Pod | None) -> KnownPod | None:
+        """Return the pod's object from the first source that has it.
 
-        told: the pod as the runtime told of it: a manifest without a uid is found by its name.
+        reported: the pod as the runtime reported it, for manifests without a uid, which are found
+            by name.
         """
         for source, known in self._by_uid.items():
             if found := known.get(uid):
                 return found
             unnamed = self._by_name[source]
-            if unnamed and told is not None and (found := unnamed.get((told.namespace, told.name))):
-                return found
+            if unnamed and reported is not None:
+                found = unnamed.get((reported.namespace, reported.name))
+                if found is not None:
+                    return found
         return None
 
-    def ask(self, uid: str, name: str, container_id: str, asked: Requested) -> None:
-        """Kubelet asked the runtime for new values of a container, before its list says so."""
+    def note_update(self, uid: str, name: str, container_id: str, update: Requested) -> None:
+        """Record values that kubelet requested for a container before its list has them."""
         known = self.find(uid, None)
         specified = known.by_container.get(name, NOTHING_REQUESTED) if known else NOTHING_REQUESTED
-        self._asked[container_id] = asked, specified
-        self._asked.move_to_end(container_id)
-        if len(self._asked) > _MAX_ASKED:
-            self._asked.popitem(last=False)
+        self._updates[container_id] = update, specified
+        self._updates.move_to_end(container_id)
+        if len(self._updates) > _MAX_UPDATES:
+            self._updates.popitem(last=False)
 
     def requested(self, known: KnownPod, name: str, container_id: str) -> Requested:
-        """Return what kubelet asks for: an update counts until the specification changes."""
+        """Return what kubelet requests: an update counts until the specification changes."""
         specified = known.by_container.get(name, NOTHING_REQUESTED)
-        asked, before = self._asked.get(container_id, (NOTHING_REQUESTED, specified))
-        return overlay(asked, specified) if specified == before else specified
+        update, before = self._updates.get(container_id, (NOTHING_REQUESTED, specified))
+        return overlay(update, specified) if specified == before else specified
 
     def lists(self, source: Source, uid: str) -> bool:
-        """Tell whether the source's latest list has the pod."""
+        """Return whether the source's latest list has the pod."""
         return uid in self._by_uid[source]
 
     def uids(self) -> Iterator[str]:
@@ -119,7 +124,7 @@ class PodObjects:
         for known in self._by_uid.values():
             yield from known
 
-    def _tell_cut(self, source: Source) -> None:
+    def _log_cut(self, source: Source) -> None:
         if source not in self._cut:
             self._cut.add(source)
-            _LOG.error("%s lists more than %d pods: the rest is left out", source, MAX_PODS)
+            _LOG.error("%s lists more than %d pods: the rest is ignored", source, MAX_PODS)

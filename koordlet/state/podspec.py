@@ -1,7 +1,7 @@
-"""From a Pod object to what the node knows of a pod: specification, requests, runtime ids.
+"""Converts a Pod object to what the node needs of it: specification, requests, runtime ids.
 
-Kubelet and the objects directory both give Pod objects; this is the one place that reads them.
-What kubelet asks the runtime for follows from the specification, and is counted in `hooks.amounts`.
+Kubelet and the objects directory both supply Pod objects; only this file reads them. What kubelet
+requests from the runtime follows from the specification; `hooks.amounts` computes it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from hooks.amounts import requested_of_container, requested_of_pod
 from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod, Requested, make_pod
 
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
+"""Kubelet names a static pod's directory after this annotation, not after the mirror pod's UID."""
 
 
 class KnownContainer(msgspec.Struct, frozen=True):
-    """A container that a Pod object's status tells of."""
+    """A container that a Pod object's status lists."""
 
     name: str
     id: str  # without its scheme
@@ -33,10 +34,10 @@ class KnownContainer(msgspec.Struct, frozen=True):
 class KnownPod(msgspec.Struct, frozen=True):
     """What a Pod object says.
 
-    pod: without a cgroup, which only a runtime or the node's layout tells.
-    requested: kubelet's pod-level view; by_container: per container name.
-    uids: every UID that the pod's directory may be named after: a static pod's is its
-        configuration hash; empty for a manifest without UID, which is matched by name.
+    pod: without its cgroup, which a runtime or the node's layout supplies.
+    requested: what kubelet requests for the pod as a whole; by_container: by container name.
+    uids: every UID that the pod's directory may be named after; for a static pod also its
+        configuration hash. Empty for a manifest without UID, which is matched by name.
     """
 
     pod: Pod
@@ -52,7 +53,7 @@ class KnownPod(msgspec.Struct, frozen=True):
 
 
 def known_pod(pod: core.Pod) -> KnownPod:
-    """Return what the object says of the pod."""
+    """Return what the object says about the pod."""
     meta = pod.metadata
     config_hash = meta.annotations.get(_CONFIG_HASH, "")
     uids = tuple(dict.fromkeys(uid for uid in (meta.uid, config_hash) if uid))

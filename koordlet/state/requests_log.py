@@ -1,13 +1,13 @@
-"""What kubelet asked for each container, kept over a restart of the daemon.
+"""The requests log: what kubelet requested for each container, kept over a restart of the daemon.
 
-A runtime that is asked later shows the values in force, which may be ours; the base of a division
-or of a restore is what kubelet asked for. So every request seen in a hook is appended to a log on
-the run directory's tmpfs (`service.append_log`) right after the reply. Each full list of containers
+The base of a division or of a restore is what kubelet requested. A runtime's later lists show the
+values in force, which may be delivered ones. So every request that a hook saw is appended to a log
+in the run directory (`service.append_log`) right after the reply. Each full list of containers
 rewrites the file.
 
-Of a container that no hook saw at its creation, the values at first sight are kept in that place:
-later ones may be ours. And since kubelet may ask while nobody listens, so is what the runtime's
-specification holds beside the request: a value that is none of them is a newer request.
+For a container that no hook saw created, the log keeps the values that the runtime first reported.
+Kubelet may also request values while koordlet is not connected. So the log keeps what was delivered
+and what the runtime last reported as well: a value that equals none of these is a newer request.
 """
 
 from __future__ import annotations
@@ -25,26 +25,31 @@ from service import append_log
 
 _LOG = logging.getLogger("koordlet.requests")
 
-_HEADER: Final = b"koordlet requests 1"
+_HEADER: Final = b"koordlet requests 2"
+"""The first line of the file, with the number of its format."""
 _REWRITE_BYTES: Final = 1 << 20
-"""History that is kept before a rewrite: some thousand requests, which a restart reads in about
-20 ms."""
+"""How long the file may grow before it is rewritten: some thousand requests, which a restart reads
+in about 20 ms. Twice the value doubles that time, and halves the number of rewrites."""
+_KEPT_TEXTS: Final = 2048
+"""Distinct requests whose encoded form is cached. Chosen: replicas share one, and a node runs far
+fewer kinds of containers. Twice the value changes nothing on such a node."""
 
 
 class Remembered(NamedTuple):
-    """A container's request. hooked: it was asked of us; else it was in force when first seen.
+    """A container's request.
 
-    given, told: see `koordlet.state.runtime_records.ContainerRecord`.
+    hooked: the request came in a hook; else these are the values that were first reported.
+    delivered, reported: see `koordlet.state.runtime_records.ContainerRecord`.
     """
 
     requested: Requested
     hooked: bool
-    given: Requested | None = None
-    told: Requested = NOTHING_REQUESTED
+    delivered: Requested | None = None
+    reported: Requested = NOTHING_REQUESTED
 
 
 class _Values(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `Requested`. Sets are in the kernel's list format."""
+    """A `Requested` in the file. CPU sets are in the kernel's list format."""
 
     shares: int | None = None
     quota_us: int | None = None
@@ -60,8 +65,8 @@ class _Line(_Values, frozen=True, omit_defaults=True, kw_only=True):
 
     id: str
     hooked: bool = True
-    given: _Values | None = None
-    told: _Values | None = None
+    delivered: _Values | None = None
+    reported: _Values | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -69,7 +74,7 @@ _decode: Final = msgspec.json.Decoder(_Line).decode
 
 
 def load_requests(path: str) -> dict[str, Remembered]:
-    """Return the last request of each container; what cannot be read is left out and logged."""
+    """Return the last request of each container; unreadable lines are skipped and logged."""
     try:
         content = append_log.read(path, header=_HEADER)
     except OSError as error:
@@ -83,8 +88,8 @@ def load_requests(path: str) -> dict[str, Remembered]:
             found[one.id] = Remembered(
                 _requested(one),
                 one.hooked,
-                given=None if one.given is None else _requested(one.given),
-                told=NOTHING_REQUESTED if one.told is None else _requested(one.told),
+                delivered=None if one.delivered is None else _requested(one.delivered),
+                reported=NOTHING_REQUESTED if one.reported is None else _requested(one.reported),
             )
         except ValueError:
             lost += 1
@@ -94,26 +99,26 @@ def load_requests(path: str) -> dict[str, Remembered]:
 
 
 class RequestsLog:
-    """The file. One writer; a failure to write costs the memory of a restart, never a hook."""
+    """The file. One writer. A failed write costs requests after a restart, and never a hook."""
 
     def __init__(self, path: str, all_requests: Callable[[], Mapping[str, Remembered]]) -> None:
-        """all_requests: returns those of all containers that exist, for a rewrite."""
+        """all_requests: returns the requests of all containers that exist, for a rewrite."""
         self._all_requests = all_requests
         self._log = append_log.AppendLog(
             path,
             header=_HEADER,
             live=self._live,
-            consequence="after a restart, requests from before count as the values in force",
+            consequence="after a restart, the values then in force count as kubelet's requests",
             rewrite_bytes=_REWRITE_BYTES,
         )
 
     @property
     def problem(self) -> str:
-        """Why the file lacks requests; "" while it has them all."""
+        """Why the file is incomplete; "" while it is complete."""
         return self._log.problem
 
     def append(self, container_id: str, remembered: Remembered) -> None:
-        """Remember one request, which `all_requests` returns already."""
+        """Append one request. `all_requests` must return it already."""
         self._log.append([_line(container_id, remembered)])
 
     def rewrite(self) -> None:
@@ -129,20 +134,20 @@ class RequestsLog:
 
 
 def _line(container_id: str, remembered: Remembered) -> bytes:
-    given, told = remembered.given, remembered.told
+    delivered, reported = remembered.delivered, remembered.reported
     line = _Line(
         id=container_id,
         hooked=remembered.hooked,
-        given=None if given is None else _values(given),
-        told=None if told == NOTHING_REQUESTED else _values(told),
+        delivered=None if delivered is None else _values(delivered),
+        reported=None if reported == NOTHING_REQUESTED else _values(reported),
         **_fields(remembered.requested),
     )
     return _encode(line)
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=_KEPT_TEXTS)
 def _values(requested: Requested) -> _Values:
-    """Return the values as they are written; replicas are answered alike."""
+    """Return the values as the file has them."""
     return _Values(**_fields(requested))
 
 

@@ -1,8 +1,8 @@
-"""What the runtime told: records of its sandboxes and containers, from events and full lists.
+"""Records of the sandboxes and containers that the runtime reported, in events and full lists.
 
-Events may repeat, come late or not at all: an id that was removed never comes back except in a full
-list, a container's state only moves forward, and every full list repairs the rest. Tables are
-bounded, so a runtime that runs wild costs what comes last, not the daemon.
+Events may be repeated, late or lost. So an event never brings back an id that was removed, a
+container's state only moves forward, and every full list repairs the rest. The tables are bounded:
+what a faulty runtime reports beyond that is ignored.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ _LOG = logging.getLogger("koordlet.state")
 
 MAX_SANDBOXES: Final = 8192
 MAX_CONTAINERS: Final = 32768
+"""Bounds of the tables. Chosen: many times what a node runs (kubelet: 110 pods by default), and few
+enough that a faulty runtime cannot exhaust the memory. Twice the value doubles that memory."""
 _MAX_TOMBSTONES: Final = 8192
+"""Removed ids that are remembered, so that a late event does not bring them back. Chosen: late
+events come within seconds, and no node removes thousands of containers in that time."""
 
-_ASKED_AGAIN: Final = frozenset(Requested.__struct_fields__) - {"oom_score_adj"}
-"""What an update of kubelet's may name."""
+_UPDATABLE: Final = frozenset(Requested.__struct_fields__) - {"oom_score_adj"}
+"""The values that kubelet may change in an update."""
 _RUNS: Final = frozenset({ContainerState.RUNNING, ContainerState.PAUSED})
 
 
 class SandboxRecord(msgspec.Struct):
-    """A sandbox. seen: the mark (`RuntimeRecords.now`) of the last message that named it."""
+    """A sandbox. seen: the mark (`RuntimeRecords.now`) of the last report that named it."""
 
     id: str
     pod: Pod
@@ -46,12 +50,14 @@ class SandboxRecord(msgspec.Struct):
 class ContainerRecord(msgspec.Struct):
     """A container.
 
-    first: the values at first sight; asked: what kubelet asked of us, in updates only the values
-    that change, None where no hook saw any.
-    given: what we last answered in place of these, None where that is not known; told: what the
-    runtime's specification held when it was told last, for as long as kubelet asked for nothing
-    else. A value in a full list that is none of these was asked for while nobody listened.
-    hooked: a hook saw the creation. lacks: what only its creation could have given.
+    first_reported: the values in the runtime's first report.
+    from_events: what kubelet requested in events; an update names only values that change. None
+        where no hook saw a request.
+    delivered: what the last reply delivered in place of these; None where that is not known.
+    reported: the values in the runtime's last report, less those that kubelet requested since.
+        A value in a full list that equals none of these was requested in an event that did not
+        reach koordlet.
+    hooked: a hook saw the creation. lacks: what is missing and only creation could have set.
     """
 
     id: str
@@ -61,35 +67,37 @@ class ContainerRecord(msgspec.Struct):
     cgroup: str
     seen: int
     created_at: float
-    first: Requested
-    asked: Requested | None = None
-    given: Requested | None = None
-    told: Requested = NOTHING_REQUESTED
+    first_reported: Requested
+    from_events: Requested | None = None
+    delivered: Requested | None = None
+    reported: Requested = NOTHING_REQUESTED
     hooked: bool = False
     started: bool = False
     lacks: tuple[str, ...] = ()
 
     @property
     def remembered(self) -> Remembered | None:
-        """Return what is to be remembered of it over a restart."""
-        if self.hooked and self.asked is not None:
-            return Remembered(self.asked, hooked=True, given=self.given, told=self.told)
+        """Return what the requests log keeps over a restart; None if there is nothing to keep."""
+        if self.hooked and self.from_events is not None:
+            return Remembered(
+                self.from_events, hooked=True, delivered=self.delivered, reported=self.reported
+            )
         known = self.request
         if known == NOTHING_REQUESTED:
             return None
-        return Remembered(known, hooked=False, given=self.given, told=self.told)
+        return Remembered(known, hooked=False, delivered=self.delivered, reported=self.reported)
 
     @property
     def request(self) -> Requested:
-        """Return what kubelet asked for, as far as the runtime told."""
-        if self.asked is None:
-            return self.first
-        return self.asked if self.hooked else overlay(self.asked, self.first)
+        """Return what kubelet requested, as far as the runtime reported it."""
+        if self.from_events is None:
+            return self.first_reported
+        return self.from_events if self.hooked else overlay(self.from_events, self.first_reported)
 
 
 @dataclass(slots=True)
 class PodRecords:
-    """What the runtime knows of one pod, by id."""
+    """The runtime's sandboxes and containers of one pod, by id."""
 
     sandboxes: dict[str, SandboxRecord] = field(default_factory=dict)
     containers: dict[str, ContainerRecord] = field(default_factory=dict)
@@ -105,8 +113,8 @@ class RuntimeRecords:
         remembered: Mapping[str, Remembered],
         monotonic: Callable[[], float],
     ) -> None:
-        """touched: gets the uid of every pod of which a record changes. remembered: requested
-        values of containers from before a restart."""
+        """touched: receives the uid of every pod whose records change. remembered: requested values
+        of containers from before a restart."""
         self._touched = touched
         self._remembered = dict(remembered)
         self._monotonic = monotonic
@@ -114,12 +122,12 @@ class RuntimeRecords:
         self._containers: dict[str, ContainerRecord] = {}
         self._pods: dict[str, PodRecords] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()
-        self._missed: dict[str, Requested] = {}
+        self._unseen_requests: dict[str, Requested] = {}
         self._clock = 0
         self._full = False
 
     def copy(self, touched: set[str]) -> RuntimeRecords:
-        """Return the same records, none of them shared; it marks pods in another set."""
+        """Return a copy of all records, which marks changed pods in another set."""
         made = RuntimeRecords(touched=touched, remembered={}, monotonic=self._monotonic)
         made._sandboxes = {id_: copy.copy(each) for id_, each in self._sandboxes.items()}
         made._containers = {id_: copy.copy(each) for id_, each in self._containers.items()}
@@ -138,17 +146,17 @@ class RuntimeRecords:
 
     @property
     def pods(self) -> Mapping[str, PodRecords]:
-        """Return uid -> records."""
+        """Uid -> records."""
         return self._pods
 
     @property
     def gone(self) -> Collection[str]:
-        """Return the ids that do not come back by an event."""
+        """The removed ids, which no event brings back."""
         return self._gone.keys()
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return (pods, containers)."""
+        """The numbers of (pods, containers)."""
         return len(self._pods), len(self._containers)
 
     def sandbox(self, sandbox_id: str) -> SandboxRecord | None:
@@ -164,24 +172,24 @@ class RuntimeRecords:
         return self._containers.values()
 
     def without_containers(self) -> Iterator[SandboxRecord]:
-        """Return the sandboxes that no container belongs to."""
+        """Return the sandboxes without containers."""
         busy = {container.sandbox_id for container in self._containers.values()}
         return (sandbox for id_, sandbox in self._sandboxes.items() if id_ not in busy)
 
     # --- events --------------------------------------------------------------------------------
 
     def now(self) -> int:
-        """Return a mark to take before a list is fetched; see `take_list`."""
+        """Return a mark; take it before a list is fetched. See `take_list`."""
         self._clock += 1
         return self._clock
 
     def run_sandbox(self, sandbox: Sandbox) -> None:
-        """A sandbox runs. One that was removed does not come back."""
+        """Record that a sandbox runs. An event does not bring back a removed sandbox."""
         if sandbox.subject.id not in self._gone:
             self._put_sandbox(sandbox)
 
     def stop_sandbox(self, sandbox_id: str) -> None:
-        """A sandbox and all its containers have ended."""
+        """Record that a sandbox and all its containers have ended."""
         found = self._sandboxes.get(sandbox_id)
         if found is None:
             self._bury(sandbox_id)
@@ -193,58 +201,60 @@ class RuntimeRecords:
         self._touched.add(found.pod.uid)
 
     def remove_sandbox(self, sandbox_id: str) -> None:
-        """A sandbox is gone for good."""
+        """Record that a sandbox is gone for good."""
         self.stop_sandbox(sandbox_id)
         self._bury(sandbox_id)
         self.forget_sandbox(sandbox_id)
 
     def forget_sandbox(self, sandbox_id: str) -> None:
-        """Drop a sandbox, of whose end nobody may have told. A later message may name it again."""
+        """Drop a sandbox whose end may not have been reported. A later report may name it again."""
         found = self._sandboxes.pop(sandbox_id, None)
         if found is not None:
             self._pod(found.pod.uid).sandboxes.pop(sandbox_id, None)
             self._prune(found.pod.uid)
 
-    def ask(self, container: Container, *, at_creation: bool) -> ContainerRecord | None:
-        """Kubelet asks for values; what it does not name stays as it was asked for before.
+    def note_request(self, container: Container, *, at_creation: bool) -> ContainerRecord | None:
+        """Record values that kubelet requests; values that it does not name stay as they were.
 
-        Returns None for a container that was removed, or whose pod nobody told of.
+        Returns None for a container that was removed, or whose pod was not reported.
         """
         record = self._put_container(container)
         if record is None:
             return None
         if at_creation:
             record.hooked = True
-        asked = container.subject.requested
-        if asked != NOTHING_REQUESTED:
-            record.asked = asked if record.asked is None else overlay(asked, record.asked)
-            if record.told != NOTHING_REQUESTED:
-                record.told = _only(record.told, lambda name: getattr(asked, name) is None)
+        requested = container.subject.requested
+        if requested != NOTHING_REQUESTED:
+            _add_request(record, requested)
+            if record.reported != NOTHING_REQUESTED:
+                record.reported = _only(
+                    record.reported, lambda name: getattr(requested, name) is None
+                )
         return record
 
-    def asked_again(self, container_id: str, asked: Requested) -> bool:
-        """Kubelet asks a known container for other values; returns whether it is known."""
+    def note_update(self, container_id: str, update: Requested) -> bool:
+        """Record other values that kubelet requests; return whether the container is known."""
         record = self._containers.get(container_id)
         if record is None:
             return False
-        record.asked = asked if record.asked is None else overlay(asked, record.asked)
+        _add_request(record, update)
         return True
 
-    def give(self, container_id: str, values: Requested) -> None:
-        """A container's runtime was answered with these values in place of kubelet's."""
+    def note_delivered(self, container_id: str, values: Requested) -> None:
+        """Record the values that a reply delivered in place of kubelet's."""
         record = self._containers.get(container_id)
         if record is not None:
-            record.given = values
+            record.delivered = values
 
-    def take_missed(self) -> dict[str, Requested]:
-        """Return what the last lists show that kubelet asked for unheard, by container."""
-        missed, self._missed = self._missed, {}
-        return missed
+    def take_unseen_requests(self) -> dict[str, Requested]:
+        """Return requests of which only the last full lists gave evidence, by container."""
+        unseen, self._unseen_requests = self._unseen_requests, {}
+        return unseen
 
     def start_container(self, container: Container) -> bool:
-        """A container's process runs, so its group exists and has the runtime's values.
+        """Record that a container's process runs: its group exists and has the runtime's values.
 
-        Returns whether that tells more than what was asked for and given.
+        Returns whether its values differ from what was requested and delivered.
         """
         if container.state is ContainerState.STOPPED:
             return False
@@ -253,16 +263,19 @@ class RuntimeRecords:
         if record is None:
             return False
         record.started = True
-        record.told = container.current
-        return new or _unlike(container.current, record.request, record.given) != NOTHING_REQUESTED
+        record.reported = container.current
+        return (
+            new
+            or _differing(container.current, record.request, record.delivered) != NOTHING_REQUESTED
+        )
 
     def observe_container(self, container: Container) -> None:
-        """An event told of a container, started or not."""
+        """Record a container that an event reported, started or not."""
         if container.state is not ContainerState.STOPPED:
             self._put_container(container)
 
     def start_overdue(self, older_than_s: float) -> bool:
-        """Count containers as started whose start nobody told; returns whether there were any."""
+        """Count containers as started whose start was not reported; return whether any were."""
         now, found = self._monotonic(), False
         for container in self._containers.values():
             if not container.started and now - container.created_at > older_than_s:
@@ -271,7 +284,7 @@ class RuntimeRecords:
         return found
 
     def remove_container(self, container_id: str) -> None:
-        """A container has ended or was never made. It does not come back."""
+        """Record that a container has ended or was never created. No event brings it back."""
         self._bury(container_id)
         self._drop_container(container_id)
 
@@ -284,10 +297,10 @@ class RuntimeRecords:
         *,
         taken_at: int | None = None,
     ) -> tuple[str, ...]:
-        """Take a runtime's full list: what it does not name is gone.
+        """Take a runtime's full list: whatever it does not name is gone.
 
-        taken_at: the mark from before the list was fetched; what was heard of since then stays,
-        and what was removed since then is not brought back. None: the list is of this moment.
+        taken_at: the mark from before the list was fetched: what was reported since then stays, and
+        what was removed since then is not brought back. None: the list is current.
         Returns the ids of containers that are new and were not created through a hook.
         """
         late = {id_ for id_, at in self._gone.items() if taken_at is not None and at > taken_at}
@@ -314,7 +327,7 @@ class RuntimeRecords:
                 continue
             self._gone.pop(sandbox_id, None)
             self._put_sandbox(sandbox)
-            # A pause process that ended is all that tells of a stopped sandbox here.
+            # A list shows a stopped sandbox only by its pause process, which has ended.
             if known_sandbox := self._sandboxes.get(sandbox_id):
                 known_sandbox.stopped = sandbox.pid == 0 and sandbox_id not in with_containers
         unhooked: list[str] = []
@@ -330,7 +343,7 @@ class RuntimeRecords:
             if new and record is not None and not record.hooked:
                 unhooked.append(container_id)
         self._remembered = {
-            id_: asked for id_, asked in self._remembered.items() if id_ in self._containers
+            id_: kept for id_, kept in self._remembered.items() if id_ in self._containers
         }
         return tuple(unhooked)
 
@@ -350,20 +363,20 @@ class RuntimeRecords:
             return
         if record is None:
             if len(self._sandboxes) >= MAX_SANDBOXES:
-                self._tell_full(f"{MAX_SANDBOXES} sandboxes")
+                self._log_full(f"{MAX_SANDBOXES} sandboxes")
                 return
             record = self._sandboxes[subject.id] = SandboxRecord(
                 subject.id, pod, subject.cgroup, sandbox.resources, self.now()
             )
         else:
             record.seen = self.now()
-            # A leftover's messages have an empty pod: they do not take away what is known.
+            # Messages about a leftover have an empty pod: what is known stays.
             if pod.uid:
                 if pod.uid != record.pod.uid:
                     self.forget_sandbox(subject.id)
                     self._put_sandbox(sandbox)
                     return
-                if not pod.cgroup:  # a runtime that cannot tell now takes nothing back
+                if not pod.cgroup:  # the runtime does not report it now: what is known stays
                     pod = msgspec.structs.replace(
                         pod, cgroup=record.pod.cgroup, kube_qos=record.pod.kube_qos
                     )
@@ -386,10 +399,10 @@ class RuntimeRecords:
             if not uid:
                 return None
             if len(self._containers) >= MAX_CONTAINERS:
-                self._tell_full(f"{MAX_CONTAINERS} containers")
+                self._log_full(f"{MAX_CONTAINERS} containers")
                 return None
             before = self._remembered.get(subject.id)
-            asked = before.requested if before is not None and before.hooked else None
+            from_events = before.requested if before is not None and before.hooked else None
             record = self._containers[subject.id] = ContainerRecord(
                 id=subject.id,
                 sandbox_id=container.sandbox_id,
@@ -398,11 +411,11 @@ class RuntimeRecords:
                 cgroup=subject.cgroup,
                 seen=self.now(),
                 created_at=self._monotonic(),
-                first=container.current if before is None else before.requested,
-                asked=asked,
-                given=None if before is None else before.given,
-                told=NOTHING_REQUESTED if before is None else before.told,
-                hooked=asked is not None,
+                first_reported=container.current if before is None else before.requested,
+                from_events=from_events,
+                delivered=None if before is None else before.delivered,
+                reported=NOTHING_REQUESTED if before is None else before.reported,
+                hooked=from_events is not None,
             )
             if (
                 container.sandbox_id
@@ -414,8 +427,8 @@ class RuntimeRecords:
             record.seen = self.now()
             record.cgroup = subject.cgroup or record.cgroup
             record.name = subject.name or record.name
-            if record.first == NOTHING_REQUESTED:
-                record.first = container.current
+            if record.first_reported == NOTHING_REQUESTED:
+                record.first_reported = container.current
         if container.state in _RUNS or (
             container.state is ContainerState.UNKNOWN and container.pid > 0
         ):
@@ -424,17 +437,17 @@ class RuntimeRecords:
         self._touched.add(record.uid)
         return record
 
-    def _compare(self, record: ContainerRecord, told: Requested) -> None:
-        """Take a value that neither kubelet nor we had the runtime set for what kubelet asks now.
+    def _compare(self, record: ContainerRecord, reported: Requested) -> None:
+        """Count a value as requested that was neither requested nor delivered before.
 
-        Also one of another plugin of the runtime's: it is the base of what we decide all the same.
+        It may also come from another NRI plugin; koordlet's decisions are based on it all the same.
         """
-        if record.given is not None:
-            fresh = _unlike(told, record.request, record.given, record.told)
+        if record.delivered is not None:
+            fresh = _differing(reported, record.request, record.delivered, record.reported)
             if fresh != NOTHING_REQUESTED:
-                record.asked = fresh if record.asked is None else overlay(fresh, record.asked)
-                self._missed[record.id] = fresh
-        record.told = told
+                _add_request(record, fresh)
+                self._unseen_requests[record.id] = fresh
+        record.reported = reported
 
     def _drop_container(self, container_id: str) -> None:
         found = self._containers.pop(container_id, None)
@@ -456,25 +469,33 @@ class RuntimeRecords:
             while len(self._gone) > _MAX_TOMBSTONES:
                 self._gone.popitem(last=False)
 
-    def _tell_full(self, what: str) -> None:
+    def _log_full(self, what: str) -> None:
         if not self._full:
             self._full = True
-            _LOG.error("the runtime tells of more than %s: the rest is not cared for", what)
+            _LOG.error("the runtime reports more than %s: the rest is ignored", what)
+
+
+def _add_request(record: ContainerRecord, requested: Requested) -> None:
+    """Add what kubelet requests now to what it requested in earlier events."""
+    earlier = record.from_events
+    record.from_events = requested if earlier is None else overlay(requested, earlier)
 
 
 def _only(requested: Requested, named: Callable[[str], bool]) -> Requested:
-    """Return the request with these of its values."""
+    """Return the request with only those values whose names satisfy `named`."""
     return Requested(
         *(getattr(requested, name) if named(name) else None for name in Requested.__struct_fields__)
     )
 
 
-def _unlike(told: Requested, *known: Requested | None) -> Requested:
-    """Return what of `told` kubelet can have asked for and none of `known` has."""
+def _differing(reported: Requested, *known: Requested | None) -> Requested:
+    """Return the updatable values of `reported` that differ from the same value of each `known`."""
     return _only(
-        told,
+        reported,
         lambda name: (
-            name in _ASKED_AGAIN
-            and all(each is None or getattr(told, name) != getattr(each, name) for each in known)
+            name in _UPDATABLE
+            and all(
+                each is None or getattr(reported, name) != getattr(each, name) for each in known
+            )
         ),
     )

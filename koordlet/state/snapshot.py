@@ -1,7 +1,7 @@
-"""`Snapshot`: what the reconciler works from, one immutable value.
+"""`Snapshot`: the immutable value that the reconciler works from.
 
-Whoever holds the node's state makes a new one when something changed and hands it out by
-reference; the reconciler never sees a half-made state and takes no lock.
+The event loop makes a new one when the state changed. The reconciler's thread reads it without a
+lock and never sees a half-made state.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hooks.subject import Subject
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine in force and every subject of the node.
 
-    subjects: top-down: node, QoS directories, pods, then sandboxes and containers, host
-        applications. A subject that did not change is the same object as in the snapshot before:
-        decisions are cached by identity first.
-    complete: every configured source of pods has spoken. Before that, a subject that is missing
-        may merely not be known yet, and nothing of it is restored.
+    subjects: top-down: node, QoS directories, pods, sandboxes and containers, host applications.
+        An unchanged subject is the same object as in the former snapshot, since decisions are
+        cached by identity first.
+    complete: the first list of every configured source of pods has arrived. Before that, an absent
+        subject may merely not be known yet, so none of its values is restored.
     """
 
     engine: Engine

@@ -81,7 +81,7 @@ class Surroundings(Protocol):
         """NRI decides about new containers: the proxy's calls need no second decision."""
         ...
 
-    def told_by_proxy(self, uid: str) -> None:
+    def proxy_called(self, uid: str) -> None:
         """Something happened to this pod: ask the sources and wake the reconciler."""
         ...
 
@@ -112,7 +112,7 @@ class HookAnswers:
 
     def pod(self, stage: str, request: hook.PodSandboxHookRequest) -> hook.PodSandboxHookResponse:
         """Echo; a pod's own values are files of its cgroup, which the reconciler writes."""
-        self._daemon.told_by_proxy(request.pod_meta.uid)
+        self._daemon.proxy_called(request.pod_meta.uid)
         answer = hook.PodSandboxHookResponse(
             labels=request.labels,
             annotations=request.annotations,
@@ -125,7 +125,7 @@ class HookAnswers:
     def container(
         self, stage: str, request: hook.ContainerResourceHookRequest
     ) -> hook.ContainerResourceHookResponse:
-        self._daemon.told_by_proxy(request.pod_meta.uid)
+        self._daemon.proxy_called(request.pod_meta.uid)
         answer = hook.ContainerResourceHookResponse(
             container_annotations=request.container_annotations,
             pod_cgroup_parent=request.pod_cgroup_parent,
@@ -145,7 +145,7 @@ class HookAnswers:
             self._decide(key, request, asked, Stage.UPDATE_CONTAINER, answer)
             # Or the reconciler would put back what kubelet asked for before.
             uid, name, _ = key
-            self._state.asked_through_proxy(uid, name, request.container_meta.id, asked)
+            self._state.update_through_proxy(uid, name, request.container_meta.id, asked)
             self._daemon.state_changed("update-container")
         return answer
 

@@ -20,7 +20,7 @@ from hooks.requested import requested_value, value_in_request
 from hooks.subject import ContainerSubject, Pod
 from koordlet.decisions.decider import Decider, Stage
 from koordlet.events import Events, Severity
-from koordlet.executor.tasks import GIVEN_AT_CREATION
+from koordlet.executor.tasks import DELIVERED_AT_CREATION
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog
 from linux.cgroup_files import FILES
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("koordlet.nri")
 RUNTIME = "runtime"
 """The name under which a runtime's lists count as a source of the state."""
 _NOTED: Final = frozenset(FILES)
-_NOTED_AT_CREATION: Final = _NOTED | GIVEN_AT_CREATION
+_NOTED_AT_CREATION: Final = _NOTED | DELIVERED_AT_CREATION
 
 
 class Surroundings(Protocol):
@@ -116,7 +116,7 @@ class NriHandler:
         return self._daemon.resctrl_groups()
 
     def sandbox_pod(self, sandbox_id: str) -> Pod | None:
-        return self._state.told_pod(sandbox_id)
+        return self._state.reported_pod(sandbox_id)
 
     def configured(self, runtime: RuntimeProfile) -> None:
         self.runtime = runtime
@@ -140,15 +140,15 @@ class NriHandler:
         taken_at: int | None = None,
     ) -> Iterable[tuple[str, Decision]]:
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
-        self._take_missed()
-        self._state.spoken(RUNTIME)
+        self._take_unseen_requests()
+        self._state.mark_synced(RUNTIME)
         self._daemon.after_reply(self._requests.rewrite)
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
 
-    def _take_missed(self) -> None:
+    def _take_unseen_requests(self) -> None:
         """Take updates that kubelet asked for while we were away as updates of now."""
-        for container_id, missed in self._state.take_missed().items():
+        for container_id, missed in self._state.take_unseen_requests().items():
             named = [one for one in FILES if value_in_request(missed, one) is not None]
             _LOG.info(
                 "kubelet asked for other values while the runtime was not heard",
@@ -162,7 +162,9 @@ class NriHandler:
             subject = self._state.container(container.subject.id)
             if subject is not None:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
-                self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+                self._state.note_delivered(
+                    subject.id, self._answers.in_place_of(subject.requested, decision)
+                )
                 if decision.outcomes:
                     # The runtime writes these: without a note their originals would not be known.
                     self._daemon.after_reply(partial(self._note_delivered, subject, decision))
@@ -268,13 +270,17 @@ class NriHandler:
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
         """Remember what kubelet asked for, and what the runtime got in its place."""
-        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+        self._state.note_delivered(
+            subject.id, self._answers.in_place_of(subject.requested, decision)
+        )
         self._remember(subject.id)
         self._note_delivered(subject, decision)
 
     def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note`; a creation also gives the container's processes what is theirs."""
-        self._state.give(subject.id, self._answers.in_place_of(subject.requested, decision))
+        self._state.note_delivered(
+            subject.id, self._answers.in_place_of(subject.requested, decision)
+        )
         self._remember(subject.id)
         self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 

@@ -76,7 +76,9 @@ requests = st.builds(
 )
 
 
-memories = st.builds(Remembered, requests, st.booleans(), given=st.none() | requests, told=requests)
+memories = st.builds(
+    Remembered, requests, st.booleans(), delivered=st.none() | requests, reported=requests
+)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), memories, max_size=8))

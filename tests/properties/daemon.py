@@ -242,7 +242,7 @@ class Daemon:
         ended, self._ended = self._ended, []
         report = self.reconciler.run_once("test")
         for container_id in ended:
-            self.journal.done_with(container_id)
+            self.journal.forget_deliveries(container_id)
         return report
 
     def starved(self) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.records import Handed, Record
+from koordlet.executor.records import Record, RuntimeValues
 from linux.resources import Resource
 from service.append_log import encode_line
 from tests.koordlet.executor.bed import fill_disk
@@ -171,7 +171,7 @@ def test_deliveries_are_kept_until_they_are_records(tmp_path: Path) -> None:
     again = Journal(path, boot="b1")
     assert again.deliveries("c1")[QUOTA].requested == 200_000
     assert again.deliveries("c1")[CPUS].delivered == "0-1"
-    again.done_with("c1")
+    again.forget_deliveries("c1")
     assert not Journal(path, boot="b1").deliveries("c1")
 
 
@@ -184,15 +184,15 @@ def test_our_newest_values_are_kept_and_bounded() -> None:
 def test_everything_survives_restart_after_restart(tmp_path: Path) -> None:
     """Each start writes the file anew, from what the one before had written."""
     path = str(tmp_path / "journal")
-    handed = Handed("c1", "kubepods/pod1/c1", 7, QUOTA, ("200000",), asked=100_000)
+    handed = RuntimeValues("c1", "kubepods/pod1/c1", 7, QUOTA, ("200000",), requested=100_000)
     journal = Journal(path, boot="b1")
-    journal.update([record(1)], handed=[handed])
+    journal.update([record(1)], runtime_values=[handed])
     journal.note_delivered("c2", QUOTA, 1, 2)
     journal.update()
     for _ in range(3):
         journal = Journal(path, boot="b1")
         assert journal.records() == [record(1)]
-        assert journal.all_handed() == [handed]
+        assert journal.all_runtime_values() == [handed]
         assert journal.deliveries("c2")[QUOTA].delivered == 2
 
 

@@ -76,10 +76,10 @@ def test_a_handed_value_that_the_runtime_writes_late_does_not_stay(
     bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
     bed.journal.update()
     bed.executor.adopt_deliveries("c1", container.cgroup)
-    bed.executor.watch_handed()
+    bed.executor.watch_runtime_values()
     assert bed.run() == WriteReport()
     bed.restart()
-    bed.executor.watch_handed()
+    bed.executor.watch_runtime_values()
     bed.set(container.cgroup, name, "150000", writer="runtime")
     bed.run()
     assert bed.text(container.cgroup, name).split()[0] == "200000"
@@ -169,7 +169,7 @@ def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
     for again in ("", "after a restart"):
         if again:
             bed.restart()
-            bed.executor.watch_handed()
+            bed.executor.watch_runtime_values()
             bed.run()
         bed.set(container.cgroup, name, "150000", writer="systemd")
         assert bed.run().written == 1
@@ -194,7 +194,7 @@ def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
     pod.remove()
     bed.run()
     bed.restart()
-    assert not bed.journal.all_handed()
+    assert not bed.journal.all_runtime_values()
 
 
 @BOTH
@@ -206,13 +206,13 @@ def test_what_a_runtime_was_handed_is_forgotten_with_the_container(
     container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
     bed.run()
-    assert [one.container_id for one in bed.journal.all_handed()] == ["1"]
+    assert [one.container_id for one in bed.journal.all_runtime_values()] == ["1"]
     pod.remove()
     bed.want("container/1")
     bed.run()
-    assert not bed.journal.all_handed() and not len(bed.journal)
+    assert not bed.journal.all_runtime_values() and not len(bed.journal)
     bed.restart()
-    assert not bed.journal.all_handed()
+    assert not bed.journal.all_runtime_values()
 
 
 def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_damaged_original_harms_nobody_else() -> None:
         bed.journal.update([
             Record(place=pod.cgroup, inode=0 if resource not in FILES else inode,
                    resource=resource, original="junk", ours=("1024", "200000", "-1", "0-3", "0")),
-            Record(place=pod.cgroup, inode=0, resource=resource, key="k", asked="junk",
+            Record(place=pod.cgroup, inode=0, resource=resource, key="k", requested="junk",
                    ours=("1024", "200000", "-1", "0-3", "0")),
         ])  # fmt: skip
     other = bed.kubelet.add_pod(TWO_CORES)

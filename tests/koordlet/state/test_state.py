@@ -123,8 +123,8 @@ def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_
     assert state.pod("u1") is not None
     made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=ASKED))
     assert made == state.container("c2")
-    assert state.told_pod("s2") == runtime_pod("u1")
-    assert state.told_pod("s3") is None
+    assert state.reported_pod("s2") == runtime_pod("u1")
+    assert state.reported_pod("s3") is None
 
 
 def test_an_update_changes_only_what_it_names() -> None:
@@ -263,8 +263,8 @@ def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
     before = Remembered(
         Requested(cpu_shares=512, cfs_quota_us=100_000),
         hooked=True,
-        given=ours,
-        told=Requested(cfs_quota_us=70_000),
+        delivered=ours,
+        reported=Requested(cfs_quota_us=70_000),
     )
     expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
     state = NodeState(remembered={"c1": before}, layout=LAYOUT)
@@ -272,12 +272,12 @@ def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
     assert the_container(state, "c1").requested == expected
     missed = {"c1": Requested(cfs_quota_us=told_us)} if told_us == 200_000 else {}
-    assert state.take_missed() == missed
+    assert state.take_unseen_requests() == missed
     # Then the runtime is handed ours in its place, and tells that back.
-    state.give("c1", ours)
+    state.note_delivered("c1", ours)
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
     assert the_container(state, "c1").requested == expected
-    assert state.take_missed() == {}
+    assert state.take_unseen_requests() == {}
 
 
 def test_a_log_of_an_older_version_does_not_say_which_values_are_ours() -> None:
@@ -462,9 +462,9 @@ def test_subjects_that_did_not_change_stay_the_same_objects() -> None:
 def test_the_state_is_complete_when_every_source_has_spoken() -> None:
     state = NodeState(awaited=["runtime", "kubelet"])
     assert not state.snapshot(ENGINE).complete
-    state.spoken("runtime")
+    state.mark_synced("runtime")
     assert state.awaited == ("kubelet",)
-    state.spoken("kubelet")
+    state.mark_synced("kubelet")
     assert state.snapshot(ENGINE).complete
 
 
@@ -600,7 +600,7 @@ def test_an_update_through_the_proxy_counts_until_kubelets_list_says_something_n
     """No runtime event tells of it, and kubelet's list is up to an interval old."""
     state = NodeState(layout=LAYOUT)
     listed(state, cpu="2")
-    state.asked_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
     assert quota_us(state) == 60_000
     assert the_container(state, "c1").requested.cpu_shares == 102
     listed(state, cpu="2")
@@ -612,6 +612,6 @@ def test_an_update_through_the_proxy_counts_until_kubelets_list_says_something_n
 def test_an_update_through_the_proxy_of_a_container_that_the_runtime_listed() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
-    state.asked_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
     assert quota_us(state) == 60_000
     assert the_container(state, "c1").requested.memory_limit_bytes == ASKED.memory_limit_bytes
