@@ -21,7 +21,7 @@ import msgspec
 
 from apis.meta import format_time
 from benchmarks.whole_manager import Managed, manager
-from kube.client import encode_object
+from kube.client import Client, encode_object
 from kube.resources import NODE_METRICS, NODES, PODS
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import install, set_config
@@ -38,34 +38,33 @@ async def in_parallel(work: Iterable[Callable[[], Coroutine[Any, Any, Any]]], wi
     await asyncio.gather(*(worker() for _ in range(width)))
 
 
-async def fill(server: ApiServer, nodes: int, pods: int) -> None:
+async def fill(client: Client, nodes: int, pods: int) -> None:
     """Write nodes with capacity, and pods bound to them."""
     amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
     status = {"capacity": amounts, "allocatable": amounts}
-    async with server.client() as client:
 
-        def node(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
-            async def make() -> None:
-                plain = {"metadata": {"name": f"node-{number:05d}"}, "status": status}
-                await client.create(NODES, encode_object(NODES, plain))
+    def node(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def make() -> None:
+            plain = {"metadata": {"name": f"node-{number:05d}"}, "status": status}
+            await client.create(NODES, encode_object(NODES, plain))
 
-            return make
+        return make
 
-        def pod(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
-            async def make() -> None:
-                container = {
-                    "name": "c",
-                    "image": "x",
-                    "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-                }
-                spec = {"nodeName": f"node-{number % nodes:05d}", "containers": [container]}
-                body = {"metadata": {"name": f"pod-{number:05d}"}, "spec": spec}
-                await client.create(PODS, encode_object(PODS, body), namespace="default")
+    def pod(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def make() -> None:
+            container = {
+                "name": "c",
+                "image": "x",
+                "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+            }
+            spec = {"nodeName": f"node-{number % nodes:05d}", "containers": [container]}
+            body = {"metadata": {"name": f"pod-{number:05d}"}, "spec": spec}
+            await client.create(PODS, encode_object(PODS, body), namespace="default")
 
-            return make
+        return make
 
-        await in_parallel((node(number) for number in range(nodes)), 32)
-        await in_parallel((pod(number) for number in range(pods)), 32)
+    await in_parallel((node(number) for number in range(nodes)), 32)
+    await in_parallel((pod(number) for number in range(pods)), 32)
 
 
 def report(number: int, nodes: int, pods: int, turn: int) -> bytes:
@@ -156,9 +155,9 @@ def main() -> None:
         async def prepare() -> None:
             async with server.client() as client:
                 await set_config(client, {"colocation-config": '{"enable":true}'})
+                await fill(client, options.nodes, options.pods)
 
         asyncio.run(prepare())
-        asyncio.run(fill(server, options.nodes, options.pods))
         print("cluster written", flush=True)
         with manager(server, "--workers=16") as managed:
             work = measure(server, managed, options.nodes, options.pods, options.seconds)

@@ -1,8 +1,9 @@
 """The whole manager for a while on a large cluster that does not stand still.
 
     KUBEBUILDER_ASSETS=... python -m benchmarks.manager_soak [--minutes 15] [--nodes 5000]
+    python -m benchmarks.manager_soak --in-memory
 
-Behind a real API server every node reports once a minute. Meanwhile
+Behind a real API server, or one in memory, every node reports once a minute. Meanwhile
 
 - one report in a hundred moves the node's use across the threshold, so the node is to be written;
 - nodes stop reporting for three minutes, so that a timer has to withdraw what they offer;
@@ -25,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -38,12 +39,13 @@ import uvloop
 from apis.core import Node
 from apis.meta import format_time
 from benchmarks.manager_scale import fill, in_parallel
-from benchmarks.whole_manager import Managed, Used, manager
+from benchmarks.memory_api_server import memory_api_server
+from benchmarks.whole_manager import Managed, Target, Used, manager
 from cluster.manager.objects import shrink_node
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client, Unreachable, encode_object
 from kube.resources import NODE_METRICS, NODES
-from tests.beds.apiserver import ApiServer, api_server, eventually
+from tests.beds.apiserver import api_server, eventually
 from tests.cluster.conftest import install, set_config
 from tests.ports import free_ports
 
@@ -317,17 +319,14 @@ def figures(seen: Seen, first: Used, seconds: float) -> dict[str, Any]:
 
 
 async def measure(
-    server: ApiServer, managed: Managed, options: argparse.Namespace, url: str
+    target: Target, managed: Managed, options: argparse.Namespace, url: str
 ) -> dict[str, Any]:
-    async with server.client() as client:
+    async with Client(target.connection()) as client:
         soak = Soak(client, managed, options.nodes, options.pods, url)
 
-        async def metrics() -> bool:
-            page = await client.request("GET", NODE_METRICS.path(), params={"limit": "1"})
-            left = msgspec.json.decode(page)["metadata"].get("remainingItemCount", 0)
-            return bool(left + 1 >= options.nodes)
-
-        await eventually(metrics, seconds=300, every=1)
+        await eventually(
+            lambda: managed.used().writes["nodemetric"] >= options.nodes, seconds=300, every=1
+        )
         return await soak.run(options.minutes * 60)
 
 
@@ -337,21 +336,27 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=20000)
     parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--in-memory", action="store_true", help="no kube-apiserver and etcd")
     options = parser.parse_args()
     (port,) = free_ports(1)
-    with api_server() as server:
+    with ExitStack() as stack:
+        if options.in_memory:
+            target = Target(stack.enter_context(memory_api_server()))
+        else:
+            server = stack.enter_context(api_server())
+            uvloop.run(install(server))
+            target = Target.of(server)
 
         async def prepare() -> None:
-            await install(server)
-            async with server.client() as client:
+            async with Client(target.connection()) as client:
                 await set_config(client, configuration(0))
-            await fill(server, options.nodes, options.pods)
+                await fill(client, options.nodes, options.pods)
 
         uvloop.run(prepare())
         print("cluster written", file=sys.stderr, flush=True)
-        with manager(server, "--workers=16", f"--metrics-addr=127.0.0.1:{port}") as managed:
+        with manager(target, "--workers=16", f"--metrics-addr=127.0.0.1:{port}") as managed:
             url = f"http://127.0.0.1:{port}/metrics"
-            print(json.dumps(uvloop.run(measure(server, managed, options, url))))
+            print(json.dumps(uvloop.run(measure(target, managed, options, url))))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import psutil
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from kube.client import Client
-from kube.connection import token_connection
+from kube.connection import Connection, token_connection
 from tests.beds.apiserver import ApiServer, eventually
 
 _TICK_S = 0.005
@@ -61,14 +61,36 @@ class Managed:
         return used
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An API server to talk to. token, certificate: "" where it asks for neither."""
+
+    url: str
+    token: str = ""
+    certificate: str = ""
+
+    @classmethod
+    def of(cls, server: ApiServer) -> Target:
+        certificate = str(server.folder / "certs" / "apiserver.crt")
+        return cls(server.url, server.tokens["admin"], certificate)
+
+    def connection(self) -> Connection:
+        if not self.certificate:
+            return Connection(self.url)
+        connection = token_connection(self.url, token=self.token, ca_file=self.certificate)
+        assert connection.tls is not None
+        connection.tls.check_hostname = False
+        return connection
+
+
 @contextmanager
-def manager(server: ApiServer, *flags: str) -> Iterator[Managed]:
+def manager(server: ApiServer | Target, *flags: str) -> Iterator[Managed]:
     """The manager with these flags, ended with the block."""
+    target = server if isinstance(server, Target) else Target.of(server)
     ours, theirs = multiprocessing.Pipe()
-    certificate = str(server.folder / "certs" / "apiserver.crt")
     process = multiprocessing.get_context("spawn").Process(
         target=_manage,
-        args=(theirs, server.url, server.tokens["admin"], certificate, (*_FLAGS, *flags)),
+        args=(theirs, target, (*_FLAGS, *flags)),
     )
     process.start()
     try:
@@ -96,13 +118,10 @@ class _Stalls:
         return longest
 
 
-def _manage(pipe: Pipe, url: str, token: str, certificate: str, flags: tuple[str, ...]) -> None:
+def _manage(pipe: Pipe, target: Target, flags: tuple[str, ...]) -> None:
     async def run() -> None:
-        connection = token_connection(url, token=token, ca_file=certificate)
-        assert connection.tls is not None
-        connection.tls.check_hostname = False
         stop = asyncio.Event()
-        async with Client(connection, user_agent="koordinator-manager") as client:
+        async with Client(target.connection(), user_agent="koordinator-manager") as client:
             one = Manager(client, parse(list(flags), {}))
             started = time.perf_counter()
             task = asyncio.create_task(one.run(stop))

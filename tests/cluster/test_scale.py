@@ -41,8 +41,8 @@ async def send(client: Client, turn: int) -> None:
 def test_every_node_is_served_once_for_each_change() -> None:
     async def run() -> None:
         await install(server)
-        await fill(server, NODES, PODS)
         async with server.client() as client:
+            await fill(client, NODES, PODS)
             await set_config(client, ENABLED)
             async with manager(server) as one:
                 await eventually(lambda: len(one.caches.node_metrics.items) == NODES, seconds=60)
