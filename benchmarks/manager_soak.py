@@ -101,6 +101,9 @@ class Soak:
         self._silent: dict[int, float] = {}
         self._sent: dict[str, float] = {}
         self._stale: dict[str, float] = {}
+        self._asking = asyncio.Lock()
+        self._stalls: list[tuple[float, float]] = []
+        """Since the last sample."""
         self.cache: Cache[Node] = Cache(client, NODES, Node, shrink=shrink_node)
         self.cache.subscribe(self._node_changed)
 
@@ -223,7 +226,8 @@ class Soak:
             at = time.monotonic() - started
             self.seen.samples.append((at, used))
             print(
-                f"{at:5.0f} s: {used.rss_mb} MB, longest stall {used.stall_s * 1000:.0f} ms, "
+                f"{at:5.0f} s: {used.rss_mb} MB, longest stall {used.stall_s * 1000:.0f} ms "
+                f"({used.stall_cpu_s * 1000:.0f} ms of CPU), "
                 f"{sum(used.writes.values())} writes, {used.remembered} remembered, "
                 f"{used.faults} faults, waiting for {len(self._sent)} nodes",
                 file=sys.stderr,
@@ -234,18 +238,15 @@ class Soak:
         """Ask the manager; its process answers one question at a time."""
         async with self._asking:
             used = await asyncio.to_thread(self._managed.used)
-            self._stall = max(self._stall, used.stall_s)
-            if keep_stall:
-                return used
-            used = used._replace(stall_s=self._stall)
-            self._stall = 0.0
+            self._stalls.append((used.stall_s, used.stall_cpu_s))
+            if not keep_stall:
+                wall, cpu = (max(each) for each in zip(*self._stalls, strict=True))
+                used = used._replace(stall_s=wall, stall_cpu_s=cpu)
+                self._stalls.clear()
             return used
-
-    _stall = 0.0
 
     async def run(self, seconds: float) -> dict[str, Any]:
         """Let it live for so long; return the figures."""
-        self._asking = asyncio.Lock()
         following = asyncio.create_task(self.cache.run())
         await self.cache.wait_synced()
         print("manager started", file=sys.stderr, flush=True)
@@ -307,6 +308,7 @@ def figures(seen: Seen, first: Used, seconds: float) -> dict[str, Any]:
         "scrape_longest_s": percentile(seen.scrapes, 1.0),
         "writes": {name: last.writes[name] - count for name, count in first.writes.items()},
         "longest_stall_ms": round(max(each.stall_s for each in used) * 1000),
+        "longest_stall_cpu_ms": round(max(each.stall_cpu_s for each in used) * 1000),
         "median_of_10_s_longest_stall_ms": round(
             statistics.median(each.stall_s for each in used) * 1000
         ),

@@ -34,7 +34,8 @@ class Used(NamedTuple):
     """What the process used since it started, but for stall_s.
 
     cpu_s: processor time; writes: by controller; peak_mb, rss_mb: resident memory, at most and now;
-    stall_s: the longest time in which the event loop did not turn, since the last report;
+    stall_s, stall_cpu_s: the longest time in which the event loop did not turn since the last
+    report, on the clock and in processor time (which does not count waiting for a processor);
     faults: exceptions that parts survived; remembered: entries in work queues for later.
     """
 
@@ -43,6 +44,7 @@ class Used(NamedTuple):
     peak_mb: int
     rss_mb: float
     stall_s: float
+    stall_cpu_s: float
     faults: int
     remembered: int
 
@@ -104,18 +106,14 @@ class _Stalls:
     """How long the event loop did not turn."""
 
     def __init__(self) -> None:
-        self._longest = 0.0
+        self.longest_s = self.longest_cpu_s = 0.0
 
     async def watch(self) -> None:
         while True:
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.thread_time()
             await asyncio.sleep(_TICK_S)
-            self._longest = max(self._longest, time.perf_counter() - started - _TICK_S)
-
-    def longest(self) -> float:
-        """Return the longest stall since the last call."""
-        longest, self._longest = self._longest, 0.0
-        return longest
+            self.longest_s = max(self.longest_s, time.perf_counter() - started - _TICK_S)
+            self.longest_cpu_s = max(self.longest_cpu_s, time.thread_time() - cpu)
 
 
 def _manage(pipe: Pipe, target: Target, flags: tuple[str, ...]) -> None:
@@ -140,11 +138,13 @@ def _manage(pipe: Pipe, target: Target, flags: tuple[str, ...]) -> None:
                         writes=writes,
                         peak_mb=peak_kb // 1024,
                         rss_mb=round(psutil.Process().memory_info().rss / 2**20, 1),
-                        stall_s=stalls.longest(),
+                        stall_s=stalls.longest_s,
+                        stall_cpu_s=stalls.longest_cpu_s,
                         faults=sum(each.count for each in one.metrics.faults),
                         remembered=sum(each.queue.remembered for each in one.controllers.values()),
                     )
                 )
+                stalls.longest_s = stalls.longest_cpu_s = 0.0
             watching.cancel()
             stop.set()
             await task

@@ -168,6 +168,38 @@ def test_an_error_leaves_the_last_ratio_in_force() -> None:
     assert str(result.resources[BATCH]) == "10320"
 
 
+@pytest.mark.parametrize(
+    ("carried", "written", "batch"),
+    [
+        # A difference of a hundredth is the rounding of another manager's version.
+        (None, "1.20", "10320"),
+        ("1.20", None, "10320"),
+        ("1.19", None, "10234"),
+        ("1.21", None, "10406"),
+        ("1.18", "1.20", "10320"),
+        ("1.22", "1.20", "10320"),
+        ("nonsense", "1.20", "10320"),
+        ("-1", "1.20", "10320"),
+    ],
+)
+def test_a_ratio_is_rewritten_when_it_differs(
+    carried: str | None, written: str | None, batch: str
+) -> None:
+    key = "node.koordinator.sh/cpu-normalization-ratio"
+    carrying = node(annotations={} if carried is None else {key: carried})
+    info = {"node.koordinator.sh/cpu-basic-info": '{"cpuModel":"x"}'}
+    topology = msgspec.convert(
+        {"metadata": {"annotations": info}}, NodeResourceTopology, dec_hook=dec_hook
+    )
+    strategy = CPUNormalizationStrategy(True, default_ratio=1.2)
+    seen = dataclasses.replace(view(carrying, normalization=strategy), topology=topology)
+    result = wanted(seen)
+    assert result.problems == []
+    assert result.annotations.get(key) == written
+    # What is offered goes by the ratio that the node carries then.
+    assert str(result.resources[BATCH]) == batch
+
+
 def test_third_parties_are_subtracted_and_the_origin_kept() -> None:
     text = json.dumps(
         {
