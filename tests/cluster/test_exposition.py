@@ -15,6 +15,7 @@ from cluster.metrics import ManagerMetrics
 from kube.client import Client
 from kube.connection import Connection
 from service.http_server import Request
+from tests.waiting import until
 
 
 def text(registry: Registry) -> str:
@@ -144,7 +145,7 @@ def test_other_work_goes_on_while_a_page_is_made_and_faults_are_on_it() -> None:
     async def run() -> tuple[int, str]:
         async with Client(Connection("http://localhost")) as client:
             one = Manager(client, parse(["--feature-gates=WebhookFramework=false"], {}))
-            for number in range(2000):
+            for number in range(10_000):
                 one.metrics.set_allocatable(f"n{number}", "kubernetes.io/mid-cpu", "integer", 1)
             try:
                 raise KeyError("x")
@@ -195,3 +196,32 @@ def test_what_only_the_event_loop_caught_is_counted_and_ends_nothing(
     assert asyncio.run(run()) == 2
     assert "manager: the event loop" in caplog.text and "a bug" in caplog.text
     assert "the handler is closed" not in caplog.text
+
+
+def test_the_leader_says_so_while_it_leads_and_drops_old_series(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cluster.manager.manager._SWEEP_SECONDS", 0.001)
+
+    async def run() -> None:
+        async with Client(Connection("http://localhost")) as client:
+            one = Manager(client, parse(["--feature-gates=WebhookFramework=false"], {}))
+            swept = 0
+
+            def sweep() -> None:
+                nonlocal swept
+                swept += 1
+                raise KeyError("a bug")
+
+            monkeypatch.setattr(one.metrics, "drop_stale", sweep)
+            assert (one.leading, one.metrics.is_leader.value) == (False, 0)
+            task = asyncio.create_task(one._control())
+            await until(lambda: swept >= 2)
+            assert (one.leading, one.metrics.is_leader.value) == (True, 1)
+            assert one._faults.count == swept  # and it goes on
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert (one.leading, one.metrics.is_leader.value) == (False, 0)
+
+    asyncio.run(run())
+    assert "manager: dropping old series failed" in caplog.text

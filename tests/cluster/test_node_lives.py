@@ -318,6 +318,27 @@ def test_odd_amounts_are_offered_to_the_byte(monkeypatch: pytest.MonkeyPatch) ->
     live(monkeypatch, life)
 
 
+def test_what_a_node_offers_is_a_series_each_with_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life(world: World) -> None:
+        reclaimable = {"resource": {"resources": {"cpu": "2", "memory": "3"}}}
+        world.report(1000, prodReclaimableMetric=reclaimable)
+        await asyncio.sleep(1)
+        kinds = [(BATCH, "integer"), ("kubernetes.io/batch-memory", "byte")]
+        kinds += [(MID, "integer"), ("kubernetes.io/mid-memory", "byte")]
+        assert [
+            world.metrics.allocatable.labels("n1", resource, unit).value for resource, unit in kinds
+        ] == [8600, 64 * 2**30 - 64 * 2**30 * 35 // 100 - 2**30, 2000, 3]
+        assert len(world.metrics.allocatable) == 4
+        # Withdrawn is no value; the series ends when it is old.
+        world.server.remove(NODE_METRICS, "n1")
+        await asyncio.sleep(1)
+        assert len(world.metrics.allocatable) == 4
+        plugins = world.metrics.plugin.labels("MidResource", "succeeded", "ResourceCalculate")
+        assert plugins.value == world.metrics.node_resource.labels("succeeded", "").value > 0
+
+    live(monkeypatch, life)
+
+
 def test_pods_and_heartbeats_alone_cause_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
     async def life(world: World) -> None:
         world.report(1000)
