@@ -19,8 +19,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of Prometheus that every scraper since 2014 reads."""
 
 SLICE_LINES: Final = 2000
-"""Measured: 2 ms a slice, about what ten admission reviews take. With a quarter of it a busy manager,
-whose loop turns slowly, took 5 s for the 40 slices of 5,000 nodes."""
+"""Measured: 2 ms a slice, about what ten admission reviews take. With a quarter of it a busy
+manager, whose loop turns slowly, took 5 s for the 40 slices of 5,000 nodes."""
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
