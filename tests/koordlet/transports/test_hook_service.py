@@ -14,6 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from apis.cpuset import CpuSet
+from hooks.claim import Claim
+from hooks.decision import Decision, Outcome
+from koordlet.transports.hook_service import carry
+from linux.resources import Resource, Value
 from protos.cri.v1 import api_pb2 as cri
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from tests.koordlet.builders import pod_manifest
@@ -62,7 +67,14 @@ class Proxy:
         )
         return await invoke(request, timeout=5)
 
-    async def container(self, stage: str, *, id: str = "", **resources: Any) -> Any:  # noqa: A002
+    async def container(
+        self,
+        stage: str,
+        *,
+        id: str = "",  # noqa: A002
+        annotations: dict[str, str] | None = None,
+        **resources: Any,
+    ) -> Any:
         values = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024, **resources}
         request = hook.ContainerResourceHookRequest(
             pod_meta=hook.PodSandboxMetadata(name="web", uid=self.pod.uid, namespace="default"),
@@ -70,6 +82,7 @@ class Proxy:
             container_annotations={"a": "b"},
             container_resources=hook.LinuxContainerResources(**values),
             pod_labels={"koordinator.sh/qosClass": "LS"},
+            pod_annotations=annotations,
             pod_cgroup_parent=f"/{self.pod.cgroup}",
             container_envs={"A": "1"},
         )
@@ -96,6 +109,64 @@ def test_a_container_gets_its_decided_values_and_everything_else_back(tmp_path: 
             assert answer.pod_cgroup_parent == f"/{p.pod.cgroup}"
 
     run(test)
+
+
+def test_an_environment_that_a_policy_decides_joins_the_containers_own(tmp_path: Path) -> None:
+    gpus = json.dumps({"gpu": [{"minor": 1}, {"minor": 3}]})
+
+    async def test() -> None:
+        gates = {"GPUEnvInject": True}
+        async with (
+            serving(tmp_path, featureGates=gates) as n,
+            n.running(),
+            connected(n, tmp_path) as p,
+        ):
+            allocated = {"scheduling.koordinator.sh/device-allocated": gpus}
+            answer = await p.container("PreCreateContainer", annotations=allocated)
+            assert answer.container_envs == {"A": "1", "NVIDIA_VISIBLE_DEVICES": "1,3"}
+            assert answer.container_annotations == {"a": "b"}
+            plain = await p.container("PreCreateContainer")
+            assert plain.container_envs == {"A": "1"}
+
+    run(test)
+
+
+def outcome(resource: Resource, value: Value) -> Outcome:
+    return Outcome(value, Claim(resource, value, "policy", "reason", "source"))
+
+
+@pytest.mark.parametrize(
+    ("resource", "key", "value", "expected"),
+    [
+        (Resource.CPU_SHARES, "", 7, {"cpu_shares": 7}),
+        (Resource.CPU_CFS_QUOTA, "", -1, {"cpu_quota": -1}),
+        (Resource.CPU_CFS_PERIOD, "", 7, {"cpu_period": 7}),
+        (Resource.MEMORY_LIMIT, "", 7, {"memory_limit_in_bytes": 7}),
+        (Resource.OOM_SCORE_ADJ, "", -7, {"oom_score_adj": -7}),
+        (Resource.CPUSET_CPUS, "", CpuSet.parse("0-3,7"), {"cpuset_cpus": "0-3,7"}),
+        (Resource.CPUSET_MEMS, "", CpuSet.parse("1"), {"cpuset_mems": "1"}),
+        # The protocol has no field for it.
+        (Resource.CPU_IDLE, "", 1, {}),
+    ],
+)
+def test_a_decision_goes_into_the_field_of_its_resource(
+    resource: Resource, key: str, value: Value, expected: dict[str, Any]
+) -> None:
+    answer = hook.ContainerResourceHookResponse(container_envs={"A": "1"})
+    carry(Decision({(resource, key): outcome(resource, value)}), answer)
+    assert answer.container_resources == hook.LinuxContainerResources(**expected)
+    assert answer.container_envs == {"A": "1"}
+
+
+def test_decided_variables_go_into_the_environment_by_name() -> None:
+    answer = hook.ContainerResourceHookResponse(container_envs={"A": "1", "B": "2"})
+    decided = {
+        (Resource.ENV, name): outcome(Resource.ENV, value)
+        for name, value in (("B", "decided"), ("C", ""))
+    }
+    carry(Decision(decided), answer)
+    assert answer.container_envs == {"A": "1", "B": "decided", "C": ""}
+    assert not answer.HasField("container_resources")
 
 
 def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
