@@ -13,6 +13,7 @@ once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +28,10 @@ from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
 from hooks.requested import value_in_request
 from hooks.shape import shape_of
-from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Subject
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Pod, Subject
+
+_MOST_PODS: Final = 1024
+"""Pods whose shape is cached: several times what kubelet runs at most by default (110)."""
 
 _MOST_SHAPES: Final = 2048
 """Shapes whose outcomes are cached; a full cache is emptied. Chosen: a node runs a few hundred
@@ -78,6 +82,11 @@ class Engine:
             and state.policy.individual is not never
         )
         self._by_shape: dict[Hashable, Mapping[ResourceKey, Outcome]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        """A number for each pod's shape: it is hashed once and not for each container."""
+        self._next_number = itertools.count()
+        self._pods: dict[str, tuple[Pod, int | None]] = {}
+        """By uid: the pod, and its shape's number; None for one that is decided by itself."""
 
     @classmethod
     def build(
@@ -95,6 +104,27 @@ class Engine:
             for policy in sorted(policies, key=lambda policy: policy.name)
         ]
         return cls(inputs, states, previous.generation + 1 if previous else 1)
+
+    def prepare(self, pod: Pod) -> None:
+        """Work out beforehand what deciding a container of this pod begins with."""
+        self._shape_of_pod(pod)
+
+    def _shape_of_pod(self, pod: Pod) -> int | None:
+        """Return the number of the pod's shape, None if some policy's claims are the pod's own."""
+        known = self._pods.get(pod.uid)
+        if known is not None and known[0] is pod:
+            return known[1]
+        number = None
+        if not any(individual(pod) for individual in self._individual):
+            shape = shape_of(pod)
+            if len(self._numbers) >= _MOST_SHAPES:
+                self._numbers.clear()
+            # Hooks and passes decide in two threads: no two shapes may get one number.
+            number = self._numbers.setdefault(shape, next(self._next_number))
+        if len(self._pods) >= _MOST_PODS:
+            self._pods.clear()
+        self._pods[pod.uid] = pod, number
+        return number
 
     def claims_at(self, level: Level) -> bool:
         """Tell whether any active policy claims something for subjects of this level."""
@@ -115,8 +145,9 @@ class Engine:
         shape: Hashable = None
         if isinstance(subject, ContainerSubject):
             pod = subject.pod
-            if not any(individual(pod) for individual in self._individual):
-                shape = shape_of(subject)
+            of_pod = self._shape_of_pod(pod)
+            if of_pod is not None:
+                shape = of_pod, subject.name, subject.requested
                 known = self._by_shape.get(shape)
                 if known is not None:
                     return Decision(outcomes=known, generation=self.generation)

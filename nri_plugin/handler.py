@@ -20,7 +20,6 @@ from typing import Protocol
 
 from hooks.decision import Decision, ResourceKey
 from hooks.observed import Container, Sandbox
-from hooks.subject import Pod
 from nri_plugin.capabilities import RuntimeProfile
 
 
@@ -38,14 +37,9 @@ class Handler(Protocol):
     may be missing: `synchronize` is the truth.
     """
 
-    @property
     def resctrl_groups(self) -> Collection[str]:
         """Resctrl groups that exist now. A creation names no other group to the runtime, because
         the OCI runtime refuses to create a container in a group whose directory is missing."""
-        ...
-
-    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
-        """Return the pod of a sandbox as the runtime described it; None for an unknown sandbox."""
         ...
 
     def configured(self, runtime: RuntimeProfile) -> None:

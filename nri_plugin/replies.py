@@ -110,17 +110,17 @@ class Creations:
         message: nri.Container,
         requested: Requested,
         decision: Decision,
-        resctrl_groups: Collection[str],
+        resctrl_groups: Callable[[], Collection[str]],
     ) -> tuple[bytes, tuple[str, ...]]:
         """Return the encoded response, b"" when nothing changes, and the problems of `Adjustment`.
 
-        Arguments as `adjustment`'s.
+        Arguments as `adjustment`'s; resctrl_groups: asked only where the reply is made.
         """
         outcomes = decision.outcomes
         known = self._made.get(id(outcomes))
         if known is not None and known.outcomes is outcomes and known.requested == requested:
             return known.encoded, ()
-        made = adjustment(message, requested, decision, self._profile, resctrl_groups)
+        made = adjustment(message, requested, decision, self._profile, resctrl_groups())
         encoded = b""
         if made.message is not None:
             encoded = nri.CreateContainerResponse(adjust=made.message).SerializeToString()

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from apis.errors import InputError, printable
 from hooks.decision import Decision
-from hooks.observed import Container
+from hooks.observed import Container, Sandbox
 from nri_plugin import replies, subjects
 from nri_plugin.capabilities import Generation, RuntimeKind, RuntimeProfile, runtime_profile
 from nri_plugin.events import Event, parse_events, subscription
@@ -125,6 +125,7 @@ class Session:
         # Events before Configure do not occur; should they, the most careful profile serves.
         self._creations = replies.Creations(self._profile)
         self.synchronized = False
+        self._pods = subjects.Pods()
         self._methods: dict[str, Callable[[bytes, float], bytes]] = {
             "Configure": self._configure,
             "Synchronize": self._synchronize,
@@ -139,10 +140,12 @@ class Session:
         for method, event in _DEDICATED.items():
             self._methods[method] = self._dedicated(event)
         self._on_event: dict[int, Callable[[nri.PodSandbox, nri.Container], None]] = {
-            Event.RUN_POD_SANDBOX: lambda p, c: handler.run_sandbox(subjects.sandbox(p)),
-            Event.POST_UPDATE_POD_SANDBOX: lambda p, c: handler.update_sandbox(subjects.sandbox(p)),
-            Event.STOP_POD_SANDBOX: lambda p, c: handler.stop_sandbox(subjects.sandbox(p)),
-            Event.REMOVE_POD_SANDBOX: lambda p, c: handler.remove_sandbox(subjects.sandbox(p)),
+            Event.RUN_POD_SANDBOX: lambda p, c: handler.run_sandbox(self._new_sandbox(p)),
+            Event.POST_UPDATE_POD_SANDBOX: lambda p, c: handler.update_sandbox(
+                self._new_sandbox(p)
+            ),
+            Event.STOP_POD_SANDBOX: lambda p, c: handler.stop_sandbox(self._sandbox(p)),
+            Event.REMOVE_POD_SANDBOX: self._remove_sandbox,
             Event.POST_START_CONTAINER: self._start_container,
             Event.POST_UPDATE_CONTAINER: lambda p, c: handler.container_updated(
                 self._existing(p, c)
@@ -373,8 +376,9 @@ class Session:
 
     def _create_container(self, payload: bytes, deadline: float) -> bytes:
         request = nri.CreateContainerRequest.FromString(payload)
-        known = self._handler.sandbox_pod(request.container.pod_sandbox_id)
-        container = subjects.created_container(request, self._kind, known)
+        container = subjects.created_container(
+            self._pods.of(request.pod), request.container, self._kind
+        )
         self._inventory.created(container.subject.id)
         decision = self._handler.create_container(container)
         if decision is None:
@@ -387,14 +391,17 @@ class Session:
             decision,
             self._handler.resctrl_groups,
         )
-        self._report(container, problems)
+        if problems:
+            self._report(container, problems)
         if reply:
             self._statistics.adjustments += 1
         return reply
 
     def _update_container(self, payload: bytes, deadline: float) -> bytes:
         request = nri.UpdateContainerRequest.FromString(payload)
-        container = subjects.updated_container(request, self._kind)
+        container = subjects.updated_container(
+            self._pods.of(request.pod), request.container, request.linux_resources, self._kind
+        )
         decision = self._handler.update_container(container)
         if decision is None:
             return b""
@@ -407,7 +414,8 @@ class Session:
             self._profile,
             asked=request.linux_resources,
         )
-        self._report(container, made.problems)
+        if made.problems:
+            self._report(container, made.problems)
         if made.message is None:
             return b""
         self._statistics.updates += 1
@@ -452,11 +460,19 @@ class Session:
         self._handler.remove_container(self._existing(pod, container))
 
     def _existing(self, pod: nri.PodSandbox, container: nri.Container) -> Container:
-        return subjects.existing_container(pod, container, self._kind)
+        return subjects.container_of_pod(self._pods.of(pod), container, self._kind)
+
+    def _new_sandbox(self, message: nri.PodSandbox) -> Sandbox:
+        return subjects.sandbox(message, self._pods.read(message))
+
+    def _sandbox(self, message: nri.PodSandbox) -> Sandbox:
+        return subjects.sandbox(message, self._pods.of(message))
+
+    def _remove_sandbox(self, message: nri.PodSandbox, container: nri.Container) -> None:
+        self._handler.remove_sandbox(self._sandbox(message))
+        self._pods.forget(message.id)
 
     def _report(self, container: Container, problems: tuple[str, ...]) -> None:
-        if not problems:
-            return
         self._statistics.unusable_values += len(problems)
         for problem in problems:
             if (left_out := self._repeats.due(("unusable", problem))) is not None:

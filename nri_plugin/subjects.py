@@ -36,13 +36,53 @@ _NAMED_BY: Final[Mapping[RuntimeKind, Runtime]] = {
     RuntimeKind.CRIO: Runtime.CRIO,
     RuntimeKind.OTHER: Runtime.CONTAINERD,
 }
+_MOST_PODS: Final = 8192
+"""The daemon's state keeps as many sandboxes; a pod that is dropped is parsed again."""
+
+_MOST_VALUES: Final = 2048
+"""Different resources of containers whose parsed form is kept, about 1 MB; then all are dropped."""
+
+_VALUES: Final[dict[tuple[bytes, int], Requested]] = {}
+"""Resources by their encoding: replicas ask for the same, and one lookup replaces the reading of
+a dozen fields while the runtime waits."""
+
 _STATES: Final = {state.value: state for state in ContainerState}
 
 
-def sandbox(message: nri.PodSandbox) -> Sandbox:
-    """Return the sandbox that a message describes."""
+class Pods:
+    """The pods of one connection, each parsed once.
+
+    A runtime keeps what kubelet said of a pod when its sandbox was made, and repeats that in every
+    message about one of its containers.
+    """
+
+    def __init__(self) -> None:
+        self._by_sandbox: dict[str, Pod] = {}
+
+    def read(self, message: nri.PodSandbox) -> Pod:
+        """Parse the message, and keep the pod."""
+        pod = pod_of(message)
+        # A leftover's message says nothing of its pod, and takes nothing away.
+        if message.id and pod.uid and pod.cgroup:
+            if len(self._by_sandbox) >= _MOST_PODS:
+                self._by_sandbox.pop(next(iter(self._by_sandbox)))
+            self._by_sandbox[message.id] = pod
+        return pod
+
+    def of(self, message: nri.PodSandbox) -> Pod:
+        """Return the pod behind a sandbox, parsed now only if it has not been before."""
+        pod = self._by_sandbox.get(message.id)
+        return pod if pod is not None and pod.uid == message.uid else self.read(message)
+
+    def forget(self, sandbox_id: str) -> None:
+        """The sandbox is gone."""
+        self._by_sandbox.pop(sandbox_id, None)
+
+
+def sandbox(message: nri.PodSandbox, pod: Pod | None = None) -> Sandbox:
+    """Return the sandbox that a message describes. pod: the pod behind it, if it is parsed."""
     linux = message.linux
-    pod = pod_of(message)
+    pod = pod or pod_of(message)
     cgroup = directory_of(linux.cgroups_path, "", message.id, Runtime.CONTAINERD)
     return Sandbox(
         subject=SandboxSubject(pod=pod, id=message.id, cgroup=cgroup),
@@ -67,33 +107,20 @@ def pod_of(message: nri.PodSandbox) -> Pod:
     )
 
 
-def created_container(
-    message: nri.CreateContainerRequest, runtime: RuntimeKind, known: Pod | None = None
+def created_container(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
+    """Return the container that is about to be created, with what kubelet asks for it."""
+    return _container(pod, message, runtime, created=True)
+
+
+def updated_container(
+    pod: Pod, message: nri.Container, asked: nri.LinuxResources, runtime: RuntimeKind
 ) -> Container:
-    """Return the container that is about to be created, with what kubelet asks for it.
-
-    known: the pod as its sandbox's event described it. The runtime never refreshes a pod, so
-    it is not read a second time.
-    """
-    pod = known if known is not None and known.uid == message.pod.uid else pod_of(message.pod)
-    return _container(pod, message.container, runtime, created=True)
-
-
-def updated_container(message: nri.UpdateContainerRequest, runtime: RuntimeKind) -> Container:
     """Return the container as it is now, with what this update asks for it."""
-    asked = values(message.linux_resources)
-    return _container(pod_of(message.pod), message.container, runtime, asked=asked)
-
-
-def existing_container(
-    pod: nri.PodSandbox, message: nri.Container, runtime: RuntimeKind
-) -> Container:
-    """Return a container as it is now, with nothing asked for."""
-    return _container(pod_of(pod), message, runtime)
+    return _container(pod, message, runtime, asked=values(asked))
 
 
 def container_of_pod(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
-    """Return a container as it is now, of a pod that is already parsed."""
+    """Return a container as it is now, with nothing asked for."""
     return _container(pod, message, runtime)
 
 
@@ -125,6 +152,16 @@ def _container(
 
 def values(resources: nri.LinuxResources, oom_score_adj: int = 0) -> Requested:
     """Return resources as canonical values. 0, "" and what cannot be read mean "not said"."""
+    key = resources.SerializeToString(), oom_score_adj
+    known = _VALUES.get(key)
+    if known is None:
+        if len(_VALUES) >= _MOST_VALUES:
+            _VALUES.clear()
+        known = _VALUES[key] = _values(resources, oom_score_adj)
+    return known
+
+
+def _values(resources: nri.LinuxResources, oom_score_adj: int) -> Requested:
     cpu = resources.cpu
     return requested_of(
         shares=cpu.shares.value,

@@ -17,6 +17,7 @@ from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.observed import Container, Sandbox
 from hooks.subject import (
+    NOTHING_REQUESTED,
     ContainerSubject,
     HostAppSubject,
     NodeSubject,
@@ -61,9 +62,11 @@ class NodeState:
         sources whose first list must arrive before the state counts as complete."""
         self._touched: set[str] = set()
         """Uids of pods to merge again. The records share this set."""
-        self._runtime = RuntimeRecords(
+        self._records = RuntimeRecords(
             touched=self._touched, remembered=remembered or {}, monotonic=monotonic
         )
+        self._created: list[Container] = []
+        """Containers that are being created, and not on record yet: see `create_container`."""
         self._objects = PodObjects()
         self._layout = layout
         self._awaited = set(awaited)
@@ -74,9 +77,10 @@ class NodeState:
 
     def copy(self) -> NodeState:
         """Return an independent state with the same content, for plans in another thread."""
+        self._settle()
         made = NodeState(layout=self._layout, awaited=self._awaited)
         made._touched |= self._touched
-        made._runtime = self._runtime.copy(made._touched)
+        made._records = self._runtime.copy(made._touched)
         made._objects = self._objects.copy()
         made._views = dict(self._views)
         made._qos = dict(self._qos)
@@ -102,8 +106,41 @@ class NodeState:
         self._runtime.remove_sandbox(sandbox_id)
 
     def create_container(self, container: Container) -> ContainerSubject | None:
-        """Record a container that is about to be created; return its subject, None if removed."""
-        return self._note_request(container, at_creation=True)
+        """Record a container that is about to be created; return its subject, None if removed.
+
+        The runtime waits: the usual container, new and of a pod that is merged, goes on record when
+        the state is next used for anything else.
+        """
+        asked = container.subject
+        view = None if asked.pod.uid in self._touched else self._views.get(asked.pod.uid)
+        if (
+            view is None
+            or asked.requested == NOTHING_REQUESTED
+            or not self._records.would_be_new(asked.id, container.sandbox_id)
+        ):
+            return self._note_request(container, at_creation=True)
+        self._created.append(container)
+        if view.pod is asked.pod:
+            return asked
+        return ContainerSubject(
+            pod=view.pod,
+            name=asked.name,
+            id=asked.id,
+            cgroup=asked.cgroup,
+            requested=asked.requested,
+        )
+
+    @property
+    def _runtime(self) -> RuntimeRecords:
+        """What the runtime reported, all of it."""
+        if self._created:
+            self._settle()
+        return self._records
+
+    def _settle(self) -> None:
+        created, self._created = self._created, []
+        for container in created:
+            self._records.note_request(container, at_creation=True)
 
     def update_container(self, container: Container) -> ContainerSubject | None:
         """Record the new values that kubelet requests; values that it does not name stay."""
@@ -229,11 +266,6 @@ class NodeState:
         """The numbers of (pods, containers) that the runtime reports."""
         return self._runtime.counts
 
-    def reported_pod(self, sandbox_id: str) -> Pod | None:
-        """Return the pod of a sandbox as the runtime reported it."""
-        found = self._runtime.sandbox(sandbox_id)
-        return None if found is None else found.pod
-
     def pod(self, uid: str) -> Pod | None:
         """Return what is known of a pod, from all sources."""
         view = self._view(uid)
@@ -321,6 +353,7 @@ class NodeState:
     # --- merging ---------------------------------------------------------------------------------
 
     def _view(self, uid: str) -> PodView | None:
+        self._settle()
         if uid in self._touched:
             self._touched.discard(uid)
             before = self._views.get(uid)
@@ -341,6 +374,7 @@ class NodeState:
         return self._views.get(uid)
 
     def _all_views(self) -> Collection[PodView]:
+        self._settle()
         for uid in tuple(self._touched):
             self._view(uid)
         return self._views.values()

@@ -213,6 +213,17 @@ class RuntimeRecords:
             self._pod(found.pod.uid).sandboxes.pop(sandbox_id, None)
             self._prune(found.pod.uid)
 
+    def would_be_new(self, container_id: str, sandbox_id: str) -> bool:
+        """Tell whether nothing is known of a container, of a sandbox that is known."""
+        return (
+            sandbox_id in self._sandboxes
+            and container_id not in self._containers
+            and container_id not in self._gone
+            and container_id not in self._remembered
+            and sandbox_id not in self._gone
+            and len(self._containers) < MAX_CONTAINERS
+        )
+
     def note_request(self, container: Container, *, at_creation: bool) -> ContainerRecord | None:
         """Record values that kubelet requests; values that it does not name stay as they were.
 

@@ -17,7 +17,7 @@ from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
 from hooks.observed import Container, Sandbox
 from hooks.requested import requested_value, value_in_request
-from hooks.subject import ContainerSubject, Pod
+from hooks.subject import ContainerSubject
 from koordlet.decisions.decider import Decider, Stage
 from koordlet.events import Events, Severity
 from koordlet.executor.tasks import DELIVERED_AT_CREATION
@@ -111,12 +111,8 @@ class NriHandler:
         self._answers = Answers()
         self.runtime: RuntimeProfile | None = None
 
-    @property
     def resctrl_groups(self) -> Collection[str]:
         return self._daemon.resctrl_groups()
-
-    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
-        return self._state.reported_pod(sandbox_id)
 
     def configured(self, runtime: RuntimeProfile) -> None:
         self.runtime = runtime
@@ -187,6 +183,11 @@ class NriHandler:
         self._daemon.pod_appeared(uid)
         # This merges the pod, after the reply: its containers, which come next, find it so.
         self._pod_changed(uid, now=True)
+        self._daemon.after_reply(partial(self._prepare, uid))
+
+    def _prepare(self, uid: str) -> None:
+        if (pod := self._state.pod(uid)) is not None:
+            self._daemon.engine.prepare(pod)
 
     def update_sandbox(self, sandbox: Sandbox) -> None:
         self._state.run_sandbox(sandbox)

@@ -11,7 +11,6 @@ from pathlib import Path
 from hooks.claim import Claim
 from hooks.decision import Decision, Fault, Outcome, ResourceKey
 from hooks.observed import Container, Sandbox
-from hooks.subject import Pod
 from linux.resources import Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.options import Options
@@ -60,7 +59,6 @@ class RecordingHandler:
         self.groups: Collection[str] = ()
         self.disturb: Callable[[str], None] = lambda method: None
 
-    @property
     def resctrl_groups(self) -> Collection[str]:
         return self.groups
 
@@ -70,10 +68,6 @@ class RecordingHandler:
     def _note(self, method: str, subject: str) -> None:
         self.told.append((method, subject))
         self.disturb(method)
-
-    def sandbox_pod(self, sandbox_id: str) -> Pod | None:
-        told = (each.subject for each in self.sandboxes)
-        return next((subject.pod for subject in told if subject.id == sandbox_id), None)
 
     def configured(self, runtime: RuntimeProfile) -> None:
         self.runtime = runtime

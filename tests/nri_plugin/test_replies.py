@@ -294,7 +294,7 @@ class TestRemembered:
         for message in messages:
             linux = message.linux
             requested = values(linux.resources, linux.oom_score_adj.value)
-            encoded, problems = creations.reply(message, requested, wanted, {"BE"})
+            encoded, problems = creations.reply(message, requested, wanted, lambda: {"BE"})
             assert problems == ()
             anew = adjustment(message, wanted, V1, {"BE"}).message
             expected = nri.CreateContainerResponse(adjust=anew).SerializeToString() if anew else b""
@@ -322,5 +322,5 @@ class TestRemembered:
         wanted = decision({SHARES: 0, QUOTA: 20_000})
         creations = replies.Creations(V1)
         for _ in range(2):
-            _, problems = creations.reply(container(), NOTHING_REQUESTED, wanted, ())
+            _, problems = creations.reply(container(), NOTHING_REQUESTED, wanted, tuple)
             assert len(problems) == 1

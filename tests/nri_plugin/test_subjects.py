@@ -9,8 +9,10 @@ from hooks.subject import NOTHING_REQUESTED
 from linux.resources import UNLIMITED
 from nri_plugin.capabilities import RuntimeKind
 from nri_plugin.subjects import (
+    Pods,
+    container_of_pod,
     created_container,
-    existing_container,
+    pod_of,
     sandbox,
     updated_container,
     values,
@@ -54,9 +56,7 @@ def test_what_a_creation_requests() -> None:
     message.linux.resources.cpu.cpus = "0-3"
     message.linux.resources.cpu.mems = "nonsense"
     message.linux.oom_score_adj.value = -997
-    found = created_container(
-        nri.CreateContainerRequest(pod=pod(), container=message), RuntimeKind.CONTAINERD
-    )
+    found = created_container(pod_of(pod()), message, RuntimeKind.CONTAINERD)
     requested = found.subject.requested
     assert requested.cpu_shares == 512
     assert requested.cfs_quota_us == requested.cfs_period_us == 100000
@@ -73,10 +73,7 @@ def test_an_update_requests_only_what_it_gives() -> None:
     asked.cpu.shares.SetInParent()
     asked.cpu.quota.value = -1
     asked.memory.limit.SetInParent()
-    found = updated_container(
-        nri.UpdateContainerRequest(pod=pod(), container=container(), linux_resources=asked),
-        RuntimeKind.CONTAINERD,
-    )
+    found = updated_container(pod_of(pod()), container(), asked, RuntimeKind.CONTAINERD)
     assert found.subject.requested == values(asked)
     assert found.subject.requested.cpu_shares is None
     assert found.subject.requested.cfs_quota_us == UNLIMITED
@@ -84,13 +81,37 @@ def test_an_update_requests_only_what_it_gives() -> None:
 
 
 def test_an_existing_container_requests_nothing() -> None:
-    found = existing_container(pod(), container(), RuntimeKind.CONTAINERD)
+    found = container_of_pod(pod_of(pod()), container(), RuntimeKind.CONTAINERD)
     assert found.subject.requested == NOTHING_REQUESTED
     assert found.current.cpu_shares == 512
 
 
 def test_a_state_of_a_newer_runtime_is_unknown() -> None:
     message = nri.Container.FromString(b"\x20\x63")  # state 99
-    found = existing_container(nri.PodSandbox(), message, RuntimeKind.OTHER)
+    found = container_of_pod(pod_of(nri.PodSandbox()), message, RuntimeKind.OTHER)
     assert found.state is ContainerState.UNKNOWN
     assert found.subject.pod.uid == ""
+
+
+def test_a_pod_is_parsed_once_and_again_after_its_sandbox_is_gone() -> None:
+    pods = Pods()
+    first = pods.read(pod())
+    assert pods.of(pod()) is first
+    pods.forget(pod().id)
+    assert pods.of(pod()) is not first
+    assert pods.of(pod()) == first
+
+
+def test_another_pod_in_a_sandbox_of_the_same_id_is_not_taken_for_the_first() -> None:
+    pods = Pods()
+    pods.read(pod())
+    other = pod()
+    other.uid = "another"
+    assert pods.of(other).uid == "another"
+
+
+def test_a_leftover_that_names_no_pod_takes_nothing_away() -> None:
+    pods = Pods()
+    first = pods.read(pod())
+    assert pods.of(nri.PodSandbox(id=pod().id)).uid == ""
+    assert pods.of(pod()) is first

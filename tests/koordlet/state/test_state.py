@@ -123,8 +123,29 @@ def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_
     assert state.pod("u1") is not None
     made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=ASKED))
     assert made == state.container("c2")
-    assert state.reported_pod("s2") == runtime_pod("u1")
-    assert state.reported_pod("s3") is None
+
+
+def test_a_creation_is_on_record_for_whatever_is_asked_next() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    created = container(runtime_pod("u1"), "c9", "s1", requested=ASKED)
+    made = state.create_container(created)
+    assert made is not None and made.requested == ASKED
+    assert state.counts[1] == 2
+    assert made == state.container("c9")
+    remembered = state.remembered("c9")
+    assert remembered is not None and remembered.hooked
+
+
+def test_a_creation_of_a_container_that_ended_before_is_not_taken() -> None:
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert state.pod("u1") is not None
+    state.remove_container("c9")
+    late = container(runtime_pod("u1"), "c9", "s1", requested=ASKED)
+    assert state.create_container(late) is None
+    assert state.container("c9") is None
 
 
 def test_an_update_changes_only_what_it_names() -> None:
