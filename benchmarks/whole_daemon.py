@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,10 +42,18 @@ def koordlet(
 
     python: the interpreter of an environment that has a koordlet, of this checkout or another one.
     """
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config)))
+    config_file = str(folder / "config.yaml")
+    Path(config_file).write_text(yaml.safe_dump(dict(config)))
     with log.open("wb") as file:
         daemon = psutil.Popen(
-            [python, "-c", _KOORDLET, "run", "--config", str(folder / "config.yaml")],
+            [
+                os.path.abspath(python),
+                "-c",
+                _KOORDLET,
+                "run",
+                "--config",
+                str(folder / "config.yaml"),
+            ],
             stdout=file,
             stderr=file,
             cwd=folder,  # away from this checkout: the environment's own koordlet is imported
