@@ -103,7 +103,8 @@ class LocalHost:
         try:
             content = os.read(descriptor, _CHUNK)
             whole = content
-            while content:
+            # A cgroup file comes in one piece; the end of a longer one needs another look.
+            while content and not (len(whole) < _KEPT_READ and path.startswith(self._kept_prefix)):
                 content = os.read(descriptor, _CHUNK)
                 whole += content
             keep = path.startswith(self._kept_prefix) and self._may_keep(path)

@@ -207,10 +207,14 @@ class Parts:
     def after_reply(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
 
-    def pod_changed(self, uid: str, *, now: bool) -> None:
-        self.passes.pod_changed(uid, now=now)
+    def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
+        self.passes.pod_changed(uid, can_wait=can_wait)
 
     def pod_appeared(self, uid: str) -> None:
+        self.passes.pod_appeared(uid)
+        self._ask_kubelet_about(uid)
+
+    def _ask_kubelet_about(self, uid: str) -> None:
         if not self.state.known_to_kubelet(uid):
             self.feeds.fetch_soon(KUBELET)
 
@@ -251,5 +255,5 @@ class Parts:
         return self.nri.protects
 
     def proxy_called(self, uid: str) -> None:
-        self.pod_appeared(uid)
+        self._ask_kubelet_about(uid)
         self.feeds.fetch_soon("cri")

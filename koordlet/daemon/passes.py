@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -38,6 +38,10 @@ from linux.resources import Resource
 from service.locks import LockHeld
 
 _LOG = logging.getLogger("koordlet")
+
+_GATHER_S: Final = 0.05
+"""How long changes of pods are gathered. Containers have their values from the runtime by then, so
+what is left is to note and to compare, which for several at a time costs less."""
 
 _SNAPSHOT_PATIENCE_S: Final = 10.0
 """How long a pass waits for the event loop: hooks and endpoints answer within milliseconds, so a
@@ -82,8 +86,9 @@ class Passes:
         self._reasons: set[str] = set()
         self._pods: set[str] = set()
         """Pods that have changed since they were handed over, by uid."""
-        self._pods_now = False
-        """Whether one of them should not wait."""
+        self._new_pods: set[str] = set()
+        """Those that should not wait."""
+        self._gathering: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._stale = False
         self._passed_at = time.monotonic()
@@ -154,13 +159,19 @@ class Passes:
         self._reasons.add(reason)
         self._soon()
 
-    def pod_changed(self, uid: str, *, now: bool) -> None:
-        """Have one pod looked at: after the reply, or with the next one if it can wait."""
+    def pod_appeared(self, uid: str) -> None:
+        """A pod is about to run: have the values of its own group in force at once."""
+        self._stale = True
+        self._new_pods.add(uid)
+        self._soon()
+
+    def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
+        """Have a pod looked at soon, together with others; if it can wait, when others are."""
         self._stale = True
         self._pods.add(uid)
-        if now:
-            self._pods_now = True
-            self._soon()
+        if not can_wait and self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(_GATHER_S, self._hand_over_pods)
 
     def _soon(self) -> None:
         """Hand over what has changed once the reply is on its way, and all of it together."""
@@ -170,20 +181,27 @@ class Passes:
 
     def _hand_over(self) -> None:
         self._scheduled = False
-        reconciler = self.reconciler
-        if self._pods_now:
+        if self._new_pods:
+            pods, self._new_pods = self._new_pods, set()
             if self._layout is not None and not self._layout.kubepods:
                 self._reasons.add("first pod")  # with the snapshot, the pods' root is looked for
-            elif reconciler is not None:
-                engine = self._rules.engine
-                pods = {uid: self._state.subjects_of(uid) for uid in self._pods}
-                self._pods = set()
-                qos = self._state.qos_subjects() if engine.claims_at(Level.QOS) else ()
-                reconciler.pods_changed(engine, pods, qos)
-            self._pods_now = False
-        if self._reasons and reconciler is not None:
+            else:
+                self._hand(pods)
+        if self._reasons and self.reconciler is not None:
             reasons, self._reasons = self._reasons, set()
-            reconciler.trigger(",".join(sorted(reasons)))
+            self.reconciler.trigger(",".join(sorted(reasons)))
+
+    def _hand_over_pods(self) -> None:
+        self._gathering = None
+        pods, self._pods = self._pods, set()
+        self._hand(pods)
+
+    def _hand(self, uids: Collection[str]) -> None:
+        if self.reconciler is not None and uids:
+            engine = self._rules.engine
+            qos = self._state.qos_subjects() if engine.claims_at(Level.QOS) else ()
+            pods = {uid: self._state.subjects_of(uid) for uid in uids}
+            self.reconciler.pods_changed(engine, pods, qos)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -192,8 +210,7 @@ class Passes:
             self._stale = False
             self._snapshot = self._state.snapshot(self._rules.engine)
             # It has all that was handed over, or waits to be.
-            self._pods = set()
-            self._pods_now = False
+            self._pods, self._new_pods = set(), set()
             if self.reconciler is not None:
                 self.reconciler.snapshot_made()
             self._published()

@@ -10,7 +10,8 @@ Facts: linux-interfaces.md sections 5, 6, 18, 20.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from koordlet.executor import node_wide, tasks, views
@@ -139,6 +140,12 @@ class Executor:
         """Return whose value a cgroup file has: a subject, "" for one to restore, else None."""
         slot = self._table.by_path.get(path)
         return None if slot is None else slot.subject
+
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Read each file once during the block; nothing may be applied in it."""
+        with self._table.texts.one_look():
+            yield
 
     # -- passes ----------------------------------------------------------------------------------
 

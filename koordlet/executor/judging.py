@@ -60,7 +60,7 @@ class Judge:
         self, slots: Sequence[Slot], now: float, pause: Callable[[], None] | None
     ) -> list[Slot]:
         """Read the files; return the slots whose content is not the one last judged."""
-        read = self._texts.host.read
+        read = self._texts.raw
         version = self._texts.layout.version
         dirty: list[Slot] = []
         for index, slot in enumerate(slots):

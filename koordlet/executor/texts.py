@@ -8,7 +8,8 @@ stands there. Facts: linux-interfaces.md sections 5 and 6.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from koordlet.executor.slots import Act, PlannedWrite, Slot, Want
@@ -43,6 +44,8 @@ class Texts:
         self.layout = layout
         self._page_size_bytes = page_size_bytes
         self._votes: dict[str, Counter[Formula]] = {}
+        self._seen: dict[str, bytes] | None = None
+        self._inodes: dict[str, int] | None = None
 
     def same(self, file: CgroupFile, wanted: str, found: str) -> bool:
         return same(file, wanted, found, page_size_bytes=self._page_size_bytes)
@@ -58,16 +61,47 @@ class Texts:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def inode(self, directory: str) -> int:
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Read each file and directory once during the block, in which nothing may be written.
+
+        Journal, judge and planner look at the same few files of a group one after the other.
+        """
+        self._seen = {}
+        self._inodes = {}
         try:
-            return self.host.inode(directory)
+            yield
+        finally:
+            self._seen = self._inodes = None
+
+    def raw(self, path: str) -> bytes:
+        """Return a file's content; raises OSError."""
+        seen = self._seen
+        if seen is None:
+            return self.host.read(path)
+        content = seen.get(path)
+        if content is None:
+            content = seen[path] = self.host.read(path)
+        return content
+
+    def inode(self, directory: str) -> int:
+        """Return a directory's inode number, 0 when it cannot be told."""
+        inodes = self._inodes
+        inode = None if inodes is None else inodes.get(directory)
+        if inode is not None:
+            return inode
+        try:
+            inode = self.host.inode(directory)
         except OSError:
             return 0
+        if inodes is not None:
+            inodes[directory] = inode
+        return inode
 
     def standing(self, file: CgroupFile, place: str) -> str:
         """Return the resource's field as it stands; raises OSError and ValueError."""
         directory = self.layout.directory(file.controller, place)
-        raw = self.host.read(f"{directory}/{file.name(self.layout.version)}")
+        raw = self.raw(f"{directory}/{file.name(self.layout.version)}")
         return field_text(file, self.layout.version, raw)
 
     def read(self, file: CgroupFile, place: str) -> str | None:
@@ -79,7 +113,7 @@ class Texts:
     def period(self, slot: Slot) -> int:
         name = "cpu.cfs_period_us" if self.layout.version == 1 else "cpu.max"
         try:
-            raw = self.host.read(f"{slot.directory}/{name}")
+            raw = self.raw(f"{slot.directory}/{name}")
             return int(field_text(FILES[Resource.CPU_CFS_PERIOD], self.layout.version, raw))
         except (OSError, ValueError):
             return DEFAULT_PERIOD_US
@@ -88,7 +122,7 @@ class Texts:
         if self.layout.version == 1:
             return False
         try:
-            return b"populated 1" in self.host.read(f"{slot.directory}/cgroup.events")
+            return b"populated 1" in self.raw(f"{slot.directory}/cgroup.events")
         except OSError:
             return True  # not known: the careful answer
 
@@ -97,7 +131,7 @@ class Texts:
         path = f"{self.layout.hierarchy('cpuset')}/cpuset.mems.effective"
         if slot.resource is Resource.CPUSET_CPUS:
             path = POSSIBLE_CPUS
-        return self.host.read(path).decode("ascii", "replace").strip()
+        return self.raw(path).decode("ascii", "replace").strip()
 
     def children(self, directory: str) -> list[str]:
         try:
@@ -115,7 +149,7 @@ class Texts:
 
     def lists(self, path: str, word: str) -> bool:
         try:
-            return word.encode() in self.host.read(path).split()
+            return word.encode() in self.raw(path).split()
         except OSError:
             return False
 

@@ -103,7 +103,7 @@ class TreePlanner:
             return None
         path = f"{slot.directory}/memory.memsw.limit_in_bytes"
         try:
-            old = int(self._texts.host.read(path))
+            old = int(self._texts.raw(path))
         except (OSError, ValueError):
             return None  # no swap accounting on this kernel
         wanted, found = _bytes(text), _bytes(slot.found or "")
@@ -187,7 +187,7 @@ class TreePlanner:
             period = DEFAULT_PERIOD_US
             if file.codec is Codec.QUOTA:
                 directory = self._texts.layout.directory(file.controller, place)
-                period = int(self._texts.host.read(f"{directory}/cpu.cfs_period_us"))
+                period = int(self._texts.raw(f"{directory}/cpu.cfs_period_us"))
             return self._element(file, text, period)
         except (OSError, ValueError):
             return None

@@ -89,10 +89,10 @@ class Reconciler:
         self._new_layout: tuple[Layout, bool] | None = None
         self._crash_logged_at: dict[str, float] = {}
         self._pods = PodsQueue()
-        self._pods_urgent = False
         self._outside_pods: set[str] = set()
         """Subjects of pods in whose files others have written."""
         self._outside_at = math.inf
+        """When they are looked at, if not with a pod that changed before."""
         self._pass_at = time.monotonic()
         """When the timer runs off."""
 
@@ -138,19 +138,14 @@ class Reconciler:
         engine: Engine,
         pods: Mapping[str, Sequence[Subject]],
         qos: Sequence[Subject] = (),
-        *,
-        now: bool = True,
     ) -> None:
-        """Have these pods looked at soon, without the rest of the node. Any thread; never blocks.
+        """Have these pods looked at now, without the rest of the node. Any thread; never blocks.
 
         pods: by uid, what the next snapshot would say of each; no subjects: it has ended.
         qos: the QoS directories, if what is wanted of them depends on their pods.
-        now: False: it can wait for the next pod that changes, or for the next pass.
         """
         self._pods.put(engine, pods, qos)
-        if now:
-            self._pods_urgent = True
-            self._triggers.wake()
+        self._triggers.wake()
 
     def snapshot_made(self) -> None:
         """A snapshot for the next pass has just been made: it has what is queued of pods."""
@@ -320,11 +315,13 @@ class Reconciler:
             self._journal.update()
         except JournalError as error:
             self._stats = msgspec.structs.replace(self._stats, journal_error=str(error))
-        update = self._wishes.update_pods(pods)
-        subjects = {*update.subjects, *self._outside_pods}
-        self._forget_outside()
-        self._executor.look_again(subjects)
-        done = self._executor.apply(self._executor.plan(subjects=subjects))
+        with self._executor.one_look():
+            update = self._wishes.update_pods(pods)
+            subjects = {*update.subjects, *self._outside_pods}
+            self._forget_outside()
+            self._executor.look_again(subjects)
+            plan = self._executor.plan(subjects=subjects)
+        done = self._executor.apply(plan)
         self._stats = msgspec.structs.replace(
             self._stats,
             pod_updates=self._stats.pod_updates + len(pods),
@@ -428,8 +425,7 @@ class Reconciler:
         """
         while not self._stopping:
             now = time.monotonic()
-            if (self._pods_urgent or now >= self._outside_at) and self._can_update_pods():
-                self._pods_urgent = False
+            if (self._pods or now >= self._outside_at) and self._can_update_pods():
                 return ()
             if now >= self._pass_at:
                 return (*self._triggers.take(), "timer")

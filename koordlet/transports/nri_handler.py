@@ -52,15 +52,15 @@ class Surroundings(Protocol):
         """The state changed: publish a snapshot and wake the reconciler, after the reply."""
         ...
 
-    def pod_changed(self, uid: str, *, now: bool) -> None:
-        """One pod changed: have the reconciler look at it, after the reply.
+    def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
+        """One pod changed: have the reconciler look at it soon, after the reply.
 
-        now: whether there is something to do at once; else it can wait for another pod.
+        can_wait: until another pod changes, or the next pass.
         """
         ...
 
     def pod_appeared(self, uid: str) -> None:
-        """A pod runs that kubelet's list may not have yet."""
+        """A pod is about to run, or has other resources: what is its own is wanted at once."""
         ...
 
     def delivered(
@@ -180,9 +180,8 @@ class NriHandler:
     def run_sandbox(self, sandbox: Sandbox) -> None:
         uid = sandbox.subject.pod.uid
         self._state.run_sandbox(sandbox)
-        self._daemon.pod_appeared(uid)
         # This merges the pod, after the reply: its containers, which come next, find it so.
-        self._pod_changed(uid, now=True)
+        self._daemon.pod_appeared(uid)
         self._daemon.after_reply(partial(self._prepare, uid))
 
     def _prepare(self, uid: str) -> None:
@@ -191,15 +190,15 @@ class NriHandler:
 
     def update_sandbox(self, sandbox: Sandbox) -> None:
         self._state.run_sandbox(sandbox)
-        self._pod_changed(sandbox.subject.pod.uid, now=True)
+        self._daemon.pod_appeared(sandbox.subject.pod.uid)
 
     def stop_sandbox(self, sandbox: Sandbox) -> None:
         self._state.stop_sandbox(sandbox.subject.id)
-        self._pod_changed(sandbox.subject.pod.uid, now=False)
+        self._pod_changed(sandbox.subject.pod.uid, can_wait=True)
 
     def remove_sandbox(self, sandbox: Sandbox) -> None:
         self._state.remove_sandbox(sandbox.subject.id)
-        self._pod_changed(sandbox.subject.pod.uid, now=False)
+        self._pod_changed(sandbox.subject.pod.uid, can_wait=True)
 
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
@@ -208,13 +207,13 @@ class NriHandler:
             if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
                 self._daemon.make_host_directory(key, outcome.value)
         self._daemon.after_reply(lambda: self._note_creation(subject, decision))
-        self._pod_changed(container.subject.pod.uid, now=False)
+        self._pod_changed(container.subject.pod.uid, can_wait=True)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
             self._daemon.after_reply(partial(self._remember, container.subject.id))
-        self._pod_changed(container.subject.pod.uid, now=True)
+        self._pod_changed(container.subject.pod.uid)
 
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
@@ -224,15 +223,15 @@ class NriHandler:
 
     def container_updated(self, container: Container) -> None:
         self._state.observe_container(container)
-        self._pod_changed(container.subject.pod.uid, now=True)
+        self._pod_changed(container.subject.pod.uid)
 
     def stop_container(self, container: Container) -> None:
         self._end(container)
-        self._pod_changed(container.subject.pod.uid, now=False)
+        self._pod_changed(container.subject.pod.uid, can_wait=True)
 
     def remove_container(self, container: Container) -> None:
         self._end(container)
-        self._pod_changed(container.subject.pod.uid, now=False)
+        self._pod_changed(container.subject.pod.uid, can_wait=True)
 
     def list_overdue(self, reason: str) -> None:
         self._events.add(
@@ -253,9 +252,9 @@ class NriHandler:
             " until the next one the reconciler repairs what containers miss",
         )
 
-    def _pod_changed(self, uid: str, *, now: bool) -> None:
+    def _pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
         if uid:
-            self._daemon.pod_changed(uid, now=now)
+            self._daemon.pod_changed(uid, can_wait=can_wait)
         else:
             # A leftover of a pod that the runtime does not know any more: it could be any pod's.
             self._daemon.state_changed("leftover")

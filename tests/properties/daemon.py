@@ -144,12 +144,12 @@ class Daemon:
     def state_changed(self, reason: str) -> None:
         """The tests run passes by hand."""
 
-    def pod_changed(self, uid: str, *, now: bool) -> None:
+    def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
         self._pods.add(uid)
-        self._pods_now = self._pods_now or now
+        self._pods_now = self._pods_now or not can_wait
 
     def pod_appeared(self, uid: str) -> None:
-        """There is no kubelet list here."""
+        self.pod_changed(uid)
 
     def delivered(
         self,

@@ -124,17 +124,6 @@ def test_the_thread_looks_at_a_changed_pod_without_a_pass(running: Node) -> None
     assert running.reconciler.stats.pod_updates == 1
 
 
-def test_a_pod_that_can_wait_goes_with_the_next_one(running: Node) -> None:
-    wait_until(lambda: running.reconciler.stats.passes == 1, "the first pass")
-    running.annotate(0, skip="1")
-    running.annotate(1, skip="1")
-    first = {uid_of(running.subjects[0]): running.subjects[:1]}
-    running.reconciler.pods_changed(running.engine, first, now=False)
-    change(running, 1)
-    wait_until(lambda: running.reconciler.stats.pod_updates == 2, "both in one go")
-    assert running.shares(0) == running.shares(1) != "700"
-
-
 @pytest.fixture
 def running() -> Iterator[Node]:
     node = make_node()
