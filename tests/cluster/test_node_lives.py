@@ -31,7 +31,7 @@ from kube.resources import (
     NODES,
     PODS,
 )
-from tests.cluster.fake_api import FakeApi, VirtualTimeLoop, in_virtual_time
+from tests.cluster.fake_api import FakeApi, VirtualTimeLoop, in_virtual_time, merged
 
 BATCH, MID = "kubernetes.io/batch-cpu", "kubernetes.io/mid-cpu"
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -314,6 +314,79 @@ def test_odd_amounts_are_offered_to_the_byte(monkeypatch: pytest.MonkeyPatch) ->
         assert world.offered("kubernetes.io/batch-memory", "odd") == str(memory)
         assert world.offered(MID, "odd") == "17"
         assert world.offered("kubernetes.io/mid-memory", "odd") == "12345679"
+
+    live(monkeypatch, life)
+
+
+CPU_INFO = "node.koordinator.sh/cpu-basic-info"
+ZONE = {"name": "node-0", "type": "Node", "resources": []}
+GPU = {"type": "gpu", "health": True, "resources": {"koordinator.sh/gpu-core": "100"}}
+TRIGGERS: tuple[tuple[Any, dict[str, Any], dict[str, Any], bool], ...] = (
+    # resource, what is stored beside the name, what it becomes, whether the node is looked at
+    (NODES, {"labels": {"a": "b"}}, {}, True),
+    (NODES, {"annotations": {"a": "b"}}, {}, True),
+    (NODES, {"finalizers": ["x"]}, {}, False),
+    (NODES, {}, {"status": {"capacity": {"cpu": "15", "memory": "64Gi"}}}, True),
+    (NODES, {}, {"status": {"allocatable": {"cpu": "15"}}}, True),
+    (NODES, {}, {"spec": {"unschedulable": True}}, False),
+    (NODE_METRICS, {}, {"status": {"updateTime": "2026-01-01T00:16:50Z"}}, True),
+    (NODE_METRICS, {}, {"spec": {"metricCollectPolicy": {"reportIntervalSeconds": 1}}}, False),
+    (NODE_METRICS, {"labels": {"a": "b"}}, {}, False),
+    (NODE_RESOURCE_TOPOLOGIES, {"annotations": {CPU_INFO: '{"cpuModel":"x"}'}}, {}, True),
+    (NODE_RESOURCE_TOPOLOGIES, {"annotations": {"other": "x"}}, {}, False),
+    (NODE_RESOURCE_TOPOLOGIES, {"labels": {"a": "b"}}, {}, False),
+    (NODE_RESOURCE_TOPOLOGIES, {}, {"zones": [ZONE]}, True),
+    (DEVICES, {"labels": {"node.koordinator.sh/gpu-model": "x"}}, {}, True),
+    (DEVICES, {"annotations": {"a": "b"}}, {}, False),
+    (DEVICES, {}, {"spec": {"devices": [GPU]}}, True),
+)
+
+
+@pytest.mark.parametrize(("resource", "metadata", "plain", "looked"), TRIGGERS)
+def test_which_changes_have_a_node_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+    resource: Any,
+    metadata: dict[str, Any],
+    plain: dict[str, Any],
+    looked: bool,
+) -> None:
+    async def life(world: World) -> None:
+        world.report(1000)
+        world.server.put(DEVICES, {"metadata": {"name": "n1"}, "spec": {"devices": []}})
+        world.server.put(NODE_RESOURCE_TOPOLOGIES, {"metadata": {"name": "n1"}, "zones": []})
+        await asyncio.sleep(1)
+
+        def times() -> float:
+            return world.metrics.node_resource.labels("succeeded", "").value
+
+        before, stored = times(), world.server.get(resource, "n1")
+        body = merged(stored, {"metadata": metadata, **plain})
+        world.server.put(resource, body)
+        await asyncio.sleep(1)
+        assert (times() > before) is looked
+        before = times()
+        world.server.put(resource, body)  # the same again, as a watch that resumes may say
+        await asyncio.sleep(1)
+        assert times() == before
+
+    live(monkeypatch, life)
+
+
+@pytest.mark.parametrize(
+    ("resource", "gone"),
+    [(NODE_METRICS, BATCH), (DEVICES, "koordinator.sh/gpu-core")],
+)
+def test_what_goes_with_an_object_that_is_deleted(
+    monkeypatch: pytest.MonkeyPatch, resource: Any, gone: str
+) -> None:
+    async def life(world: World) -> None:
+        world.report(1000)
+        world.server.put(DEVICES, {"metadata": {"name": "n1"}, "spec": {"devices": [GPU]}})
+        await asyncio.sleep(1)
+        assert world.offered(gone) is not None
+        world.server.remove(resource, "n1")
+        await asyncio.sleep(1)
+        assert world.offered(gone) is None
 
     live(monkeypatch, life)
 
