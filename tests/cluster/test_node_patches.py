@@ -13,6 +13,7 @@ import pytest
 from apis.core import Node
 from apis.decode import dec_hook
 from apis.device import Device
+from apis.explanation import parse_explanation
 from apis.node_strategy import NodeColocation
 from apis.nodemetric import NodeMetric
 from apis.quantity import parse_quantity
@@ -133,6 +134,33 @@ def test_a_report_grows_stale_at_its_time() -> None:
     for odd in ("soon", "2026-13-01T00:00:00Z", "9999-12-31T23:59:59-01:00"):
         metric = NodeMetric(status=nodes.report(at=odd))
         assert "no readable updateTime" in str(freshness(metric, strategy, NOW)[0])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left"), [(0, 900.0), (899, 1.0), (900, 0.0), (900.5, None), (-60, 960.0)]
+)
+def test_a_report_is_fresh_up_to_the_very_end_of_its_time(
+    seconds: float, left: float | None
+) -> None:
+    metric = NodeMetric(status=nodes.report(at="2026-01-01T00:00:00Z"))
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    assert freshness(metric, nodes.strategy(), at)[1] == left
+
+
+def test_what_is_withdrawn_is_explained_as_nothing_with_the_reason() -> None:
+    result = wanted(view(node(), reported=False))
+    assert [result.resources[name] for name in (BATCH, MEMORY)] == [None, None]
+    origin = json.loads(str(result.along["node.koordinator.sh/originExtendedAllocatable"]))
+    assert origin == {"resources": {BATCH: "0", MEMORY: "0"}}
+    key = "node.koordinator.sh/resource-explanation"
+    found = parse_explanation(str(result.along[key]), obj="Node n1").resources
+    assert set(found) == {
+        *(BATCH, MEMORY, "kubernetes.io/mid-cpu", "kubernetes.io/mid-memory"),
+    }
+    for each in found.values():
+        assert (each.formula, each.result) == ("withdrawn", 0)
+        assert each.note == "the node has no NodeMetric"
+    assert result.zones == {} and result.stale_in is None
 
 
 def test_ratios_stand_in_annotations_and_vanish_with_co_location() -> None:

@@ -225,11 +225,12 @@ def test_class_and_sub_priority_of_a_pod_stay_as_they_are() -> None:
 def test_a_profile_that_is_made_changed_or_deleted_is_looked_at() -> None:
     async def life(world: World) -> None:
         queue = world.controller.queue
-        for change in (
+        changes: list[Callable[[], None]] = [
             world.profile,
             lambda: world.profile(labels={}),
             lambda: world.server.remove(PROFILES, "p"),
-        ):
+        ]
+        for change in changes:
             change()
             world.server.show(world.profiles)
             assert queue.take() == "p" and not queue.due
