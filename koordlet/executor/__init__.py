@@ -1,8 +1,11 @@
 """The executor: the one writer of kernel files.
 
-`executor` is the door. `slots` has the terms that all of it uses, `table` holds what is wanted;
-`judging` reads what stands, `originals` knows what stood before, `files` plans cgroup files, along
-the `tree` in the order that `order` finds, in the `texts` of the kernel; `node_wide` plans sysctls,
-resctrl groups and host directories, `tasks` what belongs to processes; `applying` writes, and
-`views` tells people.
+`executor` is the interface for other rooms. Inside:
+
+- `slots`: the types that all files here share; `table`: the desired values and their states
+- `judging`: compares observed with desired values; `originals`: the values from before koordlet
+- `files`: plans cgroup files; `tree`: values that are ordered along the cgroup tree; `order`: the
+  order of their writes; `texts`: values as the kernel writes them
+- `node_wide`: plans sysctls, resctrl groups and host directories; `tasks`: values of processes
+- `applying`: writes; `journal` and `records`: originals on disk; `views`: states for people
 """

@@ -1,8 +1,8 @@
-"""Applying a plan: the journal first, then one write after the other, each read back.
+"""Applies a plan: first the journal, then one write after the other, each of which is read back.
 
-What the kernel says decides the state: ENOENT and ENODEV are a group that is gone (nobody's
-fault), EOPNOTSUPP is unsupported, everything else is a refusal that backs off per file, and holds
-back what was planned to follow it. A budget bounds all writes together.
+The kernel's answer decides the state. ENOENT and ENODEV: the group is gone, which is no failure.
+EOPNOTSUPP: unsupported. Any other error is a refusal: the file backs off, and writes that were
+planned to follow it are held back. A budget limits the writes of all files together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from linux.resources import Resource
 log = logging.getLogger(__name__)
 
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-_COOKIE_GROUPS: Final = 256  # of which changes are counted
+_COOKIE_GROUPS: Final = 256
+"""Core scheduling groups whose changes are counted. Chosen: each is a series of a metric, and a
+node has far fewer at a time. Twice the value doubles the series that ended groups leave behind."""
 
 
 class Applier:
@@ -57,10 +59,13 @@ class Applier:
         self._tokens = float(table.limits.burst)
         self._refilled = table.clock()
         self.cookie_changes: dict[tuple[str, str], int] = {}
-        """(core scheduling group, "succeeded" or "failed") -> changes, of the last groups."""
+        """(core scheduling group, "succeeded" or "failed") -> changes, of the latest groups."""
 
     def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
-        """Do what `plan` says, as far as budget and kernel allow."""
+        """Carry out `plan` as far as the budget and the kernel allow.
+
+        pause: called after each slice of writes, to let waiting threads run.
+        """
         try:
             self._table.journal.update(
                 plan.records.values(), plan.forget, runtime_values=plan.runtime_values
@@ -86,7 +91,7 @@ class Applier:
         )
 
     def _not_journalled(self, plan: Plan, error: JournalError) -> WriteReport:
-        """Write nothing: without its original on record, no value could be put back."""
+        """Write nothing: without its original in the journal, no value could be restored."""
         for write in plan.writes:
             slot = self._table.slots.get(write.slot)
             if slot is not None:
@@ -95,13 +100,13 @@ class Applier:
         return WriteReport(failed=len(plan.writes))
 
     def _may_go(self, write: PlannedWrite, progress: _Progress) -> bool:
-        """Tell whether a write may be tried now; takes it off the budget, or says why not."""
+        """Return whether a write may be tried now. Takes it off the budget, or sets the state."""
         slot = self._table.slots.get(write.slot)
         if slot is not None and slot.file is not None and slot.retry_at > self._refilled:
-            return False  # its widening step was refused in this pass
+            return False  # its widening step was refused in this pass, or it still backs off
         if slot is not None and (other := progress.refused.before(write)):
             slot.look_again()
-            if slot.retry_at <= self._refilled:  # else it was refused itself, and says why
+            if slot.retry_at <= self._refilled:  # else it was refused itself; its state says why
                 self._table.set_state(slot, State.BLOCKED, f"waits for {other}")
             return False
         if self._tokens < 1.0:
@@ -135,14 +140,14 @@ class Applier:
             self._written(slot, write, progress)
 
     def _written(self, slot: Slot, write: PlannedWrite, progress: _Progress) -> None:
-        """Follow a write that the kernel took: read back, journal, state."""
+        """Follow up a write that the kernel accepted: read it back, set journal and state."""
         if write.act is Act.MKDIR and slot.resource is Resource.RESCTRL_SCHEMATA:
             node_wide.note_made(self._table, slot, write.path)
         if slot.file is not None:
             if write.final and self._settle(slot, write):
                 progress.restored.append(slot)
         elif write.act is Act.RMDIR:
-            # At once: a thing of this name that is made from now on is not ours.
+            # At once: whatever gets this name from now on is not ours.
             self._table.forget([slot.slot_key])
             self._table.drop(slot)
             progress.removed += 1
@@ -152,7 +157,7 @@ class Applier:
             self._table.in_force(slot)
 
     def _forget_restored(self, restored: Sequence[Slot]) -> None:
-        """Take the records of restored files out of the journal."""
+        """Remove the records of restored files from the journal."""
         if not restored:
             return
         left = [self._files.left_for_idle(slot, self._table.slots) for slot in restored]
@@ -178,7 +183,7 @@ class Applier:
                     self._texts.host.mkdir(write.path, write.mode)
                 except FileExistsError:
                     if write.slot[1] is Resource.RESCTRL_SCHEMATA:
-                        raise  # somebody else's, made a moment ago: the next pass looks at it
+                        raise  # another program made it a moment ago: the next pass looks at it
                     return
             case Act.RMDIR:
                 self._texts.host.rmdir(write.path)
@@ -202,7 +207,7 @@ class Applier:
         record = self._table.journal.get(*slot.slot_key)
         left = "" if record is None or not record.ours else record.ours[-1]
         key = left if slot.want is None else str(slot.want.value), status
-        # Counted last, kept longest: a group may be one pod, and pods come and go for ever.
+        # The group counted last is kept longest: a group may be one pod, and pods come and go.
         self.cookie_changes[key] = self.cookie_changes.pop(key, 0) + 1
         if len(self.cookie_changes) > _COOKIE_GROUPS:
             del self.cookie_changes[next(iter(self.cookie_changes))]
@@ -219,7 +224,7 @@ class Applier:
             node_wide.explain_refusal(self._table, slot, write)
 
     def _settle(self, slot: Slot, write: PlannedWrite) -> bool:
-        """Read back what was written; True when it was a restore that is complete."""
+        """Read back what was written; return whether it was a restore that is now complete."""
         assert slot.file is not None and slot.text is not None
         try:
             raw = self._texts.host.read(slot.path)
@@ -242,12 +247,12 @@ class Applier:
         return False
 
     def _take_odd(self, slot: Slot, found: str, wrote: str) -> None:
-        """The kernel shows something else at once: that is what it made of ours, and ours too."""
+        """Record that the kernel changed our value on writing: the result counts as ours too."""
         record = self._table.journal.get(*slot.slot_key)
         if record is not None:
             self._table.forget((), [record.with_ours(found)])
         self._table.set_state(
-            slot, State.DEGRADED, f"wrote {wrote}, and the kernel made it {found}"
+            slot, State.DEGRADED, f"wrote {wrote}, and the kernel changed it to {found}"
         )
 
 
@@ -256,14 +261,15 @@ _BESIDE: Final[Mapping[Resource, Resource]] = {
     Resource.CPU_CFS_QUOTA: Resource.CPU_CFS_BURST,  # a quota below the burst is refused
     Resource.CPU_CFS_BURST: Resource.CPU_CFS_QUOTA,
 }
-"""What is planned to follow which other resource of the same group."""
+"""Resource -> the resource of the same group whose write precedes its own."""
 
 
 @dataclass(slots=True)
 class _Progress:
     """How far one plan has come.
 
-    restored: slots of files whose originals stand again. removed: directories that we had made.
+    restored: slots of files whose originals are in force again. removed: directories that koordlet
+    had made.
     """
 
     written: int = 0
@@ -276,10 +282,11 @@ class _Progress:
 
 
 class _Refused:
-    """The refusals of one pass: what was planned to follow one is not tried.
+    """The refusals of one pass. Writes that were planned to follow a refused one are not tried.
 
-    Along the tree the same resource follows, within a group another one, a control group that could
-    not be made is neither filled nor entered, and no switch comes on beside one that stayed on.
+    These follow a refused write: the same resource above and below it in the cgroup tree; the
+    resource of the same group that depends on it; for a resctrl group that could not be made, its
+    schemata and its members; for a switch that stayed on, the other switch.
     """
 
     def __init__(self) -> None:
@@ -300,7 +307,7 @@ class _Refused:
                 self._above[resource, above] = place
 
     def before(self, write: PlannedWrite) -> str:
-        """Return what was refused and stands before a write; "" if nothing does."""
+        """Return the refused write that precedes a write, by name; "" if there is none."""
         place, resource, key = write.slot
         if resource is Resource.SYSCTL and self._switches:
             return self._switches[0]

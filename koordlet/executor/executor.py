@@ -1,10 +1,11 @@
 """The executor: the one writer of kernel files.
 
-It is told what is wanted, per subject. `plan` reads, compares in numbers, applies the kernel's
-rules and returns ordered writes, and writes nothing; `apply` journals the originals, writes once
-each, and reads back. Every prefix of a plan is a state that the kernel takes, so it may be cut
-anywhere: by the write budget, by a refusal, by a crash.
-Facts: linux-interfaces.md sections 5, 6, 18, 20.
+`want` sets the desired values of one subject. `plan` reads the kernel's files, compares in numbers,
+applies the kernel's rules and returns ordered writes; it writes nothing. `apply` journals the
+originals, does each write once and reads it back. The kernel accepts every prefix of a plan, so a
+plan may end anywhere: at the write budget, a refusal or a crash.
+
+Facts: docs/facts/kernel.md, "What a write does".
 """
 
 from __future__ import annotations
@@ -62,33 +63,33 @@ class Executor:
         return self._table.layout
 
     def set_layout(self, layout: Layout) -> None:
-        """Work with another layout: the pods' root appeared or moved."""
+        """Use another layout: the pods' root appeared or moved."""
         self._table.set_layout(layout)
 
     def set_burst_above_quota(self, *, allowed: bool) -> None:
-        """Note what was found out about this kernel, see the class."""
+        """Set whether this kernel accepts a burst above the quota; see the class."""
         self._files.burst_above_quota = allowed
 
-    # -- what is wanted --------------------------------------------------------------------------
+    # -- desired values --------------------------------------------------------------------------
 
     def want(self, subject: str, wants: Sequence[Want]) -> None:
-        """Set everything that is wanted for a subject; what is no longer wanted is restored."""
+        """Set all desired values of a subject; values that are no longer desired are restored."""
         self._table.want(subject, wants)
 
     def wanted(self, subject: str) -> Mapping[SlotKey, Want]:
-        """Return what is wanted for a subject."""
+        """Return the desired values of a subject."""
         return self._table.wanted(subject)
 
     def subjects(self) -> list[str]:
-        """Return the subjects for which something is wanted."""
+        """Return the subjects with desired values."""
         return self._table.subjects()
 
     def restore(self, record: Record) -> None:
-        """Have the original of `record` put back, unless somebody wants the place."""
+        """Restore the original of `record`, unless a subject has a desired value there."""
         self._table.restore(record)
 
     def orphans(self) -> list[Record]:
-        """Return the records that no slot is about: leftovers of an earlier run, or supports."""
+        """Return records without a slot: leftovers of an earlier run, and supports."""
         return self._table.orphans(partial(node_wide.left_behind, self._table))
 
     def watch_runtime_values(self) -> None:
@@ -96,7 +97,7 @@ class Executor:
         self._table.watch_runtime_values()
 
     def adopt_deliveries(self, container_id: str, place: str) -> None:
-        """Journal what the runtime was handed for a container, now that its group exists."""
+        """Journal the values that were delivered for a container, now that its group exists."""
         waiting = self._originals.adopt_deliveries(
             container_id, place, partial(tasks.adopted, self._table)
         )
@@ -104,19 +105,19 @@ class Executor:
         self._table.journal_grew()
 
     def adopt_all_deliveries(self) -> None:
-        """The same for every container with a delivery, wherever its group is."""
+        """Do the same for every container with deliveries, wherever its group is."""
         waiting = self._table.journal.containers_with_deliveries()
         for container_id, place in self._originals.places_of(waiting).items():
             self.adopt_deliveries(container_id, place)
 
     def leave(self, subject: str) -> bool:
-        """Forget a subject whose groups are gone; False, and nothing done, if they are not."""
+        """Forget a subject whose groups are gone. Returns False, and does nothing, otherwise."""
         return self._table.leave(subject)
 
     def look_again(self, subjects: Collection[str] | None = None) -> None:
-        """Judge again, at the next plan, what is not simply applied: what is around may differ.
+        """At the next plan, judge all values again that are not in state `applied`.
 
-        subjects: only what these want; None: everything.
+        What they depend on may have changed. subjects: only values of these; None: all.
         """
         if subjects is None:
             self._table.look_again()
@@ -126,18 +127,18 @@ class Executor:
                 slot.look_again()
 
     def directories_of(self, subjects: Iterable[str]) -> set[str]:
-        """Return the directories of the cgroup files that something is wanted for by these."""
+        """Return the directories of the cgroup files with desired values of these subjects."""
         slots = self._table.of_subjects(subjects)
         return {slot.directory for slot in slots if slot.file and slot.directory}
 
     def directories(self) -> set[str]:
-        """Return the directories of all cgroup files that something is wanted for."""
+        """Return the directories of all managed cgroup files."""
         return {
             slot.directory for slot in self._table.slots.values() if slot.file and slot.directory
         }
 
     def owner(self, path: str) -> str | None:
-        """Return whose value a cgroup file has: a subject, "" for one to restore, else None."""
+        """Return the subject of a managed cgroup file, "" for one to restore, None for others."""
         slot = self._table.by_path.get(path)
         return None if slot is None else slot.subject
 
@@ -154,9 +155,9 @@ class Executor:
     ) -> Plan:
         """Return what has to be done now. Writes nothing.
 
-        pause: called after each slice of reads, for threads that wait for the interpreter.
-        subjects: look only at what these want, and at what lost its wish since the last plan; the
-            groups around are read and taken as they stand. None: look at everything.
+        pause: called after each slice of reads, to let waiting threads run.
+        subjects: look only at values of these, and at values that are no longer desired since the
+            last plan; the groups around them are read and not changed. None: look at everything.
         """
         table = self._table
         plan = Plan()
@@ -172,7 +173,7 @@ class Executor:
             around = {slot.slot_key: slot for slot in near}
             of_files = [slot for slot in near if slot.file is not None]
             dirty = self._judge.dirty(of_files, plan, now, pause)
-            # What is no cgroup file is shared by many subjects: all of it or nothing.
+            # Values that are not cgroup files are shared by many subjects: all of them or none.
             virtual = table.virtual() if len(of_files) < len(near) else {}
         files = self._files.enable_controllers(self._judge.lacking)
         if dirty:
@@ -183,8 +184,8 @@ class Executor:
         switches = node_wide.plan(table, virtual, plan, now)
         files = node_wide.hold_identities(table, files, switches)
         of_tasks = tasks.plan(table, virtual, plan, now)
-        # Group identity and core scheduling must never be on together, so what one leaves behind
-        # goes first, then the switches (off before on), then what the other brings.
+        # Group identity and core scheduling must never be on together. So the values of the one
+        # that ends go first, then the switches (off before on), then the values of the other.
         if node_wide.ends_group_identity(switches):
             plan.writes = [*of_tasks.first, *files, *switches, *of_tasks.last]
         else:
@@ -192,7 +193,7 @@ class Executor:
         return plan
 
     def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
-        """Do what `plan` says, as far as budget and kernel allow."""
+        """Carry out `plan` as far as the budget and the kernel allow."""
         return self._applier.apply(plan, pause)
 
     def fill_budget(self) -> None:
@@ -203,15 +204,15 @@ class Executor:
 
     @property
     def cookie_changes(self) -> Mapping[tuple[str, str], int]:
-        """(core scheduling group, "succeeded" or "failed") -> changes, of the last groups."""
+        """(core scheduling group, "succeeded" or "failed") -> changes, of the latest groups."""
         return self._applier.cookie_changes
 
     def views(self, subject: str) -> list[ResourceView]:
-        """Return how everything stands that is wanted for a subject."""
+        """Return the states of a subject's desired values."""
         return views.views(self._table, subject)
 
     def restoring(self) -> list[ResourceView]:
-        """Return the originals that are still to be put back."""
+        """Return the originals that are still to be restored."""
         return views.restoring(self._table)
 
     def states(self) -> dict[tuple[Resource, State], int]:
@@ -219,5 +220,5 @@ class Executor:
         return views.states(self._table)
 
     def standing(self, resources: Collection[Resource]) -> list[tuple[str, ResourceView]]:
-        """Return (subject, view) of everything that is wanted of some resources."""
+        """Return (subject, view) of every desired value of these resources."""
         return views.standing(self._table, resources)

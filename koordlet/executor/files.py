@@ -1,9 +1,10 @@
-"""Planning for cgroup files: what to write where, under the kernel's rules, in which order.
+"""Plans the writes to cgroup files under the kernel's rules, in order. Reads only.
 
-Reads only. Three kinds of rules meet here: values that are ordered along the tree (see
-`tree`), the burst, which mainline keeps at or below the quota of the same group, and the weight,
-which `cpu.idle` fixes while it is 1 and the kernel resets when idle ends.
-Facts: linux-interfaces.md sections 5 and 6.
+There are three kinds of rules: values that are ordered along the cgroup tree (see `tree`); the
+burst, which mainline keeps at or below the quota of the same group; and the weight, which
+`cpu.idle` fixes while it is 1 and which the kernel resets when idle ends.
+
+Facts: docs/facts/kernel.md, "Cgroup files" and "What a write does".
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from linux.resources import UNLIMITED, Resource
 
 _QUOTA: Final = Resource.CPU_CFS_QUOTA
 _IDLE_WEIGHTS: Final[Mapping[int, tuple[str, str]]] = {1: ("3", "1024"), 2: ("0", "100")}
-"""What the weight reads while cpu.idle is 1, and what the kernel makes it when idle ends."""
+"""By cgroup version: what the weight reads while cpu.idle is 1, and what the kernel sets it to when
+idle ends (kernel: sched_group_set_idle)."""
 
 
 @dataclass(slots=True)
 class Sequence3:
-    """Planned writes in three stretches: before values along the tree move, those, and after."""
+    """Planned writes in three parts: before the writes along the tree, these, and after them."""
 
     before: list[PlannedWrite] = field(default_factory=list)
     middle: list[PlannedWrite] = field(default_factory=list)
@@ -54,9 +56,10 @@ class FilePlanner:
         self.burst_above_quota = burst_above_quota
 
     def wish(self, slot: Slot) -> None:
-        """Work out the wish as the file's text.
+        """Set the slot's desired text.
 
-        Raises ValueError when it cannot be one, OSError when what it depends on cannot be read.
+        Raises ValueError when the value has no text, OSError when a file that it depends on cannot
+        be read.
         """
         assert slot.file is not None
         slot.aim(None)
@@ -66,26 +69,26 @@ class FilePlanner:
             assert slot.restoring is not None
             text = self._originals.text(slot, slot.restoring)
             if not text and slot.file.codec is Codec.CPUS and self._texts.populated(slot):
-                # The kernel takes no empty set from a group with tasks: all there is comes closest.
+                # The kernel refuses an empty set for a group with tasks. The closest is all CPUs.
                 text = self._texts.everything(slot)
-            number(slot.file, text)  # a journal can be damaged as well
+            number(slot.file, text)  # raises ValueError: the journal may be damaged
             slot.aim(text)
             return
         value, note = in_range(slot.file, slot.want.value)
         if isinstance(value, CpuSet) and self._texts.layout.version == 2:
-            # v1's root group bounds a wish; v2 would refuse all of it for one that does not exist.
+            # On v1 the root group bounds the value. v2 refuses a list with a CPU that cannot exist.
             there = CpuSet.parse(self._texts.everything(slot))
             if value & there and not value <= there:
-                note = f"{value - there} is not there"
+                note = f"this machine has no {value - there}"
                 value = value & there
         slot.aim(self._texts.encode(slot, value), note=note)
 
     def plan(
         self, dirty: Sequence[Slot], slots: Mapping[SlotKey, Slot], plan: Plan, now: float
     ) -> list[PlannedWrite]:
-        """Return the ordered writes for `dirty`, whose wishes are worked out.
+        """Return the ordered writes for `dirty`, whose desired texts are set.
 
-        slots: all slots, for what stands around the dirty ones.
+        slots: all slots, for the values around the dirty ones.
         """
         writes = Sequence3()
         version = self._texts.layout.version
@@ -102,7 +105,7 @@ class FilePlanner:
                 plain_ones.append(slot)
         for resource, of in trees.items():
             self._along_the_tree.plan(resource, of, slots, plan, writes.middle, now)
-        # A parent's quota may move those of groups that are not dirty themselves.
+        # A parent's quota may change the quotas of groups that are not dirty themselves.
         bursts |= {place: None for place, resource, _ in plan.planned if resource is _QUOTA}
         for place in bursts:
             self._burst(place, slots, plan, writes, now)
@@ -112,10 +115,11 @@ class FilePlanner:
         return writes.in_order()
 
     def enable_controllers(self, lacking: Sequence[Slot]) -> list[PlannedWrite]:
-        """Return the writes that give groups below kubepods a controller that stops above them.
+        """Return the writes that enable a missing controller for groups below kubepods.
 
-        On v2 a file exists only where every group above hands its controller down; kubelet and
-        runtimes do so as a rule. It stays handed down: by itself it changes no value.
+        On v2 a group has a controller's files only if every group above enables the controller in
+        `cgroup.subtree_control`; kubelet and runtimes do so as a rule. It stays enabled afterwards:
+        by itself it changes no value.
         """
         root = self._texts.layout.kubepods
         if self._texts.layout.version == 1 or not root:
@@ -129,7 +133,7 @@ class FilePlanner:
                 directory = self._texts.layout.directory("", above)
                 if not self._texts.lists(f"{directory}/cgroup.controllers", slot.file.controller):
                     if above == root:
-                        break  # not ours to enable: the pods' root has not got it itself
+                        break  # not ours to enable: the pods' root itself lacks it
                 elif self._texts.lists(f"{directory}/cgroup.subtree_control", slot.file.controller):
                     continue
                 new = f"+{slot.file.controller}"
@@ -149,7 +153,7 @@ class FilePlanner:
                 )
         return list(writes.values())
 
-    # -- burst, which the quota bounds -----------------------------------------------------------
+    # -- the burst, which the quota bounds -------------------------------------------------------
 
     def _burst(
         self,
@@ -159,7 +163,7 @@ class FilePlanner:
         writes: Sequence3,
         now: float,
     ) -> None:
-        """Keep the burst at or below the quota: lowered before quotas move, raised after."""
+        """Keep the burst at or below the quota: lower it before quotas change, raise it after."""
         burst = slots.get((place, Resource.CPU_CFS_BURST, ""))
         quota_us = self._final_quota(place, slots, plan)
         bounded = not self.burst_above_quota
@@ -172,7 +176,7 @@ class FilePlanner:
         wanted, found = int(burst.text), int(burst.found)
         clamp = ""
         if bounded and quota_us == UNLIMITED and burst.want is not None and wanted:
-            # It would have no effect, and would make the next quota that kubelet sets fail.
+            # It would have no effect, and the kernel would refuse the next quota of kubelet's.
             wanted, clamp = 0, "without a quota there is nothing to burst above"
         elif bounded and quota_us != UNLIMITED and wanted > quota_us:
             wanted, clamp = quota_us, f"kept at the quota of {quota_us} µs"
@@ -192,7 +196,7 @@ class FilePlanner:
         plan: Plan,
         out: list[PlannedWrite],
     ) -> None:
-        """A burst above the new quota would make the kernel refuse the quota."""
+        """Lower a burst that is not managed and above the new quota, which it would block."""
         file = FILES[Resource.CPU_CFS_BURST]
         text = self._texts.read(file, place)
         if text is None or int(text) <= quota_us:
@@ -219,7 +223,7 @@ class FilePlanner:
         )
 
     def _final_quota(self, place: str, slots: Mapping[SlotKey, Slot], plan: Plan) -> int:
-        """Return the quota of `place`, in µs of its own period, after the writes planned so far."""
+        """Return the quota of `place` after the writes planned so far, in µs of its own period."""
         key = (place, Resource.CPU_CFS_QUOTA, "")
         text = plan.planned.get(key)
         if text is None and (slot := slots.get(key)) is not None:
@@ -230,7 +234,7 @@ class FilePlanner:
         assert isinstance(value, int)
         return value
 
-    # -- values that stand alone, but for idle and weight ----------------------------------------
+    # -- independent values, idle and weight -----------------------------------------------------
 
     def _plain(
         self, slot: Slot, slots: Mapping[SlotKey, Slot], plan: Plan, writes: Sequence3
@@ -258,7 +262,7 @@ class FilePlanner:
         key = (slot.place, Resource.CPU_IDLE, "")
         text = plan.planned.get(key)
         if text is not None:
-            # Idle ends first; where it begins, the weight can still be written before.
+            # Idle ends before the weight is written; where it begins, the weight is written before.
             return False
         idle = slots.get(key)
         if idle is not None and idle.found is not None:
@@ -266,9 +270,9 @@ class FilePlanner:
         return self._texts.read(FILES[Resource.CPU_IDLE], slot.place) == "1"
 
     def left_for_idle(self, slot: Slot, slots: Mapping[SlotKey, Slot]) -> Record | None:
-        """Return the record that a restored weight leaves behind while idle is still wanted.
+        """Return the record to keep for a restored weight while idle is still desired.
 
-        The kernel will forget the weight when idle ends, and it has to be put back then.
+        The kernel resets the weight when idle ends, and it has to be restored again then.
         """
         if slot.resource is not Resource.CPU_SHARES:
             return None
@@ -276,7 +280,7 @@ class FilePlanner:
         record = self._journal.get(*slot.slot_key)
         if idle is None or record is None or (idle.want is None and idle.found != "1"):
             return None
-        # What stands is the original, or somebody else's since; under idle it tells nothing.
+        # The observed weight is the original or another writer's; under idle it means nothing.
         stands = slot.found if idle.found != "1" else None
         return Record(
             place=slot.place,
@@ -288,9 +292,9 @@ class FilePlanner:
         )
 
     def _keep_weight(self, idle: Slot, slots: Mapping[SlotKey, Slot], plan: Plan) -> bool:
-        """Journal the weight before idle begins: the kernel forgets it when idle ends.
+        """Journal the weight before idle begins: the kernel resets it when idle ends.
 
-        Returns whether it is on record now.
+        Returns whether the journal has it now.
         """
         marks = _IDLE_WEIGHTS[self._texts.layout.version]
         weight = slots.get((idle.place, Resource.CPU_SHARES, ""))

@@ -1,12 +1,16 @@
-"""The journal of original values: what a file held before our first write, to put it back.
+"""The journal of original values: what a file held before koordlet's first write, for restoring.
 
-It is a log under the run directory (`service.append_log`): an original is in the file before the
-write that replaces it. The log is not synced to the disk: a crash of this process loses nothing,
-and a crash of the machine ends the cgroups as well; the boot id in the header tells. A record
-belongs to one incarnation of a cgroup, by inode: a later group of the same name is another one.
+It is a log in the run directory (`service.append_log`). An original is in the log before the write
+that replaces it. The log is not synced to the disk: a crash of this process loses nothing, and a
+crash of the machine ends the cgroups as well, which the boot id in the header shows. A record
+belongs to one cgroup, identified by its inode: a later cgroup of the same name is another one.
 
-Each record keeps the values that we wrote lately (`ours`). A value found that is none of them was
-written by another writer, and becomes the original.
+Each record keeps the values that koordlet wrote lately (`ours`). An observed value that is none of
+these came from another writer, and becomes the original.
+
+Delivered values have two stages. A `Delivery` is a value in a reply, until the container's group
+exists and the value has been looked for there. `RuntimeValues` are the delivered values of one file
+that the runtime or systemd may write again for as long as the group lives.
 """
 
 from __future__ import annotations
@@ -33,14 +37,16 @@ from service.append_log import AppendLog, Content
 
 _LOG = logging.getLogger("koordlet.executor.journal")
 
-_FORMAT: Final = b"koordlet journal 1, boot "
+_FORMAT: Final = b"koordlet journal 2, boot "
+"""The beginning of the first line: the number of the format. The boot id follows."""
 _RETRY_S: Final = 0.0
-"""No pause after a failed write: kernel writes wait for the journal, so each pass tries it again.
+"""No pause after a failed write: kernel writes depend on the journal, so each pass tries again.
 There is at most one pass a second, and writing the whole state takes milliseconds."""
 
 _MAX_DELIVERIES: Final = 20_000
-"""Containers with deliveries that are kept. Chosen: far more than a node runs, so that creations
-that failed without a further event cannot fill the memory."""
+"""Containers whose deliveries are kept. Chosen: far more than a node runs, and few enough that
+creations that failed without a further event cannot fill the memory. Twice the value doubles the
+memory that such creations can take."""
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -49,7 +55,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     record: Record | None = None
     forget: tuple[str, Resource, str] | None = None
     delivery: Delivery | None = None
-    delivered: str | None = None  # the container id whose deliveries are done with
+    adopted: str | None = None  # the container whose deliveries are forgotten
     runtime_values: RuntimeValues | None = None
     superseded: tuple[str, Resource] | None = None  # the place
 
@@ -72,10 +78,11 @@ class Journal:
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
         self._runtime_values: dict[tuple[str, Resource], RuntimeValues] = {}
-        self._requested_again: dict[str, set[Resource]] = {}  # containers: until the delivery comes
+        self._requested_again: dict[str, set[Resource]] = {}
+        """By container: what kubelet requested in an update whose delivery is not noted yet."""
         self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
         self.lost = ""
-        """What of the file could not be read; originals that only it held are lost."""
+        """Which part of the file could not be read: its originals are lost. "" for none."""
         self._unread = False
         self._log: AppendLog | None = None
         if path is not None:
@@ -89,12 +96,12 @@ class Journal:
             self._open(self._log)
 
     def _open(self, log: AppendLog) -> None:
-        """Read the file, and see whether it can be written."""
+        """Read the file, and write it again to see whether that works."""
         existed = os.path.lexists(log.path)
         try:
             content = log.open()
         except OSError:
-            # Its originals may become readable again. Until then nothing replaces the file.
+            # Its originals may become readable later. Until then nothing replaces the file.
             self._unread = True
             return
         self._unread = False
@@ -105,7 +112,7 @@ class Journal:
             self.lost = f"{lost_lines} lines cannot be read"
         if self.lost:
             _LOG.warning(
-                "%s: %s; originals that only it held are not put back", log.path, self.lost
+                "%s: %s; originals that only it held cannot be restored", log.path, self.lost
             )
         log.rewrite()
 
@@ -119,7 +126,7 @@ class Journal:
             self._log.close()
 
     def copy_in_memory(self) -> Journal:
-        """Return a journal with the same records that writes nowhere: for planning."""
+        """Return a journal with the same records and without a file, for planning."""
         copied = Journal(None)
         copied._records = dict(self._records)
         copied._deliveries = {one: dict(all_of) for one, all_of in self._deliveries.items()}
@@ -138,14 +145,14 @@ class Journal:
         return len(self._records)
 
     def deliveries(self, container_id: str) -> Mapping[Resource, Delivery]:
-        """Return what the runtime was handed for a container and nobody has seen yet."""
+        """Return a container's deliveries that have not been looked for in its group yet."""
         return self._deliveries.get(container_id, {})
 
     def containers_with_deliveries(self) -> list[str]:
         return list(self._deliveries)
 
     def runtime_values(self, place: str, resource: Resource) -> RuntimeValues | None:
-        """Return what the runtime of the group at `place` may write again at any time."""
+        """Return the values that the runtime of the group at `place` may write at any time."""
         return self._runtime_values.get((place, resource))
 
     def all_runtime_values(self) -> list[RuntimeValues]:
@@ -162,9 +169,9 @@ class Journal:
         *,
         policy: str = "",
     ) -> None:
-        """Remember a value that was handed over at creation. Any thread; does no I/O.
+        """Note a value that a reply delivered. Any thread; does no I/O.
 
-        It reaches the file with the next pass.
+        The next pass appends it to the file.
         """
         self._fresh.append(
             Delivery(
@@ -177,7 +184,7 @@ class Journal:
         )
 
     def supersede(self, container_id: str, resources: Collection[Resource]) -> None:
-        """Note that kubelet asked the runtime for other values. Any thread; does no I/O."""
+        """Note that kubelet requested other values. Any thread; does no I/O."""
         self._fresh.append(Superseded(container_id, frozenset(resources)))
 
     def update(
@@ -188,7 +195,7 @@ class Journal:
         runtime_values: Iterable[RuntimeValues] = (),
         superseded: Iterable[tuple[str, Resource]] = (),
     ) -> None:
-        """Set and forget all of this with one append; JournalError if the file does not take it."""
+        """Set and forget all of this with one append; JournalError if that fails."""
         lines = self._take_fresh()
         for one in runtime_values:
             if self._runtime_values.get((one.place, one.resource)) != one:
@@ -207,10 +214,10 @@ class Journal:
         self._append(lines)
 
     def forget_deliveries(self, container_id: str) -> None:
-        """Forget a container's deliveries: they have become records, or it is gone."""
+        """Forget a container's deliveries: they have become records, or the container is gone."""
         self._requested_again.pop(container_id, None)
         if self._deliveries.pop(container_id, None) is not None:
-            self._append([_Line(delivered=container_id)])
+            self._append([_Line(adopted=container_id)])
 
     def _take_fresh(self) -> list[_Line]:
         lines: list[_Line] = []
@@ -235,7 +242,7 @@ class Journal:
                 and not fresh.requested_now
                 and fresh.requested == before.delivered
             ):
-                # A runtime that is asked again tells our own value as the one in its specification.
+                # A later event may report our delivered value as the one in the specification.
                 fresh = msgspec.structs.replace(fresh, requested=before.requested)
             if before is not None:
                 kept = [one for one in before.earlier if one != before.delivered]
@@ -243,7 +250,7 @@ class Journal:
                 fresh = msgspec.structs.replace(fresh, earlier=earlier)
             known[fresh.resource] = fresh
             lines.append(_Line(delivery=fresh))
-        # Containers whose creation failed never show up; the oldest make room.
+        # Containers whose creation failed never get a group: drop the oldest above the bound.
         by_container: tuple[dict[str, Any], ...] = (self._deliveries, self._requested_again)
         for of in by_container:
             while len(of) > _MAX_DELIVERIES:
@@ -295,8 +302,8 @@ class Journal:
         elif line.delivery is not None:
             delivery = line.delivery
             self._deliveries.setdefault(delivery.container_id, {})[delivery.resource] = delivery
-        elif line.delivered is not None:
-            self._deliveries.pop(line.delivered, None)
+        elif line.adopted is not None:
+            self._deliveries.pop(line.adopted, None)
         elif line.runtime_values is not None:
             self._runtime_values[line.runtime_values.place, line.runtime_values.resource] = (
                 line.runtime_values

@@ -1,8 +1,8 @@
-"""Judging what stands in the files: ours, somebody else's, the original; and what to do about it.
+"""Judges the observed values: is a value ours, another writer's or the original, and what follows.
 
-A pass reads every file, and looks closer only at those whose content is not the one that it judged
-last. What is found decides the original, too: a value that is none of ours was written by somebody
-else, and is what has to be put back one day.
+A pass reads every file, and judges only those whose content differs from the content that it judged
+last. The observed value also decides the original: a value that is not ours was written by another
+program, and is what has to be restored one day.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from linux.weights import Formula
 
 _FIGHT: Final = 4
 _FIGHT_WINDOW_S: Final = 60.0
+"""So many foreign values in this time, and the file is left to the other writer for a while.
+Chosen: one program that sets a value at its start, or a person who tries, stays below it; a program
+that sets it periodically does not. Twice the number doubles the writes of such a fight."""
+_FIRST_REST_S: Final = 60.0
+"""How long a file is left to another writer first; the time doubles with each fight. Chosen as the
+length of the window, so that a fight costs at most half of the time."""
 SLICE: Final = 128
-"""How many files are read or written between two pauses."""
+"""Files that are read or written between two pauses. Chosen: few enough that a hook which waits for
+the interpreter does not wait for a whole pass, and enough that the pauses do not count. Twice the
+value doubles that wait."""
 
 
 class Judge:
@@ -37,19 +45,19 @@ class Judge:
         self._originals = originals
         self._files = files
         self.lacking: list[Slot] = []
-        """Slots whose group is there and whose file is not, as of the last reading."""
+        """Slots whose group exists and whose file does not, as of the last reading."""
         self._left_alone: set[tuple[str, Resource]] = set()
 
     def leave_alone(self, places: Iterable[tuple[str, Resource]]) -> None:
-        """Judge nothing of these until the next pass: whose value stands there is not known yet."""
+        """Do not judge these until the next pass: whose value they hold is not known yet."""
         self._left_alone.update(places)
 
     def dirty(
         self, slots: Sequence[Slot], plan: Plan, now: float, pause: Callable[[], None] | None
     ) -> list[Slot]:
-        """Return those of `slots`, all of files, about which something may have to be done.
+        """Return those of `slots`, all of cgroup files, that may have to be written.
 
-        Their wishes are worked out.
+        Their desired texts are set.
         """
         self.lacking.clear()
         judged = [slot for slot in self._read(slots, now, pause) if self._judge(slot, plan, now)]
@@ -59,7 +67,7 @@ class Judge:
     def _read(
         self, slots: Sequence[Slot], now: float, pause: Callable[[], None] | None
     ) -> list[Slot]:
-        """Read the files; return the slots whose content is not the one last judged."""
+        """Read the files; return the slots whose content differs from the one last judged."""
         read = self._texts.raw
         version = self._texts.layout.version
         dirty: list[Slot] = []
@@ -93,7 +101,7 @@ class Judge:
         return dirty
 
     def _may_write(self, slot: Slot) -> bool:
-        """Tell whether the slot's file is one that we may touch; sets the state when not."""
+        """Return whether koordlet may write the slot's file; set the state when not."""
         if not slot.path:
             assert slot.file is not None
             what = f"cgroup v{self._texts.layout.version} has no file for it here"
@@ -114,6 +122,7 @@ class Judge:
         return False
 
     def unreadable(self, slot: Slot, error: OSError) -> None:
+        """Set the state of a slot whose file cannot be read; forget it when its group is gone."""
         slot.lose_sight()
         if error.errno not in GONE:
             self._table.reject(slot, error)
@@ -130,13 +139,13 @@ class Judge:
             self._table.set_state(slot, State.UNSUPPORTED, detail)
 
     def _judge(self, slot: Slot, plan: Plan, now: float) -> bool:
-        """Square what was found with the journal; False when there is nothing left to do."""
+        """Compare the observed value with the journal; return False when nothing is left to do."""
         file, found = slot.file, slot.found
         assert file is not None and found is not None
         record = self._originals.record_of(slot, plan)
         if record is not None and self._stands(slot, record, plan):
-            # A weight by the new formula came from the runtime, if by our answer. One by the old
-            # formula may be our own first guess, and says nothing.
+            # A weight by the quadratic formula was converted by the runtime, even if from a
+            # delivered value. One by the linear formula may be our own first guess: no evidence.
             self._texts.learn(slot, {Formula.QUADRATIC})
             if slot.parked:
                 slot.restore(record)
@@ -144,7 +153,7 @@ class Judge:
                 self._follow_request(slot, plan.records.get(slot.slot_key, record), plan)
             return True
         if slot.want is None:
-            # The original, or somebody else's value, stands there: nothing of ours to undo.
+            # The file holds the original or another writer's value: nothing of ours to undo.
             if not slot.parked:
                 self._finish(slot, plan)
             return False
@@ -163,13 +172,13 @@ class Judge:
         return True
 
     def _follow_request(self, slot: Slot, record: Record, plan: Plan) -> None:
-        """Have the journal hold what kubelet requests now, where it requested something else."""
+        """Plan to journal what kubelet requests now, where it requested something else before."""
         requested = self._originals.as_requested(slot, record)
         if requested is not record:
             plan.keep(requested)
 
     def _stands(self, slot: Slot, record: Record, plan: Plan) -> bool:
-        """Tell whether what was found is a value of ours, or what the kernel left of one."""
+        """Return whether the observed value is ours, or what the kernel left of ours."""
         assert slot.file is not None and slot.found is not None
         if any(self._texts.same(slot.file, one, slot.found) for one in record.ours):
             return True
@@ -179,8 +188,8 @@ class Judge:
         return True
 
     def _yield_to_other(self, slot: Slot, now: float) -> None:
-        """Somebody writes another value again and again: leave it to them for a while."""
-        rest = min(60.0 * 2**slot.yields, self._table.limits.max_backoff_s * 2)
+        """Leave the file to a program that keeps writing another value, for a while."""
+        rest = min(_FIRST_REST_S * 2**slot.yields, self._table.limits.max_backoff_s * 2)
         slot.yield_until(now + rest)
         detail = f"another writer keeps setting {slot.found}; tried again in {rest:.0f} s"
         self._table.set_state(slot, State.BLOCKED, detail)
@@ -194,7 +203,7 @@ class Judge:
             plan.forget.append(slot.slot_key)
 
     def _restored_as_far_as_can_be(self, slot: Slot) -> bool:
-        """Tell whether the original stands, or what the kernel would have left of it by now."""
+        """Return whether the file holds the original, or what the kernel has left of it."""
         assert slot.file is not None and slot.found is not None and slot.text is not None
         if self._texts.same(slot.file, slot.text, slot.found):
             return True
@@ -233,9 +242,9 @@ class Judge:
             self._originals.keep(slot, plan, slot.found)
         requested = slot.want.requested
         if requested is not None and self._originals.record_of(slot, plan) is None:
-            # The runtime was handed our value at creation: what kubelet asked for is the original.
-            asked = self._texts.text_of(slot, requested)
-            if asked is not None and not self._texts.same(slot.file, asked, slot.found):
+            # Our value was delivered at creation: what kubelet requested is the original.
+            text = self._texts.text_of(slot, requested)
+            if text is not None and not self._texts.same(slot.file, text, slot.found):
                 self._originals.keep(slot, plan, slot.found)
                 record = plan.records[slot.slot_key]
                 record = msgspec.structs.replace(record, original=None, requested=plain(requested))
@@ -245,8 +254,8 @@ class Judge:
 
     def _note_runtime_values(self, slot: Slot, record: Record, plan: Plan) -> None:
         kind, _, container_id = slot.subject.partition("/")
-        handed = (
+        values = (
             self._originals.runtime_values_of(container_id, record) if kind == "container" else None
         )
-        if handed is not None:
-            plan.runtime_values.append(handed)
+        if values is not None:
+            plan.runtime_values.append(values)

@@ -1,8 +1,9 @@
-"""Planning what belongs to the node: switches in /proc/sys, resctrl groups, host directories.
+"""Plans values of the node: switches in /proc/sys, resctrl groups, host directories.
 
 Only known switches are written, and only control groups that a claim names or that are koordlet's
-by name. A group or directory that we made is removed again when nobody claims it. Facts:
-linux-interfaces.md sections 8 and 12, hooks.md 4.6 and 4.8.
+by name. A group or directory that koordlet made is removed when no claim needs it any more.
+
+Facts: docs/facts/kernel.md, "resctrl" and "Core scheduling".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from linux.sysctls import GROUP_IDENTITY, SCHED_CORE
 
 _MAKING: Final = "making"
 _MADE: Final = "made"
-"""What a control group's record holds as ours: before the group is made, and after."""
+"""The value `ours` of a control group's record: before the group is made, and after."""
 
 
 def plan(
@@ -35,7 +36,7 @@ def plan(
             _directory(table, slot, plan, writes)
     _groups(table, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
     switches: list[PlannedWrite] = []
-    # Off before on: whether one goes off now decides what the other may do.
+    # Off before on: a switch may go on only after the other one went off.
     for slot in sorted(virtual.get(Resource.SYSCTL, ()), key=lambda slot: _goal(table, slot)):
         if slot.retry_at <= now:
             _switch(table, slot, plan, switches, now)
@@ -43,7 +44,7 @@ def plan(
 
 
 def ends_group_identity(writes: Sequence[PlannedWrite]) -> bool:
-    """Tell whether group identity is switched off: its values have to go first then."""
+    """Return whether group identity is switched off; then its values have to be removed first."""
     return any(write.slot[2] == GROUP_IDENTITY and write.new == "0" for write in writes)
 
 
@@ -52,8 +53,9 @@ def hold_identities(
 ) -> list[PlannedWrite]:
     """Return the writes without those of identities, if the kernel would refuse them.
 
-    It does while their switch is off: a daemon that starts under core scheduling may find
-    identities from before. They have no effect then, and are given back when the switch is on.
+    The kernel refuses them while their switch is off: a daemon that starts under core scheduling
+    may find identities from an earlier run. They have no effect then, and are restored once the
+    switch is on.
     """
     of_identity = [write for write in writes if write.slot[1] is Resource.CPU_BVT]
     if not of_identity or any(write.slot[2] == GROUP_IDENTITY for write in switches):
@@ -83,7 +85,7 @@ def _applied(table: SlotTable, slot: Slot, found: str) -> None:
 
 
 def _goal(table: SlotTable, slot: Slot) -> str:
-    """Return what a switch is to become."""
+    """Return the value that a switch will have."""
     if slot.want is not None:
         return str(slot.want.value)
     record = table.journal.get(*slot.slot_key)
@@ -95,15 +97,15 @@ def _waits(
 ) -> str:
     """Return what a switch has to wait for, "" if for nothing.
 
-    Core scheduling stays on while tasks have cookies of ours: afterwards nobody could take them
-    back. And neither comes on until the other is off: both together can lock the kernel up.
+    Core scheduling stays on while tasks have cookies of ours, because cookies cannot be removed
+    afterwards. Neither switch goes on until the other is off: both together can lock up the kernel.
     """
     if slot.key == SCHED_CORE and wanted == "0":
         for record in table.journal.records():
             if record.resource is Resource.CORE_SCHED_COOKIE:
                 holder = table.slots.get(record.record_key)
                 if holder is None or holder.retry_at > now:
-                    return "cookies that have to be taken back before"
+                    return "cookies, which have to be removed before"
     if wanted == "1":
         other = SCHED_CORE if slot.key == GROUP_IDENTITY else GROUP_IDENTITY
         try:
@@ -196,7 +198,7 @@ def _groups(
                 table.set_state(slot, State.UNSUPPORTED, "resctrl is not mounted")
         return
     except OSError as error:
-        # What is there is not known: nothing may be taken for gone, or for made by us.
+        # Without a list of the groups, none may count as gone or as made by koordlet.
         for slot in slots:
             table.reject(slot, error)
         return
@@ -204,14 +206,14 @@ def _groups(
         for slot in slots:
             table.set_state(slot, State.FAILED, f"unreadable schemata: {error}")
         return
-    # Groups are removed first: each takes one of few CLOSIDs.
+    # Groups are removed first: each takes one of the few CLOSIDs.
     for slot in sorted(slots, key=lambda slot: slot.want is not None):
         if slot.retry_at <= now:
             _group(table, slot, root, plan, out)
 
 
 def left_behind(table: SlotTable) -> list[Record]:
-    """Return records for pods' groups that no journal knows: an earlier daemon left them."""
+    """Return records for pods' groups that the journal lacks: an earlier daemon left them."""
     try:
         names = resctrl_groups.groups(table.host)
     except OSError:
@@ -225,11 +227,11 @@ def left_behind(table: SlotTable) -> list[Record]:
 
 
 def explain_refusal(table: SlotTable, slot: Slot, write: PlannedWrite) -> None:
-    """Add what resctrl itself says about a refused command."""
+    """Add the kernel's explanation of a refused resctrl command to the state."""
     if slot.resource is Resource.RESCTRL_SCHEMATA and slot.state is State.FAILED:
         why = resctrl_groups.last_status(table.host)
         if write.act is Act.MKDIR and slot.errno == errno.ENOSPC:
-            why = why or "no CLOSID is left: every control group takes one of few"
+            why = why or "no CLOSID is left, and every control group takes one"
         if why:
             table.set_state(slot, State.FAILED, f"{slot.detail}: {why}")
 
@@ -242,9 +244,9 @@ def _inode(table: SlotTable, path: str) -> int:
 
 
 def _of_this_group(record: Record | None, inode: int) -> Record | None:
-    """Return the record if it is about the group that is there, and not one of its name before.
+    """Return the record if it is about the group that exists now, not a former one of that name.
 
-    What we were about to make when the daemon ended, somebody else may have made since.
+    A group that the daemon was about to make when it ended may have been made by another program.
     """
     if record is None or resctrl.is_ours_by_name(record.key):
         return record
@@ -254,7 +256,7 @@ def _of_this_group(record: Record | None, inode: int) -> Record | None:
 
 
 def note_made(table: SlotTable, slot: Slot, path: str) -> None:
-    """Journal that a control group is made, and which one it is."""
+    """Journal that a control group was made, with its inode."""
     made = Record(place="", inode=_inode(table, path), resource=slot.resource, key=slot.key)
     table.forget((), [made.with_ours(_MADE)])
 
@@ -300,7 +302,7 @@ def _group(
             Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours(_MAKING)
         )
         plan.add(_operation(Act.MKDIR, path, slot, "", "control group"), out)
-        # What a new group shows: everything. It differs from any wish worth writing.
+        # A new group shows the whole machine, which differs from every value worth writing.
         lines = resctrl.differing(wanted, root)
     else:
         slot.observe(resctrl.format_schemata(found))
@@ -309,7 +311,7 @@ def _group(
         known = table.journal.get(*slot.slot_key)
         record = _of_this_group(known, inode)
         if record is None and (lines or known or resctrl.is_ours_by_name(slot.key)):
-            # A group that an earlier daemon left behind is as good as made by us.
+            # A group that an earlier daemon left behind counts as made by this one.
             original = None if resctrl.is_ours_by_name(slot.key) else slot.found
             plan.keep(
                 Record(
@@ -320,7 +322,7 @@ def _group(
             slot.accept()
             table.in_force(slot)
             return
-    # One write a resource: one bad line makes the kernel refuse all of them.
+    # One write per resource: the kernel refuses all lines of a write if one is bad.
     for name, domains in lines.items():
         text = resctrl.format_schemata({name: domains})
         old = resctrl.format_schemata({name: found[name]}) if found is not None else ""
@@ -383,10 +385,10 @@ def missing_directories(host: Host, path: str) -> list[str]:
 
 
 def make_host_directory(host: Host, path: str, mode: int) -> None:
-    """Make a host directory at once, for a container that is about to be started on it.
+    """Make a host directory at once, for a container that is about to be created with it.
 
-    The hook calls this before it replies: the runtime mounts the directory soon after, and starts
-    no container without it. PathError for a path that is not plain; OSError as the kernel says.
+    The hook calls this before it replies: the runtime mounts the directory soon after, and cannot
+    start the container without it. Raises PathError for a path with `.` or `..`, and OSError.
     """
     plain = "/" + check_relative(path)
     for one in missing_directories(host, plain):
@@ -406,11 +408,11 @@ def _directory(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
     if slot.want is None:
         record = table.journal.get(*slot.slot_key)
         if not exists or record is None or slot.errno == errno.ENOTEMPTY:
-            plan.finish(slot)  # what the workload left in it is not ours to remove
+            plan.finish(slot)  # files that the workload left in it are not ours to remove
             return
         plan.add(_operation(Act.RMDIR, slot.path, slot, "directory", ""), out)
         return
-    # By its name it is the workload's own, so it goes with it even if the hook made it.
+    # Its name shows that it is this workload's, so it is removed with it even if a hook made it.
     plan.keep(Record(place="", inode=0, resource=slot.resource, key=slot.key).with_ours(_MADE))
     if exists:
         _applied(table, slot, "directory")

@@ -1,14 +1,16 @@
-"""In which order values of one resource may be written along the cgroup tree. Pure.
+"""Finds the order in which values of one resource are written along the cgroup tree. Pure.
 
-A parent's limit caps its children. Growing must reach parents first and shrinking children first,
-or the kernel refuses (v1 quota and cpuset) or a child stands above its parent for a moment. Both
-at once, also a cpuset that moves sideways, go in two passes: top-down every group gets the join of
-its old and new value, then bottom-up its new one. Then a child is never above its parent between
-two writes, if it was not before and is not meant to be.
+A parent's limit caps its children. Growing values must go to parents first and shrinking values to
+children first. Otherwise the kernel refuses (v1 quota and cpuset), or a child exceeds its parent
+for a moment. Both at once, such as a cpuset that moves to other CPUs, take two passes: top-down
+every group gets the join of its old and new value, then bottom-up its new value. So no child
+exceeds its parent between two writes, unless it did before or its new value does.
 
-Where the kernel enforces the rule, new values are first brought into what it can take: a group
-that nobody manages here stays as it is, so a parent is kept around it and a child inside it.
-Source: linux-interfaces.md sections 6 and 18.
+Where the kernel enforces the rule, the new values are first adapted to it. A group that koordlet
+does not manage keeps its value, so its managed parents must contain that value, and its managed
+children must stay within it.
+
+Facts: docs/facts/kernel.md, "What a write does".
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Final
 from linux.cgroup_paths import parent_of
 
 TOP: Final = -1
-"""No limit: above every number; as a mask every bit, which is also above every set."""
+"""No limit: greater than every number. As a bit mask all bits, so also greater than every set."""
 
 
 class Lattice(Enum):
@@ -50,7 +52,7 @@ class Lattice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A group: what it has and what it should get; `wanted` None: it stays as it is."""
+    """A group's observed and desired value; `wanted` None: it keeps its value."""
 
     found: int
     wanted: int | None = None
@@ -67,10 +69,10 @@ class Step:
 
 @dataclass(slots=True)
 class Order:
-    """The steps in order, and what the rules did to the wishes.
+    """The steps in order, and how the kernel's rules changed the desired values.
 
-    finals: the value that each managed group ends with. notes: why it is not the wanted one.
-    blocked: group -> what keeps it from any part of its wish; such a group stays as it is.
+    finals: the value that each managed group ends with. notes: why it is not the desired one.
+    blocked: group -> the group that allows no part of its desired value; it keeps its value.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -91,10 +93,10 @@ def ancestors(cgroup: str) -> Iterable[str]:
 
 
 def order(nodes: Mapping[str, Node], lattice: Lattice, *, enforced: bool) -> Order:
-    """Return the writes that bring `nodes` to their wanted values.
+    """Return the writes that bring `nodes` to their desired values.
 
-    enforced: the kernel refuses a child above its parent; then `nodes` must hold the unmanaged
-    groups that matter: nearest limiting ancestors, and descendants of groups that shrink.
+    enforced: the kernel refuses a child above its parent. Then `nodes` must also hold the unmanaged
+    groups that matter: the nearest limiting ancestors, and the descendants of groups that shrink.
     """
     result = Order()
     frozen = {cgroup for cgroup, node in nodes.items() if node.wanted is None}
@@ -130,7 +132,7 @@ def _wish(node: Node) -> int:
 def _bounded(
     nodes: Mapping[str, Node], by_depth: list[str], frozen: set[str], lattice: Lattice
 ) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
-    """Return (final values, notes, newly blocked groups) under the kernel's rule."""
+    """Return (final values, notes, groups that are now blocked) under the kernel's rule."""
     finals = {
         cgroup: node.found if cgroup in frozen else _wish(node) for cgroup, node in nodes.items()
     }
@@ -138,7 +140,7 @@ def _bounded(
     for cgroup in reversed(by_depth):
         need = finals[cgroup]
         if cgroup not in frozen or need == TOP:
-            continue  # an unlimited child is fine below any parent
+            continue  # the kernel accepts an unlimited child below any parent
         for above in ancestors(cgroup):
             if above in finals and above not in frozen and not lattice.le(need, finals[above]):
                 finals[above] = lattice.join(need, finals[above])

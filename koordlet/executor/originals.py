@@ -1,7 +1,7 @@
-"""What a file held before us: the journal's view of a value, and what a runtime was handed.
+"""The originals of values, from the journal and from what was delivered to the runtime.
 
-A value that the runtime was handed at a container's creation never shows its original in the file;
-the note of the delivery does. For as long as the container lives the runtime may write it again.
+The file of a delivered value never showed the original: the delivery records it instead. The
+runtime may write a delivered value again for as long as the container lives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.records import Delivery, Record, RuntimeValues, plain
+from koordlet.executor.records import KEPT_OURS, Delivery, Record, RuntimeValues, plain
 from koordlet.executor.slots import Plan, Slot
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
@@ -24,10 +24,11 @@ from linux.resources import Resource, Value
 
 log = logging.getLogger(__name__)
 
-_KEPT_RUNTIME_VALUES: Final = 6
+_KEPT_RUNTIME_VALUES: Final = KEPT_OURS
+"""A runtime holds the last value that it took; the older ones cover replies that it refused."""
 
 OfProcesses = Callable[[Delivery, str], Record | None]
-"""What a delivery becomes that belongs to processes and not to a file; see `tasks.adopted`."""
+"""Makes the record of a delivery that belongs to processes and not to a file: `tasks.adopted`."""
 
 
 class Originals:
@@ -38,26 +39,26 @@ class Originals:
         self._journal = journal
 
     def record_of(self, slot: Slot, plan: Plan) -> Record | None:
-        """Return the slot's record if it is about this incarnation of the group.
+        """Return the slot's record if it belongs to the group that exists now.
 
-        What the runtime was handed counts as ours wherever it stands, on record or not.
+        A value that the runtime may write counts as ours, even where the journal has no record.
         """
         record = plan.records.get(slot.slot_key) or self._journal.get(*slot.slot_key)
-        handed = self._journal.runtime_values(slot.place, slot.resource)
-        if record is None and handed is None:
+        values = self._journal.runtime_values(slot.place, slot.resource)
+        if record is None and values is None:
             return None
         inode = self._texts.inode(slot.directory)
         if record is not None and record.inode not in (0, inode):
             record = None
-        if handed is None or handed.inode != inode or slot.file is None or slot.found is None:
+        if values is None or values.inode != inode or slot.file is None or slot.found is None:
             return record
-        for text in handed.texts:
+        for text in values.texts:
             if self._texts.same(slot.file, text, slot.found) or self.cut_down(slot, [text]):
-                return (record or handed.as_record()).with_ours(text)
+                return (record or values.as_record()).with_ours(text)
         return record
 
     def keep(self, slot: Slot, plan: Plan, *texts: str) -> None:
-        """Have the journal know the original and that `texts` are ours, before they are written."""
+        """Plan to journal the original, and `texts` as ours, before they are written."""
         record = self.record_of(slot, plan)
         if record is None:
             record = Record(
@@ -76,32 +77,34 @@ class Originals:
     def as_requested(self, slot: Slot, record: Record) -> Record:
         """Return a container's record with what kubelet requests now as its original.
 
-        A runtime writes what kubelet requests and nothing else, so another value in a container's
-        file is not the original, whoever wrote it. The record stays as it is where it says the
-        same, where kubelet requests nothing, and where the request equals a value of ours: a
-        runtime may report that one back as the request.
+        A runtime writes only what kubelet requests, so another value in a container's file is not
+        the original. The record stays as it is where it has the same original, where kubelet
+        requests nothing, and where the request equals a value of ours: a runtime may report a
+        delivered value back as the request.
         """
         want = slot.want
         if want is None or want.requested is None or slot.file is None or not of_container(slot):
             return record
         texts = [self._texts.text_of(slot, want.requested)]
         texts.append(self._texts.other_weight(slot.file, want.requested))
-        asked = [text for text in texts if text is not None]
+        requested = [text for text in texts if text is not None]
         known = () if record.original is None else (record.original,)
         if (
-            not asked
+            not requested
             or record.requested == plain(want.requested)
-            or any(self._texts.same(slot.file, a, b) for a in asked for b in (*known, *record.ours))
-            or (record.original == slot.found and self.cut_down(slot, asked))
+            or any(
+                self._texts.same(slot.file, a, b) for a in requested for b in (*known, *record.ours)
+            )
+            or (record.original == slot.found and self.cut_down(slot, requested))
         ):
             return record
         return msgspec.structs.replace(record, original=None, requested=plain(want.requested))
 
     def inherited(self, slot: Slot, plan: Plan) -> str | None:
-        """Return what a group would have got from its parent at its birth if we were not here.
+        """Return what a new group would have inherited from its parent without koordlet.
 
-        Alibaba's kernel hands a group's identity to the groups that are made in it later, so a
-        value that nobody wrote may be ours. None: this one is not.
+        On Alibaba's kernel a new group inherits its parent's identity, so a value that no program
+        wrote there may be ours. None: this value is not.
         """
         if slot.resource is not Resource.CPU_BVT or slot.found is None:
             return None
@@ -116,7 +119,7 @@ class Originals:
     def support(
         self, place: str, resource: Resource, of: Resource, found: str, plan: Plan, *texts: str
     ) -> None:
-        """Journal a resource that nobody wants here but that must move for another's sake."""
+        """Plan to journal a value that is not claimed but has to change for another resource."""
         file = FILES[resource]
         directory = self._texts.layout.directory(file.controller, place)
         record = plan.records.get((place, resource, "")) or self._journal.get(place, resource)
@@ -129,14 +132,14 @@ class Originals:
             text is not None and self._texts.same(file, text, found)
             for text in (record.original, *record.ours)
         ):
-            # Written by somebody else since, while the cause did not stand.
+            # Another program has written it since, while the other resource did not need it.
             record = msgspec.structs.replace(record, original=found, requested=None)
         plan.keep(record.with_ours(*texts))
 
     def cut_down(self, slot: Slot, texts: Collection[str]) -> bool:
-        """Tell whether the kernel made one of `texts` what was found.
+        """Return whether the observed CPU set is what the kernel left of one of `texts`.
 
-        v1 takes a CPU that goes offline out of every group's set, and never puts it back.
+        v1 removes a CPU that goes offline from every group's set, and never adds it again.
         """
         file = slot.file
         if file is None or file.codec is not Codec.CPUS or self._texts.layout.version != 1:
@@ -149,17 +152,18 @@ class Originals:
             return False
 
     def text(self, slot: Slot, record: Record) -> str:
+        """Return the original as the file's text. Raises OSError and ValueError."""
         if record.original is not None:
             return record.original
-        asked = record.requested_value()
-        if isinstance(asked, int | CpuSet):
-            return self._texts.encode(slot, asked)
+        requested = record.requested_value()
+        if isinstance(requested, int | CpuSet):
+            return self._texts.encode(slot, requested)
         return self._untouched(slot.resource, slot.place)
 
     def _untouched(self, resource: Resource, place: str) -> str:
-        """Return what a group has whose runtime was asked for nothing.
+        """Return the value of a group for which kubelet requested nothing.
 
-        Raises OSError when that cannot be read, ValueError when nobody knows.
+        Raises OSError when it cannot be read, ValueError when it is not known.
         """
         if resource in (Resource.CPUSET_CPUS, Resource.CPUSET_MEMS):
             # A runtime leaves v2's empty set as it is, and copies the parent's on v1.
@@ -170,18 +174,17 @@ class Originals:
                 else self._texts.standing(FILES[resource], above)
             )
         if resource not in DEFAULTS:
-            raise ValueError(f"what {resource} was before is not known")
+            raise ValueError(f"the original of {resource} is not known")
         return DEFAULTS[resource][self._texts.layout.version - 1]
 
-    # -- values handed over at creation ----------------------------------------------------------
+    # -- delivered values ------------------------------------------------------------------------
 
     def adopt_deliveries(
         self, container_id: str, place: str, of_processes: OfProcesses
     ) -> Collection[Resource]:
-        """Journal what the runtime was handed for a container, now that its group exists.
+        """Journal the values that were delivered for a container, now that its group exists.
 
-        Returns the resources of which that cannot be told now; the next pass tries again.
-        of_processes: see there.
+        Returns the resources whose files cannot be read now; the next pass tries again.
         """
         deliveries = self._journal.deliveries(container_id)
         if not deliveries or not place:
@@ -201,12 +204,12 @@ class Originals:
                 waiting.append(delivery.resource)
                 continue
             adopted.append(one)
-        # What a full disk cannot take is in memory, goes to the file with the next append, and is
-        # told of by the pass.
+        # If the disk is full, the records stay in memory and go to the file with the next append.
+        # The pass reports the failure.
         with contextlib.suppress(JournalError):
             self._journal.update(
                 [record for record, _ in adopted if record is not None],
-                runtime_values=[handed for _, handed in adopted if handed is not None],
+                runtime_values=[values for _, values in adopted if values is not None],
             )
             if not waiting:
                 self._journal.forget_deliveries(container_id)
@@ -215,7 +218,7 @@ class Originals:
     def places_of(self, container_ids: Collection[str]) -> dict[str, str]:
         """Return the groups of these containers, found by their names below the pods' root.
 
-        For whoever knows no containers but from the journal. It walks the whole tree of the pods.
+        For callers that know containers only from the journal. Walks the whole tree of the pods.
         """
         layout = self._texts.layout
         controller = FILES[Resource.CPU_SHARES].controller
@@ -240,9 +243,10 @@ class Originals:
     def _adopted(
         self, delivery: Delivery, place: str, of_processes: OfProcesses
     ) -> tuple[Record | None, RuntimeValues | None]:
-        """Return what a delivery becomes: no record if what was handed does not stand.
+        """Return the record and the runtime's values that follow from a delivery.
 
-        The runtime may be about to write it, and systemd may do so at any time.
+        No record if the delivered value is not in the file: the runtime may be about to write it,
+        and systemd may do so at any time.
         """
         resource = delivery.resource
         try:
@@ -257,32 +261,34 @@ class Originals:
                 return None, None
             known = self._journal.get(place, resource)
             if stands and known is not None and known.inode == record.inode:
-                # Written by the runtime, but ours: what stood there before us stays the original,
-                # unless kubelet asked for something new and not just for what we had written.
-                asked = record.requested
-                if asked is not None and (delivery.requested_now or not self.echoes(known, asked)):
-                    known = msgspec.structs.replace(known, original=None, requested=asked)
+                # The runtime wrote it, but it is ours: the known original stays, unless kubelet
+                # requested something new and not just the value that we had written.
+                request = record.requested
+                if request is not None and (
+                    delivery.requested_now or not self.echoes(known, request)
+                ):
+                    known = msgspec.structs.replace(known, original=None, requested=request)
                 elif known.original in record.ours:
-                    # Judged before the note of the delivery came: it was never anybody else's.
+                    # It was judged before the delivery was noted: the value was ours all the time.
                     known = msgspec.structs.replace(
-                        known, original=record.original, requested=asked
+                        known, original=record.original, requested=request
                     )
                 record = known.with_ours(*record.ours)
             earlier = [value for one in delivery.earlier if (value := _canonical(one)) is not None]
-            handed = self.runtime_values_of(delivery.container_id, record, earlier)
-            return record if stands else None, handed
+            values = self.runtime_values_of(delivery.container_id, record, earlier)
+            return record if stands else None, values
         except ValueError as error:
             log.warning("container %s, %s: %s", delivery.container_id, resource, error)
             return None, None
         except FileNotFoundError:
-            return None, None  # the group has no such file: nothing was put there
+            return None, None  # the group has no such file, so nothing was written there
 
     def _adopt(
         self, place: str, resource: Resource, requested: Value | None, delivered: Value, policy: str
     ) -> tuple[Record | None, bool]:
-        """Return the record of a value that the runtime was handed, and whether it stands.
+        """Return the record of a delivered value, and whether the file holds the value.
 
-        Raises OSError when that cannot be told now.
+        Raises OSError when the file cannot be read now.
         """
         file = FILES[resource]
         slot = self._texts.unmanaged(place, resource)
@@ -312,10 +318,10 @@ class Originals:
     def runtime_values_of(
         self, container_id: str, record: Record, earlier: Sequence[Value] = ()
     ) -> RuntimeValues | None:
-        """Return what the runtime was handed, by its record; None if kubelet asked for just that.
+        """Return the values that the runtime may write; None if only what kubelet requested.
 
-        The newest text of `record` is what was handed now; what was handed before, `earlier` or
-        on record, may still be what the runtime knows.
+        The newest text of `record` was delivered last. Former deliveries, in `earlier` or in the
+        journal, count too: the runtime may not have taken the last one.
         """
         slot = self._texts.unmanaged(record.place, record.resource)
         file = FILES[record.resource]
@@ -336,17 +342,17 @@ class Originals:
             policy=record.policy,
         )
 
-    def echoes(self, record: Record, asked: int | str) -> bool:
-        """Tell whether a request is a value of ours that the runtime tells back."""
+    def echoes(self, record: Record, requested: int | str) -> bool:
+        """Return whether a request is a value of ours that the runtime reports back."""
         slot = self._texts.unmanaged(record.place, record.resource)
         file = FILES[record.resource]
-        value = CpuSet.parse(asked) if isinstance(asked, str) else asked
+        value = CpuSet.parse(requested) if isinstance(requested, str) else requested
         text = self._texts.text_of(slot, value)
         return text is not None and any(self._texts.same(file, ours, text) for ours in record.ours)
 
 
 def of_container(slot: Slot) -> bool:
-    """Tell whether something is wanted there for a container: its files are the runtime's."""
+    """Return whether the slot is a container's, whose files the runtime writes too."""
     return slot.subject.startswith("container/")
 
 

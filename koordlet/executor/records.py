@@ -1,4 +1,4 @@
-"""What the journal holds: originals, and values that a runtime was given in place of others."""
+"""The journal's entries: originals, and values that were delivered in place of kubelet's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ RecordKey = tuple[str, Resource, str]
 """(cgroup or other place, resource, key)."""
 
 KEPT_OURS: Final = 6
-"""Values of ours that a record keeps. Chosen: a value may be found late by some writes, for example
-after several changes of a NodeSLO in the second between two passes; one that is found later than
-that counts as another writer's."""
+"""Values of ours that a record keeps. Chosen: a value may be observed some writes late, for example
+after several changes of a NodeSLO in the second between two passes. A value that is older than this
+counts as another writer's. Twice the value makes the records longer, and such mistakes rarer."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -24,10 +24,10 @@ class Record(msgspec.Struct, frozen=True):
     place: the cgroup; "" for the node, where `key` names a switch, a directory or a control group.
     inode: of the cgroup's directory; 0 where the place has none.
     original: the field's text before we wrote; None: the thing itself did not exist.
-    asked: the original as a canonical value, where the file never showed it: the runtime was handed
-        our value at creation in place of this one.
+    requested: the original as a canonical value, where the file never showed it: our value was
+        delivered at creation in place of this one.
     ours: texts that we wrote and the kernel showed, newest last.
-    policy: who wrote last, for people.
+    policy: the policy that wrote last, for people.
     support_of: the resource for whose sake this one was touched.
     """
 
@@ -61,12 +61,12 @@ def plain(value: Value | None) -> int | str | None:
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A value that the runtime was handed when it made a container.
+    """A value that a reply delivered for a container and that was not looked for in its group yet.
 
-    requested: what kubelet had asked for; None when it had asked for nothing.
-    earlier: what it was handed before, and nobody has seen yet.
-    anew: kubelet named the resource in this very request; else `requested` may be our own value,
-        told back as the one that the runtime has.
+    requested: what kubelet requested; None when it requested nothing.
+    earlier: former deliveries that were not looked for either.
+    requested_now: kubelet named the resource in this very request. Otherwise `requested` may be our
+        own value, reported back by the runtime.
     """
 
     container_id: str
@@ -79,13 +79,14 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class RuntimeValues(msgspec.Struct, frozen=True):
-    """What a container's runtime was handed in place of what kubelet asked for, as it stood.
+    """Delivered values of one file that the container's runtime may write again at any time.
 
-    systemd writes it again at every reload, runc at every update, for as long as the group lives:
-    also when nobody wants it any more.
+    systemd writes them at every reload and runc at every update, for as long as the group lives,
+    even when no policy claims them any more.
 
-    texts: the field's texts in the kernel: whether the runtime took an answer, nobody tells us.
-    original, asked: as in `Record`.
+    texts: the values as the kernel shows them, newest last. There are several because no event
+        reports whether the runtime took the latest reply.
+    original, requested: as in `Record`.
     """
 
     container_id: str
@@ -98,7 +99,7 @@ class RuntimeValues(msgspec.Struct, frozen=True):
     policy: str = ""
 
     def as_record(self) -> Record:
-        """Return what the journal knows of the place by this alone."""
+        """Return the record that follows from these values alone."""
         return Record(
             place=self.place,
             inode=self.inode,
@@ -111,7 +112,7 @@ class RuntimeValues(msgspec.Struct, frozen=True):
 
 
 class Superseded(msgspec.Struct, frozen=True):
-    """kubelet has asked for these resources anew: what the runtime was handed before is history."""
+    """Kubelet requested other values of these resources, so earlier deliveries do not count."""
 
     container_id: str
     resources: frozenset[Resource]

@@ -1,7 +1,7 @@
-"""What the executor knows about each value: what is wanted, what was found, how it stands.
+"""The types of the executor: slots, desired values, planned writes, states.
 
-A slot is one (place, resource, key). A planned write is what would be written there, with the old
-value, the new one and the reason; a plan is pure reading until it is applied.
+A slot is one (place, resource, key), with its desired and observed value and its state. A planned
+write has the old value, the new one and the reason. Planning only reads; applying writes.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 
 KEPT_WRITES: Final = 5
-"""Writes that a slot remembers for people. Chosen: enough to see two writers alternate, and few
-enough for tens of thousands of slots."""
+"""Writes that a slot keeps for `koordctl explain`. Chosen: enough to see two writers alternate, and
+few enough for tens of thousands of slots. Twice the value doubles the memory that they take."""
 
 MAX_FAILURES: Final = 32
-"""Refusals in a row that are counted: the back-off doubles with each, and reached its longest rest
-long before 2**32 seconds."""
+"""Refusals in a row that are counted. The back-off doubles with each and reaches its maximum after
+nine, so any larger bound has the same effect; this one keeps 2**failures small."""
 
 SlotKey = RecordKey
 
 
 class State(StrEnum):
-    """How a desired value stands."""
+    """The state of a desired value."""
 
     APPLIED = "applied"
-    DEGRADED = "degraded"  # in force, but less than what was asked for: the detail says how
+    DEGRADED = "degraded"  # in force, but less than desired: the detail says how
     UNSUPPORTED = "unsupported"  # this kernel has no such thing
-    BLOCKED = "blocked"  # another writer or a kernel rule stands against it
-    FAILED = "failed"  # the kernel refused; tried again after a while
+    BLOCKED = "blocked"  # another writer or a kernel rule prevents it
+    FAILED = "failed"  # the kernel refused; tried again after a back-off
     PENDING = "pending"  # not tried yet: no such group, or the write budget is used up
 
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH})
-"""What a system call says of a group or process that is not there any more."""
+"""The errors of system calls on a group or process that does not exist any more."""
 
 BAD: Final = frozenset({State.UNSUPPORTED, State.BLOCKED, State.FAILED})
+"""States whose beginning is logged as a warning."""
 
 
 class Want(msgspec.Struct, frozen=True):
     """One desired value.
 
-    place: the cgroup, "" for the node. value: canonical. claim: the one that won.
-    requested: what kubelet asked the runtime for, canonical; None when unknown.
+    place: the cgroup, "" for the node. value: canonical. claim: the winning one.
+    requested: what kubelet requested, canonical; None when unknown.
     """
 
     subject: str
@@ -67,7 +68,7 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class WriteNote(msgspec.Struct, frozen=True):
-    """A write that was done or refused. `at`: seconds since the epoch; `error` "" when it went."""
+    """A write that was done or refused. at: seconds since the epoch; error: "" for a done one."""
 
     at: float
     path: str
@@ -89,9 +90,10 @@ class Act(StrEnum):
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
-    """One operation that would be done. `old`, `new`: for people; `data`, `ids`: what is carried.
+    """One planned operation. old, new: for people; data, ids: what is written.
 
-    final: after it the slot has its value; False for a widening step and for one of several writes.
+    final: after it the slot has its value. False for a widening step, and for all but the last of
+        several writes.
     """
 
     act: Act
@@ -108,20 +110,22 @@ class PlannedWrite(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """One value: where it lies, what is wanted there, what was found, and how it stands.
+    """One value: its place, its desired and observed value, and its state.
 
     Owned by the executor. Attributes are for reading; only the methods below change them.
 
     directory, path: of the file; "" where there is none or it is not known yet.
-    want, restoring: at most one is set: a wish, or the record whose original is put back.
-    text: the wish as the file's text; None while it is not worked out.
-    note: how the value's range changed the wish. clamp: how the kernel's rules changed it.
-    blocked_by: what keeps all of the wish out of the file.
-    found: the resource's field as it was last read. settled: the whole content that was judged
-        last; content that equals it needs no second look.
-    period_us: what a quota or burst in `text` and `found` is counted by.
-    cookie: the one that all processes share, of a core scheduling group.
-    retry_at: no write is tried before, by the executor's clock. errno: of the last refusal.
+    want, restoring: at most one is set: the desired value, or the record whose original is
+    restored.
+    text: the desired value as the file's text; None while it is not known.
+    note: how the resource's range changed the desired value. clamp: how the kernel's rules did.
+    blocked_by: what prevents any part of the desired value.
+    found: the resource's field as last read. settled: the whole content that was judged last;
+        the same content is not judged again.
+    period_us: the period of a quota or burst in `text` and `found`.
+    cookie: the cookie that all processes of a core scheduling group share.
+    retry_at: no write is tried before this time of the executor's clock. errno: of the last
+    refusal.
     """
 
     __slots__ = (
@@ -157,8 +161,8 @@ class Slot:
     found: str | None
     settled: bytes | None
     failures: int  # refusals in a row
-    yields: int  # how often the place was left to another writer
-    _foreign: list[float]  # when another writer's value was found of late
+    yields: int  # how often the file was left to another writer
+    _foreign: list[float]  # when another writer's value was observed lately
 
     def __init__(
         self, place: str, resource: Resource, key: str, file: CgroupFile | None = None
@@ -189,7 +193,7 @@ class Slot:
 
     @property
     def parked(self) -> bool:
-        """Whether it is only watched: the runtime may write again what it was once handed."""
+        """Whether it is only watched, because the runtime may write a delivered value again."""
         return self.want is None and self.restoring is None
 
     @property
@@ -200,30 +204,30 @@ class Slot:
 
     @property
     def degraded(self) -> str:
-        """Everything that makes the value in force less than the wish."""
+        """All reasons why the value in force is less than the desired one; "" for none."""
         claimed = self.want.claim.degraded if self.want is not None else ""
         return "; ".join(part for part in (claimed, self.note, self.clamp) if part)
 
-    # -- where it lies ---------------------------------------------------------------------------
+    # -- its place -------------------------------------------------------------------------------
 
     def locate(self, directory: str, name: str = "") -> None:
-        """Set the directory, and the file in it."""
+        """Set the directory, and the name of the file in it."""
         self.directory = directory
         if name:
             self.path = f"{directory}/{name}"
 
     def locate_file(self, path: str) -> None:
-        """Set the path of something that is no cgroup file."""
+        """Set the path of something that is not a cgroup file."""
         self.path = path
 
     def count_by(self, period_us: int) -> None:
-        """Set the period that the group's quota and burst are counted by."""
+        """Set the period of the group's quota and burst."""
         self.period_us = period_us
 
-    # -- what is wanted --------------------------------------------------------------------------
+    # -- the desired value -----------------------------------------------------------------------
 
     def assign(self, want: Want | None) -> None:
-        """Start with another wish, or with none: what happened under the old one does not count."""
+        """Set another desired value, or none, and forget the failures under the former one."""
         self.want = want
         self.restoring = self.settled = self.text = None
         self.retry_at = 0.0
@@ -231,79 +235,79 @@ class Slot:
         self._foreign = []
 
     def restore(self, record: Record | None) -> None:
-        """Have the original of `record` put back; None: nothing is left to put back."""
+        """Restore the original of `record`; None: there is nothing to restore."""
         self.restoring = record
 
     def park(self) -> None:
-        """Only watch it from now on."""
+        """Only watch the file from now on."""
         self.restoring = None
         self.text = None
 
     def aim(self, text: str | None, *, note: str = "", clamp: str = "") -> None:
-        """Set the text that the file is to have; None while it is not known."""
+        """Set the text that the file should have; None while it is not known."""
         self.text = text
         self.note = note
         self.clamp = clamp
         self.blocked_by = ""
 
     def clamp_to(self, clamp: str) -> None:
-        """Note how the kernel's rules change the wish; "" if they do not."""
+        """Note how the kernel's rules change the desired value; "" if they do not."""
         self.clamp = clamp
 
     def block(self, by: str) -> None:
-        """Note what keeps all of the wish out of the file."""
+        """Note what prevents any part of the desired value."""
         self.blocked_by = by
 
-    # -- what was found --------------------------------------------------------------------------
+    # -- the observed value ----------------------------------------------------------------------
 
     def observe(self, found: str, content: bytes | None = None) -> None:
-        """Note the resource's field as it is, and the content of a cgroup file, which is judged."""
+        """Note the resource's field as read, and for a cgroup file the content as judged."""
         self.found = found
         self.settled = content
 
     def lose_sight(self) -> None:
-        """Note that the file could not be read, or not understood."""
+        """Note that the file could not be read or parsed."""
         self.found = self.settled = None
 
     def look_again(self) -> None:
-        """Have the content judged at the next pass even if it stays the same."""
+        """Judge the content at the next pass even if it stays the same."""
         self.settled = None
 
     def share_cookie(self, cookie: int) -> None:
         """Note the cookie that all processes share; 0 while they share none."""
         self.cookie = cookie
 
-    # -- how it stands ---------------------------------------------------------------------------
+    # -- its state -------------------------------------------------------------------------------
 
     def stand(self, state: State, detail: str) -> None:
         self.state = state
         self.detail = detail
 
     def accept(self) -> None:
-        """Note that the kernel took the last write."""
+        """Note that the kernel accepted the last write."""
         self.failures = 0
 
     def refuse(self, error_number: int, retry_at: float) -> None:
-        """Note that the kernel refused; the longer the more often it did so in a row."""
+        """Note a refusal, and the time until which no further write is tried."""
         self.failures = min(self.failures + 1, MAX_FAILURES)
         self.errno = error_number
         self.retry_at = retry_at
 
     def rest(self, until: float) -> None:
-        """Try nothing before `until`, without a refusal that counts."""
+        """Try no write before `until`, without counting a refusal."""
         self.retry_at = until
 
     def meet_foreign(self, now: float, window_s: float) -> None:
-        """Note that another writer's value stands where ours was in force."""
+        """Note that another writer's value was observed where ours was in force."""
         self._foreign = [at for at in self._foreign if now - at < window_s] + [now]
 
     @property
     def foreign(self) -> int:
-        """How often another writer's value was found of late."""
+        """How often another writer's value was observed lately."""
         return len(self._foreign)
 
     def yield_until(self, until: float) -> None:
-        """Leave it to the other writer until then."""
+        """Leave the file to the other writer until then."""
         self.yields += 1
         self._foreign = []
         self.retry_at = until
@@ -315,33 +319,33 @@ class Slot:
 
 
 class Plan:
-    """What would be done: operations in order, and what the journal has to hold before them."""
+    """Planned operations in order, and what the journal must hold before them."""
 
     def __init__(self) -> None:
         self.writes: list[PlannedWrite] = []
         self.records: dict[RecordKey, Record] = {}
         self.forget: list[RecordKey] = []
         self.runtime_values: list[RuntimeValues] = []
-        self.done: list[Slot] = []  # restores that need nothing any more
+        self.done: list[Slot] = []  # restores that need no write any more
         self.planned: dict[SlotKey, str] = {}  # what each slot will hold at the end
 
     def keep(self, record: Record) -> None:
-        """Have the journal hold `record` before anything is written."""
+        """Plan to journal `record` before the writes."""
         self.records[record.record_key] = record
 
     def finish(self, slot: Slot) -> None:
-        """A restore needs no write any more: let the slot and its record go."""
+        """Drop the slot and its record: its restore needs no write any more."""
         self.done.append(slot)
         self.forget.append(slot.slot_key)
 
     def add(self, write: PlannedWrite, to: list[PlannedWrite]) -> None:
-        """Put a write into one of the lists that become `writes`."""
+        """Append a write to one of the lists that become `writes`."""
         to.append(write)
         self.planned[write.slot] = write.new
 
 
 class WriteReport(msgspec.Struct, frozen=True):
-    """What applying a plan came to."""
+    """The result of applying a plan, as counts of writes. paths: the files that were written."""
 
     written: int = 0
     failed: int = 0
@@ -351,10 +355,10 @@ class WriteReport(msgspec.Struct, frozen=True):
 
 
 class ResourceView(msgspec.Struct, frozen=True):
-    """One value for people: what `koordctl explain` shows of the kernel's side.
+    """One value for people: its state in the kernel, as `koordctl explain` shows it.
 
     desired, original: as text of the file. observed: None when it could not be read.
-    retry_in_s: seconds until a refused write is tried again; 0 when it is not waiting.
+    retry_in_s: seconds until a refused write is tried again; 0 when none is waiting.
     """
 
     place: str

@@ -1,7 +1,7 @@
-"""The table of slots: what is wanted where, by whom, and how it stands.
+"""The table of slots: the desired values of all subjects, and their states.
 
-A subject's wants are given all at once; a slot that nobody wants any more is restored, and leaves
-the table when nothing of ours stands there and nobody may bring it back.
+A subject's desired values are set all at once. A slot whose value is no longer desired is restored.
+It leaves the table when its file holds no value of ours and the runtime cannot write one again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ log = logging.getLogger(__name__)
 class Limits:
     """How much may be written, and how long a refused file rests.
 
-    writes_per_second refills the budget, burst is its size. backoff_s: the first rest; it doubles
-    up to max_backoff_s.
+    writes_per_second: refills the budget. The configuration's default, chosen: more than pods that
+        come and go need. Twice the value halves the time until a larger change is complete, and
+        doubles the writes of a defect that writes without end.
+    burst: the size of the budget. Chosen: all files of a full node, so that the first pass and a
+        changed NodeSLO are complete at once. Twice the value allows a defect twice the writes.
+    backoff_s: the first rest after a refusal; it doubles up to max_backoff_s. Chosen: many refusals
+        end within a second (a group that is being set up), and a lasting one costs one write in
+        five minutes. Twice the values: a value that becomes possible is in force that much later.
     """
 
     writes_per_second: float = 200.0
@@ -69,7 +75,7 @@ class SlotTable:
         self.by_path: dict[str, Slot] = {}
         """The slots of cgroup files by their path."""
         self.released: list[Slot] = []
-        """Slots that lost their wish since the last plan, and are to be restored."""
+        """Slots to restore whose value is no longer desired since the last plan."""
         self._files: list[Slot] = []
         self._virtual: dict[Resource, list[Slot]] = {}
         self._lists_stale = True
@@ -97,7 +103,7 @@ class SlotTable:
         return self._virtual
 
     def of_subjects(self, subjects: Iterable[str]) -> list[Slot]:
-        """Return the slots whose value one of these subjects wants."""
+        """Return the slots whose desired value belongs to one of these subjects."""
         return [
             slot
             for subject in subjects
@@ -115,10 +121,10 @@ class SlotTable:
                 self._virtual.setdefault(slot.resource, []).append(slot)
         self._lists_stale = False
 
-    # -- what is wanted --------------------------------------------------------------------------
+    # -- desired values --------------------------------------------------------------------------
 
     def want(self, subject: str, wants: Sequence[Want]) -> None:
-        """Set everything that is wanted for a subject; what is no longer wanted is restored."""
+        """Set all desired values of a subject; values that are no longer desired are restored."""
         new = {want.slot_key: want for want in wants}
         old = self.by_subject.get(subject, {})
         if new:
@@ -132,7 +138,7 @@ class SlotTable:
             elif slot.want == want:
                 continue
             elif slot.want is not None and slot.want.subject != subject:
-                # The first subject keeps the place; `views` tells the other one.
+                # The first subject keeps the place; `views` shows the other one as blocked.
                 self._contended.add(key)
                 continue
             slot.assign(want)
@@ -140,27 +146,27 @@ class SlotTable:
             self._release(key, subject)
 
     def wanted(self, subject: str) -> Mapping[SlotKey, Want]:
-        """Return what is wanted for a subject."""
+        """Return the desired values of a subject."""
         return self.by_subject.get(subject, {})
 
     def subjects(self) -> list[str]:
-        """Return the subjects for which something is wanted."""
+        """Return the subjects with desired values."""
         return list(self.by_subject)
 
-    # -- what is to be put back ------------------------------------------------------------------
+    # -- values to restore -----------------------------------------------------------------------
 
     def restore(self, record: Record) -> None:
-        """Have the original of `record` put back, unless somebody wants the place."""
+        """Restore the original of `record`, unless a subject has a desired value there."""
         slot = self.slots.get(record.record_key) or self._add(record.record_key)
         if slot.want is None:
             slot.assign(None)
             slot.restore(record)
 
     def orphans(self, left_behind: Callable[[], Sequence[Record]]) -> list[Record]:
-        """Return the records that no slot is about: leftovers of an earlier run, or supports.
+        """Return records without a slot: leftovers of an earlier run, and supports.
 
-        A support (a burst lowered for a quota's sake) is one only once its cause is gone.
-        left_behind: finds what no journal knows; asked only when something has changed.
+        A support (a burst that was lowered for a quota) counts only once its cause is gone.
+        left_behind: finds leftovers that the journal lacks; called only after changes.
         """
         if not self._orphans_stale:
             return []
@@ -174,12 +180,12 @@ class SlotTable:
         return found
 
     def watch_runtime_values(self) -> None:
-        """Watch what the runtime may write again though nobody wants it; see `RuntimeValues`."""
+        """Watch files that a runtime may write again though no policy claims them."""
         if not self._runtime_values_stale:
             return
         self._runtime_values_stale = False
-        for handed in self.journal.all_runtime_values():
-            key = handed.place, handed.resource, ""
+        for values in self.journal.all_runtime_values():
+            key = values.place, values.resource, ""
             if key not in self.slots and self.journal.get(*key) is None:
                 self.let_go(self._add(key))
 
@@ -191,20 +197,20 @@ class SlotTable:
         return {key: slot for key, slot in self.slots.items() if not slot.parked}
 
     def journal_grew(self) -> None:
-        """Note that the journal has new records: some may be nobody's."""
+        """Note that the journal has new records, some of which may have no slot."""
         self._orphans_stale = True
 
     # -- slots -----------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Judge again, at the next plan, what is not simply applied: what is around may differ."""
+        """At the next plan, judge all values again that are not in state `applied`."""
         self._orphans_stale = True
         for slot in self.slots.values():
             if slot.state is not State.APPLIED:
                 slot.look_again()
 
     def set_layout(self, layout: Layout) -> None:
-        """Work with another layout: the pods' root appeared or moved."""
+        """Use another layout: the pods' root appeared or moved."""
         if layout == self.texts.layout:
             return
         self.texts.layout = layout
@@ -234,7 +240,7 @@ class SlotTable:
         self._lists_stale = self._orphans_stale = True
 
     def let_go(self, slot: Slot) -> None:
-        """Nothing of ours stands: drop the slot, or watch what the runtime may write again."""
+        """Drop a slot without a value of ours, or watch it if the runtime may write one again."""
         if slot.file is None or self.journal.runtime_values(slot.place, slot.resource) is None:
             self.drop(slot)
             return
@@ -258,10 +264,10 @@ class SlotTable:
                 self.released.append(slot)
 
     def leave(self, subject: str) -> bool:
-        """Forget what was wanted for a subject whose groups are gone: nothing can be restored.
+        """Forget the desired values of a subject whose groups are gone, as none can be restored.
 
-        Returns False, and changes nothing, while a group is there or where more than the files of
-        its own group was wanted.
+        Returns False, and changes nothing, while a group exists or if the subject has values other
+        than files of its own group.
         """
         slots = [self.slots[key] for key in self.by_subject.get(subject, ()) if key in self.slots]
         if any(slot.file is None or slot.subject != subject for slot in slots):
@@ -292,25 +298,25 @@ class SlotTable:
     # -- states ----------------------------------------------------------------------------------
 
     def reject(self, slot: Slot, error: OSError, wrote: str = "") -> None:
-        """Note a refusal; the file rests, twice as long each time."""
+        """Note a refusal; the file rests, each time twice as long."""
         rest = min(self.limits.backoff_s * 2**slot.failures, self.limits.max_backoff_s)
         slot.refuse(error.errno or 0, self.clock() + rest)
         on = f" on writing {wrote!r}" if wrote else ""
         self.set_state(slot, State.FAILED, f"{describe(error)}{on}")
 
     def in_force(self, slot: Slot) -> None:
-        """Note that the value stands, in full or as far as it goes."""
+        """Note that the value is in force, fully or degraded."""
         self.set_state(slot, State.DEGRADED if slot.degraded else State.APPLIED, slot.degraded)
 
     def set_state(self, slot: Slot, state: State, detail: str = "") -> None:
-        """Set a slot's state, and log it if it is news."""
+        """Set a slot's state, and log it if it changed."""
         if state is slot.state and detail == slot.detail:
             return
         before = slot.state
         slot.stand(state, detail)
         if state in BAD:
-            # On a busy node pods come and go, and each may meet what the last one met: `status`
-            # has them all, the log has the first.
+            # On a busy node pods come and go, and each may have the same problem: the log gets the
+            # first one, `status` shows all of them.
             trouble = (slot.resource, state, detail)
             if before is not state and (left_out := self._repeats.due(trouble)) is not None:
                 log.warning(

@@ -1,9 +1,10 @@
-"""Planning what belongs to processes: OOM scores, core scheduling cookies, resctrl membership.
+"""Plans values of processes: OOM scores, core scheduling cookies, resctrl membership.
 
-None of these is a file of the group: each process or thread has its own value, new ones may come
-at any time, and a pid may be somebody else's a moment later. So nothing is cached: every pass
-reads the group's processes and each one's value. Facts: hooks.md 4.5, 4.8 and 4.11,
-linux-interfaces.md sections 12, 13 and 15.
+None of these is a file of the group: each process or thread has its own value, new processes start
+at any time, and a pid may soon belong to another process. So nothing is cached: every pass reads
+the group's processes and the value of each.
+
+Facts: docs/facts/kernel.md, "resctrl", "Core scheduling" and "Processes".
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _SWITCH: Final = ("", Resource.SYSCTL, SCHED_CORE)
 
 
 DELIVERED_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
-"""What a runtime gives a container's processes by our answer, before anybody can look."""
+"""Values that the runtime sets on a container's processes from our reply, before a pass can read
+them."""
 
 
 @dataclass(slots=True)
 class TaskWrites:
-    """`first`: what takes something away from processes; `last`: what gives them something."""
+    """first: writes that remove values from processes; last: writes that set them."""
 
     first: list[PlannedWrite] = field(default_factory=list)
     last: list[PlannedWrite] = field(default_factory=list)
@@ -55,7 +57,7 @@ def plan(
 
 
 def _directory(table: SlotTable, place: str) -> str:
-    """Return a directory of the group that lists its processes: any hierarchy does."""
+    """Return a directory of the group that lists its processes; every hierarchy does."""
     layout = table.layout
     controller = next((one for one in ("cpu", "cpuset", "memory") if layout.has(one)), "cpu")
     return layout.directory(controller, place)
@@ -83,7 +85,7 @@ def _ids(table: SlotTable, slot: Slot, plan: Plan, name: str) -> list[int] | Non
 
 
 def _record(table: SlotTable, slot: Slot, original: str | None) -> Record:
-    """Return the slot's record, or a new one for this incarnation of the group."""
+    """Return the slot's record, or a new one if it belongs to a former group of this name."""
     try:
         inode = table.host.inode(slot.directory)
     except OSError:
@@ -103,9 +105,9 @@ def _record(table: SlotTable, slot: Slot, original: str | None) -> Record:
 
 
 def adopted(table: SlotTable, delivery: Delivery, place: str) -> Record | None:
-    """Return the record of what the runtime gave a container's processes; None for other things.
+    """Return the record of a value that was delivered for processes; None for other resources.
 
-    Raises OSError when the group cannot be looked at.
+    Raises OSError when the group cannot be read.
     """
     if delivery.resource not in DELIVERED_AT_CREATION:
         return None
@@ -131,7 +133,7 @@ def _applied(table: SlotTable, slot: Slot, found: str) -> None:
 
 
 def move(host: Host, write: PlannedWrite) -> None:
-    """Carry out MOVE_TASKS: one thread a write; threads that ended meanwhile do not matter."""
+    """Carry out MOVE_TASKS, with one write per thread; threads that have ended are skipped."""
     for tid in write.ids:
         try:
             host.write(write.path, str(tid).encode())
@@ -160,8 +162,8 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
         record = table.journal.get(*slot.slot_key)
         original = None
         if record is not None:
-            asked = None if record.requested is None else str(record.requested)
-            original = record.original if record.original is not None else asked
+            requested_text = None if record.requested is None else str(record.requested)
+            original = record.original if record.original is not None else requested_text
         if record is None or original is None:
             plan.finish(slot)
             return
@@ -179,14 +181,14 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
             if values and requested is not None and str(requested) != wanted:
                 record = _record(table, slot, None)
                 if not record.ours:
-                    handed = Record(
+                    delivered = Record(
                         place=record.place,
                         inode=record.inode,
                         resource=record.resource,
                         requested=plain(requested),
                         policy=record.policy,
                     )
-                    plan.keep(handed.with_ours(wanted))
+                    plan.keep(delivered.with_ours(wanted))
             _applied(table, slot, wanted if values else "")
             return
         first = values[min(values)]
@@ -215,7 +217,7 @@ def _oom_score(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite]
 def _cookies(
     table: SlotTable, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
 ) -> None:
-    """Give every group of containers one cookie of its own; take it from those that left."""
+    """Plan one cookie for each core scheduling group, and its removal from former members."""
     groups: dict[str, list[tuple[Slot, dict[int, int]]]] = {}
     for slot in slots:
         if slot.retry_at > now:
@@ -248,7 +250,7 @@ def _read_cookies(
             if error.errno not in _NO_CORE_SCHED:
                 table.reject(slot, error)
             elif plan.planned.get(_SWITCH) == "1":
-                # Alibaba Cloud Linux: cookies work after the switch, which this plan turns on.
+                # Alibaba Cloud Linux: cookies work once the switch is on, which this plan does.
                 return dict.fromkeys(pids, 0)
             elif slot.want is None:
                 plan.finish(slot)
@@ -268,7 +270,7 @@ def _clear(slot: Slot, cookies: Mapping[int, int], plan: Plan, out: list[Planned
 
 
 def _owners(groups: Mapping[str, Sequence[tuple[Slot, Mapping[int, int]]]]) -> dict[int, str]:
-    """Return which group each cookie belongs to: the one with most of its holders."""
+    """Return the group that each cookie belongs to: the one with most of its holders."""
     holders: dict[int, Counter[str]] = {}
     for group, members in groups.items():
         for _, cookies in members:
@@ -294,7 +296,7 @@ def _share(
         for cookie in cookies.values():
             if cookie and owner[cookie] == group:
                 counted[cookie] += 1
-                # Who comes from another group takes this group's cookie, not the other way round.
+                # A container from another group takes this group's cookie, not vice versa.
                 old_members[cookie] += slot.found == group
     target = max(
         counted, key=lambda cookie: (old_members[cookie], counted[cookie], -cookie), default=0
@@ -355,12 +357,12 @@ def _cookie_write(
 def _membership(
     table: SlotTable, slots: Sequence[Slot], plan: Plan, writes: TaskWrites, now: float
 ) -> None:
-    """Put the threads of every container into its control group, or back into the root."""
+    """Plan to move the threads of every container into its control group, or to the default one."""
     threads_file = "tasks" if table.layout.version == 1 else "cgroup.threads"
     of_group: dict[str, set[int] | None] = {}
 
     def members(group: str) -> set[int] | None:
-        """The group's threads; None: there is no such group. Raises OSError and ValueError."""
+        """Return the group's threads; None: no such group. Raises OSError and ValueError."""
         if group not in of_group:
             try:
                 of_group[group] = resctrl_groups.tasks(table.host, group)

@@ -1,8 +1,10 @@
-"""Cgroup files as texts: reading them, and the text that a value takes in one.
+"""Cgroup files as texts: reads them, and returns the text of a value in one.
 
-Most values have one text. A weight of cgroup v2 has two, by the formula with which the runtime
-turns kubelet's shares into weights; which one a level of the tree uses is learned from what
-stands there. Facts: linux-interfaces.md sections 5 and 6.
+Most values have one text. A weight of cgroup v2 has two, depending on the formula by which the
+runtime converts kubelet's shares. Which formula a level of the tree uses is learned from the
+weights that are observed there.
+
+Facts: docs/facts/kernel.md, "Shares, weights and quotas".
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ from linux.topology import POSSIBLE_CPUS
 from linux.weights import Formula, detect
 
 _KEPT_VOTES: Final = 4096
+"""Directories whose observed weights are counted. Chosen: far more than the pods of a node. Beyond
+it only the counts per level are kept, so twice the value means more memory and the same result."""
 _UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
 _PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
 
 
 class Texts:
-    """See the module. Keeps no state but what it learned about weights."""
+    """See the module. Its only state is what it learned about weights."""
 
     def __init__(self, host: Host, layout: Layout, *, page_size_bytes: int) -> None:
         self.host = host
@@ -51,7 +55,7 @@ class Texts:
         return same(file, wanted, found, page_size_bytes=self._page_size_bytes)
 
     def unmanaged(self, place: str, resource: Resource) -> Slot:
-        """Return a slot that is in no table: for texts of a file that nothing is wanted for."""
+        """Return a slot outside the table, for the texts of a file without a desired value."""
         file = FILES[resource]
         slot = Slot(place, resource, "", file)
         slot.locate(self.layout.directory(file.controller, place))
@@ -99,7 +103,7 @@ class Texts:
         return inode
 
     def standing(self, file: CgroupFile, place: str) -> str:
-        """Return the resource's field as it stands; raises OSError and ValueError."""
+        """Return the resource's field as read; raises OSError and ValueError."""
         directory = self.layout.directory(file.controller, place)
         raw = self.raw(f"{directory}/{file.name(self.layout.version)}")
         return field_text(file, self.layout.version, raw)
@@ -124,10 +128,10 @@ class Texts:
         try:
             return b"populated 1" in self.raw(f"{slot.directory}/cgroup.events")
         except OSError:
-            return True  # not known: the careful answer
+            return True  # not known: assume tasks, for which the kernel has more rules
 
     def everything(self, slot: Slot) -> str:
-        """Return the CPUs (or NUMA nodes) of the machine: what v2 takes, offline ones included."""
+        """Return the CPUs (or NUMA nodes) that v2 accepts: the machine's, offline ones included."""
         path = f"{self.layout.hierarchy('cpuset')}/cpuset.mems.effective"
         if slot.resource is Resource.CPUSET_CPUS:
             path = POSSIBLE_CPUS
@@ -141,7 +145,7 @@ class Texts:
         return [
             name
             for name in names
-            # Files of controllers have a dot in their names, and three others are known.
+            # Names of controllers' files contain a dot, except for three files of v1.
             if ("." not in name or name.endswith(_UNIT_SUFFIXES))
             and name not in _PLAIN_FILES
             and self.host.is_dir(f"{directory}/{name}")
@@ -166,7 +170,7 @@ class Texts:
         )
 
     def text_of(self, slot: Slot, value: Value) -> str | None:
-        """Return what kubelet asked for as the file's text; None if it cannot be."""
+        """Return a requested or delivered value as the file's text; None if it has none."""
         assert slot.file is not None
         try:
             return self.encode(slot, in_range(slot.file, value)[0])
@@ -174,13 +178,14 @@ class Texts:
             return None
 
     def other_weight(self, file: CgroupFile, delivered: Value) -> str | None:
+        """Return the weight of `delivered` shares by the quadratic formula; None for non-shares."""
         if file.codec is not Codec.SHARES or not isinstance(delivered, int):
             return None
         return encode(file, self.layout.version, delivered, formula=Formula.QUADRATIC)
 
     def write(self, slot: Slot, text: str, *, final: bool = True) -> PlannedWrite:
         assert slot.file is not None
-        why = slot.why if final else f"{slot.why} (a step: old and new together)"
+        why = slot.why if final else f"{slot.why} (first step: the old and the new value joined)"
         current = (slot.settled or b"") if slot.file.codec is Codec.PERIOD else b""
         return PlannedWrite(
             act=Act.WRITE,
@@ -197,18 +202,21 @@ class Texts:
     # -- weights ---------------------------------------------------------------------------------
 
     def learn(self, slot: Slot, evidence: Collection[Formula] = frozenset(Formula)) -> None:
-        """Learn the weight formula of this level from a weight; only `evidence` counts."""
+        """Learn the weight formula of this level from an observed weight.
+
+        evidence: the formulas for which this weight counts as evidence.
+        """
         want, found = slot.want, slot.found
         if slot.resource is not Resource.CPU_SHARES or self.layout.version != 2:
             return
         if want is None or found is None or want.requested is None:
             return
-        # The runtime converted what kubelet asked for, or what our reply put in its place.
+        # The runtime converted the requested value, or the value that our reply delivered.
         for known in (want.requested, want.value):
             formula = detect([(known, int(found))]) if isinstance(known, int) else None
             if formula is not None and formula in evidence:
                 if len(self._votes) > _KEPT_VOTES:
-                    # Pods come and go; what their level uses is known by now.
+                    # Pods come and go; the formula of their level is known by now.
                     self._votes = {
                         level: votes
                         for level, votes in self._votes.items()
@@ -219,7 +227,7 @@ class Texts:
                 return
 
     def _formula(self, slot: Slot) -> Formula:
-        """Return the formula that the slot's siblings use, else its level's, else the old one."""
+        """Return the formula of the slot's siblings, else of its level, else the linear one."""
         if slot.resource is Resource.CPU_SHARES and self.layout.version == 2:
             for level in (parent_of(slot.place), _level(slot.want)):
                 votes = self._votes.get(level)

@@ -1,7 +1,8 @@
-"""Planning values that are ordered along the tree: quota, cpuset and memory.
+"""Plans values that are ordered along the cgroup tree: quota, cpuset and memory.
 
-No child may have more than its parent at any moment, so what stands around a group decides when
-it can move, and sometimes whether. `order` finds the steps; this knows the files.
+No child may have more than its parent at any moment. So the values of the groups around a group
+decide when its value can change, and sometimes whether. `order` finds the steps; this file reads
+the values and makes the writes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from linux.cgroup_files import DEFAULT_PERIOD_US, FILES, CgroupFile, Codec, Leve
 from linux.resources import UNLIMITED, Resource
 
 _RATIO_SHIFT: Final = 20
-"""The kernel compares bandwidths as (quota << 20) / period."""
+"""The kernel compares bandwidths as (quota << 20) / period (its BW_SHIFT)."""
 _UNLIMITED_BYTES: Final = (1 << 63) - (1 << 16)
-"""Below what an unlimited v1 counter reads for any page size up to 64 KiB: nobody has that much."""
+"""A limit that counts as unlimited: less than what an unlimited v1 counter reads for any page size
+up to 64 KiB, and more than any machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WithSwap:
-    """A write of the limit of memory and swap together: before the memory limit if it raises."""
+    """A write of the limit of memory plus swap. raises: it has to precede the memory limit's."""
 
     write: PlannedWrite
     raises: bool
@@ -48,6 +50,7 @@ class TreePlanner:
         out: list[PlannedWrite],
         now: float,
     ) -> None:
+        """Append the writes for one resource to `out`. slots: all slots, for the values around."""
         file = FILES[resource]
         enforced = file.levels(self._texts.layout.version) is Levels.ENFORCED
         of_place: dict[str, Slot] = {}
@@ -62,7 +65,7 @@ class TreePlanner:
             of_place[slot.place] = slot
             nodes[slot.place] = Node(found, wanted)
         if enforced:
-            # What is dirty may move, and so may what an earlier plan had to keep from its wish.
+            # Dirty values may change, and so may those that an earlier plan had to hold back.
             moving = {slot.place for slot in dirty} & nodes.keys()
             moving |= {
                 place
@@ -79,7 +82,7 @@ class TreePlanner:
             text = self._text_of(file, slot, step.value)
             earlier = texts.setdefault(step.cgroup, [])
             if not earlier and slot.found is not None and self._texts.same(file, text, slot.found):
-                continue  # a page or a rounding apart: no difference to the kernel
+                continue  # they differ by less than a page or a rounding: the same to the kernel
             earlier.append(text)
             write = self._texts.write(slot, text, final=step.final)
             with_swap = self._with_swap(slot, text) if resource is Resource.MEMORY_LIMIT else None
@@ -93,11 +96,11 @@ class TreePlanner:
                 self._originals.keep(of_place[cgroup], plan, *written)
 
     def _with_swap(self, slot: Slot, text: str) -> _WithSwap | None:
-        """Move v1's limit of memory and swap together along with the memory limit, where needed.
+        """Change v1's limit of memory plus swap along with the memory limit, where needed.
 
-        The kernel keeps the memory limit at or below it, and runtimes set both alike, so that a
-        container gets no swap: a limit that grows would be refused, and one that shrinks would
-        let swap in.
+        The kernel keeps the memory limit at or below it, and runtimes set both to the same value,
+        so that a container gets no swap. Without this, a growing memory limit would be refused, and
+        a shrinking one would allow swap.
         """
         if self._texts.layout.version != 1:
             return None
@@ -117,7 +120,7 @@ class TreePlanner:
             subject=slot.subject,
             old=str(old),
             new=text,
-            why=f"{slot.why} (memory and swap together must not be less, and allow no swap)",
+            why=f"{slot.why} (the limit of memory plus swap follows the memory limit)",
             data=text.encode(),
             final=False,
         )
@@ -141,7 +144,7 @@ class TreePlanner:
         return value
 
     def _text_of(self, file: CgroupFile, slot: Slot, value: int) -> str:
-        """Return the text of a value that an order came to: the wish's or the old where equal."""
+        """Return the text of a value of `order`: the desired or the old text if it is the same."""
         for text in (slot.text, slot.found):
             if text is not None and self._element(file, text, slot.period_us) == value:
                 return text
@@ -154,7 +157,7 @@ class TreePlanner:
         return encode(file, self._texts.layout.version, value)
 
     def _add_neighbours(self, file: CgroupFile, place: str, nodes: dict[str, Node]) -> None:
-        """Add the unmanaged groups that bound `place` from above or that it must stay around."""
+        """Add the unmanaged groups that bound `place`, or whose values it must contain."""
         for above in ancestors(place):
             if above not in nodes:
                 found = self._read_element(file, above)
@@ -172,14 +175,14 @@ class TreePlanner:
                 if found is None:
                     continue
                 nodes[below] = Node(found)
-            # A managed group may have to shrink along, and an unlimited one hands its parent's
-            # limit on to those below it.
+            # A managed group may have to shrink too, and through an unlimited one its parent's
+            # limit applies to the groups below.
             passes_on = file.codec is Codec.QUOTA and nodes[below].found == TOP
             if passes_on or nodes[below].wanted is not None:
                 self._add_below(file, below, nodes)
 
     def _read_element(self, file: CgroupFile, place: str) -> int | None:
-        """Read an unmanaged group; None if it cannot be read (only v1 files are ever asked for)."""
+        """Read the value of an unmanaged group on v1; None if it cannot be read."""
         text = self._texts.read(file, place)
         if text is None:
             return None
@@ -198,6 +201,6 @@ def _lattice(file: CgroupFile) -> Lattice:
 
 
 def _bytes(text: str) -> int:
-    """Return a v1 memory limit as it compares; "-1" and what no page counter holds are alike."""
+    """Return a v1 memory limit for comparison; "-1" and all unlimited readings are equal."""
     value = int(text or 0)
     return _UNLIMITED_BYTES if value < 0 else min(value, _UNLIMITED_BYTES)

@@ -1,4 +1,4 @@
-"""How everything stands, for people, events and metrics."""
+"""The states of values, for people, events and metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from linux.resources import Resource
 
 
 def views(table: SlotTable, subject: str) -> list[ResourceView]:
-    """Return how everything stands that is wanted for a subject."""
+    """Return the states of a subject's desired values."""
     return [_view(table, key, want) for key, want in table.by_subject.get(subject, {}).items()]
 
 
 def restoring(table: SlotTable) -> list[ResourceView]:
-    """Return the originals that are still to be put back."""
+    """Return the originals that are still to be restored."""
     return [
         _view(table, slot.slot_key, None)
         for slot in table.slots.values()
@@ -35,7 +35,7 @@ def states(table: SlotTable) -> dict[tuple[Resource, State], int]:
 
 
 def standing(table: SlotTable, resources: Collection[Resource]) -> list[tuple[str, ResourceView]]:
-    """Return (subject, view) of everything that is wanted of some resources."""
+    """Return (subject, view) of every desired value of these resources."""
     return [
         (slot.want.subject, _view(table, key, slot.want))
         for key, slot in table.slots.items()
@@ -70,5 +70,5 @@ def _original(record: Record) -> str | None:
     return record.original if record.original is not None else _text(record.requested)
 
 
-def _text(asked: int | str | None) -> str | None:
-    return None if asked is None else str(asked)
+def _text(requested: int | str | None) -> str | None:
+    return None if requested is None else str(requested)

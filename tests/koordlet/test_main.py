@@ -154,7 +154,7 @@ def machine(tmp_path: Path) -> str:
     [
         (None, "it is not there"),
         (b"", "its first line is not that of a journal"),
-        (encode_line(b"koordlet journal 1, boot b1") + b"garbage\n", "1 lines cannot be read"),
+        (encode_line(b"koordlet journal 2, boot b1") + b"garbage\n", "1 lines cannot be read"),
     ],
 )
 def test_restore_says_what_it_cannot_know_without_the_whole_journal(

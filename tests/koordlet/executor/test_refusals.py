@@ -153,7 +153,7 @@ def test_what_the_kernel_makes_of_a_value_is_ours_too() -> None:
     )
     bed.want("pod/a", (pod.cgroup, SHARES, 700))
     bed.run()
-    assert bed.view("pod/a", SHARES).detail.endswith("and the kernel made it 13")
+    assert bed.view("pod/a", SHARES).detail.endswith("and the kernel changed it to 13")
     for _ in range(3):
         assert bed.run().written == 0
     bed.kernel.faults.clear()
