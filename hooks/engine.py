@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from time import perf_counter
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,6 +42,14 @@ cache hold 8 MiB at most."""
 Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
 
+Decide = Callable[["Engine", Subject, "Decision | None"], Decision]
+"""Decides about a subject, of which the last argument is the previous decision."""
+
+
+def decide(engine: Engine, subject: Subject, before: Decision | None) -> Decision:
+    """Return the engine's decision, with nothing noted."""
+    return engine.decide(subject, before=before)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
@@ -57,6 +66,24 @@ class PolicyState:
     @property
     def active(self) -> bool:
         return self.off is None
+
+
+class Called(NamedTuple):
+    """One policy's call. claims: () when it failed."""
+
+    policy: str
+    took_s: float
+    claims: tuple[Claimed, ...]
+
+
+class Watch(NamedTuple):
+    """What the caller of a decision notes, and how policies are called that may not be trusted.
+
+    calls: filled while deciding, in order. guards: by policy, what calls it for the engine.
+    """
+
+    calls: list[Called]
+    guards: Mapping[str, Guard]
 
 
 class Engine:
@@ -135,11 +162,12 @@ class Engine:
         return next((state for state in self.states if state.policy.name == policy), None)
 
     def decide(
-        self, subject: Subject, guard: Guard | None = None, *, before: Decision | None = None
+        self, subject: Subject, watch: Watch | None = None, *, before: Decision | None = None
     ) -> Decision:
         """Return the decision for `subject`; an error of a policy becomes a fault in it.
 
-        before: the subject's previous decision. A claim there that its policy cannot make now,
+        watch: notes each policy's call, and calls some in another way. before: the subject's
+        previous decision. A claim there that its policy cannot make now,
         because the input has become bad, stays in force and is marked as kept.
         """
         shape: Hashable = None
@@ -154,18 +182,25 @@ class Engine:
         by_resource: dict[ResourceKey, list[Claim]] = {}
         faults: list[Fault] = []
         for name, function, rule in self._plan[subject.level]:
+            started = perf_counter()
+            claims: tuple[Claimed, ...] = ()
             try:
-                if guard is None:
-                    claims = function(rule, subject)
-                else:
-                    claims = guard(name, function, rule, subject)
-                for claim in claims:
-                    if isinstance(claim, InputError):
-                        faults.append(fault_of(name, claim))
-                    else:
-                        by_resource.setdefault((claim.resource, claim.key), []).append(claim)
+                guard = None if watch is None else watch.guards.get(name)
+                # A generator does its work here, and fails here.
+                claims = tuple(
+                    function(rule, subject)
+                    if guard is None
+                    else guard(name, function, rule, subject)
+                )
             except Exception as error:  # noqa: BLE001 - a policy is isolated, and its fault reported
                 faults.append(fault_of(name, error))
+            for claim in claims:
+                if isinstance(claim, InputError):
+                    faults.append(fault_of(name, claim))
+                else:
+                    by_resource.setdefault((claim.resource, claim.key), []).append(claim)
+            if watch is not None:
+                watch.calls.append(Called(name, perf_counter() - started, claims))
         if faults and before is not None:
             _keep_claims(
                 before, {fault.policy for fault in faults if fault.input_error}, by_resource

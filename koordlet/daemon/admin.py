@@ -207,7 +207,7 @@ class _Answers:
                     config=config,
                 ),
                 site=site,
-                guard=decider.guard,
+                decide=decider.repair,
                 before=engine,
             )
 

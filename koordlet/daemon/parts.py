@@ -112,7 +112,7 @@ class Parts:
             state=self.state,
             rules=self.rules,
             journal=self.journal,
-            guard=self.repair_decider.guard,
+            decide=self.repair_decider.repair,
             lock=lock,
             published=self._published,
             displaced=displaced,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from hooks.engine import Guard
+from hooks.engine import Decide
 from hooks.subject import Level
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
@@ -61,13 +61,13 @@ class Passes:
         state: NodeState,
         rules: Rules,
         journal: Journal,
-        guard: Guard,
+        decide: Decide,
         lock: KubepodsLock | None,
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
     ) -> None:
-        """guard: how policies are called. lock: what keeps other daemons away; None where there
+        """decide: decides about one subject. lock: what keeps other daemons away; None where there
         are none. published: called after each snapshot. displaced: called when another daemon
         turns out to have this node's pods. cpus_changed: called when pods can have other CPUs than
         the rules know.
@@ -77,7 +77,7 @@ class Passes:
         self._state = state
         self._rules = rules
         self._journal = journal
-        self._guard = guard
+        self._decide = decide
         self._lock = lock
         self._published = published
         self._displaced = displaced
@@ -126,7 +126,7 @@ class Passes:
             self._journal,
             self._snapshot_for_pass,
             interval_s=self._config.intervals.reconcile,
-            guard=self._guard,
+            decide=self._decide,
             on_pass=self._pass_done,
             watch=True,
             here=self._host.here if isinstance(self._host, LocalHost) else lambda path: path,

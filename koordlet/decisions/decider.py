@@ -6,16 +6,13 @@ its thread). Counting is cheap and lock-free on each side; `koordlet.exposition.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from apis.errors import InputError
-from hooks.claim import Claimed
 from hooks.decision import Decision, Fault
-from hooks.engine import Engine, Guard, fault_of
-from hooks.policy import ClaimFunction
+from hooks.engine import Engine, Guard, Watch
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.events import Events, Severity
 from service.histogram import Histogram
@@ -41,11 +38,6 @@ RepairKey = tuple[str, str, bool]
 """level, resource, succeeded."""
 
 
-class _Call(NamedTuple):
-    policy: str
-    took_ms: float
-
-
 class Decider:
     """Decides with the given engine and notes what happened. One for each thread."""
 
@@ -60,67 +52,51 @@ class Decider:
         self._events = events
         self._site_guard = site_guard
         self._later = later
-        self._calls: list[_Call] = []
         self.site_names: frozenset[str] = frozenset()
         self.timings: dict[TimingKey, Histogram] = {}
         self.repairs: dict[RepairKey, Histogram] = {}
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
         """Return the engine's decision, for a runtime that waits."""
-        calls: list[_Call] = []
-        self._calls = calls
-        decision = engine.decide(subject, self._call)
+        watch = self._watch()
+        decision = engine.decide(subject, watch)
 
         def count() -> None:
-            faulty = {fault.policy for fault in decision.faults}
-            for policy, took_ms in calls:
-                _observe(self.timings, (policy, stage, policy not in faulty), took_ms)
-            for fault in decision.faults:
-                self._tell(fault, subject)
+            self._count(watch, decision, subject, stage)
 
-        if calls or decision.faults:
+        if watch.calls or decision.faults:
             if self._later is None:
                 count()
             else:
                 self._later(count)
         return decision
 
-    def guard(
-        self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
-    ) -> Iterable[Claimed]:
-        """Call a policy for the reconciler, whose decisions the engine makes by itself."""
-        calls: list[_Call] = []
-        self._calls = calls
-        faults: list[Fault] = []
-        claims: Iterable[Claimed] = ()
-        try:
-            claims = self._call(policy, function, rule, subject)
-            faults += (fault_of(policy, claim) for claim in claims if isinstance(claim, InputError))
-            return claims
-        except Exception as error:
-            faults.append(fault_of(policy, error))
-            raise
-        finally:
-            took_ms = calls[0].took_ms
-            _observe(self.timings, (policy, Stage.RECONCILE, not faults), took_ms)
+    def repair(self, engine: Engine, subject: Subject, before: Decision | None) -> Decision:
+        """Return the engine's decision, for the reconciler. before: see `Engine.decide`."""
+        watch = self._watch()
+        decision = engine.decide(subject, watch, before=before)
+        faulty = self._count(watch, decision, subject, Stage.RECONCILE)
+        for policy, took_s, claims in watch.calls:
+            failed = policy in faulty
             resources = {c.resource.value for c in claims if not isinstance(c, InputError)}
-            for resource in resources or ({""} if faults else ()):
-                _observe(self.repairs, (subject.level.value, resource, not faults), took_ms)
-            for fault in faults:
-                self._tell(fault, subject)
+            for resource in resources or ({""} if failed else ()):
+                _observe(self.repairs, (subject.level.value, resource, not failed), took_s)
+        return decision
 
-    def _call(
-        self, policy: str, function: ClaimFunction, rule: Any, subject: Subject
-    ) -> Iterable[Claimed]:
-        """Call a policy: timed, and bounded when it is a site's."""
-        started = time.perf_counter()
-        try:
-            if policy in self.site_names and self._site_guard is not None:
-                return self._site_guard(policy, function, rule, subject)
-            # A generator does its work here, not in the engine's loop.
-            return tuple(function(rule, subject))
-        finally:
-            self._calls.append(_Call(policy, (time.perf_counter() - started) * 1000))
+    def _watch(self) -> Watch:
+        guard = self._site_guard
+        return Watch([], dict.fromkeys(self.site_names, guard) if guard is not None else {})
+
+    def _count(
+        self, watch: Watch, decision: Decision, subject: Subject, stage: Stage
+    ) -> Collection[str]:
+        """Count the calls and report the faults; return the policies that have some."""
+        faulty = {fault.policy for fault in decision.faults}
+        for policy, took_s, _ in watch.calls:
+            _observe(self.timings, (policy, stage, policy not in faulty), took_s)
+        for fault in decision.faults:
+            self._tell(fault, subject)
+        return faulty
 
     def _tell(self, fault: Fault, subject: Subject) -> None:
         """Leave an event for a fault."""
@@ -132,11 +108,11 @@ class Decider:
         self._events.add(kind, name_of(subject), message, severity=severity)
 
 
-def _observe(table: dict[tuple[str, str, bool], Histogram], key: TimingKey, took_ms: float) -> None:
+def _observe(table: dict[tuple[str, str, bool], Histogram], key: TimingKey, took_s: float) -> None:
     histogram = table.get(key)
     if histogram is None:
         histogram = table[key] = Histogram(BOUNDS_MS)
-    histogram.observe(took_ms)
+    histogram.observe(took_s * 1000)
 
 
 def name_of(subject: Subject) -> str:

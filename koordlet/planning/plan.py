@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apis.effective_nodeslo import default_nodeslo
-from hooks.engine import Engine, Guard
+from hooks.engine import Decide, Engine, decide
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
@@ -59,14 +59,14 @@ def plan(
     objects: NodeObjects,
     inputs: NodeInputs,
     site: Sequence[Policy] = (),
-    guard: Guard | None = None,
+    decide: Decide = decide,
     before: Engine | None = None,
 ) -> Plain:
     """Return what a pass under `objects` would write. `state` and `journal` must be copies.
 
     `pods` of the answer is the number of pods that are planned for.
 
-    site, guard: the site's policies, and how they are called. before: the engine in force, for
+    site: the site's policies. decide: decides about one subject. before: the engine in force, for
     what changes in the policies.
     """
     engine = Engine.build((*BUILTIN, *site), inputs)
@@ -80,7 +80,7 @@ def plan(
     return {
         "writes": [
             _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
-            for each in plan_for(executor, snapshot, guard)
+            for each in plan_for(executor, snapshot, decide)
         ],
         "pods": sum(isinstance(subject, PodSubject) for subject in snapshot.subjects),
         "policies": _policy_changes(before, engine),

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from hooks.engine import Engine, Guard
+from hooks.engine import Decide, Engine, decide
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
@@ -57,7 +57,7 @@ class Reconciler:
     """See the module. `run_once` may be called by any thread; passes never overlap.
 
     snapshot_source: returns the snapshot in force; called once a pass.
-    guard: how policies are called, see `hooks.engine`. interval_s: the timer.
+    decide: decides about one subject. interval_s: the timer.
     watch: look for outside changes with inotify.
     """
 
@@ -68,7 +68,7 @@ class Reconciler:
         snapshot_source: Callable[[], Snapshot],
         *,
         interval_s: float = 10.0,
-        guard: Guard | None = None,
+        decide: Decide = decide,
         on_pass: OnPass | None = None,
         watch: bool = False,
         here: Callable[[str], str] = lambda path: path,
@@ -79,7 +79,7 @@ class Reconciler:
         self.interval_s = interval_s
         self._on_pass = on_pass
         self._lock = threading.Lock()
-        self._wishes = Wishes(executor, journal, guard=guard)
+        self._wishes = Wishes(executor, journal, decide=decide)
         self._outside = OutsideChanges(executor, here=here) if watch else None
         self._triggers = Triggers()
         self._passes_since_look = 0

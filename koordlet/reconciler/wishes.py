@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from hooks.decision import Decision, Outcome
-from hooks.engine import Engine, Guard
+from hooks.engine import Decide, Engine, decide
 from hooks.policy import OffBecause
 from hooks.requested import requested_value
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
@@ -54,13 +54,13 @@ class PodsUpdate(NamedTuple):
 class Wishes:
     """See the module. Belongs to whoever holds the reconciler's lock.
 
-    guard: how policies are called, see `hooks.engine`.
+    decide: decides about one subject.
     """
 
-    def __init__(self, executor: Executor, journal: Journal, *, guard: Guard | None) -> None:
+    def __init__(self, executor: Executor, journal: Journal, *, decide: Decide) -> None:
         self._executor = executor
         self._journal = journal
-        self._guard = guard
+        self._decide = decide
         self.known: dict[str, Known] = {}
         """By the subject's key, in the order of the snapshot."""
         self.engine: Engine | None = None
@@ -130,7 +130,7 @@ class Wishes:
             if before is None:
                 return True
             if before.subject is not subject:
-                decision = self.engine.decide(subject, self._guard, before=before.decision)
+                decision = self._decide(self.engine, subject, before.decision)
                 if decision.outcomes != before.decision.outcomes:
                     return True
         return False
@@ -148,9 +148,7 @@ class Wishes:
         ):
             self.known[key] = before
             return False
-        decision = engine.decide(
-            subject, self._guard, before=before.decision if before is not None else None
-        )
+        decision = self._decide(engine, subject, before.decision if before is not None else None)
         self.known[key] = Known(subject, engine, decision)
         unchanged = (
             before is not None
@@ -240,9 +238,7 @@ def _pod_of(subject: Subject) -> Pod | None:
     return None
 
 
-def plan_for(
-    executor: Executor, snapshot: Snapshot, guard: Guard | None = None
-) -> list[PlannedWrite]:
+def plan_for(executor: Executor, snapshot: Snapshot, decide: Decide = decide) -> list[PlannedWrite]:
     """Return what a pass over `snapshot` would write, through a fresh executor; writes nothing.
 
     `executor` must be one of its own, with a journal from `Journal.copy_in_memory`.
@@ -250,7 +246,7 @@ def plan_for(
     for subject in snapshot.subjects:
         if isinstance(subject, ContainerSubject):
             executor.adopt_deliveries(subject.id, subject.cgroup)
-        executor.want(subject.key, wants_of(subject, snapshot.engine.decide(subject, guard)))
+        executor.want(subject.key, wants_of(subject, decide(snapshot.engine, subject, None)))
     if snapshot.complete:
         executor.watch_runtime_values()
         for record in executor.orphans():

@@ -9,7 +9,7 @@ import pytest
 
 from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed, Op
-from hooks.engine import KEPT, Engine
+from hooks.engine import KEPT, Engine, Watch
 from hooks.facts import NodeInputs, Settings
 from hooks.policy import Off, OffBecause, Partial, Policy
 from hooks.subject import Level, NodeSubject, Subject
@@ -245,17 +245,24 @@ def test_modifiers_work_on_what_was_requested_per_100_ms(
     assert decision.value(Resource.CPU_CFS_QUOTA) == quota
 
 
-def test_the_guard_calls_every_function_and_may_refuse() -> None:
-    calls: list[tuple[str, Any, str]] = []
+def test_a_guard_calls_its_policies_and_may_refuse() -> None:
+    guarded: list[tuple[str, Any, str]] = []
 
     def guard(name: str, function: Any, rule: Any, subject: Subject) -> Iterable[Claimed]:
-        calls.append((name, rule, subject.key))
+        guarded.append((name, rule, subject.key))
         if name == "B":
             raise TimeoutError("B took too long")
         return tuple(function(rule, subject))
 
-    decision = _build(_policy("A"), _policy("B")).decide(SUBJECT, guard)
-    assert calls == [("A", "rule", SUBJECT.key), ("B", "rule", SUBJECT.key)]
+    watch = Watch([], {"B": guard, "C": guard})
+    decision = _build(_policy("A"), _policy("B"), _policy("C")).decide(SUBJECT, watch)
+    assert guarded == [("B", "rule", SUBJECT.key), ("C", "rule", SUBJECT.key)]
+    assert [(called.policy, len(called.claims)) for called in watch.calls] == [
+        ("A", 1),
+        ("B", 0),
+        ("C", 1),
+    ]
+    assert all(called.took_s >= 0 for called in watch.calls)
     assert [outcome.winner.policy for outcome in decision.outcomes.values()] == ["A"]
     assert decision.faults[0].message == "TimeoutError: B took too long"
 
