@@ -1,4 +1,7 @@
-"""The manager's feature gates: names and defaults are upstream's. Source: manager.md section 2."""
+"""The feature gates of the manager.
+
+Names and defaults are upstream's: docs/facts/manager.md, "Feature gates".
+"""
 
 from __future__ import annotations
 

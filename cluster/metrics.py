@@ -1,6 +1,7 @@
-"""Series of the manager. Those that upstream has, too, have its names, labels and label values.
+"""Metrics of the manager.
 
-Upstream's counters have no suffix `_total`, but for the one of binding admission.
+Those that upstream has too keep its names, labels and label values: docs/facts/manager.md,
+"Metrics". Upstream's counters have no suffix `_total`, except that of binding admission.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from cluster.exposition import Registry, label_text, number_text
 from kube.faults import Faults
 
 _STALE_AFTER_SECONDS: Final = 300.0
-"""Upstream's: a node that was not calculated for five minutes has no series."""
+"""Upstream's: a series that was not set for five minutes is dropped. With twice the value a deleted
+node shows twice as long."""
 _WEBHOOK_BOUNDS_MS: Final = tuple(0.001 * 2.0**power for power in range(20))
-"""Upstream's buckets: 1 microsecond to half a second."""
+"""Upstream's buckets, 1 microsecond to half a second: dashboards compute quantiles from them."""
 _FAULTS: Final = "koord_manager_faults"
 
 
 class ManagerMetrics:
-    """All series of one manager process, in a registry of their own."""
+    """All metrics of one manager process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -73,7 +75,7 @@ class ManagerMetrics:
         )
         self.webhook = self.registry.histogram(
             "koord_manager_webhook_webhook_duration_milliseconds",
-            "Time that admission took.",
+            "Duration of an admission review, in milliseconds.",
             "webhook_type",
             "object_type",
             "operation",
@@ -83,26 +85,26 @@ class ManagerMetrics:
         )
         self.quota_shared_weight = gauge(
             "koord_manager_webhook_quota_shared_weight",
-            "Shared weight that admission gave a quota.",
+            "Shared weight that admission set on a quota by default.",
             "elasticquota_name",
             "resource_name",
         )
         self.binding = counter(
             "koord_manager_webhook_binding_admission_decisions_total",
-            "Decisions about pod bindings.",
+            "Decisions of binding admission.",
             "decision",
         )
         self.is_leader = gauge(
-            "koordinator_manager_is_leader", "Whether this replica leads."
+            "koordinator_manager_is_leader", "1 while this replica holds the leader lease."
         ).labels()
         self.config_stale = gauge(
             "koord_manager_slo_config_stale",
-            "Whether a key of slo-controller-config runs on its last good value.",
+            "1 while the last good value of a key of slo-controller-config is in force.",
             "key",
         )
         self.certificate_expiry = gauge(
             "koord_manager_webhook_certificate_expiry_timestamp_seconds",
-            "When the serving certificate ends.",
+            "Expiry of the serving certificate, in seconds since 1970.",
         ).labels()
         self.faults: list[Faults] = []
         self.registry.also(self._fault_lines)
@@ -112,11 +114,11 @@ class ManagerMetrics:
         self._allocatable_at: dict[tuple[str, str, str], float] = {}
 
     def count_faults(self, faults: Iterable[Faults]) -> None:
-        """Expose these parts' faults."""
+        """Expose the fault counts of these parts."""
         self.faults += faults
 
     def _fault_lines(self) -> Iterator[str]:
-        yield f"# HELP {_FAULTS} Exceptions in a part's own code that it survived; see the log.\n"
+        yield f"# HELP {_FAULTS} Caught exceptions in the manager's own code; the log has them.\n"
         yield f"# TYPE {_FAULTS} counter\n"
         for each in self.faults:
             labels = label_text(("part",), (each.part,))
@@ -131,7 +133,7 @@ class ManagerMetrics:
         self._allocatable_at[labels] = time.monotonic()
 
     def drop_stale(self) -> None:
-        """Forget series of nodes that were not calculated for five minutes."""
+        """Drop the series of resources that were not set for five minutes."""
         limit = time.monotonic() - _STALE_AFTER_SECONDS
         for labels in [labels for labels, at in self._allocatable_at.items() if at < limit]:
             del self._allocatable_at[labels]

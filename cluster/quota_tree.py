@@ -1,7 +1,8 @@
-"""Elastic quotas as a tree, and the rules that a change of one must keep.
+"""Elastic quotas as a tree, and the rules that a change of a quota must keep.
 
-The tree is computed from the cached objects whenever it is asked for; no validation changes it, so
-a dry run or a later rejection leaves no phantom behind. Source: manager.md section 23.
+The tree is computed from the cached objects. Validation does not change it, so a dry run or a later
+rejection leaves no quota behind that does not exist. Rules: docs/facts/manager.md, "Rules of
+elastic quotas".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Ratios of a node's CPUs, counted in hundredths so that arithmetic is exact.
+"""Ratios of a node's resources, in hundredths so that arithmetic is exact.
 
-The annotations spell them as decimals with two digits. Source: manager.md sections 10 and 11.
+Annotations spell a ratio as a decimal with two digits: docs/facts/manager.md, "Normalisation and
+amplification".
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 
 def hundredths(ratio: float) -> int:
-    """Return a ratio in hundredths, rounded as a text with two decimals is."""
+    """Return a ratio in hundredths, rounded half to even, as upstream formats two decimals."""
     return int(Decimal(ratio).quantize(Decimal("0.01"), ROUND_HALF_EVEN) * 100)
 
 

@@ -1,10 +1,10 @@
-"""Batch resources: what best-effort pods may use of a node beyond what others need.
+"""Batch resources: the CPU and memory of a node that batch pods may use.
 
     batch = capacity - margin - system - high-priority pods, at least 0, at most a share of capacity
 
-The policies differ in what a high-priority pod counts for. Source: manager.md section 8. Where
-upstream forgets pods without a metric (`maxUsageRequest`) or host applications without a priority,
-both count here: forgetting them hands out memory and CPU that are in use.
+The policies differ in how a high-priority pod counts: docs/facts/manager.md, "Batch resources" and
+"Batch resources of NUMA zones". Upstream omits pods without a report (`maxUsageRequest`) and host
+applications without a priority. Both count here, since their CPU and memory are in use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Colocation profiles for pods that were already there: pending, unscheduled ones are patched.
+"""The controller of ClusterColocationProfiles: applies them to pods that wait for a node.
 
-Metadata and the profile's patch only; what cannot change on a pod (resources, scheduler, priority,
-QoS class) is left to admission. Applying twice is applying once. Source: manager.md section 17.
+It patches metadata and applies the profile's own patch. What cannot change on an existing pod
+(resources, scheduler, priority, QoS class) is left to admission. Applying a profile twice has the
+same result as applying it once. Rules: docs/facts/manager.md, "Profiles for waiting pods".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPU and RDMA resources and labels of a node, from its Device object.
 
-They follow the devices whether co-location is on or not: a GPU that failed must leave the node's
-allocatable in any case. Sources: manager.md sections 12 and 13.
+They follow the devices whether co-location is on or off: a failed GPU must leave the node's
+allocatable in both cases. Formulas: docs/facts/manager.md, "GPU and RDMA resources".
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ GPU_RESOURCES: Final = (
     HUAWEI_NPU_CPU,
     HUAWEI_NPU_DVPP,
 )
-"""Names that follow the GPUs of a Device: what its healthy GPUs do not offer is removed."""
+"""Resources that the manager sets from the GPUs of a Device. One that no healthy GPU offers is
+removed from the Node."""
 
 
 def gpu_resources(device: Device | None, *, share_counts: bool) -> ResourceList:
     """Return the node's GPU resources; empty without a healthy GPU.
 
-    share_counts: whether koordinator.sh/gpu.shared is offered (gate EnableSyncGPUSharedResource).
+    share_counts: whether koordinator.sh/gpu.shared is offered, 100 (percent) for each GPU; gate
+    EnableSyncGPUSharedResource.
     """
     healthy = (
         [info for info in device.spec.devices if info.type == DeviceType.GPU and info.health]
@@ -63,7 +65,7 @@ def gpu_resources(device: Device | None, *, share_counts: bool) -> ResourceList:
 
 
 def rdma_resources(device: Device | None) -> ResourceList:
-    """Return 100 for each healthy RDMA device; empty without one."""
+    """Return 100 (percent of a device) for each healthy RDMA device; empty without a device."""
     healthy = (
         sum(info.type == DeviceType.RDMA and info.health for info in device.spec.devices)
         if device is not None
@@ -82,7 +84,7 @@ _LABELS: Final = (
 def gpu_labels(device: Device | None) -> dict[str, str]:
     """Return the labels that the node gets from its Device, each also under its older name.
 
-    A Device that carries only an older name is understood too.
+    A label that the Device carries only under its older name is read from there.
     """
     if device is None:
         return {}

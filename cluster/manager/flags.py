@@ -1,7 +1,7 @@
-"""Flags of koord-manager: upstream's names and defaults, so its manifests work unchanged.
+"""Flags of koord-manager: upstream's names and defaults, so that its manifests work unchanged.
 
 Go's flag syntax is accepted: one or two dashes, `-flag=value`, `-flag value`, bare booleans.
-Sources: manager.md 1.1 and 1.2, deploy.md 11.2.
+Environment variables and ports: docs/facts/manager.md, "Flags and environment".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What is installed for the manager: rights, Service, Deployment, webhooks, classes, config map.
+"""Manifests of the manager: namespace, rights, Service, Deployment, webhooks, classes, ConfigMap.
 
-Names are upstream's; the rights are what this code uses and nothing else (a test runs under them).
-tools/generate_manifests.py writes them below deploy/manager. Sources: deploy.md 4.1, 6.1, 7, 8, 10.
+Names are upstream's: docs/facts/manager.md, "Installed objects". The rights are exactly those that
+this code uses; tests/cluster/test_rights.py runs the manager under them.
+tools/generate_manifests.py writes the manifests to deploy/manager.
 """
 
 from __future__ import annotations

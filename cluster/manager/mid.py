@@ -1,8 +1,9 @@
-"""Mid resources: what Prod pods were promised but, by prediction, will not use.
+"""Mid resources: what Prod pods requested and, by prediction, will not use.
 
     mid = min(max(min(reclaimable, unused), 0) + share of unallocated, share of capacity)
 
-In static mode it is a fixed share of the capacity. Source: manager.md section 9.
+In static mode they are a fixed share of the capacity. Terms and an example:
+docs/facts/manager.md, "Mid resources".
 """
 
 from __future__ import annotations

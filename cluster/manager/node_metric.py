@@ -1,6 +1,6 @@
-"""NodeMetric: one object per Node, its spec telling the node what to report and how often.
+"""The controller of NodeMetrics: one object for each Node, whose spec configures its reports.
 
-Source: manager.md section 5.
+Rules: docs/facts/manager.md, "NodeSLO and NodeMetric".
 """
 
 from __future__ import annotations

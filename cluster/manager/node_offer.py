@@ -1,9 +1,10 @@
-"""What a Node should carry beyond its own CPU and memory: resources, annotations, labels, zones.
+"""What a Node should offer: extended resources, annotations, labels, batch resources of zones.
 
-One pure function over everything known about a node. Source: manager.md sections 7, 8.6 and 14.
+`decide` is a pure function of everything that is known about a node. Formulas and what is written
+where: docs/facts/manager.md, "Batch resources", "Mid resources" and "What is written to a Node".
 
-Left on purpose: GPU and RDMA follow their devices also while co-location is off; zone resources
-are withdrawn together with the node's.
+Two deliberate differences from upstream: GPU and RDMA resources follow the devices also while
+co-location is off, and zone resources are withdrawn together with the node's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Keeps what Nodes offer: which change concerns which node, and when it is looked at again.
+"""The controller of the resources that Nodes offer: which change requeues which node, and when.
 
-A node whose report grows stale is visited at the moment it does, so it cannot keep offering what
-nobody measures. Source: manager.md sections 7, 8.6 and 14.
+A node is requeued for the moment at which its report becomes stale, so that it stops offering
+resources without another event. Upstream has no such timer. What is written:
+docs/facts/manager.md, "Freshness of a report" and "What is written to a Node".
 """
 
 from __future__ import annotations

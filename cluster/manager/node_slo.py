@@ -1,6 +1,7 @@
-"""NodeSLO: one object per Node, its spec from slo-controller-config.
+"""The controller of NodeSLOs: one object for each Node, its spec from slo-controller-config.
 
-The object says in an annotation which node entry gave which block. Source: manager.md section 6.
+An annotation of the object names the node entry that each block came from. Rules:
+docs/facts/manager.md, "NodeSLO and NodeMetric".
 """
 
 from __future__ import annotations

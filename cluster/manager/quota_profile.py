@@ -1,9 +1,9 @@
-"""ElasticQuotaProfile: a quota tree's root sized by the nodes that a selector picks.
+"""The controller of ElasticQuotaProfiles: the root quota of a tree, sized by selected nodes.
 
-Nodes are watched, so a node that joins or is cordoned counts within a second, and what it offers
-within ten: batch resources change all the time somewhere, and each total sums up all nodes.
-Quantities compare by value, and only what differs is patched. What was written counts until the
-cache shows it, so that no patch is made against an object that is older than our own write.
+A node that joins, leaves or is cordoned counts after a second, a change of its allocatable after
+ten. Quantities compare by value, and only what differs is patched. A written object counts as
+stored until the cache shows it, so that no patch is computed from an older object. Contents of the
+quota: docs/facts/manager.md, "Quota of a profile".
 """
 
 from __future__ import annotations

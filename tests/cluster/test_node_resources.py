@@ -1,4 +1,4 @@
-"""The formulas of the node's extended resources, on the worked examples of the reference."""
+"""The formulas of a node's extended resources, on the examples of docs/facts/manager.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ GI = 1024**3
 
 
 def example() -> Any:
-    """manager.md 8.5: pods A (LS), B (LSE), C (no metric yet), D (batch), one dangling metric."""
+    """The node of docs/facts/manager.md, "Batch resources": pods a (LS), b (LSE), c (not reported),
+    d (batch), and a reported prod pod that the API server does not list.
+    """
     return nodes.inputs(
         nodes.node(
             allocatable=("15500m", "62Gi"),
