@@ -9,8 +9,8 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Final
 
 import uvloop
@@ -32,7 +32,8 @@ from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
 from nri_plugin.options import launch_of
 from service import open_files
-from service.locks import LockHeld, node_lock
+from service.files import UNWRITABLE
+from service.locks import LockHeld, lock_directory, node_lock
 from service.memory import give_back
 
 _LOG = logging.getLogger("koordlet")
@@ -67,7 +68,7 @@ def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -
         _LOG.info("feature gates without effect", extra={"gates": ",".join(idle)})
     try:
         prepare_run_dir(config.run_dir)
-        with node_lock(f"{config.run_dir}/{LOCK}"):
+        with daemon_lock(config.run_dir):
             if not writes_for_root():
                 _LOG.error("not root: no kernel file could be written; run it as root")
                 return 2
@@ -166,6 +167,23 @@ def prepare_run_dir(path: str) -> None:
         raise OSError(f"{path} is writable by others: chmod 0755 {path}, or set runDir")
 
 
+@contextmanager
+def daemon_lock(run_dir: str) -> Iterator[None]:
+    """Hold the run directory for the block. Raises LockHeld when another daemon has it, OSError.
+
+    Where the lock file cannot be made, because the directory is read-only or full, the directory
+    itself is locked: hooks must be answered all the same.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(node_lock(f"{run_dir}/{LOCK}"))
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            held.callback(os.close, lock_directory(run_dir))
+        yield
+
+
 def writes_for_root(status: str = "/proc/self/status") -> bool:
     """Tell whether this process may write root's files: as root, or with CAP_DAC_OVERRIDE."""
     if os.geteuid() == 0:
@@ -185,7 +203,7 @@ def restore(config: Config) -> int:
             print(f"nothing to restore: no daemon has used {config.run_dir} since the node started")
             return 0
         prepare_run_dir(config.run_dir)
-        with node_lock(f"{config.run_dir}/{LOCK}"):
+        with daemon_lock(config.run_dir):
             return _restore(config, f"{config.run_dir}/{JOURNAL}")
     except LockHeld as held:
         print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)

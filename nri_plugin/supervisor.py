@@ -34,6 +34,7 @@ from nri_plugin.session import NRI_VERSION, RUNTIME, Inventory, Session
 from nri_plugin.statistics import State, Statistics
 from nri_plugin.ttrpc import Gathering, RpcError
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from service.files import UNWRITABLE
 from service.locks import LockHeld, node_lock, runtime_lock
 from service.repeats import Repeats
 
@@ -174,7 +175,14 @@ class Supervisor:
         """Dial, register and serve until the trunk ends, whatever ends it. Raises LockHeld."""
         try:
             with contextlib.ExitStack() as locks:
-                locks.enter_context(node_lock(os.path.join(self._options.run_dir, LOCK_FILE)))
+                try:
+                    path = os.path.join(self._options.run_dir, LOCK_FILE)
+                    locks.enter_context(node_lock(path))
+                except OSError as error:
+                    # A read-only or full run directory takes no file. Then the daemon's own lock,
+                    # which can be on the directory itself, has to do.
+                    if error.errno not in UNWRITABLE:
+                        raise
                 if self._launch is None:
                     locks.enter_context(runtime_lock(self._options.socket))
                 await self._hold_connection()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+UNWRITABLE: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""What a system call says of a file system that takes nothing new: read-only, full, or broken."""
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from service.files import UNWRITABLE
+
 
 class LockHeld(Exception):
     """Another process holds the lock. holder: its pid as it wrote it, "" when unreadable."""
@@ -30,9 +32,10 @@ class LockHeld(Exception):
 def node_lock(path: str) -> Iterator[None]:
     """Hold the lock at `path` for the block; raises LockHeld at once when it is taken.
 
-    The directory must exist. Raises OSError when the file cannot be made.
+    The directory must exist. A file that is there is also locked where it cannot be written.
+    Raises OSError when the file cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _open_lock_file(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,12 +46,26 @@ def node_lock(path: str) -> Iterator[None]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         except OSError as error:
-            # On a full disk the lock holds all the same, without its holder's name.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            # The lock holds all the same, without its holder's name. EBADF, EINVAL: the file is
+            # open for reading alone.
+            if error.errno not in UNWRITABLE | {errno.EBADF, errno.EINVAL}:
                 raise
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock_file(path: str) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        try:
+            return os.open(path, os.O_RDONLY | flags)
+        except FileNotFoundError:
+            raise error from None
 
 
 @contextmanager

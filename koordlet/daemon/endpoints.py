@@ -14,6 +14,7 @@ from koordlet.daemon.readings import DaemonReadings
 from koordlet.events import Severity
 from koordlet.exposition.metrics import CONTENT_TYPE, Registries
 from service.addresses import parse_address
+from service.files import UNWRITABLE
 from service.http_server import Request, Response, Server, text
 
 if TYPE_CHECKING:
@@ -28,22 +29,37 @@ class Endpoints:
         self._servers: list[Server] = []
         self._http_missing = bool(parts.config.http.address)
         self._hook_server: HookServer | None = None
+        self._hook_service_missing = False
         self._admin: Server | None = None
 
     async def open(self) -> None:
-        """Serve what the configuration asks for. Raises OSError without an admin socket."""
-        await self._open_admin()
+        """Serve what the configuration asks for.
+
+        Raises OSError when the admin socket cannot be served for another reason than a run
+        directory that takes no new files.
+        """
+        try:
+            await self._open_admin()
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
         await self.open_missing()
 
     async def open_missing(self) -> None:
-        """Serve what nobody can reach: a port that was taken, an admin socket that was removed."""
+        """Serve what is not served: a port that was taken, sockets that could not be made."""
         if self._http_missing:
             await self._open_http()
-        if not os.path.exists(self._admin_path):
+        if self._admin is None:
+            await self._open_admin_late()
+        elif not os.path.exists(self._admin_path):
             await self._open_admin_again()
+        if self._hook_service_missing:
+            await self.open_hook_service()
+        elif self._hook_server is not None:
+            self._hook_server.register_if_missing()
 
     async def open_hook_service(self) -> None:
-        """Answer the runtime proxy, if there is to be one."""
+        """Answer the runtime proxy, if there is to be one; tried again while it fails."""
         config = self._parts.config.hook_service
         if not config.enabled:
             return
@@ -56,8 +72,15 @@ class Endpoints:
         try:
             await server.start()
         except OSError as error:
-            parts.events.add("hook-service", "hookService", str(error), severity=Severity.ERROR)
+            self._hook_service_missing = True
+            parts.events.add(
+                "hook-service",
+                "hookService",
+                f"{error}; tried again every minute",
+                severity=Severity.ERROR,
+            )
             return
+        self._hook_service_missing = False
         self._hook_server = server
 
     async def close(self) -> None:
@@ -75,6 +98,22 @@ class Endpoints:
         await admin.listen_unix(self._admin_path)
         self._servers.append(admin)
         self._admin = admin
+
+    async def _open_admin_late(self) -> None:
+        """The run directory took no socket at the start; hooks do not depend on it."""
+        try:
+            await self._open_admin()
+        except OSError as error:
+            self._parts.events.add(
+                "admin",
+                self._admin_path,
+                f"koordctl cannot connect: {error.strerror or error}; tried again every minute",
+                severity=Severity.ERROR,
+            )
+        else:
+            self._parts.events.add(
+                "admin", self._admin_path, "koordctl can connect", severity=Severity.INFO
+            )
 
     async def _open_admin_again(self) -> None:
         """Somebody cleaned the run directory: koordctl has to reach the daemon all the same."""

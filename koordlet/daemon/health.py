@@ -7,6 +7,8 @@ import time
 from typing import Final
 
 from koordlet.daemon.passes import Passes
+from koordlet.events import Events, Severity
+from koordlet.executor.journal import Journal
 from koordlet.state import NodeState
 from koordlet.transports.nri_link import NriLink
 from service.systemd import Notifier
@@ -19,9 +21,19 @@ class Health:
     """Belongs to the event loop."""
 
     def __init__(
-        self, *, state: NodeState, nri: NriLink, passes: Passes, pass_interval_s: float
+        self,
+        *,
+        state: NodeState,
+        nri: NriLink,
+        passes: Passes,
+        journal: Journal,
+        events: Events,
+        pass_interval_s: float,
     ) -> None:
         self._state = state
+        self._journal = journal
+        self._events = events
+        self._journal_problem = ""
         self._nri = nri
         self._passes = passes
         self._stuck_s = max(_STUCK_S, 6 * pass_interval_s)
@@ -44,6 +56,8 @@ class Health:
         if supervisor is not None and not supervisor.status.protects:
             problem = supervisor.status.problem or supervisor.status.state.value
             reasons.append(f"NRI is not connected: {problem}")
+        if problem := self._journal.problem:
+            reasons.append(f"no kernel file is written: {problem}")
         return reasons
 
     def status_line(self) -> str:
@@ -60,6 +74,21 @@ class Health:
             nri = f"NRI {status.state.value}{runtime}"
         return f"{nri}; {pods} pods, {containers} containers"
 
+    def report_journal(self) -> None:
+        """Add an event when the journal can no longer be written, and when it can again."""
+        problem, before = self._journal.problem, self._journal_problem
+        self._journal_problem = problem
+        if problem and problem != before:
+            self._events.add(
+                "run-dir",
+                "journal",
+                f"{problem}; new containers are adjusted, and no kernel file is written until"
+                " originals can be recorded",
+                severity=Severity.ERROR,
+            )
+        elif before and not problem:
+            self._events.add("run-dir", "journal", "is written again", severity=Severity.INFO)
+
     async def watch(self, notifier: Notifier) -> None:
         """Say that we live, as long as we do, and measure how long the loop was busy."""
         period = min((notifier.watchdog_seconds or 10.0) / 3, 5.0)
@@ -68,5 +97,6 @@ class Health:
             await asyncio.sleep(period)
             self.loop_lag_s = max(time.monotonic() - asked - period, 0.0)
             self.worst_loop_lag_s = max(self.worst_loop_lag_s, self.loop_lag_s)
+            self.report_journal()
             if not self.unhealthy():
                 notifier.send(WATCHDOG="1", STATUS=self.status_line())

@@ -141,6 +141,8 @@ class Parts:
             state=self.state,
             nri=self.nri,
             passes=self.passes,
+            journal=self.journal,
+            events=self.events,
             pass_interval_s=config.intervals.reconcile,
         )
 

@@ -80,6 +80,7 @@ class ApiServer:
     ) -> None:
         self._node_name = node_name
         self._path = f"{run_dir}/{KEPT_FILE}"
+        self._kept = True
         self._events = events
         self._workers = workers
         self._changed = changed
@@ -214,7 +215,11 @@ class ApiServer:
             with replacing(self._path) as file:
                 file.write(data)
         except OSError as error:
-            _LOG.warning("a restart will not remember the API server's objects: %s", error)
+            if self._kept:
+                _LOG.warning("a restart will not remember the API server's objects: %s", error)
+            self._kept = False
+        else:
+            self._kept = True
 
     async def _look_after(self) -> None:
         """Tell people when the server goes and is back; raise _AwayForLong in the end."""

@@ -272,6 +272,7 @@ class HookServer:
         self._answers = answers
         self._events = events
         self._server: grpc.aio.Server | None = None
+        self._registered = False
 
     @property
     def file(self) -> str:
@@ -298,7 +299,7 @@ class HookServer:
             raise OSError(f"hookService.socket = {path!r}: {error}") from error
         await server.start()
         self._server = server
-        self._register()
+        self.register_if_missing()
 
     async def stop(self) -> None:
         if self._server is None:
@@ -310,8 +311,13 @@ class HookServer:
         with suppress(OSError):
             os.unlink(self._settings.socket)
 
-    def _register(self) -> None:
-        """Whole or not at all: a proxy may read the file at any moment."""
+    def register_if_missing(self) -> None:
+        """Write the registration file, unless it was written; a failure is an event.
+
+        Whole or not at all: a proxy may read the file at any moment.
+        """
+        if self._registered:
+            return
         try:
             os.makedirs(self._settings.registration_dir, mode=0o755, exist_ok=True)
             with replacing(self.file, mode=0o644) as file:
@@ -321,9 +327,12 @@ class HookServer:
                 "hook-registration",
                 "hookService",
                 f"hookService.registrationDir = {self._settings.registration_dir!r}: "
-                f"{error.strerror}; koord-runtime-proxy will not call us",
+                f"{error.strerror}; koord-runtime-proxy will not call koordlet;"
+                " tried again every minute",
                 severity=Severity.ERROR,
             )
+            return
+        self._registered = True
 
     def _handlers(self) -> dict[str, Any]:
         handlers = {
