@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.exposition import Registry, number_text
+from cluster.exposition import CONTENT_TYPE, Registry, number_text
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from cluster.metrics import ManagerMetrics
 from kube.client import Client
 from kube.connection import Connection
 from service.http_server import Request
+from tests.beds.apiserver import eventually
+from tests.ports import free_ports
 from tests.waiting import until
 
 
@@ -225,3 +228,45 @@ def test_the_leader_says_so_while_it_leads_and_drops_old_series(
 
     asyncio.run(run())
     assert "manager: dropping old series failed" in caplog.text
+
+
+def test_pages_are_served_while_the_api_server_is_away() -> None:
+    health, metrics = free_ports(2)
+    flags = [
+        f"--health-probe-addr=127.0.0.1:{health}",
+        f"--metrics-addr=127.0.0.1:{metrics}",
+        "--feature-gates=WebhookFramework=false",
+    ]
+
+    async def run() -> None:
+        (nobody,) = free_ports(1)
+        async with Client(Connection(f"http://127.0.0.1:{nobody}")) as client:
+            stop = asyncio.Event()
+            running = asyncio.create_task(Manager(client, parse(flags, {})).run(stop))
+            async with aiohttp.ClientSession() as session:
+
+                async def page(port: int, path: str) -> tuple[int, str, str]:
+                    async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                        text = await answer.text()
+                        return answer.status, text, answer.headers["Content-Type"]
+
+                async def reached() -> bool:
+                    try:
+                        return (await page(health, "/healthz"))[:2] == (200, "ok")
+                    except aiohttp.ClientConnectionError:
+                        return False
+
+                await eventually(reached)
+                status, text, _ = await page(health, "/readyz")
+                assert status == 503
+                assert text.startswith("waiting for lists of nodes, pods, configmaps, ")
+                for path in ("/metrics", "/internal-metrics", "/external-metrics", "/all-metrics"):
+                    status, text, kind = await page(metrics, path)
+                    assert (status, kind) == (200, CONTENT_TYPE)
+                    assert "koordinator_manager_is_leader 0\n" in text
+                assert (await page(metrics, "/healthz"))[0] == 404
+            assert not running.done()
+            stop.set()
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(run())
