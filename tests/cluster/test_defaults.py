@@ -17,10 +17,25 @@ ON_BY_DEFAULT = {
 }
 
 
-def test_the_gates_that_are_on_by_default() -> None:
+OFF_BY_DEFAULT = {
+    *("NodeMutatingWebhook", "NodeValidatingWebhook", "ConfigMapValidatingWebhook"),
+    *("ReservationMutatingWebhook", "BindingAdmissionWebhook"),
+    *("ColocationProfileSkipMutatingResources", "ColocationProfileSkipValidatingPriority"),
+    *("ColocationProfileController", "EnableSyncGPUSharedResource"),
+    *("MultiQuotaTree", "DisableDefaultQuota", "SupportParentQuotaSubmitPod"),
+    *("ElasticQuotaGuaranteeUsage", "ElasticQuotaIgnorePodOverhead"),
+    *("ElasticQuotaEnableUpdateResourceKey", "ElasticQuotaEvaluationTransformPod"),
+    *("EnableQuotaAdmission", "EnableQuotaAdmissionOnUpdate", "ReplaceResourcesTransformer"),
+    *("ValidatePodDeviceResource", "EnablePodEnhancedValidator"),
+    *("DisableExtendedResourceSpec", "DisableDeviceResourceSpec"),
+    *("DisablePVCReservation", "PriorityTransformer", "PreemptionPolicyTransformer"),
+}
+
+
+def test_the_gates_and_which_are_on_by_default() -> None:
     gates = parse_gates("")
     assert {name for name in GATES if gates.on(name)} == ON_BY_DEFAULT
-    assert len(GATES) == 31
+    assert set(GATES) == ON_BY_DEFAULT | OFF_BY_DEFAULT
     for name in GATES:
         turned = parse_gates(f"{name}={'false' if name in ON_BY_DEFAULT else 'true'}")
         assert turned.on(name) is not gates.on(name)

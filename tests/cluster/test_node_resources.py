@@ -269,7 +269,8 @@ def test_a_bad_ratio_is_named_and_affects_no_other_resource(
     found = amplification(normalized, rules, {"cpu": 130, "memory": 110})
     assert found.percents == expected
     assert len(found.problems) == 1 and problem in found.problems[0]
-    assert "resource-amplification-config" in found.problems[0]
+    start = "resource-amplification-config: resourceAmplificationRatio["
+    assert found.problems[0].startswith(start)
 
 
 @pytest.mark.parametrize(

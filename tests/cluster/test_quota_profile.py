@@ -230,6 +230,9 @@ def test_a_quota_that_is_deleted_before_the_cache_showed_it_is_made_again() -> N
         world.server.show(world.nodes)
         with pytest.raises(ApiError):
             await world.controller.reconcile(KEY)  # patches what is not there any more
+        # The API server's answer counts, though neither creation nor deletion was shown yet.
+        await world.controller.reconcile(KEY)
+        assert world.server.writes[-1][0] == "POST"
         await world.settle()
         assert world.quota()["spec"]["min"] == {"cpu": "16", "memory": "64Gi"}
 
