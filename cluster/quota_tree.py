@@ -160,7 +160,7 @@ def check_self(quota: ElasticQuota) -> None:
             raise QuotaRefused(f"{quota_ref(quota)}: {what} of {', '.join(negative)} is negative")
     for name, amount in quota.spec.min.items():
         if name not in quota.spec.max:
-            raise QuotaRefused(f"{quota_ref(quota)}: spec.min has {name}, spec.max has not")
+            raise QuotaRefused(f"{quota_ref(quota)}: spec.min names {name}, which spec.max lacks")
         if amount > quota.spec.max[name]:
             raise QuotaRefused(
                 f"{quota_ref(quota)}: spec.min {name} {amount} is above "
@@ -183,7 +183,7 @@ def check_create(tree: QuotaTree, quota: ElasticQuota, rules: QuotaRules) -> Non
     if node.name in tree.nodes:
         known = tree.nodes[node.name]
         raise QuotaRefused(
-            f"{quota_ref(quota)}: quota names are unique in the cluster and "
+            f"{quota_ref(quota)}: quota names must be unique in the cluster, and "
             f"ElasticQuota {known.namespace}/{known.name} exists"
         )
     _check_namespaces(tree, quota, node)
@@ -231,7 +231,7 @@ def check_delete(tree: QuotaTree, quota: ElasticQuota, *, pods: Iterable[str]) -
         raise QuotaRefused(f"{quota_ref(quota)}: this quota cannot be deleted")
     children = tree.children.get(name, ())
     if children:
-        raise QuotaRefused(f"{quota_ref(quota)}: has children, e.g. {children[0].name}")
+        raise QuotaRefused(f"{quota_ref(quota)}: it has children, e.g. {children[0].name}")
     using = sorted(pods)
     if using:
         raise QuotaRefused(
@@ -285,7 +285,7 @@ def check_place(tree: QuotaTree, node: QuotaNode, rules: QuotaRules) -> None:
             raise QuotaRefused(f"{ref}: parent {node.parent} does not exist")
         if not parent.is_parent:
             raise QuotaRefused(
-                f"{ref}: parent {node.parent} is no parent quota; label it "
+                f"{ref}: parent {node.parent} is not a parent quota; label it "
                 f"{LABEL_QUOTA_IS_PARENT}=true"
             )
         _check_keys(ref, node, parent, rules)
@@ -304,7 +304,9 @@ def _check_cycle(tree: QuotaTree, node: QuotaNode, ref: str) -> None:
     at = node.parent
     while at and at != ROOT_QUOTA:
         if at in seen:
-            raise QuotaRefused(f"{ref}: parent {node.parent} leads back to the quota itself")
+            raise QuotaRefused(
+                f"{ref}: parent {node.parent} leads back to the quota itself (a cycle)"
+            )
         seen.add(at)
         above = tree.nodes.get(at)
         if above is None:
@@ -317,13 +319,14 @@ def _check_keys(ref: str, child: QuotaNode, parent: QuotaNode, rules: QuotaRules
     wrong = ours - theirs if rules.update_resource_key else ours ^ theirs
     if wrong:
         raise QuotaRefused(
-            f"{ref}: keys of spec.max and of parent {parent.name}'s differ: "
+            f"{ref}: keys of spec.max differ from those of parent {parent.name}: "
             f"{', '.join(sorted(wrong))}"
         )
     extra = set(child.min) - set(parent.min)
     if extra:
         raise QuotaRefused(
-            f"{ref}: spec.min has {', '.join(sorted(extra))}, parent {parent.name}'s has not"
+            f"{ref}: spec.min names {', '.join(sorted(extra))}, which spec.min of parent "
+            f"{parent.name} lacks"
         )
 
 
@@ -346,7 +349,7 @@ def _check_guarantee(tree: QuotaTree, node: QuotaNode, ref: str) -> None:
     while True:
         parent = tree.nodes.get(at.parent)
         if parent is None or at.parent == ROOT_QUOTA:
-            raise QuotaRefused(f"{ref}: no quota above guarantees enough for spec.min")
+            raise QuotaRefused(f"{ref}: no ancestor guarantees enough for spec.min")
         others = add_resources(*(other.guaranteed for other in tree.siblings(at)))
         need = _larger(parent.min, add_resources(need, others))
         if all(amount <= parent.guaranteed.get(name, ZERO) for name, amount in need.items()):

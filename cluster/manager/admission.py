@@ -82,8 +82,8 @@ class Calm:
         self._last = now
         if self._rewrites == _A_FIGHT:
             _log.warning(
-                "another process keeps rewriting the webhook configurations: "
-                "does another version run, or one with other feature gates?"
+                "another process keeps rewriting the webhook configurations; "
+                "check for a manager of another version or with other feature gates"
             )
         return min(_RESYNC_SECONDS, 0.5 * 2.0 ** min(self._rewrites - 1, 10))
 
@@ -288,14 +288,14 @@ class Admission:
                 try:
                     await asyncio.wait_for(changed.wait(), pause)
                 except TimeoutError:
-                    _log.debug("looking at webhook registrations")
+                    _log.debug("checking certificates and webhook configurations")
                 changed.clear()
                 try:
                     if await self._registration.sync(self._serve):
                         await asyncio.sleep(calm.pause(asyncio.get_running_loop().time()))
                     pause = _RESYNC_SECONDS
                 except Exception as error:  # noqa: BLE001 - tried again, and said
-                    _log.warning("webhook registration: %s", error)
+                    _log.warning("cannot update certificates or webhook configurations: %s", error)
                     pause = _RETRY_SECONDS
 
     def _observe(

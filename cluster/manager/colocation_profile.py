@@ -140,7 +140,12 @@ class ColocationProfileController:
             if error.not_found or error.conflict:
                 return
             # A pod that the API server refuses to change is not asked again every round.
-            _log.warning("profile %s on %s: %s", profile.metadata.name, pod.ref, error)
+            _log.warning(
+                "cannot apply ClusterColocationProfile %s to %s: %s",
+                profile.metadata.name,
+                pod.ref,
+                error,
+            )
         self._done[key] = time.monotonic()
 
     def _forget_old(self) -> None:

@@ -27,7 +27,7 @@ CONTROLLERS: Final = ("colocationprofile", "nodemetric", "noderesource", "nodesl
 
 
 class Kind(StrEnum):
-    """What a flag's value looks like."""
+    """Type of a flag's value."""
 
     TEXT = "text"
     BOOL = "bool"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag with upstream's default. help: "" where it has no effect here."""
+    """A flag with upstream's default. help: "" for a flag without effect here."""
 
     default: str
     kind: Kind
@@ -49,51 +49,67 @@ _T, _B, _N, _D, _A = Kind.TEXT, Kind.BOOL, Kind.NUMBER, Kind.DURATION, Kind.ADDR
 
 FLAGS: Final[Mapping[str, Flag]] = {
     # the process
-    "kubeconfig": Flag("", _T, "how to reach the API server; without it the pod's account is used"),
-    "master": Flag("", _T, "the API server's address, instead of the kubeconfig's"),
-    "namespace": Flag("", _T, "look at pods of this namespace only"),
-    "rest-config-qps": Flag("30", _N, "requests a second to the API server"),
-    "rest-config-burst": Flag("50", _N, "requests at once"),
-    "workers": Flag("16", _N, "objects that a controller works on at once (ours)"),
-    "metrics-addr": Flag(":8080", _A, "where /metrics is served; 0 is nowhere"),
-    "health-probe-addr": Flag(":8000", _A, "where /healthz and /readyz are served"),
-    "enable-leader-election": Flag("true", _B, "controllers act on one replica only"),
-    "leader-election-namespace": Flag("koordinator-system", _T, "where the lease is"),
+    "kubeconfig": Flag(
+        "", _T, "file that names the API server; default: the pod's service account"
+    ),
+    "master": Flag("", _T, "address of the API server, overrides the kubeconfig's"),
+    "namespace": Flag("", _T, "watch pods of this namespace only"),
+    "rest-config-qps": Flag("30", _N, "requests to the API server per second"),
+    "rest-config-burst": Flag("50", _N, "requests to the API server in one burst"),
+    "workers": Flag("16", _N, "keys that a controller reconciles concurrently; not upstream's"),
+    "metrics-addr": Flag(":8080", _A, "address of /metrics; 0: not served"),
+    "health-probe-addr": Flag(":8000", _A, "address of /healthz and /readyz; 0: not served"),
+    "enable-leader-election": Flag("true", _B, "run the controllers on one replica only"),
+    "leader-election-namespace": Flag("koordinator-system", _T, "namespace of the lease"),
     "feature-gates": Flag("", _T, "Name=true,Name=false,..."),
-    "v": Flag("0", _N, "5 and above: debug"),
-    # what it does
+    "v": Flag("0", _N, "log level; 5 and above: debug"),
+    # controllers and admission
     "controllers": Flag("*", _T, f"*, name or -name of {', '.join(CONTROLLERS)}"),
     "noderesource-plugins": Flag("*", _T, f"*, name or -name of {', '.join(PLUGINS)}"),
-    "config-namespace": Flag("koordinator-system", _T, "where slo-controller-config is"),
-    "slo-config-name": Flag("slo-controller-config", _T, "another name for it"),
+    "config-namespace": Flag("koordinator-system", _T, "namespace of slo-controller-config"),
+    "slo-config-name": Flag("slo-controller-config", _T, "name of that ConfigMap"),
     "node-strategy-name-need-check": Flag(
-        "false", _T, "true: node entries of the config map need names, each its own"
+        "false", _T, "true: node entries of the ConfigMap must have unique names"
     ),
     "colocation-profile-reconcile-by-default": Flag(
-        "false", _B, "also profiles without the label that asks for it"
+        "false", _B, "reconcile also profiles without the label controller-managed"
     ),
-    "colocation-profile-reconcile-interval": Flag("30s", _D, "how often a profile is looked at"),
+    "colocation-profile-reconcile-interval": Flag(
+        "30s", _D, "interval between reconciles of a profile"
+    ),
     "colocation-profile-force-update-pod-duration": Flag(
-        "5m", _D, "after this a pod is patched again"
+        "5m", _D, "time until a profile may patch the same pod again"
     ),
-    "colocation-profile-update-pod-qps": Flag("10", _N, "pods that are patched a second"),
-    "colocation-profile-update-pod-qps-burst": Flag("100", _N, "pods that are patched at once"),
+    "colocation-profile-update-pod-qps": Flag("10", _N, "pods that are patched per second"),
+    "colocation-profile-update-pod-qps-burst": Flag(
+        "100", _N, "pods that are patched in one burst"
+    ),
     "pod-enhanced-validator-config-namespace": Flag(
-        "koordinator-system", _T, "where the enhanced validation's config map is"
+        "koordinator-system", _T, "namespace of the ConfigMap with the rules of enhanced validation"
     ),
-    "pod-enhanced-validator-config-name": Flag("pod-enhanced-validator-config", _T, "its name"),
-    "quota-update-max-retries": Flag("3", _N, "of a quota's update that met another"),
-    "quota-update-retry-jitter": Flag("0", _D, "pause before each of them, at most"),
-    "quota-update-max-total-jitter": Flag("1s", _D, "pauses of one request, at most"),
-    "binding-admission-user-name": Flag("", _T, "users whose bindings are looked at"),
-    "binding-admission-dry-run": Flag("false", _B, "count, and refuse nothing"),
-    "binding-admission-namespaces": Flag("", _T, "only of these namespaces"),
-    "binding-admission-exclude-namespaces": Flag("kube-system", _T, "not of these namespaces"),
+    "pod-enhanced-validator-config-name": Flag(
+        "pod-enhanced-validator-config", _T, "name of that ConfigMap"
+    ),
+    "quota-update-max-retries": Flag("3", _N, "retries of a quota's update after a conflict"),
+    "quota-update-retry-jitter": Flag("0", _D, "longest pause before such a retry"),
+    "quota-update-max-total-jitter": Flag("1s", _D, "longest sum of these pauses for one request"),
+    "binding-admission-user-name": Flag("", _T, "users that may bind pods; empty: not checked"),
+    "binding-admission-dry-run": Flag("false", _B, "count refusals, but allow every binding"),
+    "binding-admission-namespaces": Flag(
+        "", _T, "namespaces that are checked; *: all; empty: none"
+    ),
+    "binding-admission-exclude-namespaces": Flag(
+        "kube-system", _T, "namespaces that are not checked"
+    ),
     "binding-admission-bypass-labels": Flag(
-        "koordinator.sh/binding-admission-bypass", _T, "not of pods with one of these labels"
+        "koordinator.sh/binding-admission-bypass",
+        _T,
+        "pods with one of these labels are not checked",
     ),
-    "binding-admission-bypass-annotations": Flag("", _T, "nor with one of these annotations"),
-    # accepted, so that manifests start
+    "binding-admission-bypass-annotations": Flag(
+        "", _T, "pods with one of these annotations are not checked"
+    ),
+    # without effect: accepted, so that upstream's manifests start
     "leader-elect-resource-lock": Flag("leases", _T),
     "enable-pprof": Flag("true", _B),
     "pprof-addr": Flag(":8090", _A),
@@ -102,7 +118,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "colocation-profile-expire-pod-cache-duration": Flag("10m", _D),
     "pod-enhanced-validator-reconcile-interval": Flag("5m", _D),
     "quota-update-conflict-fresh-get": Flag("false", _B),
-    # klog's, but for -v: all logs are JSON lines on standard error
+    # klog's, except -v: logs are always JSON lines on standard error
     "logtostderr": Flag("true", _B),
     "stderrthreshold": Flag("0", _T),
     "alsologtostderr": Flag("false", _B),
@@ -119,13 +135,13 @@ FLAGS: Final[Mapping[str, Flag]] = {
 _BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
 
 _HELP: Final = """\
-koord-manager: tells nodes what to do and report, what they offer, and what may be admitted.
+koord-manager: configures nodes and their reports, sets what they offer, admits pods and quotas.
 
 usage: koord-manager [flags]
 
-flags, each with one or two dashes; upstream's, with upstream's defaults in brackets:
+flags, with one or two dashes; names and defaults (in brackets) are upstream's:
 {flags}
-accepted, without effect here:
+flags that are accepted without effect here:
 {without_effect}
 
 environment: POD_NAMESPACE, SERVICE_NAME, SECRET_NAME, MUTATING_WEBHOOK_NAME,
@@ -150,12 +166,12 @@ def help_text() -> str:
 
 
 class FlagError(ValueError):
-    """A flag cannot be used; the text says which and why."""
+    """A flag cannot be used. The text names the flag and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one manager process does."""
+    """The parsed command line and environment of one manager process."""
 
     values: Mapping[str, str]
     gates: Gates
@@ -163,7 +179,7 @@ class Settings:
     plugins: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
-    """Names of flags that were given and have no effect here."""
+    """Flags on the command line that have no effect here."""
 
     def text(self, name: str) -> str:
         return self.values[name]
@@ -196,7 +212,7 @@ class Settings:
         """Return the port that an environment variable names."""
         text = self.env(name, str(default))
         if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-            raise FlagError(f"{name}={text}: expected a port")
+            raise FlagError(f"{name}={text}: expected a port number from 0 to 65535")
         return int(text)
 
     def address(self, name: str) -> tuple[str, int] | None:
@@ -219,7 +235,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
     try:
         words = read_flags(arguments, known=FLAGS, booleans=_BOOLEANS, program="koord-manager")
         if words.positional:
-            raise FlagError(f"{words.positional[0]!r} is no flag")
+            raise FlagError(f"{words.positional[0]!r} is not a flag; see --help")
         values = {name: flag.default for name, flag in FLAGS.items()} | dict(words.flags)
         for name in _BOOLEANS:
             if parse_bool(values[name]) is None:
@@ -248,14 +264,16 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def chosen(text: str, known: Sequence[str], flag: str) -> frozenset[str]:
-    """Return the names that a list picks; the first entry that fits a name decides.
+    """Return the names that a list selects; for each name the first matching entry decides.
 
-    `*` picks all, `name` picks one, `-name` leaves one out.
+    `*` selects all, `name` selects and `-name` excludes that name.
     """
     entries = name_list(text)
     for entry in entries:
         if entry != "*" and entry.removeprefix("-") not in known:
-            raise FlagError(f"--{flag}: {entry!r} is none of {', '.join(known)}")
+            raise FlagError(
+                f"--{flag}: {entry!r} is unknown; expected *, name or -name of {', '.join(known)}"
+            )
     picked = set()
     for name in known:
         for entry in entries:

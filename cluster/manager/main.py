@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.set_up(level="debug" if verbose else "info", form="json")
     if settings.without_effect:
         logging.getLogger(__name__).info(
-            "flags without effect here: %s",
+            "flags that have no effect: %s",
             ", ".join(f"--{name}" for name in settings.without_effect),
         )
     open_files.raise_limit()
@@ -54,19 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(client, settings))
     except LeadershipLost as error:
-        logging.getLogger(__name__).error("%s; ending so that another replica can lead", error)
+        logging.getLogger(__name__).error("%s; exiting so that another replica can lead", error)
         return 1
     except TimeoutError:
-        logging.getLogger(__name__).error("cannot go on: the API server did not answer in time")
+        logging.getLogger(__name__).error("exiting: the API server did not answer in time")
         return 1
     except (ApiError, Unreachable, ConfigurationMissing, OSError) as error:
-        logging.getLogger(__name__).error("cannot go on: %s", error)
+        logging.getLogger(__name__).error("exiting: %s", error)
         return 1
     return 0
 
 
 async def _run(client: Client, settings: Settings) -> None:
-    # Costly to import and not needed for --help and flag errors.
+    # Imported late: it takes most of the start, and --help and flag errors do not need it.
     from cluster.manager.manager import Manager
 
     stop = asyncio.Event()

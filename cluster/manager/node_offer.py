@@ -266,11 +266,11 @@ def freshness(
         return "the node has no NodeMetric", None
     text = metric.status.update_time
     if text is None:
-        return f"NodeMetric {metric.metadata.name} was never reported", None
+        return f"NodeMetric {metric.metadata.name} has no status.updateTime: no report yet", None
     try:
         updated = parse_time(text)
     except ValueError:
-        return f"NodeMetric {metric.metadata.name} has no readable updateTime", None
+        return f"NodeMetric {metric.metadata.name} has no readable updateTime: {text!r}", None
     left = strategy.degrade_time_minutes * 60 - (now - updated).total_seconds()
     if left < 0:
         return (
@@ -307,7 +307,7 @@ def third_party(node: Node) -> tuple[ResourceList, str | None]:
             obj=f"Node {node.metadata.name}",
             field=f'metadata.annotations["{ANNOTATION_THIRD_PARTY_ALLOCATIONS}"]',
             value=str(taken[negative[0]]),
-            problem=f"{negative[0]} is negative; it would make room that the node has not",
+            problem=f"{negative[0]} is negative; it is ignored",
         )
         return {name: amount for name, amount in taken.items() if amount >= ZERO}, str(problem)
     return taken, None

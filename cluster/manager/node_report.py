@@ -105,7 +105,7 @@ def read_report(status: NodeMetricStatus, *, capacity: Amount, node: str) -> Nod
         ),
         unmeasured=(
             f"NodeMetric {node} reports no use of {' and '.join(missing)}: "
-            "neither nodeUsage nor systemUsage has it"
+            "neither nodeUsage nor systemUsage contains it"
             if missing
             else ""
         ),

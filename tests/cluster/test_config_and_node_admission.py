@@ -614,9 +614,9 @@ def test_a_wrong_flag_is_named(argument: str) -> None:
 
 
 def test_help_names_every_flag_and_says_which_have_no_effect() -> None:
-    told, _, idle = help_text().partition("without effect")
+    effective, _, idle = help_text().partition("without effect")
     for name, flag in FLAGS.items():
-        assert f"--{name}" in (told if flag.help else idle), name
+        assert f"--{name}" in (effective if flag.help else idle), name
 
 
 KLOG = {
