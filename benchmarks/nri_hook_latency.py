@@ -145,7 +145,7 @@ def main() -> None:
         if options.pod_values:
             for plugin in plugins:
                 if plugin.slo is not None:
-                    _pod_values(plugin, options.lives)
+                    _pod_values(plugin, options.lives, options.pause_ms / 1e3)
             return
         warm_up = min(100, options.turn)
         for plugin in plugins:
@@ -252,8 +252,11 @@ def _burnt_core() -> Iterator[None]:
             burning.kill()
 
 
-def _pod_values(plugin: Plugin, count: int) -> None:
-    delays = [plugin.lives.pod_value_delay() for _ in range(count)]
+def _pod_values(plugin: Plugin, count: int, pause_s: float) -> None:
+    delays = []
+    for _ in range(count):
+        delays.append(plugin.lives.pod_value_delay())
+        time.sleep(pause_s)
     print(
         f"{plugin.name}: the pod's group has its quota after p50 {quantile(delays, 0.5) * 1e3:.2f}"
         f" ms, p99 {quantile(delays, 0.99) * 1e3:.2f} ms, worst {max(delays) * 1e3:.2f} ms"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,6 +90,8 @@ class Passes:
         self._new_pods: set[str] = set()
         """Those that should not wait."""
         self._gathering: asyncio.TimerHandle | None = None
+        self._appeared_at = -math.inf
+        """When a new pod was last handed over by itself."""
         self._scheduled = False
         self._stale = False
         self._passed_at = time.monotonic()
@@ -160,7 +163,16 @@ class Passes:
         self._soon()
 
     def pod_appeared(self, uid: str) -> None:
-        """A pod is about to run: have the values of its own group in force at once."""
+        """A pod is about to run: have the values of its own group in force at once.
+
+        In a burst of new pods the first is looked at by itself, and the others are gathered: else
+        the thread would take the processor from the hooks that follow each other.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._appeared_at < _GATHER_S:
+            self.pod_changed(uid)
+            return
+        self._appeared_at = now
         self._stale = True
         self._new_pods.add(uid)
         self._soon()

@@ -1,0 +1,113 @@
+"""When changes of pods reach the reconciler: a new pod at once, the others together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hooks.engine import Engine
+from hooks.facts import NodeInputs
+from hooks.subject import Subject
+from koordlet.configuration.config import Config
+from koordlet.daemon.passes import Passes
+from koordlet.executor.journal import Journal
+from koordlet.reconciler.reconciler import Reconciler
+from koordlet.state import NodeState
+
+ENGINE = Engine(NodeInputs(), (), 1)
+
+
+class Recorder:
+    """Stands in for the reconciler: notes which pods arrive together, and what brings a pass."""
+
+    def __init__(self) -> None:
+        self.pods: list[set[str]] = []
+        self.reasons: list[str] = []
+        self.arrived = asyncio.Event()
+
+    def pods_changed(
+        self, engine: Engine, pods: Mapping[str, Sequence[Subject]], qos: Sequence[Subject]
+    ) -> None:
+        self.pods.append(set(pods))
+        self.arrived.set()
+
+    def trigger(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def snapshot_made(self) -> None: ...
+
+
+def passes() -> tuple[Passes, Recorder]:
+    made = Passes(
+        Config(),
+        host=cast(Any, None),
+        state=NodeState(),
+        rules=cast(Any, SimpleNamespace(engine=ENGINE)),
+        journal=Journal(),
+        decide=cast(Any, None),
+        lock=None,
+        published=lambda: None,
+        displaced=lambda held: None,
+        cpus_changed=lambda: None,
+    )
+    recorder = Recorder()
+    made.reconciler = cast(Reconciler, recorder)
+    return made, recorder
+
+
+async def until(recorder: Recorder, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(recorder.pods) < count:
+            recorder.arrived.clear()
+            await recorder.arrived.wait()
+
+
+def test_a_new_pod_is_handed_over_at_once_and_those_that_follow_it_closely_together() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        for uid in ("a", "b", "c"):
+            made.pod_appeared(uid)
+        assert recorder.pods == []  # not before the reply
+        await asyncio.sleep(0)
+        assert recorder.pods == [{"a"}]
+        await until(recorder, 2)
+        assert recorder.pods == [{"a"}, {"b", "c"}]
+
+    asyncio.run(run())
+
+
+def test_what_can_wait_goes_with_the_next_change() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_changed("ended", can_wait=True)
+        made.pod_changed("updated")
+        await until(recorder, 1)
+        assert recorder.pods == [{"ended", "updated"}]
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_has_what_was_to_be_handed_over() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_changed("updated", can_wait=True)
+        before = made.snapshot
+        made.pod_changed("another")
+        await until(recorder, 1)
+        assert recorder.pods == [{"another"}]
+        assert made.snapshot is not before
+
+    asyncio.run(run())
+
+
+def test_a_change_that_may_concern_all_brings_a_pass() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.state_changed("rules")
+        made.state_changed("objects")
+        await asyncio.sleep(0)
+        assert (recorder.pods, recorder.reasons) == ([], ["objects,rules"])
+
+    asyncio.run(run())
