@@ -1,6 +1,6 @@
-"""What a command's output may meet: a reader that left, a full disk, a terminal without UTF-8.
+"""Runs a command so that problems with its output end in a message and not in a traceback.
 
-None of these is a defect of the command, so none of them ends in a traceback.
+Such problems are a closed pipe, a full disk and a terminal without UTF-8.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 INTERRUPTED: Final = 130
-"""The exit status of a command that Ctrl-C ended, as shells count it."""
+"""The exit status of a command that Ctrl-C ended: 128 + SIGINT, as in shells."""
 
 
 def guarded(name: str, body: Callable[[], int]) -> int:
-    """Run a command's body and return its exit status; 2 where the answer could not be written.
+    """Run a command's body and return its exit status; 2 if its output could not be written.
 
-    name: the command's, before its messages.
+    name: the command's name, which precedes its messages.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -30,7 +30,7 @@ def guarded(name: str, body: Callable[[], int]) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has what it wanted: `koordctl status | head -1`.
+        # The reader has read enough: `koordctl status | head -1`.
         _drop_the_rest()
         return 0
     except OSError as error:
@@ -42,7 +42,7 @@ def guarded(name: str, body: Callable[[], int]) -> int:
 
 
 def _drop_the_rest() -> None:
-    """Keep the interpreter, when it ends, from trying once more."""
+    """Discard unwritten output, so that the interpreter does not try again when it ends."""
     if sys.stdout is None:
         return
     try:

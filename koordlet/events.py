@@ -1,7 +1,7 @@
-"""Events: what happened that an operator should know, kept in memory and said in the log.
+"""Events: what an operator should know, kept in memory in a bounded ring and logged.
 
-A bounded ring. An event that repeats (same kind, object and message) counts up instead of filling
-the ring, and is logged again only after a while, so a defect in a loop cannot flood the journal.
+An event that repeats (same kind, object and message) increases its count instead of filling the
+ring, and is logged again only after a while, so a defect in a loop cannot flood the log.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from apis.errors import printable
 _LOG = logging.getLogger("koordlet.events")
 
 CAPACITY: Final = 512
+"""Events that are kept. Chosen: hours of a troubled node, as repeated events count up. Twice the
+value doubles the memory (at most about 1 KiB an event) and the length of `koordctl events`."""
 _REPEAT_LOG_SECONDS: Final = 300.0
+"""How long a repeated event is not logged again. Chosen: one line in five minutes shows that a
+problem lasts. Twice the value halves the lines of a lasting problem."""
+_LONGEST_MESSAGE: Final = 1000
+"""Characters of a message that are kept. Chosen: longer ones hold a copy of bad input."""
 
 
 class Severity(StrEnum):
-    """How much an event asks for attention."""
+    """How urgent an event is; also its log level."""
 
     INFO = "info"
     WARNING = "warning"
@@ -43,8 +49,8 @@ _LEVELS: Final = {
 class Event(msgspec.Struct, frozen=True):
     """One thing that happened. Times are seconds since the epoch.
 
-    kind: a short fixed word for programs: "bad-object", "policy-fault", "unprotected".
-    obj: what it is about: "Pod default/web", a file, "nri".
+    kind: a short fixed word for programs, such as "bad-object" or "policy-fault".
+    obj: the object of the event: "Pod default/web", a file, "nri".
     """
 
     kind: str
@@ -57,7 +63,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Events:
-    """The ring. Any thread may add."""
+    """The ring. Any thread may add events."""
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class Events:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: tells people when. monotonic: for how long a repeated event was not logged."""
+        """clock: the time that is shown. monotonic: measures the time since the last log line."""
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -76,9 +82,9 @@ class Events:
     def add(
         self, kind: str, obj: str, message: str, *, severity: Severity = Severity.WARNING
     ) -> None:
-        """Note that something happened."""
+        """Add an event, or count one that repeats."""
         now = self._clock()
-        obj, message = printable(obj), message[:1000]
+        obj, message = printable(obj), message[:_LONGEST_MESSAGE]
         key = (kind, obj, message)
         with self._lock:
             before = self._ring.pop(key, None)

@@ -19,45 +19,45 @@ from koordlet.configuration.flags import Parsed, help_text, parse_flags
 from koordlet.console import guarded
 
 _HELP: Final = f"""\
-koordlet: gives every pod and container of this node what Koordinator decides for it.
+koordlet: sets the values that Koordinator decides for the pods and containers of this node.
 
 usage:
   koordlet run [--config FILE] [flags]           run the daemon (default file {DEFAULT_PATH})
-  koordlet check-config [--config FILE] [flags]  say what is wrong with the configuration, or print
-                                                 what is in force
-  koordlet restore [--config FILE] [flags]       give back every value that the daemon changed; for
+  koordlet check-config [--config FILE] [flags]  report errors of the configuration, or print it as
+                                                 it would be in force
+  koordlet restore [--config FILE] [flags]       restore every value that the daemon changed; for
                                                  uninstalling, while the daemon is stopped
   koordlet version
   koordlet -flag=value ...                       as upstream's DaemonSet calls it: as run,
                                                  with its paths unless agent_mode=hostMode
 
 environment:
-  NODE_NAME    this node's name, where the file does not say it
-  agent_mode   hostMode or dsMode: which paths are meant by default
+  NODE_NAME    this node's name, if the file does not set it
+  agent_mode   hostMode or dsMode: selects the default paths
 
 flags, each with one or two dashes, override the file:
 {{flags}}
 Other flags of upstream's koordlet are accepted; those without effect here are named in the log.
-The configuration file: docs/configuration.md. Asking a running daemon: koordctl --help.
+The configuration file: docs/configuration.md. To query a running daemon: koordctl --help.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded("koordlet", lambda: _command(given))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded("koordlet", lambda: _command(words))
 
 
-def _command(given: list[str]) -> int:
-    if any(each in ("-h", "-help", "--help", "help") for each in given):
+def _command(words: list[str]) -> int:
+    if any(each in ("-h", "-help", "--help", "help") for each in words):
         print(_HELP.format(flags=help_text()))
         return 0
-    if given in (["-version"], ["--version"]):
-        given = ["version"]
-    command = given.pop(0) if given and not given[0].startswith("-") else ""
+    if words in (["-version"], ["--version"]):
+        words = ["version"]
+    command = words.pop(0) if words and not words[0].startswith("-") else ""
     default_mode = Mode.HOST
     if not command:
-        if not given and not ({"NRI_PLUGIN_SOCKET", "NODE_NAME"} & set(os.environ)):
+        if not words and not ({"NRI_PLUGIN_SOCKET", "NODE_NAME"} & set(os.environ)):
             print(_HELP.format(flags=help_text()))
             return 2
         command = "run"
@@ -69,7 +69,7 @@ def _command(given: list[str]) -> int:
         )
         return 2
     try:
-        flags = parse_flags(given)
+        flags = parse_flags(words)
         if flags.positional:
             raise InputError(
                 obj="command line",
@@ -79,7 +79,7 @@ def _command(given: list[str]) -> int:
             )
         return known[command](flags, mode_of(os.environ, default=default_mode))
     except (InputError, InputErrors) as error:
-        _complain(error)
+        _print_errors(error)
         return 2
 
 
@@ -121,7 +121,7 @@ def _version(flags: Parsed, mode: Mode) -> int:
     return 0
 
 
-def _complain(error: InputError | InputErrors) -> None:
+def _print_errors(error: InputError | InputErrors) -> None:
     errors = error.errors if isinstance(error, InputErrors) else (error,)
     for each in errors:
         print(f"koordlet: {each}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""What is installed in a cluster for the daemon: an account, and rights to read its node's objects.
+"""The manifests for the daemon in a cluster: an account, and rights to read its node's objects.
 
-Names are upstream's (deploy.md 10.4); the rights are what this code uses and nothing else (a test
-runs under them). RBAC cannot say "its own node": the daemon asks for objects by its node's name.
-tools/generate_manifests.py writes them below deploy/koordlet.
+Names are upstream's: docs/facts/koordlet.md, "Names in a cluster". The rights are exactly those
+that this code uses; a test runs with them. RBAC cannot express "its own node": the daemon selects
+objects by its node's name. tools/generate_manifests.py writes the files below deploy/koordlet.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
     for part in ("pods", "proxy")
 )
-"""Kubelet's pod list: `pods` since Kubernetes 1.33, before that `proxy`, which is much more."""
+"""Rights to kubelet's pod list: `pods` since Kubernetes 1.33, before that `proxy`, which allows
+much more."""
 
 
 def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, Any]]]:
-    """Return the documents of each file."""
+    """Return the documents of each file, by its name."""
     return {
         "rbac.yaml": [
             {
@@ -50,7 +51,7 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
 
 
 def _granted(name: str, rules: tuple[dict[str, Any], ...], namespace: str) -> list[dict[str, Any]]:
-    """Return a role `<name>-role` of these rules, and that the account has it."""
+    """Return a role `<name>-role` with these rules, and its binding to the account."""
     return [
         {
             "apiVersion": f"{_RBAC}/v1",

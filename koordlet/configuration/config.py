@@ -1,7 +1,8 @@
 """The daemon's configuration: its sections, their fields and defaults.
 
-`config_file` reads it, `config_rules` says what is wrong with one. `docs/configuration.md` is the
-reference for people.
+`config_file` reads it, and `config_rules` checks what types cannot express. The reference for
+operators, with the meaning and origin of each default, is docs/configuration.md. Most defaults are
+upstream's: docs/facts/koordlet.md, "Paths" and "Flags".
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Seconds(float):
 
 
 class Mode(StrEnum):
-    """Which paths are meant by default: the host's own, or those of upstream's DaemonSet."""
+    """Selects the default paths: the host's own, or those in upstream's DaemonSet."""
 
     HOST = "hostMode"
     DAEMON_SET = "dsMode"
@@ -30,7 +31,7 @@ class Mode(StrEnum):
 class Section(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """Base of all sections: frozen, strict, camelCase outside."""
+    """Base of all sections: frozen, strict, with camelCase names in the file."""
 
 
 class Nri(Section, frozen=True):
@@ -73,8 +74,8 @@ class Kubelet(Section, frozen=True):
 class Kubernetes(Section, frozen=True):
     """The API server as a source of this node's NodeSLO, Node, topology and Device.
 
-    enabled: unset, it is where a kubeconfig is named. kubeconfig: "" is the pod's service account,
-    then $KUBECONFIG and ~/.kube/config.
+    enabled: if unset, it is enabled where a kubeconfig is set.
+    kubeconfig: "" means the pod's service account, then $KUBECONFIG, then ~/.kube/config.
     """
 
     enabled: bool | None = None
@@ -98,7 +99,8 @@ CONTAINER_STAGES = (
     "PostStopContainer",
     "PreUpdateContainerResources",
 )
-"""The names that the hook protocol has for its stages (runtime-proxy.md 2.3), and one of ours."""
+"""The stages of the hook service (docs/facts/runtime-proxy.md, "Stages"), and one of our own:
+`PreUpdatePodSandboxResources`."""
 
 
 class HookService(Section, frozen=True):
@@ -113,7 +115,7 @@ class HookService(Section, frozen=True):
 
 
 class Intervals(Section, frozen=True):
-    """How often things happen without a reason; every change is acted on at once."""
+    """Intervals of periodic work. Changes take effect at once, without waiting for an interval."""
 
     reconcile: Seconds = Seconds(10)
     objects: Seconds = Seconds(30)
@@ -128,13 +130,13 @@ class Writes(Section, frozen=True):
 
 
 class Http(Section, frozen=True):
-    """Metrics and health. An empty address switches the server off."""
+    """The server of metrics and health checks. An empty address disables it."""
 
     address: str = "127.0.0.1:9316"
 
 
 class SitePolicies(Section, frozen=True):
-    """Policies from files of this site. Off by default: they run as root inside the daemon."""
+    """An operator's own policies from files. Off by default: they run as root inside the daemon."""
 
     enabled: bool = False
     directory: str = "/etc/koordlet/policies.d"
@@ -177,7 +179,7 @@ class Config(Section, frozen=True):
     log: Log = Log()
 
     def settings(self) -> Settings:
-        """Return what the policies may know of this configuration."""
+        """Return the part of this configuration that policies read."""
         return Settings(
             feature_gates=self.feature_gates,
             disable_unset_cpu_quota=self.disable_unset_cpu_quota,

@@ -1,8 +1,8 @@
-"""Reading the configuration: a YAML file, overridden by upstream's flags.
+"""Reads the configuration: a YAML file, overridden by upstream's flags.
 
-Precedence, lowest first: defaults of the mode, the file, the environment (only what the file leaves
-out), flags. Strict: an unknown or ill-typed field is an error that names field and value, and all
-errors of a file come at once.
+Precedence, lowest first: defaults of the mode, the environment, the file, flags. Parsing is strict:
+an unknown or ill-typed field is an error that names field and value, and all errors of a file are
+reported together.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
         "registrationDir": "/host-etc-hookserver",
     },
 }
-"""Where upstream's DaemonSet mounts the host's trees (koordlet.md 1.5, 1.8)."""
+"""Where upstream's DaemonSet mounts the host's directories, and which sources it uses:
+docs/facts/koordlet.md, "Paths"."""
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _MAX_VALUES: Final = 10_000
+"""Bounds of the file. Chosen: a hundred times a file with every field, so that a wrong path or a
+YAML alias bomb is an error and not a full memory."""
+_DEBUG_VERBOSITY: Final = 5
+"""klog's -v from which upstream's components log details of each object."""
 
 
 def load(
@@ -75,9 +80,9 @@ def build(
     environment: Mapping[str, str],
     mode: Mode,
 ) -> Config:
-    """Return the configuration of a parsed file, or raise InputErrors with all that is wrong."""
+    """Return the configuration of a parsed file, or raise InputErrors with all errors."""
     tree = _without_nulls(tree)
-    # The file by itself first, so that its errors carry its own values.
+    # The file alone first, so that its errors show its own values.
     from_file, errors = convert_leniently(tree, Config, obj=obj, dec_hook=_dec_hook)
     if from_file is None:
         raise InputErrors(errors)
@@ -109,7 +114,7 @@ def build(
         node_name=node_name,
         feature_gates=gates,
         nri=msgspec.structs.replace(config.nri, socket=_below(config, config.nri.socket)),
-        # Upstream's default of the flag is empty, and manifests pass it on.
+        # The default of upstream's flag is empty, and manifests pass an empty value.
         cri=msgspec.structs.replace(
             config.cri, socket=config.cri.socket.removeprefix("unix://") or Cri().socket
         ),
@@ -138,7 +143,7 @@ _DIRECTORIES: Final = (
 
 
 def _without_nulls(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what has no value: a section of which every line is commented out is null."""
+    """Return the tree without nulls: a section whose lines are all commented out is null."""
     return {
         name: _without_nulls(value) if isinstance(value, Mapping) else value
         for name, value in tree.items()
@@ -147,7 +152,7 @@ def _without_nulls(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_flag(error: InputError) -> InputError:
-    """Return the same error about the flag that the value came from."""
+    """Return the same error for the flag that the value came from."""
     return InputError(
         obj=COMMAND_LINE,
         field=f"-{FLAG_OF[error.field]}",
@@ -158,7 +163,7 @@ def _of_flag(error: InputError) -> InputError:
 
 
 def _node_name(config: Config, obj: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the node's name, and who says so."""
+    """Return the node's name, and where it comes from."""
     if config.node_name:
         return config.node_name, obj
     if name := environment.get("NODE_NAME", ""):
@@ -167,7 +172,7 @@ def _node_name(config: Config, obj: str, environment: Mapping[str, str]) -> tupl
 
 
 def _below(config: Config, path: str) -> str:
-    """Return a socket's path; a relative one is below the host's /var/run."""
+    """Return a socket's absolute path; a relative path is below the host's /var/run."""
     if not path or path.startswith("/"):
         return path
     return f"{config.var_run_root.rstrip('/')}/{path}"
@@ -246,11 +251,12 @@ def _host_name() -> str:
 
 
 def _log(log: Log) -> Log:
-    return msgspec.structs.replace(log, level="debug") if log.verbosity >= 5 else log
+    detailed = log.verbosity >= _DEBUG_VERBOSITY
+    return msgspec.structs.replace(log, level="debug") if detailed else log
 
 
 def as_tree(config: Config) -> dict[str, Any]:
-    """Return the configuration in force as the tree of a file that says all of it."""
+    """Return the configuration in force as the tree of a file with every field."""
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=float)
     return tree
 

@@ -1,7 +1,7 @@
-"""What the configuration's types cannot say: names, paths, ports, and least values.
+"""Checks what the configuration's types cannot express: names, paths, ports and minimum values.
 
-Each rule names the field as the file writes it. Root opens, makes and runs what these paths name,
-so a path is absolute and says where it leads: no `..` in it.
+Each rule names the field as the file writes it. Root opens, creates and runs files at these paths,
+so a path must be absolute and without `..`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,23 @@ from service.unix import LONGEST_PATH
 _ADMIN_SOCKET: Final = "/admin.sock"
 
 Wrong = tuple[str, object, str] | tuple[str, object, str, str]
-"""Field, value, problem, and what to do where a person would not know."""
+"""Field, value, problem, and a hint where one helps."""
+
+_LEAST_INTERVAL_S: Final = 0.5
+_LEAST_POLL_S: Final = 1
+_LEAST_PROBE_S: Final = 10
+_LEAST_TIMEOUT_S: Final = 0.1
+"""Minimum values. Chosen: half of each keeps a full node busy with periodic work alone, and a
+time-out below 100 ms fails on a loaded node."""
+_LONGEST_REBUILD_S: Final = 60
+"""Chosen: an operator who changes a NodeSLO and sees nothing for a minute believes it lost."""
+_LONGEST_SITE_CALL_S: Final = 0.5
+"""A quarter of the runtime's time limit for a hook (docs/facts/nri.md, "Failures"), since several
+policies share it."""
 
 
 def check(config: Config, obj: str) -> list[InputError]:
-    """Return what is wrong. obj: where the configuration comes from."""
+    """Return the errors of a configuration. obj: where it comes from."""
     return [
         InputError(obj=obj, field=field, value=value, problem=problem, hint="".join(hint) or None)
         for rule in (_names, _paths, _sockets, _addresses, _numbers, _choices)
@@ -94,7 +106,7 @@ def _absolute(field: str, path: str) -> Iterator[Wrong]:
     if not path.startswith("/"):
         yield field, path, "not an absolute path"
     elif ".." in path.split("/") or "\0" in path:
-        yield field, path, "has .. in it: write where it leads"
+        yield field, path, "contains ..: write the path without it"
 
 
 def _addresses(config: Config) -> Iterator[Wrong]:
@@ -115,23 +127,24 @@ def _addresses(config: Config) -> Iterator[Wrong]:
 
 def _numbers(config: Config) -> Iterator[Wrong]:
     for field, seconds, least in (
-        ("intervals.reconcile", config.intervals.reconcile, 0.5),
-        ("intervals.objects", config.intervals.objects, 0.5),
-        ("intervals.facts", config.intervals.facts, 10),
-        ("kubelet.interval", config.kubelet.interval, 1),
-        ("kubelet.timeout", config.kubelet.timeout, 0.1),
-        ("cri.interval", config.cri.interval, 1),
-        ("cri.timeout", config.cri.timeout, 0.1),
-        ("nri.backoff", config.nri.backoff, 0.1),
+        ("intervals.reconcile", config.intervals.reconcile, _LEAST_INTERVAL_S),
+        ("intervals.objects", config.intervals.objects, _LEAST_INTERVAL_S),
+        ("intervals.facts", config.intervals.facts, _LEAST_PROBE_S),
+        ("kubelet.interval", config.kubelet.interval, _LEAST_POLL_S),
+        ("kubelet.timeout", config.kubelet.timeout, _LEAST_TIMEOUT_S),
+        ("cri.interval", config.cri.interval, _LEAST_POLL_S),
+        ("cri.timeout", config.cri.timeout, _LEAST_TIMEOUT_S),
+        ("nri.backoff", config.nri.backoff, _LEAST_TIMEOUT_S),
     ):
         if seconds < least:
             yield field, float(seconds), f"shorter than {least} s"
-    if config.intervals.rebuild_delay > 60:
+    if config.intervals.rebuild_delay > _LONGEST_REBUILD_S:
         delay = float(config.intervals.rebuild_delay)
-        yield "intervals.rebuildDelay", delay, "longer than 60 s: changes would seem lost"
+        problem = f"longer than {_LONGEST_REBUILD_S} s: changes would seem lost"
+        yield "intervals.rebuildDelay", delay, problem
     if config.writes.budget_per_second < 1:
         yield "writes.budgetPerSecond", config.writes.budget_per_second, "less than 1"
-    if not 0 < config.site_policies.time_limit <= 0.5:
+    if not 0 < config.site_policies.time_limit <= _LONGEST_SITE_CALL_S:
         yield (
             "sitePolicies.timeLimit",
             float(config.site_policies.time_limit),

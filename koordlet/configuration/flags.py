@@ -1,9 +1,10 @@
-"""Upstream's command line flags, read as Go's flag package reads them.
+"""Upstream's command line flags, parsed as Go's flag package parses them.
 
-One or two dashes, `-name=value` or `-name value`; a boolean stands alone or with `=`. Each flag
-either sets a place of the configuration, or is known and has no effect here (then the daemon says
-so once), so that the arguments of existing charts and units keep working.
-Facts: koordlet.md sections 1.5-1.7, hooks.md section 2.2.
+One or two dashes, `-name=value` or `-name value`; a boolean stands alone or with `=`. A flag either
+sets a field of the configuration, or is accepted without effect, so that the arguments of existing
+charts and units keep working. The daemon logs the flags without effect once.
+
+Facts: docs/facts/koordlet.md, "Flags".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from apis.gates import parse_bool
 
 
 class Kind(StrEnum):
-    """What a flag's value looks like."""
+    """The form of a flag's value."""
 
     TEXT = "text"
     BOOL = "bool"
@@ -30,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag: `target` is the dotted place in the configuration, "" when it has no effect here."""
+    """A flag. target: the dotted field of the configuration; "" for a flag without effect."""
 
     kind: Kind
     target: str = ""
@@ -42,9 +43,9 @@ Value = str | bool | int | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a command line says.
+    """A parsed command line.
 
-    values: place of the configuration -> value. config: the file that is named, None for none.
+    values: field of the configuration -> value. config: the configuration file; None if not given.
     gates: the texts of all -feature-gates, joined.
     """
 
@@ -200,12 +201,12 @@ FLAGS: Final[Mapping[str, Flag]] = {
 FLAG_OF: Final[Mapping[str, str]] = {
     flag.target: name for name, flag in FLAGS.items() if flag.target
 }
-"""Which flag sets a place of the configuration."""
+"""Field of the configuration -> the flag that sets it."""
 
 _BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
 
-# Written by everybody and meaningless here: not worth a line in the log.
 _QUIET: Final = frozenset({"logtostderr", "stderrthreshold", "alsologtostderr"})
+"""Flags without effect that most manifests pass, so that they are not worth a line in the log."""
 
 
 def parse_flags(arguments: Sequence[str]) -> Parsed:
@@ -230,7 +231,7 @@ def parse_flags(arguments: Sequence[str]) -> Parsed:
 
 
 def help_text() -> str:
-    """Return one line for each flag that has an effect here."""
+    """Return one line for each flag that has an effect."""
     width = max(len(name) for name, flag in FLAGS.items() if flag.help)
     lines = [f"  -{name:<{width}}  {flag.help}" for name, flag in FLAGS.items() if flag.help]
     return "\n".join(lines)

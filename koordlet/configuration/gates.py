@@ -1,5 +1,7 @@
-"""The daemon's feature gates: upstream's names, defaults and stages. Facts: koordlet.md section 2,
-hooks.md section 2.3."""
+"""The daemon's feature gates, with upstream's names, defaults and stages.
+
+Facts: docs/facts/koordlet.md, "Feature gates".
+"""
 
 from __future__ import annotations
 
@@ -56,4 +58,4 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
 )
 
 BEYOND_POLICIES: Final = frozenset({"BECPUManager", "HamiCoreVGPUMonitor", "PerCPUMetric"})
-"""Gates that change something here without being the gate of a policy."""
+"""Gates that have an effect here but are not the gate of a policy."""

@@ -1,7 +1,7 @@
 """Metrics of single containers: OOM scores, core scheduling cookies, batch amounts.
 
-Upstream's names and labels. A series stands exactly while it is true: what holds is read when
-somebody asks, so there is nothing to expire. Facts: koordlet.md 23.2 and 23.3, hooks.md 2.12.
+Names and labels are upstream's: docs/facts/koordlet.md, "Metrics". The values are read at each
+scrape, so a series exists exactly while its value is in force, and nothing expires.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from koordlet.executor.slots import ResourceView, State
 from linux.resources import Resource
 
 OF_PROCESSES: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.CORE_SCHED_COOKIE})
-"""Values that are told here container by container."""
+"""Resources with one series per container."""
 
 Standing = tuple[Subject, ResourceView]
+"""A subject, and the state of one of its values."""
 CookieKey = tuple[str, str]
 """(core scheduling group, "succeeded" or "failed")."""
 
@@ -62,7 +63,7 @@ def of_processes(node: str, standing: Iterable[Standing]) -> Iterator[Metric]:
 
 
 def of_cookies(node: str, changes: Mapping[CookieKey, int]) -> Iterator[Metric]:
-    """Yield how often cookies were given or taken; untyped, as a counter's name would change."""
+    """Yield how often cookies changed. Untyped, since a counter's name would end in `_total`."""
     status = Metric(
         "koordlet_core_sched_cookie_manage_status",
         "Changes of core scheduling cookies, of the groups changed last.",

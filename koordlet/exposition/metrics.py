@@ -1,7 +1,7 @@
-"""The daemon's metrics: upstream's names where upstream has one, ours beside them.
+"""The daemon's metrics: upstream's series, and our own.
 
-Nothing is counted twice: the parts of the daemon keep plain numbers, and one collector turns them
-into families when somebody asks. Upstream's facts: koordlet.md section 23, hooks.md section 2.12.
+Nothing is counted twice: the parts of the daemon keep plain numbers, and one collector converts
+them to metric families at each scrape. Upstream's series: docs/facts/koordlet.md, "Metrics".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Readings(Protocol):
 
     @property
     def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
-        """Durations of policies, in milliseconds, of each decider."""
+        """Durations of policies in milliseconds, one mapping for each decider."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class Readings(Protocol):
 
     @property
     def events(self) -> Mapping[str, int]:
-        """Event kind -> how often."""
+        """Event kind -> count."""
         ...
 
     @property
@@ -96,12 +96,12 @@ class Readings(Protocol):
 
     @property
     def values(self) -> Mapping[tuple[Resource, ValueState], int]:
-        """How many values are in which state."""
+        """(resource, state) -> count of values."""
         ...
 
     @property
     def of_processes(self) -> Iterable[Standing]:
-        """How the values of `container_metrics.OF_PROCESSES` stand."""
+        """The states of the values of `container_metrics.OF_PROCESSES`."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class Readings(Protocol):
 
 
 class Registries:
-    """The internal, the external, and the merged registry of upstream's three paths."""
+    """The internal, the external and the merged registry, for upstream's three paths."""
 
     def __init__(self, readings: Readings) -> None:
         self.internal = CollectorRegistry(auto_describe=False)
@@ -228,18 +228,18 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         return
     for name, text, value in (
         ("passes", "Reconcile passes.", stats.passes),
-        ("pod_updates", "Pods looked at by themselves, between passes.", stats.pod_updates),
+        ("pod_updates", "Updates of single pods between passes.", stats.pod_updates),
         ("crashed_passes", "Reconcile passes that failed by a defect.", stats.crashed_passes),
         ("writes", "Kernel writes.", stats.written),
         ("refused_writes", "Kernel writes that were refused.", stats.failed),
-        ("restored", "Original values put back.", stats.restored),
-        ("foreign_changes", "Writes by others to files that we manage.", stats.foreign_changes),
+        ("restored", "Original values restored.", stats.restored),
+        ("foreign_changes", "Writes by others to managed files.", stats.foreign_changes),
     ):
         yield CounterMetricFamily(f"koordlet_reconcile_{name}", text, value=float(value))
     for name, text, level_ in (
         ("last_cpu_milliseconds", "Processor time of the last pass.", stats.last.cpu_ms),
         ("last_finished_time", "When the last pass ended, in seconds.", stats.last_finished_at),
-        ("journal_records", "Original values that are remembered.", stats.journal_records),
+        ("journal_records", "Original values in the journal.", stats.journal_records),
     ):
         yield GaugeMetricFamily(f"koordlet_reconcile_{name}", text, value=float(level_))
     yield GaugeMetricFamily(
@@ -272,18 +272,16 @@ def _pools(readings: Readings) -> Iterator[Metric]:
 
 
 def _gauges(readings: Readings) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "koordlet_pods", "Pods that the runtime or kubelet told of.", value=readings.pods
-    )
+    yield GaugeMetricFamily("koordlet_pods", "Pods that the runtime reported.", value=readings.pods)
     yield GaugeMetricFamily("koordlet_containers", "Live containers.", value=readings.containers)
     yield GaugeMetricFamily(
         "koordlet_containers_unprotected",
-        "Live containers that no hook saw at creation, or that lack what only creation gives.",
+        "Live containers that no hook saw at creation, or that lack what only creation sets.",
         value=readings.unprotected,
     )
     yield GaugeMetricFamily(
         "koordlet_event_loop_lag_seconds",
-        "How late the event loop was at the last look.",
+        "Delay of the event loop when it was last measured.",
         value=readings.loop_lag_s,
     )
     yield GaugeMetricFamily(
@@ -291,7 +289,7 @@ def _gauges(readings: Readings) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "koordlet_objects_problems",
-        "Things in the objects directory that could not be used.",
+        "Files, objects and fields that could not be used.",
         value=readings.problems,
     )
     policies = GaugeMetricFamily(

@@ -1,1 +1,1 @@
-"""This machine: its kernel's abilities, its cgroup layout, its host applications, its lock."""
+"""This machine: what its kernel supports, its cgroup layout, its host applications, its lock."""

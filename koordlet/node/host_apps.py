@@ -1,4 +1,4 @@
-"""Host applications: what the NodeSLO declares, as subjects with a place in the cgroup tree."""
+"""The NodeSLO's host applications as subjects with their cgroups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from linux.cgroup_paths import HostAppBase, Layout, PathError
 def host_app_subjects(
     applications: Sequence[HostApplication], layout: Layout
 ) -> tuple[tuple[HostAppSubject, ...], tuple[InputError, ...]]:
-    """Return the subjects, and what is wrong with the applications that are left out."""
+    """Return the subjects, and the errors of the applications that are ignored."""
     subjects: dict[str, HostAppSubject] = {}
     errors: list[InputError] = []
     for index, application in enumerate(applications):
         field = f"spec.hostApplications[{index}]"
         name = application.name
         if not name or name in subjects:
-            problem = "stands twice; the first is used" if name else "has no name"
+            problem = "is declared twice; the first is used" if name else "has no name"
             errors.append(
                 InputError(obj="NodeSLO", field=f"{field}.name", value=name, problem=problem)
             )
@@ -62,9 +62,9 @@ def _directory(application: HostApplication, layout: Layout) -> str:
 
 
 def _is_kubelets(path: str, layout: Layout) -> bool:
-    """Tell whether a directory is the pods' root, around it, a QoS class's or within a pod.
+    """Return whether a directory is kubelet's: the pods' root or above it, a QoS class's, a pod's.
 
-    These have values of their own; who of the two would win there depends on who came first.
+    Two subjects would set values there, and the winner would depend on their order.
     """
     if not layout.kubepods:
         return False

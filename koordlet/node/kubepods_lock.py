@@ -1,10 +1,10 @@
-"""One daemon for the pods of a node: a lock on the very directory that daemons would fight over.
+"""Allows one daemon for the pods of a node: a lock on the pods' cgroup directory.
 
-Daemons with the same run directory are kept apart by its lock file, and NRI connections by the
-runtime's directory (`service.locks`). Daemons that share neither, because their
-configurations differ and NRI is off, still share the pods' cgroups. A lock on that directory needs
-no file anywhere, is the same in every container that sees the node's cgroups, ends with its holder,
-and keeps nobody out who cares for other pods.
+The lock file of the run directory excludes daemons with the same run directory, and a lock on the
+runtime's directory excludes NRI connections (`service.locks`). Daemons whose configurations differ
+and that do not use NRI share neither, but they share the pods' cgroups. A lock on that directory
+needs no file, is the same in every container that sees the node's cgroups, and ends with its
+holder. It does not exclude a daemon that manages pods below another directory.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from service.locks import LockHeld, lock_directory
 _LOG = logging.getLogger("koordlet")
 
 _HIERARCHY: Final = "cpu"
-"""On cgroup v1 daemons have to meet in one hierarchy; this one is where pods are looked for."""
+"""On cgroup v1 daemons must lock the same hierarchy. Pods are looked for in this one."""
 
 
 class KubepodsLock:
     """The lock of one daemon, which holds it until `close`."""
 
     def __init__(self, here: Callable[[str], str] = lambda path: path) -> None:
-        """here: maps the node's paths to this process's, see `linux.local`."""
+        """here: maps the node's paths to paths of this process; see `linux.local`."""
         self._here = here
         self._descriptor: int | None = None
         self._problem = ""
 
     def hold(self, layout: Layout) -> None:
-        """Hold the pods' directory, whatever was held before; costs one stat once it is held.
+        """Lock the pods' directory in place of what was locked before; if held, one stat(2).
 
-        Before any pod there is no such directory: then the hierarchy's root stands in for it. A
-        directory that was made anew is locked anew. Raises LockHeld when another daemon has it.
+        Before the first pod there is no such directory, and the hierarchy's root is locked instead.
+        A directory that was removed and made again is locked again. Raises LockHeld when another
+        daemon has the lock.
         """
         controller = _HIERARCHY if layout.has(_HIERARCHY) else next(iter(layout.mounts))
         path = self._here(layout.directory(controller, layout.kubepods))
@@ -47,36 +48,37 @@ class KubepodsLock:
                 return
             descriptor = lock_directory(path)
         except FileNotFoundError:
-            return  # nothing is there to fight over; what is held stays until it is
+            return  # no directory to lock now; a lock that is held stays
         except LockHeld as held:
             if not _is_of_another_user(held.holder):
                 raise
-            # Whoever may open a directory may lock it: that must not cost the node its daemon.
-            self._tell(f"process {held.holder}, which is no daemon, holds {path}")
+            # Any user who may open the directory may lock it. That must not stop the daemon.
+            self._warn_once(f"process {held.holder}, which is no daemon, holds {path}")
             return
         except OSError as error:
-            self._tell(f"{path}: {error.strerror}")
+            self._warn_once(f"{path}: {error.strerror}")
             return
         self.close()
         self._descriptor = descriptor
         self._problem = ""
 
     def close(self) -> None:
-        """Let the next daemon in."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _tell(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            _LOG.warning("cannot keep other daemons away from this node's pods: %s", problem)
+            _LOG.warning("cannot lock this node's pods against other daemons: %s", problem)
 
 
 def _is_of_another_user(pid: str) -> bool:
-    """Tell whether a process is known to belong to somebody who could not run a daemon beside us.
+    """Return whether a process belongs to a user who could not run a second daemon.
 
-    The owner of /proc/PID would not do: it is root for processes that cannot be dumped.
+    Reads the uids of /proc/PID/status: the owner of /proc/PID is root for processes that cannot be
+    dumped.
     """
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:

@@ -1,4 +1,4 @@
-"""This machine as the configuration describes it: the kernel's files, and the cgroup layout."""
+"""Access to this machine as configured: the kernel's files, and the cgroup layout."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from linux.local import LocalHost
 from service.histogram import Histogram
 
 CGROUP_ROOT: Final = "/sys/fs/cgroup"
-"""Where the node's cgroup tree is, in the node's own view; `LocalHost` maps it."""
+"""The node's own path of its cgroup tree; `LocalHost` maps it to a path of this process."""
 
 
 WRITE_BOUNDS_MS: Final = tuple(0.01 * 4**power for power in range(8))
-"""Upstream's buckets of the executor's durations (koordlet.md 23.2)."""
+"""Upstream's buckets of write durations: docs/facts/koordlet.md, "Metrics"."""
 
 WriteKey = tuple[str, str]
-"""(upstream's name of the updater, "success" or "failed")."""
+"""The labels of upstream's metric: (type of the updater, "success" or "failed")."""
 
 
 class TimedHost(LocalHost):
-    """The kernel, with the duration of each write counted under upstream's names."""
+    """The kernel, with a histogram of write durations for upstream's metric."""
 
     write_durations: dict[WriteKey, Histogram]
 
@@ -50,7 +50,7 @@ def _updater(path: str) -> str:
 
 
 def local_host(config: Config) -> TimedHost:
-    """Return the kernel with the node's own paths mapped to where the configuration has them."""
+    """Return the kernel, with the node's own paths mapped to the configured ones."""
     host = TimedHost(
         {
             CGROUP_ROOT: config.cgroup_root,
@@ -65,19 +65,19 @@ def local_host(config: Config) -> TimedHost:
 
 
 def layout_of(config: Config, host: Host, *, live: Iterable[str] = ()) -> Layout:
-    """Return how the cgroup tree is laid out; raises DiscoveryError. live: pods' directories."""
+    """Return the layout of the cgroup tree; raises DiscoveryError. live: pods' directories."""
     try:
         return discovery.discover(
             host, cgroup_root=CGROUP_ROOT, kubepods=config.kubepods_root, live=live
         )
     except discovery.DiscoveryError as error:
-        # Who mounted the tree elsewhere looks for it there.
+        # The message names the configured path, where an operator would look.
         raise discovery.DiscoveryError(
             str(error).replace(CGROUP_ROOT, config.cgroup_root)
         ) from None
 
 
 def in_nodes_view(config: Config, path: str) -> str:
-    """Return a cgroup file's path as the node sees it, where it is given as it is mounted here."""
+    """Return the node's own path of a cgroup file; `path` may be the path in this process."""
     below = path.removeprefix(f"{config.cgroup_root}/")
     return path if below == path else f"{CGROUP_ROOT}/{below}"

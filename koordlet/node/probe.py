@@ -1,9 +1,11 @@
-"""What this kernel can do, found out by writing into a scratch group of our own.
+"""Probes what this kernel supports, by writing into a scratch group of koordlet's own.
 
-A file that exists may still refuse every write (a switch is off, a module is half there), so each
-resource is tried with a harmless value in a group below kubepods that holds no task and is removed
-afterwards. Where no such group can be made, or it lacks a controller, the evidence is the file in
-the pods' own root. Source: linux-interfaces.md sections 4 and 6.
+A file that exists may still refuse every write, for example while a switch is off. So each resource
+is tried with a harmless value, in a group below kubepods that has no tasks and is removed
+afterwards. Where no such group can be made, or it lacks a controller, the existence of the file in
+the pods' root counts as evidence.
+
+Facts: docs/facts/kernel.md, "Cgroup files" and "What a write does".
 """
 
 from __future__ import annotations
@@ -48,15 +50,19 @@ _TRIED: Final[Mapping[Resource, str]] = {
     Resource.MEMORY_LOW: "65536",
     Resource.MEMORY_HIGH: str(1 << 30),
 }
-"""Harmless in a group without tasks. What is not named here is tried with its present value."""
+"""Harmless values for a group without tasks. Any value in range serves; the burst is below the
+quota. Resources without an entry are tried with their present value."""
+_WEIGHT: Final = "50"
+"""cgroup v2's `cpu.weight` in place of the shares: any value but the default of 100."""
 _BURST_ABOVE_US: Final = 100_000
+"""Twice the quota of `_TRIED`: mainline refuses it, Alibaba Cloud Linux accepts it."""
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """The facts, and what stands behind them.
+    """The facts, and their reasons.
 
-    burst_above_quota: the kernel takes a burst above the quota (Alibaba Cloud Linux).
-    reasons: for every resource that is not supported, why; for those known by evidence only, which.
+    burst_above_quota: the kernel accepts a burst above the quota (Alibaba Cloud Linux).
+    reasons: why a resource is not supported, or by which evidence alone it counts as supported.
     """
 
     facts: KernelFacts
@@ -65,7 +71,7 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 def probe_kernel(host: Host, layout: Layout) -> Probed:
-    """Find out what the kernel can do. Blocks for some milliseconds; raises nothing."""
+    """Return what the kernel supports. Blocks for some milliseconds; raises nothing."""
     reasons: dict[Resource, str] = {}
     supported = set(_NO_KERNEL_HELP)
     scratch = f"{layout.kubepods}/{SCRATCH}" if layout.kubepods else ""
@@ -127,9 +133,9 @@ def probe_kernel(host: Host, layout: Layout) -> Probed:
 
 
 def pods_cpus(host: Host, layout: Layout) -> CpuSet | None:
-    """Return the CPUs that the kernel lets a group below the pods' root ask for; None: unknown.
+    """Return the CPUs that the kernel accepts for a group below the pods' root; None: unknown.
 
-    On cgroup v1 one that goes offline leaves the root's set for good; v2 minds none but those that
+    On cgroup v1 a CPU that goes offline leaves the root's set for good. v2 refuses only CPUs that
     the machine cannot have.
     """
     path = POSSIBLE_CPUS
@@ -145,7 +151,8 @@ def pods_cpus(host: Host, layout: Layout) -> CpuSet | None:
 
 
 def _in_order() -> list[CgroupFile]:
-    """The quota before the burst, which it bounds; the weight before idle, which fixes it."""
+    """Return the files in probing order: the quota before the burst that it bounds, and the weight
+    before `cpu.idle`, which fixes it."""
     return sorted(
         FILES.values(),
         key=lambda file: (
@@ -155,7 +162,7 @@ def _in_order() -> list[CgroupFile]:
 
 
 def _make(host: Host, layout: Layout, scratch: str) -> set[str]:
-    """Make the scratch group in every hierarchy; return the controllers that it was made for."""
+    """Make the scratch group in every hierarchy; return the controllers for which that worked."""
     made: set[str] = set()
     for controller in sorted({file.controller for file in FILES.values()}):
         if not layout.has(controller):
@@ -164,7 +171,7 @@ def _make(host: Host, layout: Layout, scratch: str) -> set[str]:
         try:
             host.mkdir(path)
         except FileExistsError:
-            pass  # of a daemon that was killed while it probed, or v2's one directory
+            pass  # left by a daemon that was killed while it probed, or v2's single directory
         except OSError as error:
             log.debug("no scratch group %s: %s", path, error)
             continue
@@ -183,7 +190,7 @@ def _remove(host: Host, layout: Layout, scratch: str, made: set[str]) -> None:
 
 
 def _try(host: Host, layout: Layout, scratch: str, file: CgroupFile, made: set[str]) -> str:
-    """Return why the resource is not supported; "" if it is, "by evidence…" if only seen."""
+    """Return why the resource is not supported; "" if it is, "by evidence..." if not tried."""
     name = file.name(layout.version)
     if not layout.has(file.controller) or not name:
         return f"cgroup v{layout.version} of this node has no file for it"
@@ -223,7 +230,7 @@ def _value(host: Host, layout: Layout, file: CgroupFile, present: str) -> str | 
     if file.codec is Codec.CPUS:
         return _inherited(host, layout, file)
     if file.codec is Codec.SHARES and layout.version == 2:
-        return "50"
+        return _WEIGHT
     if file.codec is Codec.PERIOD and layout.version == 2:
         return f"max {present}"
     tried = _TRIED.get(file.resource, present)
@@ -231,7 +238,7 @@ def _value(host: Host, layout: Layout, file: CgroupFile, present: str) -> str | 
 
 
 def _inherited(host: Host, layout: Layout, file: CgroupFile) -> str | None:
-    """Return a set that the scratch group may have: the pods' root's."""
+    """Return a CPU set that the scratch group may have: that of the pods' root."""
     directory = layout.directory(file.controller, layout.kubepods)
     name = file.name(layout.version)
     for candidate in (name, f"{name}.effective"):
@@ -267,7 +274,7 @@ def _processes(host: Host, supported: set[Resource], reasons: dict[Resource, str
         supported.add(Resource.CORE_SCHED_COOKIE)
     except OSError as error:
         if _readable(host, _SCHED_CORE_SWITCH):
-            # Alibaba Cloud Linux: cookies work once the switch is on, which the policy sees to.
+            # Alibaba Cloud Linux: cookies work once the switch is on, which the policy turns on.
             supported.add(Resource.CORE_SCHED_COOKIE)
             reasons[Resource.CORE_SCHED_COOKIE] = f"by evidence: {_SCHED_CORE_SWITCH} exists"
         elif error.errno == errno.ENODEV:

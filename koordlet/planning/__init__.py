@@ -1,1 +1,1 @@
-"""What would be written and why: plans and explanations as plain data."""
+"""Plans and explanations as plain data: what would be written, and why values are as they are."""

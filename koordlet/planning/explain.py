@@ -1,7 +1,8 @@
-"""Explanations: one subject's decision, the kernel's side and the last writes, as plain data.
+"""Explanations: one subject's decision, its values in the kernel and the last writes, as plain
+data.
 
-The one place that turns decisions into what `koordctl explain` and programs read. Values are text
-as people know them: the kernel's own for files, the variable's for environment.
+Only this file converts decisions for `koordctl explain` and for programs. Values are texts: for
+files as the kernel writes them, for environment variables their value.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Plain = dict[str, Any]
 
 
 def explain(view: SubjectView, *, lacks: Iterable[str] = ()) -> Plain:
-    """Return all about one subject. lacks: what a container misses that only creation gives."""
+    """Return all about one subject. lacks: what a container misses and only creation sets."""
     subject, decision = view.subject, view.decision
     missing = frozenset(lacks)
     by_slot = {(each.resource, each.key): each for each in view.resources}
@@ -32,7 +33,7 @@ def explain(view: SubjectView, *, lacks: Iterable[str] = ()) -> Plain:
         _value(subject, resource, key, outcome, by_slot.pop((resource, key), None), missing)
         for (resource, key), outcome in decision.outcomes.items()
     ]
-    # Kept from before: a policy whose input is bad holds what it had set.
+    # A policy whose input is bad keeps the values that it had set before.
     values += [_held(each) for each in by_slot.values()]
     made: Plain = {
         "subject": subject.key,
@@ -62,11 +63,11 @@ def explain(view: SubjectView, *, lacks: Iterable[str] = ()) -> Plain:
 
 
 TROUBLED: Final = frozenset({State.BLOCKED, State.FAILED})
-"""Values that are wanted, that the kernel has, and that are not in force."""
+"""States of desired values that the kernel supports and that are not in force."""
 
 
 def trouble(subject: Subject, view: ResourceView) -> Plain:
-    """Return where a value is not in force, and why."""
+    """Return a value that is not in force, and why."""
     return {
         "subject": subject.key,
         "name": name_of(subject),
@@ -102,7 +103,7 @@ def shown(resource: Resource, value: Value | None) -> str | None:
 
 
 def claim(one: Claim) -> Plain:
-    """Return a claim with everything that a person may ask about it."""
+    """Return a claim with its reason and source."""
     made: Plain = {
         "policy": one.policy,
         "op": one.op.value,
@@ -117,7 +118,7 @@ def claim(one: Claim) -> Plain:
 
 
 def _loser(one: Claim, beside: Resource) -> Plain:
-    """A claim that gave way; one on another resource (a weight, to cpu.idle) is shown with it."""
+    """Return a losing claim; if it is on another resource (a weight, for cpu.idle), with that."""
     made = claim(one)
     if one.resource is not beside:
         made["value"] = f"{one.resource} {made['value']}"
@@ -184,7 +185,7 @@ def _kernel_side(view: ResourceView) -> Plain:
 
 
 def write(note: WriteNote) -> Plain:
-    """Return one write that was done or refused."""
+    """Return a write that was done or refused."""
     return {
         "at": note.at,
         "path": note.path,
@@ -196,19 +197,19 @@ def write(note: WriteNote) -> Plain:
 
 
 def why(outcome: Outcome) -> str:
-    """Return one line that says why the value is what it is."""
+    """Return one line with the reasons for a value."""
     parts = [f"{outcome.winner.policy}: {outcome.winner.reason}"]
     parts += [f"then {each.policy}: {each.reason}" for each in outcome.modifiers]
     return "; ".join(parts)
 
 
 def orphan(view: ResourceView) -> Plain:
-    """Return a value that is still to be put back."""
+    """Return an original that is still to be restored."""
     return {"resource": view.resource.value, "key": view.key} | _kernel_side(view)
 
 
 def counts(states: Mapping[tuple[Resource, State], int]) -> dict[str, int]:
-    """Return state -> how many values."""
+    """Return state -> count of values."""
     made: dict[str, int] = {}
     for (_, state), count in states.items():
         made[state.value] = made.get(state.value, 0) + count

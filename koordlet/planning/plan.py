@@ -1,7 +1,7 @@
-"""Plans: what would be written under other objects, and written nowhere.
+"""Plans: the writes that other objects would lead to. Nothing is written.
 
-By the running daemon, on its own state; or offline, against this machine, with what the runtime's
-CRI and the objects tell. Same engine, same executor, so a plan is what a pass would do.
+The running daemon plans on a copy of its state. Without a daemon a plan reads this machine, the
+runtime's CRI and the objects. Engine and executor are the same, so a plan is what a pass would do.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def plan(
 
 
 def _without_slo(objects: NodeObjects, node_name: str) -> list[Plain]:
-    """Tell of what is easily overlooked: objects of another name are of another node."""
+    """Return a note if no NodeSLO has this node's name: such objects are of another node."""
     if objects.slo is not None:
         return []
-    told = "there is none of this name: its defaults hold, and they claim almost nothing"
-    return [{"file": "", "object": f"NodeSLO {node_name}", "message": told}]
+    message = "there is none of this name: its defaults hold, and they claim almost nothing"
+    return [{"file": "", "object": f"NodeSLO {node_name}", "message": message}]
 
 
 def _planned(write: PlannedWrite, name: str) -> Plain:
@@ -131,7 +131,7 @@ def _policy_changes(before: Engine | None, after: Engine) -> list[Plain]:
 
 
 class ReadOnlyHost:
-    """A `Host` that refuses to change anything: probing falls back to what can be seen."""
+    """A `Host` that refuses every change, so that probing falls back to evidence."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -166,7 +166,7 @@ def plan_offline(
     # A protocol class cannot follow delegation by __getattr__.
     looking: Any = ReadOnlyHost(host)
     facts = probe_kernel(looking, layout).facts
-    # Until the runtime has told its containers, nothing counts as gone and nothing is put back.
+    # Until the runtime has listed its containers, none counts as gone and nothing is restored.
     remembered = load_requests(f"{config.run_dir}/requests.log")
     state = NodeState(layout=layout, awaited=["runtime"], remembered=remembered)
     notes = []
@@ -175,10 +175,10 @@ def plan_offline(
         from koordlet.sources.cri import CriClient
         from koordlet.sources.polling import SourceError
 
-        def untold(obj: str, problem: str) -> None:
+        def unreadable(obj: str, problem: str) -> None:
             notes.append({"file": "", "object": obj, "message": problem})
 
-        client = CriClient(config.cri, untold)
+        client = CriClient(config.cri, unreadable)
         try:
             state.runtime_list(*client.fetch())
             state.mark_synced("runtime")
@@ -210,7 +210,7 @@ def plan_offline(
 
 
 def _journal_copy(path: str, boot: str) -> Journal:
-    """Return what a daemon has journalled, from a copy: opening a journal tidies its file."""
+    """Return a daemon's journal, read from a copy of the file: opening a journal rewrites it."""
     if not os.path.exists(path):
         return Journal(None, boot=boot)
     with tempfile.TemporaryDirectory(prefix="koordctl-") as folder:

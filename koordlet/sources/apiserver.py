@@ -1,11 +1,12 @@
 """The API server as a source of this node's own objects: NodeSLO, Node, topology, Device.
 
-Each is watched by its name, so a node costs the server four small watches. What arrives goes the
-way of the objects directory: a bad field costs itself, the last good version stays, and the problem
-names object, field and value. Pods are told by kubelet and the runtime, which know them first.
+Each is watched by its name, so a node costs the server four small watches. Objects are decoded like
+those of the objects directory: a bad field affects only itself, the last good version stays, and
+the problem names object, field and value. Pods come from kubelet and the runtime, which know them
+first.
 
-A server that is away costs nothing but news. The objects in force are kept in the run directory,
-so a restart meanwhile starts from them and not from defaults.
+While the server does not answer, the last objects stay in force. They are kept in the run
+directory, so a restart in that time begins with them and not with defaults.
 """
 
 from __future__ import annotations
@@ -38,10 +39,18 @@ KEPT_FILE: Final = "api-objects.json"
 
 _WATCHED: Final = (NODE_SLOS, NODES, NODE_RESOURCE_TOPOLOGIES, DEVICES)
 _LARGEST_KEPT: Final = 16 << 20
+"""Bytes of the kept file that are read. Four objects of at most 1.5 MiB each (etcd's limit) fit
+twice; a larger file is not ours."""
 _LONGEST_BACKOFF_S: Final = 60.0
+"""The longest pause between two attempts to connect. Chosen: objects are at most a minute late when
+a server is back. Twice the value halves the load of all nodes on a server that starts."""
 _LOOK_EVERY_S: Final = 5.0
-_CONNECT_ANEW_S: Final = 300.0
-"""After so long without an answer the kubeconfig is read again: certificates and servers change."""
+_LOOK_EVERY_AT_FIRST_S: Final = 0.2
+"""How often the state of the watches is read for `status` and events; at start more often, so that
+the daemon does not wait. Twice the values: an event about a lost server is that much later."""
+_RECONNECT_S: Final = 300.0
+"""After this time without an answer the kubeconfig is read again: certificates and servers change.
+Twice the value delays that, half of it reads the file more often for nothing."""
 
 
 class _Meta(msgspec.Struct):
@@ -49,20 +58,20 @@ class _Meta(msgspec.Struct):
 
 
 class _AwayForLong(Exception):
-    """No list was answered for `_CONNECT_ANEW_S`."""
+    """No list was answered for `_RECONNECT_S`."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An object as a tree, with what a cache has to know of it."""
+    """An object as a tree, with the metadata that a cache needs."""
 
     metadata: ObjectMeta
     tree: Mapping[str, Any]
 
 
 class ApiServer:
-    """Follows this node's objects. `name`, `problem`, `failures`, `fetches`: as pollers have them.
+    """Watches this node's objects. `name`, `problem`, `failures`, `fetches`: as in `Poller`.
 
-    changed(objects): told on the event loop when what is in force differs from before.
+    changed(objects): called on the event loop when the objects in force changed.
     """
 
     name = "kubernetes"
@@ -87,9 +96,9 @@ class ApiServer:
         self._connect = connect or (lambda: load_connection(config.kubeconfig or None))
         self._received = Received(node_name)
         self._caches: tuple[Cache[Manifest], ...] = ()
-        self._problem = "not asked yet"
-        self._tell_scheduled = False
-        self._told = False
+        self._problem = "not connected yet"
+        self._publish_scheduled = False
+        self._published = False
         self._first = asyncio.Event()
         self._unkept = asyncio.Event()
         self.failures = 0
@@ -101,15 +110,15 @@ class ApiServer:
 
     @property
     def fetches(self) -> int:
-        """How often a list was read."""
+        """How many lists were read."""
         return sum(cache.lists for cache in self._caches)
 
     async def wait_first(self) -> None:
-        """Return when the objects are known, from the server or as they were kept."""
+        """Return once the objects are known, from the server or from the kept file."""
         await self._first.wait()
 
     def read_kept(self) -> Mapping[str, Any]:
-        """Read what the server said last, if the run directory still has it. Does I/O."""
+        """Return the kept objects, if the run directory still has them. Does I/O."""
         try:
             with open(self._path, "rb") as file:
                 trees = json.loads(file.read(_LARGEST_KEPT))
@@ -121,14 +130,14 @@ class ApiServer:
         return {}
 
     def take_kept(self, trees: Mapping[str, Any]) -> None:
-        """Start from what the server said last."""
+        """Begin with the kept objects."""
         for name, tree in trees.items():
             self._received.put(name, tree)
         if trees:
-            self._tell()
+            self._publish()
 
     async def run(self) -> None:
-        """Follow the server until cancelled."""
+        """Watch the server's objects until cancelled."""
         pause = 1.0
         while True:
             try:
@@ -144,7 +153,7 @@ class ApiServer:
             pause = min(pause * 2, _LONGEST_BACKOFF_S)
 
     async def _follow(self, client: Client) -> None:
-        """Follow the server over one connection, until it has not answered for long."""
+        """Watch the server's objects over one connection, until it does not answer for long."""
         self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,14 +167,14 @@ class ApiServer:
             _LOG.info("the API server does not answer; reading how to reach it again")
 
     def _take_lists(self) -> None:
-        """All first lists were read: what is not in them is gone, unless its list was refused."""
+        """Drop what the first lists of all kinds lack, except kinds whose list was refused."""
         there = {_name(cache.resource) for cache in self._caches if cache.items or cache.problem}
         for name in self._received.names:
             if name not in there:
                 self._received.drop(name)
         if not self.failures:
             self._problem = ""
-        self._tell()
+        self._publish()
 
     def _cache(self, client: Client, resource: Resource) -> Cache[Manifest]:
         cache: Cache[Manifest] = Cache(
@@ -183,15 +192,15 @@ class ApiServer:
             self._received.drop(_name(resource))
         else:
             self._received.put(_name(resource), event.new.tree)
-        # A first list is told as a whole: half of it would be another node.
-        if not self._tell_scheduled and all(cache.synced for cache in self._caches):
-            self._tell_scheduled = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        # The first lists are published together: half of them would describe another node.
+        if not self._publish_scheduled and all(cache.synced for cache in self._caches):
+            self._publish_scheduled = True
+            asyncio.get_running_loop().call_soon(self._publish)
 
-    def _tell(self) -> None:
-        self._tell_scheduled = False
+    def _publish(self) -> None:
+        self._publish_scheduled = False
         objects = self._received.objects()
-        first, self._told = not self._told, True
+        first, self._published = not self._published, True
         if objects == self.objects and not first:
             return
         self.objects = objects
@@ -201,7 +210,7 @@ class ApiServer:
             self._unkept.set()
 
     async def _keep_newest(self) -> None:
-        """Write what is in force, one after the other: an older one never comes last."""
+        """Write the objects in force, one write after the other, so that the newest is the last."""
         loop = asyncio.get_running_loop()
         while True:
             await self._unkept.wait()
@@ -210,19 +219,19 @@ class ApiServer:
             await loop.run_in_executor(self._workers, self._keep, data)
 
     def _keep(self, data: bytes) -> None:
-        """In a worker thread: a half-written file never takes the old one's place."""
+        """Replace the kept file as a whole. For a worker thread."""
         try:
             with replacing(self._path) as file:
                 file.write(data)
         except OSError as error:
             if self._kept:
-                _LOG.warning("a restart will not remember the API server's objects: %s", error)
+                _LOG.warning("the API server's objects cannot be kept for a restart: %s", error)
             self._kept = False
         else:
             self._kept = True
 
     async def _look_after(self) -> None:
-        """Tell people when the server goes and is back; raise _AwayForLong in the end."""
+        """Add events when the server stops and begins to answer; raise _AwayForLong at last."""
         answered_at = time.monotonic()
         while True:
             problems = [cache.problem for cache in self._caches if cache.problem]
@@ -236,9 +245,9 @@ class ApiServer:
                 self._problem = ""
             if len(problems) < len(self._caches):
                 answered_at = time.monotonic()
-            elif time.monotonic() - answered_at > _CONNECT_ANEW_S:
+            elif time.monotonic() - answered_at > _RECONNECT_S:
                 raise _AwayForLong
-            await asyncio.sleep(_LOOK_EVERY_S if self._first.is_set() else 0.2)
+            await asyncio.sleep(_LOOK_EVERY_S if self._first.is_set() else _LOOK_EVERY_AT_FIRST_S)
 
     def _failed(self, problem: str) -> None:
         if problem == self._problem:
@@ -248,7 +257,7 @@ class ApiServer:
         self._events.add(
             "source-failed",
             self.name,
-            f"{printable(problem)}; the last objects stay in force, and it is asked again",
+            f"{printable(problem)}; the last objects stay in force, and koordlet tries again",
         )
 
 
@@ -257,7 +266,7 @@ def _name(resource: Resource) -> str:
 
 
 def _manifest(resource: Resource, data: bytes) -> Manifest:
-    """Read an object as a tree, less what nobody here reads and what changes by itself."""
+    """Parse an object, without parts that are not read here or that change by themselves."""
     tree = msgspec.json.decode(data, type=dict[str, Any])
     metadata = msgspec.convert(tree, _Meta, strict=False).metadata
     tree["kind"], tree["apiVersion"] = resource.kind, resource.api_version

@@ -1,8 +1,8 @@
 """The runtime's own lists over CRI: which sandboxes and containers exist, and where.
 
-Works where NRI is off or too old, and beside NRI as a second opinion. Lists are cheap; the verbose
-status, which alone tells cgroup paths, is asked once for each id. gRPC is imported only here, so a
-daemon without CRI does not pay for it.
+Works where NRI is off or too old, and beside NRI as a second source. Lists are cheap. Cgroup paths
+are only in the verbose status, which is requested once for each id. gRPC is imported only here, so
+a daemon without CRI does not load it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from linux.cgroup_paths import PathError
 from protos.cri.v1 import api_pb2, api_pb2_grpc
 
 _MAX_MESSAGE: Final = 64 << 20
+"""Bytes of one response. Chosen: gRPC's default of 4 MiB is too small for the lists of a node with
+large annotations; this is many times such a list. Twice the value allows twice the memory."""
 _CONTAINER_NAME: Final = "io.kubernetes.container.name"
 _MAX_INFO: Final = 4 << 20
+"""Bytes of one verbose status that are parsed. Chosen: many times a container's specification."""
 _MOST_SILENT: Final = 3
-"""So many questions about one id may time out in a fetch; the rest is asked in the next one."""
+"""Requests about single ids that may time out in one fetch; the rest follows in the next fetch.
+Chosen: with the default time-out of 5 s a fetch takes at most 15 s longer. Twice the value doubles
+that."""
 
 
 class _Cpu(msgspec.Struct):
@@ -70,7 +75,7 @@ class _SandboxConfig(msgspec.Struct):
 
 
 class _Info(msgspec.Struct, rename="camel"):
-    """What we read of the verbose status' JSON; containerd and CRI-O agree on these names."""
+    """The part of the verbose status' JSON that is read; containerd and CRI-O use these names."""
 
     pid: int = 0
     config: _SandboxConfig | None = None
@@ -80,20 +85,21 @@ class _Info(msgspec.Struct, rename="camel"):
 _decode_info: Final = msgspec.json.Decoder(_Info).decode
 
 _GONE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-"""What says that the runtime itself does not answer, and not that it cannot tell of one id."""
+"""The errors of a runtime that does not answer at all, as opposed to an error about one id."""
 
-_UNTOLD: Final = _Info()
+_UNKNOWN: Final = _Info()
+"""For an id whose status could not be read."""
 
 RuntimeList = tuple[tuple[Sandbox, ...], tuple[Container, ...]]
 
 
 class CriClient:
-    """Asks the runtime. Used by one worker thread at a time."""
+    """Lists the runtime's sandboxes and containers. Used by one worker thread at a time."""
 
-    def __init__(self, config: Cri, untold: Callable[[str, str], None]) -> None:
-        """untold: called with (object, problem) for what the runtime lists, but cannot tell of."""
+    def __init__(self, config: Cri, unreadable: Callable[[str, str], None]) -> None:
+        """unreadable: called with (object, problem) for a listed id whose status is refused."""
         self._config = config
-        self._untold = untold
+        self._unreadable = unreadable
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._sandbox_info: dict[str, _Info] = {}
@@ -149,9 +155,10 @@ class CriClient:
         return self._stub
 
     def _learn(self, sandboxes: Iterable[Any], containers: Sequence[Any], wait: float) -> None:
-        """Ask for the status of ids that are new, and forget those that are gone.
+        """Request the status of new ids, and forget ids that are gone.
 
-        The runtime may have to ask a sandbox's shim, and one that hangs is not to cost the others.
+        The runtime may have to query a sandbox's shim. A shim that hangs must not delay the others
+        for long.
         """
         sandbox_info: dict[str, _Info] = {}
         container_info: dict[str, _Info] = {}
@@ -160,18 +167,18 @@ class CriClient:
             if (known := self._sandbox_info.get(one.id)) is not None:
                 sandbox_info[one.id] = known
             else:
-                asked = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=one.id, verbose=True)
-                new.append((one, sandbox_info, self._stub.PodSandboxStatus, asked))
+                status = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=one.id, verbose=True)
+                new.append((one, sandbox_info, self._stub.PodSandboxStatus, status))
         for one in containers:
             known = self._container_info.get(one.id)
-            # A created container has no process yet: it is asked again until it has.
+            # A created container has no process yet: its status is requested again once it runs.
             if known is not None and (known.pid or one.state == api_pb2.CONTAINER_CREATED):
                 container_info[one.id] = known
             else:
                 request = api_pb2.ContainerStatusRequest(container_id=one.id, verbose=True)
                 new.append((one, container_info, self._stub.ContainerStatus, request))
         self._sandbox_info, self._container_info = sandbox_info, container_info
-        # Whoever was refused last time comes last, so that all others have their turn.
+        # Ids whose status was refused last time come last, so that all others have their turn.
         new.sort(key=lambda each: each[0].id in self._refused)
         refused: set[str] = set()
         silent = 0
@@ -179,25 +186,25 @@ class CriClient:
             if silent >= _MOST_SILENT:
                 break
             try:
-                found[one.id] = self._ask(method, request, wait)
+                found[one.id] = self._status(method, request, wait)
             except grpc.RpcError as error:
                 if not isinstance(error, grpc.Call) or error.code() in _GONE:
                     raise
                 refused.add(one.id)
                 silent += error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                self._untold(
+                self._unreadable(
                     f"CRI {one.metadata.name} {one.id}",
-                    f"{error.code().name}: {error.details()}; it is asked again, and until it"
-                    " tells its cgroup, others have to",
+                    f"its status cannot be read: {error.code().name}: {error.details()}; tried"
+                    " again with the next list; until then its cgroup comes from other sources",
                 )
         self._refused = frozenset(refused)
 
-    def _ask(self, method: Any, request: Any, wait: float) -> _Info:
+    def _status(self, method: Any, request: Any, wait: float) -> _Info:
         try:
             info = method(request, timeout=wait).info.get("info", "")
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
-                return _Info()  # it ended between the list and the question
+                return _Info()  # it ended between the list and this request
             raise
         if len(info) > _MAX_INFO:
             return _Info()
@@ -207,7 +214,7 @@ class CriClient:
             return _Info()
 
     def _sandbox(self, one: Any) -> Sandbox:
-        info = self._sandbox_info.get(one.id, _UNTOLD)
+        info = self._sandbox_info.get(one.id, _UNKNOWN)
         parent = info.config.linux.cgroup_parent if info.config else ""
         own = _directory(info.runtime_spec.linux.cgroups_path if info.runtime_spec else "")
         cgroup, kube_qos = place_of(parent or cgroup_paths.parent_of(own))
@@ -221,11 +228,11 @@ class CriClient:
             cgroup=cgroup,
             runtime_handler=one.runtime_handler,
         )
-        # A ready sandbox runs, whether or not the runtime shows a process for it.
+        # A ready sandbox runs, even if the runtime shows no process for it.
         return Sandbox(SandboxSubject(pod=pod, id=one.id, cgroup=own), pid=info.pid or 1)
 
     def _container(self, one: Any, sandbox: Sandbox) -> Container:
-        info = self._container_info.get(one.id, _UNTOLD)
+        info = self._container_info.get(one.id, _UNKNOWN)
         spec = info.runtime_spec
         running = one.state == api_pb2.CONTAINER_RUNNING
         return Container(

@@ -1,7 +1,7 @@
-"""One document of a manifest: which object it is, and its typed value, or as much as can be saved.
+"""Decodes one document of a manifest: its identity, and its typed value as far as it is usable.
 
-A bad document keeps the last good object of its name, and a bad field of a NodeSLO keeps that
-field's last good value, or its default. Every message names object, field and value.
+A bad document leaves the last good object of its name in force. A bad field of a NodeSLO keeps its
+last good value, or takes its default. Every message names object, field and value.
 """
 
 from __future__ import annotations
@@ -26,21 +26,29 @@ from koordlet.state.podspec import known_pod
 from service.manifest import DEEPEST, NotYaml, documents
 
 _MAX_VALUES: Final = 400_000
-"""In one file, counted as often as YAML aliases show them."""
+"""Values in one file, counted with each use of a YAML alias. Chosen: more than 8 MiB of ordinary
+manifests have, and few enough that alias bombs cannot fill the memory. Twice the value doubles that
+memory and the time to decode."""
+_MOST_REPAIRS: Final = 8
+"""Rounds in which bad fields of a NodeSLO are replaced. Chosen: a round replaces all fields that
+are reported, and a replaced field can reveal further errors only a few levels deep. After the last
+round the document counts as bad."""
+_LONGEST_NAME: Final = 253
+"""The longest name of a Kubernetes object (a DNS subdomain)."""
 
 Identity = tuple[str, str, str]
 """kind, namespace ("" for cluster-scoped kinds), name."""
 
 
 class Good(msgspec.Struct, frozen=True):
-    """A usable object with the tree that it was read from."""
+    """A usable object, and the tree from which it was decoded."""
 
     value: Any
     tree: Any
 
 
 def load_documents(data: bytes) -> list[Any]:
-    """Return the documents of a manifest file, with Lists opened; raises InputError."""
+    """Return the documents of a manifest file, with the items of Lists; raises InputError."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -60,7 +68,7 @@ def load_documents(data: bytes) -> list[Any]:
 
 
 def check_size(tree: Any) -> None:
-    """Raise InputError for a tree that is too deep or too large to be decoded."""
+    """Raise InputError for a tree that is too deep or too large to decode."""
     _count(tree, _MAX_VALUES, 0)
 
 
@@ -93,7 +101,7 @@ _GROUPS: Final[Mapping[str, str]] = {
 
 
 def identity_of(tree: Any, node_name: str, where: str) -> Identity | None:
-    """Return which object a document is; None for one of another node."""
+    """Return the identity of a document's object; None for an object of another node."""
     if not isinstance(tree, dict):
         raise InputError(obj=where, field="(whole document)", value=tree, problem="not an object")
     kind = tree.get("kind")
@@ -121,7 +129,7 @@ def identity_of(tree: Any, node_name: str, where: str) -> Identity | None:
     name = metadata.get("name", "" if kind == "Pod" else node_name)
     namespace = metadata.get("namespace", "default") if kind == "Pod" else ""
     for field, value in (("metadata.name", name), ("metadata.namespace", namespace)):
-        if not isinstance(value, str) or len(value) > 253:
+        if not isinstance(value, str) or len(value) > _LONGEST_NAME:
             raise InputError(obj=f"{where}, {kind}", field=field, value=value, problem="not a name")
     if kind == "Pod":
         if not name:
@@ -140,7 +148,7 @@ def name_of(identity: Identity) -> str:
 
 
 def decode(identity: Identity, tree: Any, kept: Good | None) -> tuple[Good, list[str]]:
-    """Return the usable object and what was left out of it."""
+    """Return the usable object, and messages about the parts that are not used."""
     obj = name_of(identity)
     match identity[0]:
         case "NodeSLO":
@@ -159,21 +167,21 @@ def decode(identity: Identity, tree: Any, kept: Good | None) -> tuple[Good, list
             if not pod.metadata.namespace:
                 metadata = msgspec.structs.replace(pod.metadata, namespace=identity[1])
                 pod = msgspec.structs.replace(pod, metadata=metadata)
-            known_pod(pod)  # what would fail later fails here, and costs this document only
+            known_pod(pod)  # an error in it surfaces here, where it affects this document only
             return Good(pod, tree), []
 
 
 def repair_nodeslo(
     tree: Any, last_good: Any, *, obj: str
 ) -> tuple[tuple[NodeSLOSpec, Any], list[str]]:
-    """Return ((spec, the tree it came from), messages); raises when nothing can be saved.
+    """Return ((spec, its tree), messages); raises InputErrors when the document is unusable.
 
-    A bad field takes its last good value, or its default. An element of a list costs itself:
-    of a host application, say, a part cannot be defaulted without making it another application.
+    A bad field takes its last good value, or its default. A bad element of a list is left out: a
+    host application with a defaulted field, for example, would be another application.
     """
     tree = copy_tree(tree)
     messages: list[str] = []
-    for _ in range(8):
+    for _ in range(_MOST_REPAIRS):
         try:
             return (decode_nodeslo(tree, obj=obj), tree), messages
         except InputErrors as error:
@@ -195,7 +203,7 @@ def repair_nodeslo(
                 elif remove_field(tree, path):
                     repaired = True
                     messages.append(f"{each}; the default is used")
-            # From the back, so that the indices of the others stay right.
+            # From the last to the first, so that the other indices stay valid.
             for path in sorted(elements, key=_index, reverse=True):
                 repaired |= remove_field(tree, path)
             if not repaired:

@@ -1,7 +1,9 @@
-"""Kubelet's pod list: `GET /pods` over https with the service account, or on the read-only port.
+"""Kubelet's pod list: `GET /pods/` over https with the service account, or on the read-only port.
 
-Facts: koordlet.md sections 3.3 and 3.4. The certificate is verified against `caFile`; without one
-only a kubelet on this machine's loopback is believed, whose certificate is self-signed as a rule.
+The certificate is verified against `caFile`. Without one, an unverified certificate is accepted
+only from this machine's loopback address, since kubelet's certificate is self-signed as a rule.
+
+Facts: docs/facts/koordlet.md, "Kubelet's pod list".
 """
 
 from __future__ import annotations
@@ -28,9 +30,13 @@ from koordlet.state.podspec import KnownPod, known_pod
 from service.histogram import Histogram
 
 MAX_BYTES: Final = 64 << 20
+"""Bytes of one list. Chosen: many times the list of a full node. Twice the value allows twice the
+memory."""
 PATH: Final = "/pods/"
 BOUNDS_S: Final = tuple(0.001 * 4**power for power in range(7))
-"""Upstream's buckets of kubelet request durations (koordlet.md 23.2)."""
+"""Upstream's buckets of kubelet request durations: docs/facts/koordlet.md, "Metrics"."""
+_MAX_TOKEN_BYTES: Final = 16384
+"""Bytes of a token file that are read. Chosen: many times a service account token (about 1 KiB)."""
 
 
 class _PodList(msgspec.Struct):
@@ -41,7 +47,7 @@ _decode_list: Final = msgspec.json.Decoder(_PodList).decode
 
 
 class KubeletClient:
-    """Asks kubelet. Used by one worker thread at a time."""
+    """Fetches kubelet's pods. Used by one worker thread at a time."""
 
     def __init__(self, config: Kubelet, bad_pod: Callable[[str, str], None]) -> None:
         """bad_pod: called with (object, problem) for each pod that cannot be read."""
@@ -70,7 +76,7 @@ class KubeletClient:
         return self.parse(body)
 
     def parse(self, body: bytes) -> tuple[KnownPod, ...]:
-        """Return the pods of a pod list; one that cannot be read is told of and left out."""
+        """Return the pods of a pod list; pods that cannot be decoded are reported and left out."""
         try:
             items = _decode_list(body).items or []
         except (msgspec.DecodeError, RecursionError) as error:
@@ -120,12 +126,12 @@ class KubeletClient:
         return response.status, body
 
     def _token(self) -> str:
-        """Return the token, read anew each time: service account tokens rotate."""
+        """Return the token, read again each time: service account tokens rotate."""
         if not self._config.token_file:
             return ""
         try:
             with open(self._config.token_file, encoding="ascii") as file:
-                return file.read(16384).strip()
+                return file.read(_MAX_TOKEN_BYTES).strip()
         except FileNotFoundError:
             if self._config.client_cert_file:
                 return ""
@@ -154,7 +160,7 @@ class KubeletClient:
 
 @contextmanager
 def _ended_after(seconds: float, channel: socket.socket) -> Iterator[None]:
-    """Bound what is done with a connection as a whole: its own time-out begins anew with each byte.
+    """Bound the whole use of a connection: the socket's own time-out restarts with each byte.
 
     Raises TimeoutError.
     """
@@ -180,7 +186,7 @@ def _ended_after(seconds: float, channel: socket.socket) -> Iterator[None]:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address can only be this machine."""
+    """Return whether an address is this machine's loopback."""
     if address == "localhost":
         return True
     try:

@@ -1,10 +1,10 @@
-"""The objects directory: plain Kubernetes manifests that stand for an API server on a bare node.
+"""The objects directory: Kubernetes manifests in place of an API server on a bare node.
 
-Read are NodeSLO, NodeResourceTopology, Node, Device (of this node) and Pod; a file may hold several
-documents, or a List. What cannot be read costs as little as possible: a bad file keeps its last
-good objects, a bad document or field what `koordlet.sources.documents` says. Every problem names
-file, object, field and value. Reading happens in `Directory.scan`, a plain function;
-`service.directory_watch` says when.
+It may hold NodeSLO, NodeResourceTopology, Node and Device of this node, and Pods. A file may have
+several documents, or a List. An error affects as little as possible: a bad file leaves its last
+good objects in force, and `koordlet.sources.documents` handles bad documents and fields. Every
+problem names file, object, field and value. `Directory.scan` reads; `service.directory_watch`
+decides when.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ from koordlet.sources.documents import (
 
 MAX_FILES: Final = 4096
 MAX_FILE_BYTES: Final = 8 << 20
+"""Bounds of the directory. Chosen: a file for each of several thousand pods, and a file with all
+objects of a node (an object has at most 1.5 MiB). Twice the values allow twice the memory and time
+of a scan."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something in the directory that could not be used; what is in force instead is said."""
+    """An error in the directory. message: the error, and what is in force instead."""
 
     file: str
     obj: str
@@ -47,7 +50,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class NodeObjects(msgspec.Struct, frozen=True):
-    """What the directory says now. None: no such object."""
+    """The objects of a source. None: there is no such object."""
 
     slo: NodeSLOSpec | None = None
     topology: NodeCPUFacts | None = None
@@ -58,7 +61,7 @@ class NodeObjects(msgspec.Struct, frozen=True):
 
 
 class _Stamp(msgspec.Struct, frozen=True):
-    """What tells that a file changed, as far as stat(2) tells."""
+    """The attributes of stat(2) that show that a file changed."""
 
     inode: int
     size: int
@@ -66,7 +69,7 @@ class _Stamp(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
-    """What is in force of one file."""
+    """The objects in force of one file."""
 
     stamp: _Stamp | None
     objects: Mapping[Identity, Good]
@@ -88,7 +91,7 @@ class Directory:
         return self._path
 
     def scan(self) -> NodeObjects:
-        """Read what changed; returns the same value as before when nothing did."""
+        """Read changed files; returns the same value as before when no file changed."""
         try:
             names = sorted(
                 name
@@ -97,7 +100,8 @@ class Directory:
             )
         except FileNotFoundError:
             if self._files:
-                # A share that is not mounted, a tool that replaces the directory: no word of ours.
+                # The operator did not ask for this: a share is not mounted, or a tool is replacing
+                # the directory.
                 return self._without_list("is gone; an empty one would withdraw its objects")
             names = []
         except OSError as error:
@@ -113,11 +117,11 @@ class Directory:
         return self._objects
 
     def _without_list(self, problem: str) -> NodeObjects:
-        """Return what was last read, with the reason why it is not newer."""
+        """Return the objects that were read last, with the reason why there are no newer ones."""
         kept = self._objects or NodeObjects()
-        told = Problem(self._path, "", f"{problem}; what was read last stays in force")
-        if self._unlisted is None or told not in self._unlisted.problems:
-            self._unlisted = msgspec.structs.replace(kept, problems=(*kept.problems, told))
+        added = Problem(self._path, "", f"{problem}; what was read last stays in force")
+        if self._unlisted is None or added not in self._unlisted.problems:
+            self._unlisted = msgspec.structs.replace(kept, problems=(*kept.problems, added))
         return self._unlisted
 
     def _read(self, name: str) -> _File:
@@ -143,7 +147,7 @@ class Directory:
         return self._parse(before, path, stamp, data)
 
     def take(self, files: Mapping[str, bytes]) -> NodeObjects:
-        """Read files that are given by name and content, in place of the directory's."""
+        """Use these files, name -> content, in place of the directory's."""
         stamp = _Stamp(0, 0, 0)
         self._files = {
             name: self._parse(None, name, stamp, data) for name, data in sorted(files.items())
@@ -168,7 +172,7 @@ class Directory:
 
 
 class Received:
-    """Objects that arrive one by one, by name, from an API server: the last good one of each."""
+    """The last good version of each object that an API server sends, by name."""
 
     def __init__(self, node_name: str) -> None:
         self._node_name = node_name
@@ -180,13 +184,13 @@ class Received:
 
     @property
     def trees(self) -> dict[str, Any]:
-        """The objects in force: where the newest version is bad, what is used in its place."""
+        """The objects in force, as trees: if the newest version is bad, its replacement."""
         return {
             name: good.tree for name, file in self._files.items() for good in file.objects.values()
         }
 
     def put(self, name: str, tree: Any) -> None:
-        """Take an object's newest version; a bad one leaves the last good one in force."""
+        """Take an object's newest version; a bad version leaves the last good one in force."""
         before, stamp = self._files.get(name), _Stamp(0, 0, 0)
         try:
             check_size(tree)
@@ -206,7 +210,7 @@ class Received:
 
 
 def over(upper: NodeObjects, lower: NodeObjects) -> NodeObjects:
-    """Lay the objects of one source over those of another, kind by kind; pods are joined."""
+    """Overlay the objects of one source on those of another, kind by kind; pods are joined."""
     return NodeObjects(
         slo=lower.slo if upper.slo is None else upper.slo,
         topology=lower.topology if upper.topology is None else upper.topology,
@@ -221,7 +225,7 @@ def _broken(before: _File | None, path: str, stamp: _Stamp | None, problem: str)
     kept = before.objects if before else {}
     consequence = "its last good objects stay in force" if kept else "nothing of it is used"
     made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
-    # The same trouble again is no change.
+    # The same error again is no change.
     return before if before is not None and before == made else made
 
 
@@ -245,7 +249,7 @@ def _documents(
             continue
         obj = name_of(identity)
         if identity in objects:
-            problems.append(Problem(path, obj, "stands twice in the file; the first is used"))
+            problems.append(Problem(path, obj, "occurs twice in the file; the first is used"))
             continue
         kept = last_good.get(identity)
         try:
@@ -273,7 +277,7 @@ def _merge(files: Mapping[str, _File], prefix: str) -> NodeObjects:
                     Problem(
                         f"{prefix}{name}",
                         name_of(identity),
-                        f"stands in {first[0]} too; that one is used",
+                        f"is in {first[0]} too; that one is used",
                     )
                 )
     by_kind: dict[str, list[Any]] = {}

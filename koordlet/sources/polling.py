@@ -1,4 +1,4 @@
-"""The loop around a source: fetch in a thread, apply on the event loop, back off when it fails."""
+"""The loop around a source: fetch in a thread, apply on the event loop, back off on failure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,26 @@ _LOG = logging.getLogger("koordlet.sources")
 _T = TypeVar("_T")
 
 LONGEST_BACKOFF_S: Final = 60.0
+"""The longest pause between failures, unless the interval is longer. Chosen: a source that is back
+is read within a minute. Twice the value doubles that, and halves the attempts in vain."""
 LEAST_PAUSE_S: Final = 1.0
-"""Between two fetches, however often they are asked for."""
+"""Between two fetches, however often they are triggered. Chosen: it bounds the load on kubelet
+while many pods start. Twice the value: what only kubelet knows of a new pod takes effect that much
+later."""
+_MOST_DOUBLINGS: Final = 10
+"""Keeps 2**failures small: the longest pause is reached long before."""
 
 
 class SourceError(Exception):
-    """A source could not be asked; the message says what to do."""
+    """A source could not be read; the message says what to do."""
 
 
 class Poller:
-    """Asks one source again and again. `trigger` asks for it sooner."""
+    """Fetches from one source periodically. `trigger` makes the next fetch earlier."""
 
     def __init__(self, name: str, interval: float, events: Events, executor: Executor) -> None:
         self.name = name
-        self.problem = "not asked yet"
+        self.problem = "not fetched yet"
         self.failures = 0
         self.fetches = 0
         self._interval = interval
@@ -37,13 +43,13 @@ class Poller:
         self._wanted = asyncio.Event()
 
     def trigger(self) -> None:
-        """Ask soon."""
+        """Fetch soon."""
         self._wanted.set()
 
     async def run(
         self, fetch: Callable[[], _T], apply: Callable[[_T, int], None], mark: Callable[[], int]
     ) -> None:
-        """Go on until cancelled. mark: taken before a fetch, given to `apply` too."""
+        """Run until cancelled. mark: called before each fetch; `apply` gets its result too."""
         while True:
             await self.once(fetch, apply, mark)
             await self._pause()
@@ -51,7 +57,7 @@ class Poller:
     async def once(
         self, fetch: Callable[[], _T], apply: Callable[[_T, int], None], mark: Callable[[], int]
     ) -> bool:
-        """Ask once; tells whether it succeeded."""
+        """Fetch once; return whether it succeeded."""
         self._wanted.clear()
         taken_at = mark()
         loop = asyncio.get_running_loop()
@@ -74,7 +80,8 @@ class Poller:
 
     async def _pause(self) -> None:
         wait = min(
-            self._interval * 2.0 ** min(self.failures, 10), max(self._interval, LONGEST_BACKOFF_S)
+            self._interval * 2.0 ** min(self.failures, _MOST_DOUBLINGS),
+            max(self._interval, LONGEST_BACKOFF_S),
         )
         wait *= random.uniform(0.9, 1.1)
         await asyncio.sleep(LEAST_PAUSE_S)

@@ -171,7 +171,7 @@ def test_host_applications_lie_where_they_are_declared(
     ("applications", "words"),
     [
         ([HostApplication(name="")], "has no name"),
-        ([HostApplication(name="a"), HostApplication(name="a")], "stands twice"),
+        ([HostApplication(name="a"), HostApplication(name="a")], "is declared twice"),
         ([HostApplication(name="../x")], "is not a host application name"),
         ([HostApplication(name="a", cgroup_path=CgroupPath(relative_path="../.."))], "not a plain"),
         ([HostApplication(name="a", cgroup_path=CgroupPath())], "the path is empty"),

@@ -71,7 +71,7 @@ def errors(text: str = "", *flags: str) -> list[str]:
         ("objectsDir: ''", "objectsDir = '': not an absolute path"),
         ("objectsDir: /", "objectsDir = '/': not a directory of its own"),
         ("runDir: ''", "runDir = '': not an absolute path"),
-        ("runDir: /run/../etc", "runDir = '/run/../etc': has .. in it"),
+        ("runDir: /run/../etc", "runDir = '/run/../etc': contains .."),
         (f"runDir: /{'x' * 100}", "longer than the 96 bytes that its sockets allow"),
         ("nri: {socket: ''}", "nri.socket = '': not an absolute path"),
         (f"nri: {{socket: /{'x' * 107}}}", "longer than the 107 bytes"),

@@ -43,7 +43,7 @@ def slo(version: int, spec: dict[str, Any], name: str = "n1") -> dict[str, Any]:
 
 
 class Server:
-    """A server that lists what it has, and tells watchers what `put` and `delete` do to it."""
+    """A server that lists what it has, and sends watchers what `put` and `delete` change."""
 
     def __init__(self) -> None:
         self.stored: dict[str, dict[str, Any]] = {plural: {} for plural in PLURALS}
@@ -155,7 +155,7 @@ def test_this_nodes_objects_arrive_whole_and_follow_the_server(tmp_path: Path) -
             n = Node(tmp_path, lambda: Connection(server.url))
             async with n.following():
                 await n.source.wait_first()
-                assert len(n.told) == 1, "a half of the first list was told"
+                assert len(n.told) == 1, "half of the first lists was published"
                 meta = n.told[0].node
                 assert meta is not None
                 assert (meta.annotations, meta.allocatable_cpu_milli) == (ratio, 4000)
@@ -308,7 +308,7 @@ def test_a_server_that_does_not_know_the_types_yet_takes_nothing_away(tmp_path: 
 def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koordlet.sources.apiserver._CONNECT_ANEW_S", 0.5)
+    monkeypatch.setattr("koordlet.sources.apiserver._RECONNECT_S", 0.5)
     asked: list[str] = []
 
     async def scenario() -> None:
@@ -335,7 +335,7 @@ def test_a_torn_file_of_kept_objects_is_not_used(tmp_path: Path, text: str) -> N
         n = Node(tmp_path, lambda: Connection("http://127.0.0.1:1"))
         async with n.following():
             assert n.told == []
-            await until(lambda: n.source.problem not in ("", "not asked yet"))
+            await until(lambda: n.source.problem not in ("", "not connected yet"))
 
     asyncio.run(scenario())
 

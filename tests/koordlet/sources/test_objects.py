@@ -167,7 +167,7 @@ def test_the_first_of_two_files_with_one_object_is_used(directory: Directory) ->
     objects = write(directory, "b.yaml", dump(slo(cpuBurstStrategy={"cpuBurstPercent": 2})))
     assert objects.slo is not None
     assert objects.slo.cpu_burst_strategy.cpu_burst_percent == 1
-    assert "stands in a.yaml too" in messages(objects)[0]
+    assert "is in a.yaml too" in messages(objects)[0]
 
 
 def test_a_bad_field_of_a_nodeslo_takes_its_default_the_first_time(directory: Directory) -> None:

@@ -405,7 +405,7 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Containerd]:
 
 
 @pytest.mark.containerd
-def test_cri_tells_pods_containers_and_where_they_are(bed: Containerd) -> None:
+def test_cri_lists_pods_and_containers_with_their_cgroups(bed: Containerd) -> None:
     client = CriClient(Cri(socket=str(bed.socket)), lambda *_: None)
     with running_pod(bed, BED_POD) as pod:
         sandboxes, containers = client.fetch()
