@@ -94,6 +94,7 @@ class Supervisor:
         self._connection: Connection | None = None
         self._session: Session | None = None
         self._unlisted = False
+        """The last connection was configured, and no list came on it."""
         self._repeats = Repeats()
         self._stopping = asyncio.Event()
         self._configured = asyncio.Event()
@@ -187,11 +188,11 @@ class Supervisor:
                     locks.enter_context(runtime_lock(self._options.socket))
                 await self._hold_connection()
         except (OSError, RpcError, ConnectionClosed, TimeoutError) as error:
+            self._unlisted = False
             self._give_up(_words(error, self._options.socket))
 
     async def _hold_connection(self) -> None:
         self._generation += 1
-        self._unlisted = False
         self.statistics.dials += 1
         self.statistics.enter(State.DIALING)
         session = self._new_session()
@@ -239,7 +240,9 @@ class Supervisor:
         def entered(state: State) -> None:
             if generation == self._generation:
                 self.statistics.enter(state)
-                self._problem = ""
+                # A runtime that sent no list the last time is configured again and again.
+                if state is State.SYNCED or not self._unlisted:
+                    self._problem = ""
                 self._configured.set()
                 if state is State.SYNCED:
                     self._unlisted = False

@@ -286,7 +286,8 @@ class _Refused:
 
     These follow a refused write: the same resource above and below it in the cgroup tree; the
     resource of the same group that depends on it; for a resctrl group that could not be made, its
-    schemata and its members; for a switch that stayed on, the other switch.
+    schemata and its members; for a switch that stayed on, the other switch, and group identities,
+    each of which the kernel would refuse while their switch is off.
     """
 
     def __init__(self) -> None:
@@ -309,7 +310,7 @@ class _Refused:
     def before(self, write: PlannedWrite) -> str:
         """Return the refused write that precedes a write, by name; "" if there is none."""
         place, resource, key = write.slot
-        if resource is Resource.SYSCTL and self._switches:
+        if resource in (Resource.SYSCTL, Resource.CPU_BVT) and self._switches:
             return self._switches[0]
         group = {Resource.RESCTRL_SCHEMATA: key, Resource.RESCTRL_GROUP: write.new}.get(resource)
         if group in self._groups:

@@ -53,9 +53,9 @@ def hold_identities(
 ) -> list[PlannedWrite]:
     """Return the writes without those of identities, if the kernel would refuse them.
 
-    The kernel refuses them while their switch is off: a daemon that starts under core scheduling
-    may find identities from an earlier run. They have no effect then, and are restored once the
-    switch is on.
+    The kernel refuses them while their switch is off: because it refused to turn the switch on, or
+    because a daemon that starts under core scheduling finds identities from an earlier run. They
+    have no effect then, and are written once the switch is on.
     """
     of_identity = [write for write in writes if write.slot[1] is Resource.CPU_BVT]
     if not of_identity or any(write.slot[2] == GROUP_IDENTITY for write in switches):
@@ -66,11 +66,13 @@ def hold_identities(
         return writes  # this kernel has no such switch
     if found.strip() != b"0":
         return writes
+    switch = table.slots.get(("", Resource.SYSCTL, GROUP_IDENTITY))
+    why = f", {switch.state}: {switch.detail}" if switch is not None and switch.detail else ""
     for write in of_identity:
         slot = table.slots.get(write.slot)
         if slot is not None:
             slot.look_again()
-            table.set_state(slot, State.BLOCKED, f"{GROUP_IDENTITY} is 0")
+            table.set_state(slot, State.BLOCKED, f"{GROUP_IDENTITY} is 0{why}")
     return [write for write in writes if write.slot[1] is not Resource.CPU_BVT]
 
 

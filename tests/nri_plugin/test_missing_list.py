@@ -120,3 +120,27 @@ def test_attempts_without_a_list_become_rarer_than_others(
     uvloop.run(scenario())
     assert longest[0] == longest[1] == 300.0
     assert longest[-1] == 0.5
+
+
+def test_the_missing_list_stays_the_problem_while_the_plugin_connects_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        behaviour = Behaviour(never_synchronize=True)
+        limits: dict[str, Any] = {"list_overdue_s": 0.05, "first_backoff_s": 0.01}
+        limits["longest_unlisted_backoff_s"] = 0.05
+        async with Scene(tmp_path, profiles.A, behaviour, **limits) as scene:
+            await until(lambda: "sends no list" in scene.supervisor.status.problem)
+            problems: set[str] = set()
+
+            def connected_again() -> bool:
+                problems.add(scene.supervisor.status.problem)
+                return scene.runtime.accepted >= 4
+
+            await until(connected_again)
+            assert all("sends no list" in problem for problem in problems)
+            scene.runtime.behaviour = Behaviour()
+            await scene.synchronized()
+            assert scene.supervisor.status.problem == ""
+
+    uvloop.run(scenario())

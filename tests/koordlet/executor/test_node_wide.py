@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
+
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.executor.slots import State, Want
 from linux.resources import Resource
@@ -113,6 +117,48 @@ def test_group_identity_and_core_scheduling_are_never_on_together() -> None:
     bed.run()
     assert (bed.kernel.sysctls[IDENTITY], bed.kernel.sysctls[CORE]) == (0, 0)
     assert not len(bed.journal)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.EROFS])
+@pytest.mark.parametrize("refused", [IDENTITY, CORE])
+def test_identities_wait_for_a_switch_that_the_kernel_refuses(refused: str, error: int) -> None:
+    """One refusal a pass, not one for each pod; and nothing beside core scheduling."""
+    bed = Bed(ANOLIS_8)
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(3)]
+    bed.kernel.sysctls.update({IDENTITY: 0, CORE: 1})
+    bed.kernel.faults.fail("write", error, path=f"/proc/sys/{refused.replace('.', '/')}", nth=0)
+    _node(bed, (Resource.SYSCTL, IDENTITY, "1"), (Resource.SYSCTL, CORE, "0"))
+    for pod in pods:
+        bed.want(f"pod/{pod.uid}", (pod.cgroup, Resource.CPU_BVT, 2))
+    assert bed.run().failed == 1
+    tried = []
+    for _ in range(20):
+        bed.kernel.clock.advance(1)
+        bed.executor.look_again()
+        tried.append(bed.run().failed)
+    assert sum(tried) <= 4  # after 1, 2, 4 and 8 s
+    assert all(bed.text(pod.cgroup, "cpu.bvt_warp_ns") == "0" for pod in pods)
+    views = [bed.view(f"pod/{pod.uid}", Resource.CPU_BVT) for pod in pods]
+    assert {view.state for view in views} == {State.BLOCKED}
+    name = errno.errorcode[error] if refused == IDENTITY else "waits for kernel.sched_core"
+    assert all(view.detail.startswith(f"{IDENTITY} is 0, ") for view in views)
+    assert all(name in view.detail for view in views)
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(400)
+    for _ in range(2):
+        bed.executor.look_again()
+        bed.run()
+    assert (bed.kernel.sysctls[IDENTITY], bed.kernel.sysctls[CORE]) == (1, 0)
+    assert all(bed.text(pod.cgroup, "cpu.bvt_warp_ns") == "2" for pod in pods)
+
+
+def test_identities_are_written_on_a_kernel_without_their_switch() -> None:
+    bed = Bed(ANOLIS_8)
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    bed.kernel.faults.fail("read", errno.ENOENT, path="*/sched_group_identity_enabled", nth=0)
+    bed.want("pod/a", (pod.cgroup, Resource.CPU_BVT, 2))
+    assert bed.run().failed == 0
+    assert bed.text(pod.cgroup, "cpu.bvt_warp_ns") == "2"
 
 
 def test_an_unknown_switch_is_not_written() -> None:
