@@ -1,1 +1,1 @@
-"""The cluster side: manager, webhooks, scheduler, descheduler."""
+"""The side of the cluster: koord-manager with its controllers and webhooks."""

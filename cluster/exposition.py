@@ -1,10 +1,10 @@
 """Counters, gauges and histograms of one process, and their text for Prometheus, made in slices.
 
 prometheus_client is not used for these: it appends `_total` to every counter, adds a `_created`
-series to each, and holds the event loop that admission runs on for the whole text: 0.25 s for the
-series of 5,000 nodes on an idle machine. Here a counter has the name that it is given, a series is
-one line whose labels are written once, the same text takes 0.025 s, and `Registry.slices` lets the
-caller do other work between two slices.
+series to each, and blocks the event loop while it makes the whole text, 0.25 s for the series of
+5,000 nodes on an idle machine. Here a counter keeps the name that it is given, and the label text
+of a series is made once. The same text takes 0.025 s, and the caller of `Registry.slices` can do
+other work between two slices.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from typing import Final, Generic, TypeVar
 from service.histogram import Histogram as Buckets
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format of Prometheus that every scraper since 2014 reads."""
+"""The text format 0.0.4 of Prometheus, which all scrapers since 2014 read."""
 
 SLICE_LINES: Final = 2000
-"""Measured: 2 ms a slice, about what ten admission reviews take. With a quarter of it a busy
-manager, whose loop turns slowly, took 5 s for the 40 slices of 5,000 nodes."""
+"""Measured: 2 ms a slice, as long as ten reviews; with twice the value a review waits 4 ms.
+With a quarter of the value a busy manager took 5 s for the 40 slices of 5,000 nodes, since each
+turn of its event loop was slow."""
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def number_text(value: float) -> str:
-    """Return a number as the text format spells it."""
+    """Return a number in the text format.
+
+    Integers below 1e15 have no fraction: a float holds them exactly, and `.0` would be noise.
+    """
     if math.isfinite(value):
         return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def label_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return the inside of a series' braces: `a="x",b="y"`."""
+    """Return the labels of a series without the braces: `a="x",b="y"`."""
     return ",".join(
         f'{name}="{value.translate(_ESCAPES)}"' for name, value in zip(names, values, strict=True)
     )
 
 
 class Series:
-    """One number under one set of labels."""
+    """The value for one set of labels."""
 
     __slots__ = ("_head", "value")
 
@@ -59,7 +63,7 @@ class Series:
 
 
 class BucketSeries:
-    """The buckets, sum and count of one set of labels."""
+    """The buckets, sum and count for one set of labels."""
 
     __slots__ = ("_labels", "_name", "buckets")
 
@@ -84,12 +88,12 @@ S = TypeVar("S", Series, BucketSeries)
 
 
 class Family(Generic[S]):
-    """All series of one name."""
+    """All series of one metric name."""
 
     def __init__(
         self, name: str, kind: str, text: str, labels: tuple[str, ...], make: Callable[[str], S]
     ) -> None:
-        """kind: counter, gauge or histogram. make: a new series from its label text."""
+        """kind: counter, gauge or histogram. make: creates a series from its label text."""
         self.name = name
         self.label_names = labels
         self.head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
@@ -97,7 +101,7 @@ class Family(Generic[S]):
         self._series: dict[tuple[str, ...], S] = {}
 
     def labels(self, *values: str) -> S:
-        """Return the series with these label values, made when it is first asked for."""
+        """Return the series with these label values; the first call creates it."""
         found = self._series.get(values)
         if found is None:
             found = self._make(label_text(self.label_names, values))
@@ -105,7 +109,7 @@ class Family(Generic[S]):
         return found
 
     def remove(self, *values: str) -> None:
-        """Drop a series; one that does not exist is no error."""
+        """Drop a series if it exists."""
         self._series.pop(values, None)
 
     def __len__(self) -> int:
@@ -115,14 +119,14 @@ class Family(Generic[S]):
         return values in self._series
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the series that there are now; series may come and go meanwhile."""
+        """Yield the lines of the present series; series may be added and removed meanwhile."""
         yield self.head
         for series in tuple(self._series.values()):
             yield from series.lines()
 
 
 class Registry:
-    """The families of one process, in the order in which they were made."""
+    """The families of one process, in the order of their creation."""
 
     def __init__(self) -> None:
         self._sources: list[Callable[[], Iterator[str]]] = []
@@ -141,7 +145,7 @@ class Registry:
         )
 
     def also(self, lines: Callable[[], Iterator[str]]) -> None:
-        """Add lines that are made when they are asked for."""
+        """Add a source of lines that is called for each exposition."""
         self._sources.append(lines)
 
     def _add(self, family: Family[S]) -> Family[S]:
@@ -149,7 +153,7 @@ class Registry:
         return family
 
     def slices(self, most: int = SLICE_LINES) -> Iterator[str]:
-        """Yield the whole text in pieces of at most `most` lines of series."""
+        """Yield the whole text in pieces of at most `most` items of `lines`."""
         piece: list[str] = []
         for source in self._sources:
             for line in source():

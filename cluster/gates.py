@@ -49,7 +49,7 @@ GATES: Final[Mapping[str, Gate]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Which features are on."""
+    """The gates of one process: name -> on or off."""
 
     values: Mapping[str, bool]
 
@@ -59,7 +59,7 @@ class Gates:
 
 
 def parse_gates(text: str) -> Gates:
-    """Return the gates that `A=true,B=false` sets over the defaults. Raises InputErrors."""
+    """Return the defaults with the settings of `A=true,B=false` applied. Raises InputErrors."""
     obj, field = "command line", "--feature-gates"
     said = gates.parse_gates(text, obj=obj, field=field)
     return Gates(gates.resolve_gates(GATES, (obj, field, said)))

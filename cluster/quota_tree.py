@@ -81,7 +81,7 @@ class QuotaNode:
     tree_id: str
     force: bool
     lends: bool
-    """Whether others may use what the quota does not (`allow-lent-resource`)."""
+    """Whether other quotas may use what this one does not use (`allow-lent-resource`)."""
     min: ResourceList
     max: ResourceList
     guaranteed: ResourceList = field(default_factory=dict)
@@ -89,7 +89,7 @@ class QuotaNode:
 
 
 def quota_node(quota: ElasticQuota) -> QuotaNode:
-    """Return the tree node of a quota."""
+    """Return the tree node of a quota; an unreadable annotation counts as absent."""
     labels = quota.metadata.labels
     name = quota.metadata.name
     try:
@@ -120,7 +120,7 @@ class QuotaTree:
         self.children: dict[str, list[QuotaNode]] = {}
         self.of_namespace: dict[str, str] = {}
         self.ambiguous: set[str] = set()
-        """Names that quotas of several namespaces bear, made while no webhook judged them."""
+        """Names of quotas in several namespaces, created while the webhook did not run."""
         for quota in sorted(quotas, key=lambda q: (q.metadata.name, q.metadata.namespace)):
             node = quota_node(quota)
             if self.nodes.setdefault(node.name, node) is not node:
@@ -137,14 +137,16 @@ class QuotaTree:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRules:
-    """Which optional rules apply."""
+    """Which optional rules apply: gates ElasticQuotaGuaranteeUsage and
+    ElasticQuotaEnableUpdateResourceKey.
+    """
 
     guarantee_usage: bool = False
     update_resource_key: bool = False
 
 
 class QuotaRefused(ValueError):
-    """The change breaks a rule; the text says which one and with what numbers."""
+    """The change breaks a rule. The text names the quota, the rule and the amounts."""
 
 
 def check_self(quota: ElasticQuota) -> None:
@@ -198,7 +200,10 @@ def check_update(
     *,
     pods: int,
 ) -> None:
-    """Check a change of a quota. pods: how many use it. Raises QuotaRefused or InputError."""
+    """Check a change of a quota.
+
+    pods: number of pods that use the quota. Raises QuotaRefused or InputError.
+    """
     if _same(old, new):
         return
     name = new.metadata.name
@@ -259,7 +264,7 @@ def _check_namespaces(tree: QuotaTree, quota: ElasticQuota, node: QuotaNode) -> 
 
 
 def check_place(tree: QuotaTree, node: QuotaNode, rules: QuotaRules) -> None:
-    """Check where a quota stands in the tree. Raises QuotaRefused."""
+    """Check a quota against its parent and its children. Raises QuotaRefused."""
     if node.name == ROOT_QUOTA:
         return
     ref = f"ElasticQuota {node.namespace}/{node.name}"
@@ -372,8 +377,8 @@ def quota_of_pod(
 ) -> str:
     """Return the quota that a pod counts against, "" for none.
 
-    exists: quotas by namespace/name. The label names it; else the quota named as its namespace in
-    that namespace, else one that the namespace is bound to, else `default`.
+    exists: quotas by namespace/name. The first of these decides: the label, the quota that has the
+    name of the pod's namespace and is in it, the quota that the namespace is bound to, `default`.
     """
     named = labels.get(label)
     if named:

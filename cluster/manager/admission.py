@@ -1,7 +1,7 @@
-"""Admission in one process: which paths are served by what, over TLS, and registered.
+"""The admission webhooks of one process: their paths, the TLS server and the registration.
 
-Every replica serves. Start order: caches filled, certificates there, listening, then registered, so
-that no review reaches a server that cannot judge it.
+Every replica serves. Start order: caches synced, certificates loaded, listening, registered. No
+review therefore reaches a server that cannot answer it.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ from kube.webhook import AdmissionRequest, Handler, Verdict, WebhookServer
 _log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS: Final = 60.0
-"""Between two looks at certificates and registrations; upstream's."""
+"""Between two checks of certificates and webhook configurations; upstream's. With twice the value a
+change that no watch reported is repaired twice as late."""
 _RETRY_SECONDS: Final = 2.0
-"""After a failure: soon enough for a restart of the API server, and one request of each replica."""
+"""Between attempts after a failure. Chosen: an API server restarts in seconds, and each attempt
+costs it a few requests from each replica."""
 _FIRST_SYNC_SECONDS: Final = 60.0
-"""For the first registration; a manager that cannot register ends, and is started again."""
+"""For the first registration; a manager that cannot register exits and is restarted by kubelet.
+Chosen: a webhook configuration that is applied a minute later is still found."""
 _PEACE_SECONDS: Final = 300.0
-"""Without a rewrite for so long the pauses start short again; five times the longest pause."""
+"""After this time without a rewrite the back-off starts at its shortest pause again. Chosen: five
+times the longest pause."""
 _A_FIGHT: Final = 5
-"""Rewrites in a row that are worth a warning: a rolling update takes two or three."""
+"""Rewrites in a row that cause a warning. Chosen: a rolling update takes two or three."""
 
 
 class _Bare(Wire, frozen=True):
@@ -63,11 +67,11 @@ class _Bare(Wire, frozen=True):
 
 
 class Calm:
-    """Pauses between rewrites of a registration that another process rewrites too.
+    """The back-off between rewrites of a webhook configuration that another process rewrites too.
 
-    During a rolling update two versions or sets of gates run side by side, and each sees at once
-    what the other wrote. Without a pause they would overwrite each other as fast as the API server
-    can store.
+    During a rolling update two versions or sets of gates run side by side, and each immediately
+    sees the writes of the other. Without a pause they would overwrite each other as fast as the API
+    server can store.
     """
 
     def __init__(self) -> None:
@@ -75,7 +79,12 @@ class Calm:
         self._last = float("-inf")
 
     def pause(self, now: float) -> float:
-        """Return the seconds to wait after a rewrite at `now`."""
+        """Return the seconds to wait after a rewrite at `now`.
+
+        Half a second, doubled with each rewrite in a row, at most the resync interval. Half a
+        second is chosen: a rolling update stays quick. The exponent stops at 10, far above the
+        interval, so that the power stays small.
+        """
         if now - self._last > _PEACE_SECONDS:
             self._rewrites = 0
         self._rewrites += 1
@@ -132,12 +141,12 @@ class Admission:
 
     @property
     def wanted(self) -> bool:
-        """Whether the gates leave anything to serve."""
+        """Whether any webhook is enabled."""
         return bool(active_paths(self._settings.gates))
 
     @property
     def behind_a_service(self) -> bool:
-        """Whether a Service leads here: it may send reviews for seconds after the end began."""
+        """Whether a Service leads here: reviews may then arrive for seconds after a stop began."""
         return self.wanted and not self._settings.env("WEBHOOK_HOST", "")
 
     @property
@@ -175,7 +184,7 @@ class Admission:
     def routes(self, bookings: Client) -> dict[str, Handler]:
         """Return the handlers of the paths whose gates are on.
 
-        bookings: the client that quotas are booked by; reviews must not wait for the rate limit of
+        bookings: the client for booking pods on quotas; reviews must not wait for the rate limit of
         the controllers' writes.
         """
         settings, gates, caches = self._settings, self._settings.gates, self._caches
@@ -230,7 +239,7 @@ class Admission:
         return {path: handler for path, handler in routes.items() if path in active}
 
     def pages(self) -> dict[str, Callable[[], bytes]]:
-        """Return what is answered to GET: the tree that quotas are judged by, as upstream."""
+        """Return the pages that GET reads: the quota tree at /elasticQuota, as upstream."""
         if f"/validate-{_QUOTA_PATH}" not in active_paths(self._settings.gates):
             return {}
         return {"/elasticQuota": lambda: quota_topology(self._caches.quota_tree())}
@@ -239,7 +248,7 @@ class Admission:
         """Serve and register; the server stops with `stack`."""
         bookings = await stack.enter_async_context(self._client.sibling())
         routes = self.routes(bookings)
-        # Answers from caches: none may be given before they are filled.
+        # Reviews are answered from the caches, so these must be synced first.
         await wait_all_synced(*self._caches.all)
         certificates = await self._registration.certificates()
         server = WebhookServer(
@@ -266,12 +275,12 @@ class Admission:
         self._metrics.certificate_expiry.set(ends_at(certificates).timestamp())
 
     def drain(self) -> None:
-        """Go on answering, and end each connection: the next one leads to a replica that stays."""
+        """Close each connection after its next reply; clients reconnect to another replica."""
         if self.server is not None:
             self.server.drain()
 
     async def keep_registered(self) -> None:
-        """Look at certificates and registrations each minute, and at once when one is changed."""
+        """Check certificates and webhook configurations each minute, and at once after a change."""
         changed = asyncio.Event()
         watches: list[Cache[Any]] = [
             Cache(self._client, resource, _Bare, field_selector=f"metadata.name={name}")
@@ -301,7 +310,8 @@ class Admission:
     def _observe(
         self, path: str, request: AdmissionRequest, verdict: Verdict, seconds: float
     ) -> None:
-        # What anybody sends must not name series: those stay for the life of the process.
+        # Label values come from fixed sets: a series stays for the life of the process, so values
+        # from a request could fill the memory.
         kind, plugin = _SERVED.get(path, ("", ""))
         self._metrics.webhook.labels(
             "mutate" if path.startswith("/mutate") else "validate",
@@ -325,4 +335,4 @@ _SERVED: Final = {
     "/validate-configmap": ("ConfigMap", "SLOConfig"),
     "/mutate-reservation": ("Reservation", "ClusterReservation"),
 }
-"""Path -> (kind, plugin) as the series name them."""
+"""Path -> values of the labels object_type and plugin_name, upstream's."""

@@ -1,4 +1,4 @@
-"""CPU and memory as the resource formulas count them: integers, so that arithmetic is exact."""
+"""CPU and memory in the resource formulas: integers, so that arithmetic is exact."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Amount:
         return Amount(self.cpu - other.cpu, self.memory - other.memory)
 
     def largest(self, other: Amount) -> Amount:
-        """Return the larger of each."""
+        """Return the larger value of each resource."""
         return Amount(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
     def smallest(self, other: Amount) -> Amount:
-        """Return the smaller of each."""
+        """Return the smaller value of each resource."""
         return Amount(min(self.cpu, other.cpu), min(self.memory, other.memory))
 
     def at_least_zero(self) -> Amount:
         return self.largest(NOTHING)
 
     def percent(self, cpu_percent: int, memory_percent: int) -> Amount:
-        """Return that share of each, truncated towards zero."""
+        """Return a percentage of each resource, truncated towards zero."""
         return Amount(
             truncate(self.cpu * cpu_percent, 100), truncate(self.memory * memory_percent, 100)
         )
@@ -54,7 +54,7 @@ NOTHING: Final = Amount()
 
 
 def truncate(dividend: int, divisor: int) -> int:
-    """Divide, dropping the fraction towards zero."""
+    """Return the quotient, truncated towards zero."""
     quotient = abs(dividend) // divisor
     return quotient if dividend >= 0 else -quotient
 

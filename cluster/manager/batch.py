@@ -25,7 +25,7 @@ _HIGH_PRIORITY_HOST: Final = frozenset({PriorityClass.PROD, PriorityClass.MID, P
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Milli-cores and bytes for batch pods, before amplification, and how they came about."""
+    """Resources in milli-cores and bytes, before normalisation, and the terms of their formulas."""
 
     amount: Amount
     explanations: dict[str, Explanation]
@@ -33,7 +33,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class PodSums:
-    """What high-priority pods count for, under each policy."""
+    """The sums over high-priority pods that the policies subtract."""
 
     used: Amount
     requested: Amount
@@ -43,7 +43,11 @@ class PodSums:
 def pod_sums(
     inputs: NodeInputs, share: Callable[[PodFacts, Amount], Amount], dangling: Amount
 ) -> PodSums:
-    """Sum over high-priority pods; `share` says how much of a pod's amount counts here."""
+    """Return the sums over high-priority pods.
+
+    share: (pod, amount) -> the part of the amount that counts: all for a node, less for a zone.
+    dangling: use of reported pods that the API server does not list.
+    """
     used: list[Amount] = [dangling]
     requested: list[Amount] = []
     larger: list[Amount] = [dangling]
@@ -53,12 +57,12 @@ def pod_sums(
         request = share(pod, pod.request)
         requested.append(request)
         if found is None:
-            # Its containers are starting: it will use up to what it asked for.
+            # Not reported yet: its containers start, and may use what the pod requested.
             used.append(request)
             larger.append(request)
             continue
         measured = share(pod, found)
-        # LSE pods own their CPUs whether they use them or not.
+        # An LSE pod has its CPUs exclusively, whether it uses them or not.
         used.append(Amount(request.cpu, measured.memory) if pod.lse else measured)
         larger.append(request.largest(measured))
     return PodSums(total(used), total(requested), total(larger))
@@ -82,8 +86,8 @@ def batch_zone_resources(
 ) -> dict[int, Amount]:
     """Return the batch resources of each NUMA node.
 
-    zones: NUMA node -> allocatable of its zone. System use and reservations spread evenly, a pod
-    over the NUMA nodes that it is bound to, else over all.
+    zones: NUMA node -> allocatable of its zone. System use and reservations are divided evenly. A
+    pod is divided over the NUMA nodes that it is bound to, otherwise over all.
     """
     count = len(zones)
     if not count:
@@ -112,7 +116,7 @@ def _whole(pod: PodFacts, amount: Amount) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a node, or a NUMA node, has, and what may count against it."""
+    """The capacity of a node or NUMA node, and the amounts that a policy may subtract."""
 
     capacity: Amount
     system: Amount
@@ -122,7 +126,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How one of the two resources is computed. Percentages are of the capacity."""
+    """How cpu or memory is computed. Percentages are of the capacity."""
 
     amount_of: Callable[[Amount], int]
     policy: str
@@ -131,7 +135,7 @@ class _Rule:
 
 
 def _rules(strategy: ColocationStrategy) -> tuple[_Rule, _Rule]:
-    """Return the rules of CPU and of memory. CPU knows no policy by requests alone."""
+    """Return the rules of cpu and of memory. The policy `request` exists for memory only."""
     cpu_policy = strategy.cpu_calculate_policy
     return (
         _Rule(
@@ -150,11 +154,11 @@ def _rules(strategy: ColocationStrategy) -> tuple[_Rule, _Rule]:
 
 
 _Sources = Mapping[str, tuple[str, str | None]]
-"""Term -> where it comes from, and when that last changed."""
+"""Term -> (its source, time of the report that it is from)."""
 
 
 def _left(rule: _Rule, parts: _Parts, sources: _Sources) -> Explanation:
-    """Return what is left for batch pods: the number, and the terms that it was computed from."""
+    """Return the amount that is left for batch pods, with the terms of its formula."""
     of = rule.amount_of
     capacity = of(parts.capacity)
     against = {"margin": truncate(capacity * (100 - rule.reclaim_percent), 100)}
@@ -206,9 +210,10 @@ def _sources(rule: _Rule, inputs: NodeInputs, host: Amount) -> _Sources:
 
 
 def amplified(batch_milli_cpu: int, ratio_percent: int) -> int:
-    """Return batch-cpu on a node whose CPUs are `ratio_percent` percent of the reference's.
+    """Return batch-cpu on a node whose CPUs have `ratio_percent` percent of the reference speed.
 
-    Thousandths are truncated first, then the rest rounds up to whole milli-cores.
+    As upstream rounds: to thousandths of a milli-core downwards, then up to whole milli-cores. A
+    ratio of at most 100 changes nothing.
     """
     if ratio_percent <= 100:
         return batch_milli_cpu

@@ -1,6 +1,6 @@
-"""What one manager process follows of the API server: one cache of each type that it looks at.
+"""The caches of one manager process, one for each type of object that it watches.
 
-Controllers and admission read the same caches, so both see one state, and each type is listed once.
+Controllers and admission share the caches, so both see the same state and each type is listed once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kube.resources import (
 
 
 class Caches:
-    """The caches of one process; run each of `all`."""
+    """The caches of one process. The caller runs each cache in `all`."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
@@ -71,7 +71,7 @@ class Caches:
         self.priority_classes = self._cache(PRIORITY_CLASSES, PriorityClassObject)
 
         self._tree: QuotaTree | None = None
-        # Large reviews ask for the tree in a thread, while the event loop changes the quotas.
+        # Large reviews read the tree in a thread, while the event loop changes the quotas.
         self._tree_lock = threading.Lock()
         self.quotas.subscribe(self._quota_changed)
 
@@ -88,13 +88,13 @@ class Caches:
             return self._tree
 
     def _quota_changed(self, event: Event[ElasticQuota]) -> None:
-        # The scheduler writes what pods use into quotas all the time, and admission books on them:
-        # a tree made anew for each pod would take milliseconds of every review.
+        # The scheduler and admission write usage into quotas all the time, which does not change
+        # the tree. Building a new tree for each pod would add milliseconds to every review.
         old = quota_node(event.old) if event.old is not None else None
         if event.change is not Change.MODIFIED or quota_node(event.new) != old:
             with self._tree_lock:
                 self._tree = None
 
     def waiting(self) -> list[str]:
-        """Return the types whose lists were not read yet."""
+        """Return the types whose caches are not synced yet."""
         return [cache.resource.plural for cache in self.all if not cache.synced]

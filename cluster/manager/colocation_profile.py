@@ -40,7 +40,7 @@ _decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class ProfileControllerSettings:
-    """The flags `--colocation-profile-*`, in seconds."""
+    """The flags `--colocation-profile-*`, durations in seconds. Defaults are upstream's."""
 
     by_default: bool = False
     interval: float = 30.0
@@ -50,7 +50,7 @@ class ProfileControllerSettings:
 
 
 class ColocationProfileController:
-    """Applies managed profiles to pods that wait for a node."""
+    """Applies profiles to pending pods without a node."""
 
     name = "colocationprofile"
 
@@ -63,7 +63,7 @@ class ColocationProfileController:
         unscheduled: Index[str, Pod],
         settings: ProfileControllerSettings,
     ) -> None:
-        """unscheduled: pods by node name, "" for those without one."""
+        """unscheduled: index of pods by node name, "" for pods without a node."""
         self._client = client
         self._profiles = profiles
         self._pods = pods
@@ -76,7 +76,7 @@ class ColocationProfileController:
         profiles.subscribe(lambda event: self.queue.add(event.key))
 
     async def reconcile(self, name: str) -> float | None:
-        """Apply one profile to the pods that it selects."""
+        """Apply one profile to the pods that it selects; return seconds until it is due again."""
         profile = self._profiles.get(name)
         if profile is None or profile.metadata.deletion_timestamp is not None:
             self.queue.forget(name)
@@ -96,7 +96,7 @@ class ColocationProfileController:
     def _selects(self, profile: ClusterColocationProfile, pod: Pod) -> bool:
         spec = profile.spec
         if spec.selector is None or spec.selector.is_empty():
-            # Admission treats this as "all pods"; here it would touch every pod of the cluster.
+            # At admission this selects all pods. Here it would patch every pending pod at once.
             return False
         try:
             if not selects(spec.selector, pod.metadata.labels):
@@ -139,7 +139,7 @@ class ColocationProfileController:
         except ApiError as error:
             if error.not_found or error.conflict:
                 return
-            # A pod that the API server refuses to change is not asked again every round.
+            # A refused patch is not tried again in each reconcile, only after `forget_after`.
             _log.warning(
                 "cannot apply ClusterColocationProfile %s to %s: %s",
                 profile.metadata.name,
@@ -154,10 +154,10 @@ class ColocationProfileController:
 
 
 def profiled(pod: Mapping[str, Any], profile: ClusterColocationProfile) -> dict[str, Any]:
-    """Return a plain existing pod with the profile's metadata and patch.
+    """Return a plain existing pod with the profile's metadata and patch applied.
 
-    QoS class and sub-priority stay as they are: validation refuses to change them, and a missing
-    one is a value too.
+    QoS class and sub-priority stay as they are, also if they are missing, because validation
+    refuses to change them.
     """
     result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(pod))
     before = dict((result.get("metadata") or {}).get("labels") or {})

@@ -1,8 +1,8 @@
-"""slo-controller-config as the controllers see it: the last good value of every key.
+"""slo-controller-config for the controllers: the last good value of each key.
 
-A config map that is deleted, or a key that breaks, leaves what was in force in force; an event and
-a gauge say so. Until a key was good once, nobody acts on it: defaults written over good objects
-would switch co-location off in the whole cluster because of a comma.
+When the ConfigMap is deleted or a key becomes unusable, the last good value stays in force, and an
+event and a gauge report it. Until a key has been usable once, controllers do not act on it:
+otherwise a syntax error would write defaults to all nodes and switch co-location off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NODE_RESOURCE: Final = "noderesource"
 
 
 class SLOConfigSource:
-    """Follows one config map of a cache and tells subscribers which part changed."""
+    """Watches one ConfigMap and notifies subscribers of the parts that changed."""
 
     def __init__(
         self,
@@ -51,14 +51,16 @@ class SLOConfigSource:
         self.faults = Faults("slo-controller-config")
         self.config = SLOConfig()
         self.never_good: frozenset[str] = frozenset()
-        """Keys whose text was never usable in this process."""
+        """Keys without a usable value since the start of the process."""
         self._loaded_keys: set[str] = set()
         self.colocation_healthy = False
-        """Whether the colocation key that is in force is the one that is stored."""
+        """Whether the value in force of `colocation-config` is the stored one."""
         cache.subscribe(self._changed)
 
     def subscribe(self, subscriber: Callable[[str], None]) -> None:
-        """Call with NODE_SLO, COLOCATION or NODE_RESOURCE when that part changed."""
+        """Register a function that is called with NODE_SLO, COLOCATION or NODE_RESOURCE after a
+        change of that part.
+        """
         self._subscribers.append(subscriber)
 
     @property
@@ -85,14 +87,14 @@ class SLOConfigSource:
         self.load(event.new)
 
     def load(self, config_map: ConfigMap) -> None:
-        """Take over what is usable in `config_map`; report the rest."""
+        """Put the usable keys of `config_map` in force and report the others."""
         meta = config_map.metadata
         old = self.config
         self.config, problems = load_slo_config(
             config_map.data, old=old, obj=f"ConfigMap {meta.namespace}/{meta.name}"
         )
         kept = {problem.key for problem in problems if problem.effect is Effect.KEY_KEPT}
-        # A key is known once it loaded; before the first load none had been looked at.
+        # Subscribers are notified of the first usable value of a key, also if it is the default.
         first = self._loaded_keys
         self._loaded_keys = first | (set(MEMBERS) - kept)
         self.never_good = frozenset(set(MEMBERS) - self._loaded_keys)
@@ -120,7 +122,7 @@ class SLOConfigSource:
             for subscriber in self._subscribers:
                 try:
                     subscriber(part)
-                except Exception:  # noqa: BLE001 - the other controllers must hear of the change
+                except Exception:  # noqa: BLE001 - the other subscribers must be called
                     self.faults.note("a subscriber", about=part)
 
     def _report(self, namespace: str, name: str, uid: str, problems: list[ConfigProblem]) -> None:

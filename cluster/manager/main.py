@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         settings = parse(given)
+        # As upstream's log calls: levels from 5 on are details for debugging.
         verbose = settings.number("v") >= 5
     except FlagError as error:
         print(f"koord-manager: {error}", file=sys.stderr)

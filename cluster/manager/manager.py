@@ -1,8 +1,8 @@
 """One manager process: caches, webhooks on every replica, controllers on the leader.
 
-Start order: caches, certificates and registrations, then ready, then the lease. At an end the
-controllers stop and the lease is released first; admission is served on until the Service has
-forgotten this replica, since an API server that meets a closed port refuses pods.
+Start order: caches, certificates and registration, readiness, lease. At a stop the controllers stop
+and the lease is released first. Admission is served until the Service has removed this replica from
+its endpoints, because an API server that meets a closed port refuses pods.
 """
 
 from __future__ import annotations
@@ -42,30 +42,33 @@ _log = logging.getLogger(__name__)
 _METRIC_PAGES: Final = ("/metrics", "/internal-metrics", "/external-metrics", "/all-metrics")
 _LEASE: Final = "koordinator-manager"
 _SWEEP_SECONDS: Final = 60.0
-"""Upstream's interval for dropping the series of nodes that are gone."""
+"""Between two sweeps for series of deleted nodes; upstream's interval."""
 _FLUSH_SECONDS: Final = 3.0
+"""For sending the last events at a stop. Chosen: with the drain far below the 30 s that the
+Deployment grants. Events that are not sent by then are lost."""
 _DRAIN_SECONDS: Final = 5.0
-"""Until readiness, endpoints and the API server's proxy have followed."""
+"""Time to serve admission after readiness failed. Chosen: endpoints and the proxies on the API
+servers' nodes follow within a few seconds. With half the value some pods would be refused."""
 
 T = TypeVar("T")
 
 
 class Controller(Protocol):
-    """What the manager runs: a queue of keys and what is done with one of them."""
+    """A queue of keys and a function that reconciles one key."""
 
     queue: WorkQueue
 
     async def reconcile(self, name: str, /) -> float | None:
-        """Bring one key up to date; return seconds until it is due again."""
+        """Reconcile one key; return seconds until it is requeued, None for no timer."""
 
 
 class Manager:
-    """The parts of one process, wired. Run it with `run`."""
+    """The composition root of one process: builds all parts and runs them."""
 
     def __init__(
         self, client: Client, settings: Settings, *, webhook_port: int | None = None
     ) -> None:
-        """webhook_port: overrides the environment; 0 picks a free one."""
+        """webhook_port: overrides the environment; 0 selects a free port."""
         self.client = client
         self.settings = settings
         self.metrics = ManagerMetrics()
@@ -144,7 +147,7 @@ class Manager:
     # --- running -------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. Raises when the lease is lost or a part fails for good."""
+        """Run until `stop` is set. Raises if the lease is lost or a part fails permanently."""
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         async with AsyncExitStack() as stack:
             tasks: list[asyncio.Task[Any]] = []
@@ -176,7 +179,7 @@ class Manager:
             )
             controllers = start("controllers", self._lead_when_elected())
             start("stop", stop.wait())
-            # No part ends by itself: whichever is first was told to, or failed for good.
+            # A task ends only after `stop`, or because it failed permanently.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self.ready = False
             await _end([controllers])
@@ -187,7 +190,7 @@ class Manager:
                 task.result()
 
     def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Count what no part of ours was there to catch: callbacks, transports, lost tasks."""
+        """Count exceptions that reach the event loop: of callbacks, transports and lost tasks."""
         error = context.get("exception")
         message = str(context.get("message", ""))
         if _is_late_close(error):
@@ -207,7 +210,7 @@ class Manager:
         if not self.settings.on("enable-leader-election"):
             await self._control()
             return
-        # A renewal that waits for a thousand patches comes too late.
+        # A client of its own: a renewal must not wait behind a thousand patches.
         async with self.client.sibling() as client:
             election = LeaderElection(
                 client,
@@ -236,7 +239,7 @@ class Manager:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
                 self.metrics.drop_stale()
-            except Exception:  # noqa: BLE001 - series are no reason to end
+            except Exception:  # noqa: BLE001 - a defect here must not end the process
                 self._faults.note("dropping old series")
 
     # --- pages ---------------------------------------------------------------------------------
@@ -274,9 +277,9 @@ class Manager:
 
 
 def _is_late_close(error: object) -> bool:
-    """Return whether uvloop met the end of a TLS connection that it had closed already.
+    """Return whether the error is uvloop's for the end of a TLS connection that it already closed.
 
-    That happens whenever idle connections to the API server are closed; nothing is lost.
+    It occurs when idle connections to the API server are closed, and loses no data.
     """
     return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
 
@@ -305,7 +308,7 @@ async def _or_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | 
 
 
 async def _end(tasks: list[asyncio.Task[Any]]) -> None:
-    # Last started, first ended: controllers before the caches that they read.
+    # In reverse order of the start: controllers end before the caches that they read.
     for task in reversed(tasks):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -39,7 +39,7 @@ def mid_resources(inputs: NodeInputs, strategy: ColocationStrategy) -> BatchResu
         return BatchResult(result, _explain(inputs, "min(static_share, ceiling)", terms, result))
     report = inputs.report
     reclaimable = report.reclaimable if report is not None else NOTHING
-    # Where the whole node's use is not measured, nothing is known to be unused.
+    # If the use of the whole node is not reported, nothing counts as unused.
     unused = (
         inputs.capacity - report.node if report is not None and report.node is not None else NOTHING
     )

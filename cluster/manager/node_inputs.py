@@ -1,6 +1,6 @@
-"""What the resource formulas take: one node, its report and its pods, reduced to integers.
+"""The inputs of the resource formulas: one node, its report and its pods, as integers.
 
-CPU counts in milli-cores, memory in bytes.
+CPU is in milli-cores, memory in bytes. Terms: docs/facts/manager.md, "Batch resources".
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from cluster.manager.node_report import NodeReport, read_report
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What a pod means to the formulas."""
+    """The values of a pod that the formulas use."""
 
     key: tuple[str, str]
     """(namespace, name)"""
     request: Amount
     priority: PriorityClass
-    """With default."""
+    """Priority class with default."""
     lse: bool
     numa_nodes: tuple[int, ...] = ()
 
 
 def pod_facts(pod: Pod) -> PodFacts | None:
-    """Return the facts of a running or pending pod, None for one that has ended."""
+    """Return the facts of a running or pending pod, None for an ended pod."""
     if not is_active(pod):
         return None
     numa: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ def pod_facts(pod: Pod) -> PodFacts | None:
             parsed = parse_resource_status(status, obj=pod.ref)
             numa = tuple(sorted({entry.node for entry in parsed.numa_node_resources}))
         except InputError:
-            # The node reports this pod; for the sums it then is a pod without NUMA binding.
+            # The koordlet of the node reports the error; here the pod counts as not bound.
             numa = ()
     return PodFacts(
         key=(pod.metadata.namespace, pod.metadata.name),
@@ -68,9 +68,6 @@ def pod_facts(pod: Pod) -> PodFacts | None:
     )
 
 
-LOW_decode_resources = field_decoder(ResourceList)
-
-
 LOW_PRIORITIES: Final = frozenset({PriorityClass.BATCH, PriorityClass.FREE})
 
 _decode_resources = field_decoder(ResourceList)
@@ -78,12 +75,12 @@ _decode_resources = field_decoder(ResourceList)
 
 @dataclass(frozen=True)
 class NodeInputs:
-    """One node at one moment. `metric` is the report's status; None when there is none."""
+    """One node at one moment. metric: status of its NodeMetric, None without one."""
 
     node: Node
     metric: NodeMetricStatus | None
     pods: tuple[PodFacts, ...]
-    """Running and pending ones."""
+    """Running and pending pods of the node."""
 
     @cached_property
     def capacity(self) -> Amount:
@@ -91,7 +88,7 @@ class NodeInputs:
 
     @cached_property
     def allocatable(self) -> Amount:
-        """Allocatable as the kubelet reported it: before amplification, where that is on."""
+        """Allocatable as kubelet reported it, before amplification."""
         raw = self.node.metadata.annotations.get(ANNOTATION_RAW_ALLOCATABLE)
         reported = Amount.of(self.node.status.allocatable)
         if not raw:
@@ -129,7 +126,7 @@ class NodeInputs:
 
     @cached_property
     def report(self) -> NodeReport | None:
-        """What the node measured, within its capacity; None when there is none."""
+        """The node's report, bounded by its capacity; None without a NodeMetric."""
         if self.metric is None:
             return None
         return read_report(self.metric, capacity=self.capacity, node=self.node.metadata.name)
@@ -139,7 +136,7 @@ class NodeInputs:
         return self.report.system if self.report is not None else NOTHING
 
     def host_usage(self, counted: frozenset[PriorityClass]) -> Amount:
-        """Return what host applications of the given classes use; NONE is an unnamed class."""
+        """Return the use of host applications of the given classes; NONE: without a class."""
         hosts = self.report.hosts if self.report is not None else ()
         return total(used for priority, used in hosts if priority in counted)
 
@@ -154,9 +151,9 @@ class NodeInputs:
 
     @cached_property
     def dangling_usage(self) -> Amount:
-        """Use of reported pods that the API server does not list as active (any more, or yet).
+        """Use of reported pods that the API server does not list as active.
 
-        What the node measured is in use, whatever the pod is said to be.
+        They ended or started a moment ago. Their measured use counts in both cases.
         """
         active = {pod.key for pod in self.pods}
         return total(

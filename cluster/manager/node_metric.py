@@ -24,7 +24,7 @@ from kube.resources import NODE_METRICS
 
 
 def collect_policy(strategy: ColocationStrategy) -> dict[str, Any]:
-    """Return the spec's policy; with co-location off the defaults hold, and nodes still report."""
+    """Return `metricCollectPolicy`; with co-location off its defaults, so that nodes report."""
     rules = strategy if strategy.enable else ColocationStrategy()
     return {
         "aggregateDurationSeconds": rules.metric_aggregate_duration_seconds,
@@ -46,7 +46,7 @@ def node_metric_controller(
     source: SLOConfigSource,
     metrics: ManagerMetrics,
 ) -> PerNode[NodeMetric]:
-    """Return what keeps the spec of NodeMetric objects; their status belongs to the nodes."""
+    """Return the controller of the specs of NodeMetrics; koordlet writes the status."""
 
     def wanted(node: Node, stored: NodeMetric | None) -> dict[str, Any] | None:
         if not source.colocation_known:
@@ -84,6 +84,6 @@ def node_metric_controller(
 
 
 def _changes_the_spec(event: Event[NodeMetric]) -> bool:
-    """Reports come every minute from every node and change no spec."""
+    """Return whether an event changes the spec; each node's report changes only the status."""
     old = event.old
     return event.change is not Change.MODIFIED or old is None or old.spec != event.new.spec

@@ -89,24 +89,25 @@ _decode_third_party = field_decoder(_ThirdPartyAllocations)
 
 @dataclass(slots=True)
 class Wanted:
-    """What a node should carry. A resource, annotation or label that is None is to be removed."""
+    """The desired state of a node. None removes a resource or annotation."""
 
     resources: dict[str, Quantity | None] = field(default_factory=dict)
     exact: set[str] = field(default_factory=set)
-    """Resources that are counts: any difference is written."""
+    """Resources of which any difference is written, because they count devices."""
     annotations: dict[str, str | None] = field(default_factory=dict)
-    """Annotations that cause a write when they differ."""
+    """Annotations that are written as soon as they differ."""
     along: dict[str, str | None] = field(default_factory=dict)
-    """Annotations that ride along when resources are written."""
+    """Annotations that are written only together with resources."""
     labels: dict[str, str] = field(default_factory=dict)
     zones: dict[int, Amount] | None = None
-    """Batch resources by NUMA node; empty withdraws them, None leaves them alone."""
+    """Batch resources by NUMA node; empty removes them, None leaves them unchanged."""
     normalization: int = 100
+    """In hundredths; 100 changes nothing."""
     problems: list[str] = field(default_factory=list)
     implausible: tuple[InputError, ...] = ()
-    """Amounts of the report that were bounded."""
+    """Amounts of the report that were out of range and are bounded."""
     stale_in: float | None = None
-    """Seconds until the report is stale, None without a fresh one."""
+    """Seconds until the report becomes stale, None without a fresh report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,10 @@ class NodeView:
 
     @property
     def follows_devices(self) -> bool:
-        """Whether GPU and RDMA resources are ours to decide.
+        """Whether the manager sets the GPU and RDMA resources of this node.
 
-        Without a Device, and with co-location off, such resources are a device plugin's, and
-        taking them away would start a fight with the kubelet that reports them.
+        Without a Device and with co-location off they belong to a device plugin. If the manager
+        removed them, kubelet would report them again, and so on.
         """
         if self.device is None:
             return self.device_readable and self.colocation.enabled
@@ -136,7 +137,7 @@ class NodeView:
 
 
 def decide(view: NodeView, *, plugins: frozenset[str], gpu_shares: bool, now: datetime) -> Wanted:
-    """Return what the node should carry."""
+    """Return the desired state of a node."""
     wanted = Wanted()
     wanted.problems += view.colocation.problems
     if view.colocation.enabled:
@@ -282,7 +283,7 @@ def freshness(
 
 
 def third_party(node: Node) -> tuple[ResourceList, str | None]:
-    """Return what others hand out of the node's batch resources, and a problem with reading it."""
+    """Return the batch resources that other schedulers allocated, and a problem or None."""
     text = node.metadata.annotations.get(ANNOTATION_THIRD_PARTY_ALLOCATIONS)
     if not text:
         return {}, None

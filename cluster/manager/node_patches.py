@@ -1,6 +1,7 @@
-"""From what a Node carries to what it should: the smallest patches, and none for small changes.
+"""The merge patches that lead from the observed to the desired state of a Node.
 
-Own keys are patched, the status is never replaced. A refresh writes only if something differs.
+A patch holds only keys that the manager owns and that differ. Changes below a threshold are not
+written until a refresh is due: docs/facts/manager.md, "What is written to a Node".
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def differs(old: Quantity | None, new: Quantity | None, threshold: float) -> boo
 def status_patch(node: Node, wanted: Wanted, *, threshold: float, refresh: str) -> dict[str, Any]:
     """Return the merge patch of nodes/status, {} if nothing needs to be written.
 
-    threshold: relative change that is worth a write. refresh: "due" writes any difference, ""
-    only those above the threshold.
+    threshold: relative change above which an amount is written. refresh: "due" writes any
+    difference, "" only those above the threshold.
     """
     allocatable, capacity = node.status.allocatable, node.status.capacity
     urgent = any(
@@ -66,9 +67,9 @@ def status_patch(node: Node, wanted: Wanted, *, threshold: float, refresh: str) 
 
 
 def without_explanation(patch: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a patch that takes the explanation away instead of writing it; None if it writes none.
+    """Return a patch that removes the explanation instead of writing it; None if it has none.
 
-    For a node whose annotations have no room for it: the amounts matter more than their reasons.
+    For a Node whose annotations have no room for the explanation: the amounts are more important.
     """
     annotations = (patch.get("metadata") or {}).get("annotations") or {}
     if annotations.get(ANNOTATION_RESOURCE_EXPLANATION) is None:
@@ -78,7 +79,7 @@ def without_explanation(patch: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def metadata_patch(node: Node, wanted: Wanted) -> dict[str, Any]:
-    """Return the merge patch of the Node's annotations and labels, {} if they are right."""
+    """Return the merge patch of the Node's annotations and labels, {} if none differs."""
     metadata: dict[str, Any] = {}
     annotations = {
         key: text
@@ -98,7 +99,10 @@ def metadata_patch(node: Node, wanted: Wanted) -> dict[str, Any]:
 def zones_patch(
     topology: NodeResourceTopology, wanted: Wanted, *, threshold: float
 ) -> dict[str, Any]:
-    """Return the merge patch that puts batch resources into the zones, {} if they are right."""
+    """Return the merge patch of the zones' batch resources, {} if none differs enough.
+
+    It holds the resourceVersion, because a merge patch replaces the whole list of zones.
+    """
     if wanted.zones is None:
         return {}
     changed = False

@@ -1,8 +1,8 @@
-"""What a NodeMetric says, read once: every amount within what the node can have, the rest named.
+"""Parses a NodeMetric: every amount is bounded, and every amount out of range becomes a problem.
 
-A negative amount would make room that the node has not, and counts as 0. One above twice the
-capacity is no measurement, and counts as the capacity. A report that measures the use of the node
-neither as a whole nor as the system's is no report.
+A negative amount would offer more than the node has, and counts as 0. An amount above twice the
+capacity cannot be a measurement, and counts as the capacity. A report without any use of the node,
+neither of the whole node nor of its system, counts as missing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from apis.quantity import Quantity
 from cluster.manager.amounts import NOTHING, Amount, total
 
 _FAR_ABOVE: Final = 2
-"""Times the capacity. Chosen: counters that are read one after the other let a pod seem to use a
-few percent more than there is, never twice as much."""
+"""Times the capacity. Chosen: a measured use can be a few percent above the capacity, because
+counters are read one after the other, but not twice as large."""
 
 _PRIORITIES: Final = {member.value: member for member in PriorityClass}
 
 
 def priority_of(text: str) -> PriorityClass:
-    """Return the class that a report names; NONE for an unknown name."""
+    """Return the class with a name; NONE for an unknown name."""
     return _PRIORITIES.get(text, PriorityClass.NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """What one pod was measured to use. key: (namespace, name)."""
+    """The measured use of one pod. key: (namespace, name)."""
 
     key: tuple[str, str]
     priority: PriorityClass
@@ -41,25 +41,25 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The report of one node, all amounts between nothing and the node's capacity."""
+    """The report of one node. Amounts are bounded: at least 0, at most about the capacity."""
 
     at: str | None
-    """RFC 3339."""
+    """Time of the report, RFC 3339; None if it is missing."""
     node: Amount | None
-    """Use of the whole node; None where cpu or memory is missing."""
+    """Use of the whole node; None if cpu or memory is missing."""
     system: Amount
-    """Use by neither pods nor host applications; where it is not reported, what they leave of the
-    node's use."""
+    """Use by neither pods nor host applications. If it is not reported: the use of the node minus
+    theirs."""
     pods: tuple[PodUse, ...]
     hosts: tuple[tuple[PriorityClass, Amount], ...]
     reclaimable: Amount
     unmeasured: str
-    """Why the use of the node is not known, "" where it is."""
+    """Why the use of the node is not known; "" if it is known."""
     problems: tuple[InputError, ...]
 
 
 def read_report(status: NodeMetricStatus, *, capacity: Amount, node: str) -> NodeReport:
-    """Return the report in `status`. capacity: of the node with that name."""
+    """Return the report in `status`. capacity: the capacity of that node."""
     reading = _Reading(f"NodeMetric {node}", capacity)
     pods = tuple(
         PodUse(
@@ -114,7 +114,7 @@ def read_report(status: NodeMetricStatus, *, capacity: Amount, node: str) -> Nod
 
 
 class _Reading:
-    """Amounts of one report, bounded; what was out of bounds is kept in `problems`."""
+    """Reads the amounts of one report and collects those out of range in `problems`."""
 
     def __init__(self, obj: str, capacity: Amount) -> None:
         self._obj = obj

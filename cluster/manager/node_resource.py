@@ -55,13 +55,15 @@ from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES, Resource
 _log = logging.getLogger(__name__)
 
 _LATENESS_SECONDS: Final = 1.0
-"""After the moment at which a report is stale; chosen, so that clocks may differ by that much."""
+"""Added to the time at which a report becomes stale. Chosen: rounding and small steps of the clock
+must not let the visit come too early, which would cost another one."""
 _IMPLAUSIBLE_SHOWN: Final = 3
-"""Amounts of a report that one log line and one event name; an event holds 1,024 characters."""
+"""Amounts in one log line and one event. An event holds 1,024 characters, which three amounts fill
+if names of pods are long."""
 
 
 class NodeResourceController:
-    """Keeps the resources that nodes offer."""
+    """Keeps the resources, annotations and labels of Nodes and the zones of topologies."""
 
     name = "noderesource"
 
@@ -107,7 +109,7 @@ class NodeResourceController:
         devices.subscribe(self._device_changed)
         source.subscribe(self._config_changed)
 
-    # What changed decides which node is looked at again; heartbeats change nothing here.
+    # Events requeue a node only if an input changed; heartbeats of kubelet do not.
 
     def _pod_changed(self, event: Event[Pod]) -> None:
         if event.old is not None and event.old.spec.node_name:
@@ -173,7 +175,7 @@ class NodeResourceController:
                 self.queue.add(name)
 
     def view(self, name: str) -> NodeView | None:
-        """Return what is known about a node, None if there is no such node."""
+        """Return the inputs of one node, None if the node does not exist."""
         node = self._nodes.get(name)
         if node is None:
             return None
@@ -206,10 +208,13 @@ class NodeResourceController:
         )
 
     async def reconcile(self, name: str) -> float | None:
-        """Bring one node up to date; return seconds until its report is stale."""
+        """Write what differs on one node; return seconds until it is due again.
+
+        It is due when its report becomes stale or its next refresh is due, whichever is first.
+        """
         view = self.view(name)
         if view is None:
-            # A write that was under way when the node was deleted has left its traces.
+            # A reconcile that ran while the node was deleted has added entries again.
             self._forget(name)
             self._metrics.node_resource.labels("succeeded", "reconcileNodeNotFound").inc()
             return None
@@ -230,7 +235,7 @@ class NodeResourceController:
         return min(pauses)
 
     async def _write(self, name: str, view: NodeView, wanted: Wanted) -> None:
-        """Write what differs. A part that is refused keeps no other from being written."""
+        """Write what differs. A refused part does not prevent the other writes."""
         node = view.inputs.node
         strategy = view.colocation.strategy
         threshold = strategy.resource_diff_threshold
@@ -270,7 +275,8 @@ class NodeResourceController:
     def _due(self, name: str, strategy: ColocationStrategy) -> bool:
         written = self._written_at.get(name)
         if written is None:
-            # Unknown after a start: spread first refreshes, so a fail-over is no storm of writes.
+            # Unknown after a start: the first refreshes are spread over one interval, so that a
+            # fail-over does not write all nodes at once.
             written = self._started - random.uniform(0, strategy.update_time_threshold_seconds)
             self._written_at[name] = written
         return time.monotonic() - written >= strategy.update_time_threshold_seconds
@@ -299,7 +305,7 @@ class NodeResourceController:
     def _tell_implausible(
         self, name: str, about: ObjectReference, found: tuple[InputError, ...]
     ) -> None:
-        """Name amounts that were bounded once: again when the fields change, not the values."""
+        """Report bounded amounts once, and again only when other fields are concerned."""
         fields = frozenset(error.field for error in found)
         if fields == self._implausible.get(name, frozenset()):
             return

@@ -36,7 +36,7 @@ def node_slo_controller(
     events: EventRecorder,
     metrics: ManagerMetrics,
 ) -> PerNode[StoredNodeSLO]:
-    """Return what keeps NodeSLO objects equal to what the configuration says of their nodes."""
+    """Return the controller that keeps NodeSLOs equal to the configuration of their nodes."""
     return PerNode(
         client,
         NODE_SLOS,
@@ -53,7 +53,7 @@ def node_slo_controller(
 
 
 class _Rules:
-    """What the configuration wants of a node's object."""
+    """Computes the desired NodeSLO of a node from the configuration."""
 
     def __init__(
         self, source: SLOConfigSource, events: EventRecorder, metrics: ManagerMetrics
@@ -63,7 +63,7 @@ class _Rules:
         self._metrics = metrics
 
     def wanted(self, node: Node, stored: StoredNodeSLO | None) -> dict[str, Any]:
-        """Return the object to make, or the merge patch; {} where nothing differs."""
+        """Return the object to create, or the merge patch; {} if nothing differs."""
         data = bytes(stored.spec) if stored is not None else b""
         current = plain_spec(data)
         spec, entries = self._spec(node, current)
@@ -111,7 +111,7 @@ class _Rules:
             block = NODE_SLO_BLOCKS.get(key)
             if block is None:
                 continue
-            # This key was never readable here; what an earlier manager wrote stays.
+            # This process never had a usable value of the key: the stored block stays.
             conformed = conform_node_slo(current) if conformed is None else conformed
             if block in conformed:
                 spec[block] = conformed[block]

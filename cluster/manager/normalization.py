@@ -1,7 +1,8 @@
-"""CPU normalisation and resource amplification: ratios on a node that make its CPUs comparable.
+"""CPU normalisation and resource amplification: ratios of a node that make CPU models comparable.
 
-Both ratios are decimals with two digits; they count in hundredths here, so arithmetic is exact.
-Amplification uses the normalisation of the same round (upstream: of the round before).
+Annotations hold both ratios as decimals with two digits; here they are integers in hundredths.
+Amplification uses the normalisation of the same reconcile (upstream: of the previous one). Rules:
+docs/facts/manager.md, "Normalisation and amplification".
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from cluster.ratios import hundredths, ratio_text
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _NO_RATIOS: Final[Mapping[str, int]] = MappingProxyType({})
 _LARGEST_RATIO: Final = 1000.0
-"""Chosen: the node webhook reads ratios below it. More is a slip of the comma; int64 amounts of
-bytes overflow a hundred thousand times later."""
+"""Chosen, as in the node webhook: a larger ratio is a typing error. Amounts in bytes would overflow
+int64 only with ratios that are a hundred thousand times larger."""
 _decode_ratios = field_decoder(dict[str, float])
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 def normalization_enabled(node: Node, strategy: CPUNormalizationStrategy) -> bool:
-    """Return whether the node's label, else the strategy, switches normalisation on."""
+    """Return whether normalisation is on: by the node's label, without one by the strategy.
+
+    Raises InputError for a label that is not a boolean.
+    """
     label = node.metadata.labels.get(LABEL_CPU_NORMALIZATION_ENABLED)
     if label is None:
         return strategy.enable
@@ -87,6 +91,7 @@ def normalization_percent(
             value="(absent)",
             problem="no ratio for this CPU model, and no defaultRatio",
         )
+    # Upstream's range, which admission enforces too.
     if not 1.0 <= ratio <= 5.0:
         raise InputError(
             obj="cpu-normalization-config", field=where, value=ratio, problem="expected 1.0..5.0"
@@ -95,7 +100,10 @@ def normalization_percent(
 
 
 def annotated_normalization(node: Node) -> int | None:
-    """Return the ratio that the node carries, in hundredths; None if none or not readable."""
+    """Return the annotated ratio in hundredths; None if it is absent or unreadable.
+
+    A text of 32 characters or more is not parsed: the longest ratio that is written has seven.
+    """
     text = node.metadata.annotations.get(ANNOTATION_CPU_NORMALIZATION_RATIO)
     try:
         value = Decimal(text) if text and len(text) < 32 else None
@@ -108,7 +116,7 @@ def annotated_normalization(node: Node) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
-    """The ratio of each amplified resource in hundredths, and what is wrong with the others."""
+    """The ratios of amplified resources in hundredths, and the problems of the strategy."""
 
     percents: dict[str, int]
     problems: tuple[str, ...] = ()
@@ -119,12 +127,12 @@ def amplification(
     strategy: ResourceAmplificationStrategy,
     carried: Mapping[str, int] = _NO_RATIOS,
 ) -> Amplification:
-    """Return what a node's resources are amplified by.
+    """Return the amplification ratios of a node.
 
-    normalization: the node's ratio in hundredths; it multiplies the ratio of cpu, which may be
-    below 1 itself. carried: the ratios that the node carries now. A product below 1 is raised to 1,
-    one above 1000 leaves that resource's carried ratio in force; both are named. No ratio affects
-    another resource's.
+    normalization: the node's ratio in hundredths; it multiplies the ratio of cpu, which may itself
+    be below 1. carried: the ratios in the node's annotation. A product below 1 is raised to 1. With
+    a product above 1000 the resource keeps its carried ratio. Both add a problem. A ratio does not
+    affect other resources.
     """
     ratios = dict(strategy.resource_amplification_ratio) if strategy.enable else {}
     normalized = (normalization or 100) / 100
@@ -158,7 +166,7 @@ def amplification(
 
 
 def annotated_amplification(node: Node) -> dict[str, int]:
-    """Return the ratios that the node carries, in hundredths, without unreadable ones."""
+    """Return the annotated ratios in hundredths, without those out of range; {} if unreadable."""
     text = node.metadata.annotations.get(ANNOTATION_RESOURCE_AMPLIFICATION_RATIO)
     if not text:
         return {}
@@ -172,6 +180,6 @@ def annotated_amplification(node: Node) -> dict[str, int]:
 
 
 def amplification_text(percents: Mapping[str, int]) -> str:
-    """Return the annotation's JSON: keys sorted, two decimals."""
+    """Return the JSON of the annotation: keys sorted, two decimals."""
     members = (f'"{name}":{ratio_text(percents[name])}' for name in sorted(percents))
     return "{" + ",".join(members) + "}"

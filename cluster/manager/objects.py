@@ -1,6 +1,8 @@
-"""Objects that the manager writes, kept as it needs them: metadata typed, the spec as raw JSON.
+"""What the caches keep of objects: NodeSLOs with a raw spec, others without unused fields.
 
-Comparing what is stored with what should be must see every field, also those that we do not know.
+The spec of a NodeSLO stays raw JSON, so that the comparison with the desired spec covers every
+field, also unknown ones. Other objects are reduced to the fields that are read, because a large
+cluster has 100,000 pods.
 """
 
 from __future__ import annotations
@@ -22,28 +24,30 @@ class StoredNodeSLO(Wire, frozen=True):
 
 
 def detach_node_slo(stored: StoredNodeSLO) -> StoredNodeSLO:
-    """Copy the raw spec out of the page that it was read in, so that the page can go."""
+    """Copy the raw spec out of the listed page, so that the memory of the page is freed."""
     return msgspec.structs.replace(
         stored, spec=msgspec.Raw(_shared(bytes(stored.spec))), metadata=_bare(stored.metadata)
     )
 
 
+# 256, here and below. Chosen: a cluster has as many different specs as combinations of node
+# entries, usually fewer than ten. With more than 256, specs are only decoded more often.
 @lru_cache(maxsize=256)
 def _shared(data: bytes) -> bytes:
-    # Most nodes store the same bytes.
+    # Most nodes store the same bytes, which are then kept once.
     return data
 
 
 @lru_cache(maxsize=256)
 def plain_spec(data: bytes) -> dict[str, Any]:
-    """Return the decoded spec; callers must not change it."""
+    """Return the decoded spec. It is shared: callers must not change it."""
     spec = msgspec.json.decode(data) if data else {}
     return spec if isinstance(spec, dict) else {}
 
 
 @lru_cache(maxsize=256)
 def conformed_spec(data: bytes) -> dict[str, Any]:
-    """Return the stored spec in the spelling that computed specs have; not to be changed."""
+    """Return the stored spec in the spelling of computed specs. Callers must not change it."""
     return conform_node_slo(plain_spec(data))
 
 
@@ -60,7 +64,7 @@ def _bare(meta: ObjectMeta) -> ObjectMeta:
 
 
 def shrink_node(node: Node) -> Node:
-    """Drop what changes with every heartbeat and is not looked at."""
+    """Drop what each heartbeat changes and nothing reads."""
     status = msgspec.structs.replace(
         node.status,
         conditions=tuple(
@@ -74,7 +78,7 @@ def shrink_node(node: Node) -> Node:
 
 
 def shrink_pod(pod: Pod) -> Pod:
-    """Drop volumes, mounts and what only kubelets need."""
+    """Drop volumes, mounts, images and other fields that only kubelet needs."""
     spec = msgspec.structs.replace(
         pod.spec,
         volumes=(),
@@ -92,7 +96,7 @@ def shrink_pod(pod: Pod) -> Pod:
 
 
 def shrink_node_metric(metric: NodeMetric) -> NodeMetric:
-    """Drop percentiles, devices and per-NUMA figures, which no formula reads."""
+    """Drop percentiles and figures of NUMA nodes, which no formula reads."""
     info = metric.status.node_metric
     if info is None:
         return metric

@@ -1,8 +1,8 @@
-"""One object for each Node, under its name: made with the node, patched, and deleted after it.
+"""A controller that keeps one object for each Node, under the Node's name.
 
-What the object says is the caller's: this is the loop around it. Writes are merge patches of what
-differs, and only of that; a write that meets another's is no error, the object's own event brings
-us back.
+It creates the object with the Node, patches what differs and deletes it after the Node. The caller
+computes the contents. A conflict with another writer is not an error: the event of the object
+requeues the node.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Kept = TypeVar("Kept", bound=Stored)
 
 
 class PerNode(Generic[Kept]):
-    """Keeps the objects of one resource.
+    """The controller of the objects of one resource.
 
-    wanted: (node, what is stored) -> the object to make where nothing is stored, else the merge
-        patch for it; None or {} leaves everything as it is.
-    annotation: of the Node, which changes what is wanted, beside the node's labels.
-    part: of slo-controller-config, which changes it for all nodes.
-    matters: tells which events of the objects themselves are looked at.
-    outcomes: counts reconciles by (status, reason).
+    wanted: (node, stored object) -> the object to create if none is stored, otherwise its merge
+        patch; None or {} writes nothing.
+    annotation: key of the Node's annotation that, like its labels, requeues the node.
+    part: part of slo-controller-config that requeues all nodes.
+    matters: whether an event of the objects themselves requeues the node.
+    outcomes: counter of reconciles by (status, reason).
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PerNode(Generic[Kept]):
             if node is None:
                 self.queue.forget(name)
                 if self._nodes.left_out(name):
-                    # The node is there, we cannot read it: what it was told stays.
+                    # The Node exists but cannot be decoded: its object stays as it is.
                     return None
                 if kept is not None:
                     await self._client.delete(self._resource, name, uid=kept.metadata.uid)
@@ -124,6 +124,6 @@ class PerNode(Generic[Kept]):
                 await self._client.patch(self._resource, node.metadata.name, patch)
             self.writes += 1
         except ApiError as error:
-            # The cache is behind.
+            # Created or deleted by another writer, which the cache does not show yet.
             if not (error.already_exists if kept is None else error.not_found):
                 raise

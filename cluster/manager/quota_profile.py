@@ -38,17 +38,25 @@ from kube.queue import WorkQueue
 from kube.resources import ELASTIC_QUOTAS, QUOTA_PROFILES
 
 MAX_AMOUNT: Final = (2**63 - 1) // 2000
-"""What `max` says for "no limit": far enough below int64 that sums do not overflow anywhere."""
+"""Upstream's value of `max` for "no limit". In milli-units, twice the value still fits into
+int64."""
 
 _SETTLE_SECONDS: Final = 1.0
+"""After a node joined, left or was cordoned. Chosen: nodes often come in groups, and each reconcile
+sums up all nodes."""
 _AMOUNTS_SETTLE_SECONDS: Final = 10.0
+"""After a change of a node's allocatable: upstream's interval. Batch resources of some node change
+all the time; with a tenth of the value a large cluster sums up all nodes every second."""
 _decode_keys = field_decoder(tuple[str, ...])
 _decode_quota = json_decoder(ElasticQuota)
 _decode_profile = json_decoder(ElasticQuotaProfile)
 
 
 def tree_id(namespace: str, name: str) -> str:
-    """Return the tree id of a profile: decimal FNV-1a (64 bit) of namespace/name."""
+    """Return the tree id of a profile, as upstream: decimal FNV-1a (64 bit) of namespace/name.
+
+    Offset basis and prime are those of the hash's definition.
+    """
     value = 0xCBF29CE484222325
     for byte in f"{namespace}/{name}".encode():
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -56,7 +64,7 @@ def tree_id(namespace: str, name: str) -> str:
 
 
 def is_ready(node: Node) -> bool:
-    """Return whether a node takes pods: schedulable and Ready."""
+    """Return whether new pods can be scheduled to a node: not cordoned, and Ready."""
     if node.spec.unschedulable:
         return False
     return any(
@@ -66,7 +74,11 @@ def is_ready(node: Node) -> bool:
 
 
 def scaled(resources: ResourceList, ratio: str | None) -> ResourceList:
-    """Return amounts times a ratio in (0, 1], truncated: cpu to milli, others to units."""
+    """Return amounts times a ratio in (0, 1], truncated: cpu to milli-cores, others to units.
+
+    Any other ratio counts as 1, as upstream. So does a text of more than 32 characters, which keeps
+    the arithmetic small.
+    """
     if ratio is None:
         return resources
     try:
@@ -87,7 +99,7 @@ def scaled(resources: ResourceList, ratio: str | None) -> ResourceList:
 
 
 def totals(nodes: Iterable[Node], ratio: str | None) -> tuple[ResourceList, ResourceList]:
-    """Return (all, unschedulable) allocatable of nodes, scaled."""
+    """Return (allocatable of all nodes, of those that take no pods), times the ratio."""
     every = list(nodes)
     total = add_resources(*(node.status.allocatable for node in every))
     missing = add_resources(*(node.status.allocatable for node in every if not is_ready(node)))
@@ -97,7 +109,7 @@ def totals(nodes: Iterable[Node], ratio: str | None) -> tuple[ResourceList, Reso
 def wanted_quota(
     profile: ElasticQuotaProfile, nodes: Iterable[Node], *, tree: str, keys: tuple[str, ...]
 ) -> tuple[ElasticQuotaSpec, dict[str, str], dict[str, str]]:
-    """Return (spec, labels, annotations) that the profile's quota should carry."""
+    """Return the desired (spec, labels, annotations) of the profile's quota."""
     selector = profile.spec.node_selector
     picked = [node for node in nodes if matches(selector, node.metadata.labels)]
     total, missing = totals(picked, profile.spec.resource_ratio)
@@ -132,7 +144,7 @@ def resource_keys(profile: ElasticQuotaProfile) -> tuple[str, ...]:
 
 
 class QuotaProfileController:
-    """Keeps the quotas of profiles."""
+    """Keeps one ElasticQuota for each ElasticQuotaProfile."""
 
     name = "quotaprofile"
 
@@ -181,10 +193,10 @@ class QuotaProfileController:
             self.queue.add_after(key, pause)
 
     async def reconcile(self, key: str) -> float | None:
-        """Bring the quota of one profile up to date.
+        """Write the quota of one profile if it differs.
 
-        Returns when to look again while the cache has not shown our own write: should that never
-        come, the cache is believed.
+        Returns seconds until the next reconcile while the cache does not show an own write: if it
+        never does, the cache counts again after that time.
         """
         namespace, _, name = key.partition("/")
         cached = self._profiles.get(name, namespace=namespace)
@@ -251,7 +263,7 @@ class QuotaProfileController:
             try:
                 made = await self._client.create(ELASTIC_QUOTAS, body, namespace=namespace)
             except ApiError as error:
-                # The cache is behind another writer; its event brings us back.
+                # Created by another writer; the event of the quota requeues the profile.
                 if not error.already_exists:
                     raise
                 return
@@ -286,7 +298,7 @@ class QuotaProfileController:
 
 
 def _removing(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return a merge patch of resource lists that also drops keys that are gone."""
+    """Return a merge patch of `min` and `max` that also removes keys that are not wanted."""
     return {
         part: {
             **dict.fromkeys(set(stored.get(part, {})) - set(wanted.get(part, {}))),

@@ -1,8 +1,8 @@
 """Where the webhook's certificates are kept: a Secret that all replicas share, or a folder.
 
 A replica that finds them missing or about to expire makes new ones; a replica that comes second
-uses those of the first. Each replica looks once a minute, registers the CA before it serves a
-certificate of it, and changes certificates without a restart. Names of the Secret's keys are
+uses those of the first. Each replica looks once a minute, registers a CA before it serves a
+certificate of that CA, and changes certificates without a restart. Names of the Secret's keys are
 upstream's. The private keys stay in the Secret and in memory.
 """
 

@@ -185,6 +185,7 @@ def webhook_manifest(webhook: Webhook, *, namespace: str) -> dict[str, Any]:
             }
         ],
         "sideEffects": "None",
+        # The default of Kubernetes; a longer one would delay pods while a replica hangs.
         "timeoutSeconds": 10,
     }
     if webhook.exempt_control_plane:

@@ -69,7 +69,7 @@ def with_pending(tree: QuotaTree, pending: list[QuotaNode]) -> QuotaTree:
 
 
 def _smaller(one: ResourceList, other: ResourceList) -> ResourceList:
-    """Return the smaller amount of each resource; one that is missing is 0."""
+    """Return the smaller amount of each resource; a missing one counts as 0."""
     return {name: min(one.get(name, ZERO), other.get(name, ZERO)) for name in {*one, *other}}
 
 

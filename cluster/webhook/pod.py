@@ -148,6 +148,7 @@ class PodAdmission:
     def _report(self, error: InputError) -> None:
         text = str(error)
         if text not in self._reported:
+            # Chosen: a bound for the memory; beyond it a warning is logged once more.
             if len(self._reported) > 1000:
                 self._reported.clear()
             self._reported.add(text)

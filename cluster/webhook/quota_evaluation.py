@@ -213,12 +213,13 @@ class QuotaEvaluator:
             namespace=quota.metadata.namespace,
         )
         self._written[key] = decode_elastic_quota(stored)
+        # Chosen: a bound for the memory; without its entry a booking may meet one conflict more.
         if len(self._written) > 1000:
             self._written.clear()
 
 
 def masked_request(quota: ElasticQuota, requested: ResourceList) -> ResourceList:
-    """Return the part of a request that a quota counts; empty if it counts none of it."""
+    """Return the part of a request that a quota counts; empty if no requested resource counts."""
     if not _COUNTED & set(quota.spec.max):
         return {}
     return {name: amount for name, amount in requested.items() if name in quota.spec.max}

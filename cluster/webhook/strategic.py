@@ -141,7 +141,7 @@ def _merge_ordered(merged: Plain, patch: Plain, name: str, path: str) -> None:
     order = patch[_SET_ORDER + name]
     original, wanted = merged.get(name), patch.get(name)
     if name not in MERGE_KEYS or not isinstance(order, list):
-        raise PatchError(f"{path}: {_SET_ORDER} needs a list that merges, and the order of it")
+        raise PatchError(f"{path}: {_SET_ORDER} must be a list and name a list that is merged")
     key = MERGE_KEYS[name]
     order = _texts(order, path) if key is None else list(_elements(order, key, path))
     places = [_index(order, one, key) for one in wanted or () if not _is_directive(one)]
