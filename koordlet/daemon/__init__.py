@@ -1,1 +1,1 @@
-"""The daemon put together: its parts, what feeds them, when passes run, and what it serves."""
+"""The composition of the daemon: its parts, their inputs, when passes run, and its endpoints."""

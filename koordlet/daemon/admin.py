@@ -1,7 +1,8 @@
 """The admin interface: HTTP over a Unix socket under runDir that only its owner may use.
 
-What `koordctl` asks a running daemon. Answers are JSON; an error has `error` and says what to do.
-Whatever waits for a reconcile pass or reads the kernel runs in a worker thread.
+`koordctl` uses it to query a running daemon. Answers are JSON; an error has the field `error`,
+which says what to do. Requests that wait for a reconcile pass or read the kernel run in a worker
+thread.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ from service.http_server import Request, Response, Routes, json
 
 SOCKET: Final = "admin.sock"
 MAX_BODY_BYTES: Final = 32 << 20
+"""Of a plan request. Chosen: the manifests of an objects directory with thousands of pods. Only
+root may connect, so the bound is against mistakes; twice the value allows twice the memory."""
 _LEAST_PREFIX: Final = 8
-"""So many characters of an id name one thing for certain, on one node."""
+"""Characters of an id that may stand for it: 32 bits of a hexadecimal id, which are unique among
+the thousands of ids of a node in practice. More matches are all shown."""
 _MOST_NAMED: Final = 20
+"""Known names that an error lists: about a screen."""
 
 
 class _PlanRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +53,7 @@ class Refusal(Exception):
 
 
 def admin_routes(parts: Parts) -> Routes:
-    """Return the admin interface of a daemon."""
+    """Return the routes of a daemon's admin interface."""
     answers = _Answers(parts)
     return {
         ("GET", "/status"): answers.served(answers.status),
@@ -112,7 +117,7 @@ class _Answers:
                 chosen = [view for view in views if _is_pod(pod_of(view.subject), name)]
                 if not chosen:
                     raise Refusal(404, f"no pod {name!r}: {_known_pods(views)}")
-                # Several pods of one name come one after the other, each from its top.
+                # Pods of the same name are shown one after the other, each with its containers.
                 chosen.sort(key=lambda view: pod.uid if (pod := pod_of(view.subject)) else "")
             case "container":
                 chosen = [view for view in views if _is_container(view.subject, name)]
@@ -155,7 +160,7 @@ class _Answers:
         if not values and not restoring:
             raise Refusal(
                 404,
-                f"koordlet wants nothing for {path}: no policy claims it, and it never wrote it",
+                f"koordlet does not manage {path}: no policy claims it, and it was never written",
             )
         return {"subjects": values, "restoring": restoring}
 
@@ -164,7 +169,7 @@ class _Answers:
         if reconciler is None:
             raise Refusal(503, "the daemon is still starting")
         views = reconciler.explain_all()
-        # What came after the last pass is explained by its decision alone.
+        # A subject that is newer than the last pass is explained by its decision alone.
         seen = {view.subject.key for view in views}
         snapshot = self._parts.passes.snapshot
         decider = self._decider()
@@ -214,7 +219,7 @@ class _Answers:
         return await self._in_thread(made)
 
     def _decider(self) -> Decider:
-        """Return a decider for one answer, in a worker thread. Its faults are no events."""
+        """Return a decider for one answer in a worker thread. Its faults do not become events."""
         site = self._parts.site
         decider = Decider(Events(), site_guard=site.plan_guard() if site else None)
         decider.site_names = frozenset(p.name for p in self._parts.rules.site_policies)
@@ -248,7 +253,7 @@ def _known_pods(views: list[SubjectView]) -> str:
 
 
 def _known_containers(views: list[SubjectView], name: str) -> str:
-    """Return which containers there are: those of the pod that was named, if one was."""
+    """Return the known containers: those of the named pod, if `name` is a pod's."""
     containers = [view.subject for view in views if isinstance(view.subject, ContainerSubject)]
     if not containers:
         return "no container is known on this node"

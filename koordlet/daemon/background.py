@@ -1,4 +1,4 @@
-"""Tasks that run for the daemon's life. One that ends with an error ends the daemon."""
+"""Tasks that run as long as the daemon. A task that ends with an error ends the daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Background:
     """The tasks of one daemon. Belongs to the event loop."""
 
     def __init__(self, fault: Callable[[], None]) -> None:
-        """fault: called when a task ended with an error."""
+        """fault: called when a task has ended with an error."""
         self._fault = fault
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -32,7 +32,7 @@ class Background:
         task.add_done_callback(ended)
 
     async def cancel(self) -> None:
-        """End all tasks, and wait for it."""
+        """Cancel all tasks and wait until they have ended."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,6 +1,6 @@
-"""The daemon: in which order its parts start and stop, and what it does while it runs.
+"""The daemon: the order in which its parts start and stop, and its periodic work.
 
-`koordlet.daemon.parts` says what it is made of. Nothing here decides anything.
+`koordlet.daemon.parts` makes the parts.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ class Daemon:
         host: Host | None = None,
         lock: KubepodsLock | None = None,
     ) -> None:
-        """reload: reads the configuration again; raises InputError or InputErrors. host: this
-        machine's kernel when None. lock: what keeps other daemons away; None: a lock in the
-        host's own cgroups, if it has any.
+        """reload: reads the configuration again; raises InputError or InputErrors. host: None for
+        this machine's kernel. lock: excludes other daemons; None: a lock on the host's cgroups.
         """
         host = host or local_host(config)
         if lock is None and isinstance(host, LocalHost):
             lock = KubepodsLock(host.here)
         self.failed = False
-        """True when the daemon stops because it has to: then it exits with an error."""
+        """True when the daemon stops because of an error: the exit status shows it."""
         self._reload = reload
         self._notifier = Notifier()
         self._stopping = asyncio.Event()
@@ -66,9 +65,9 @@ class Daemon:
         self._endpoints = Endpoints(self.parts)
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Start everything, serve until told to stop, stop everything.
+        """Start all parts, serve until `stop` or a signal, then stop all parts.
 
-        started: called once, when everything is up. Raises LockHeld when another daemon has this
+        started: called once, after the start. Raises LockHeld when another daemon has this
         node's pods, DiscoveryError without cgroups, OSError without a run directory.
         """
         loop = asyncio.get_running_loop()
@@ -84,11 +83,11 @@ class Daemon:
             await self._stop()
 
     def stop(self) -> None:
-        """Begin to stop."""
+        """Begin to stop; `run` returns when everything has stopped."""
         self._stopping.set()
 
     def reload(self) -> None:
-        """SIGHUP: read the configuration and the objects again."""
+        """Read the configuration and the objects again, as on SIGHUP."""
         reload(self.parts, self._reload)
 
     # --- starting and stopping -----------------------------------------------------------------
@@ -137,7 +136,7 @@ class Daemon:
 
     def _stop_signal(self, number: int) -> None:
         if self._stopping.is_set():
-            # A second signal means now.
+            # A second signal ends the process at once.
             os._exit(1)
         _LOG.info("stopping", extra={"signal": signal.Signals(number).name})
         self.stop()
@@ -171,7 +170,7 @@ class Daemon:
                 await parts.kernel.probe_again()
 
     async def sweep(self) -> None:
-        """Look for what nobody told of: the pods' root, starts and ends."""
+        """Look for changes that no event reported: the pods' root, container starts, pod ends."""
         await self.parts.find_kubepods()
         if (layout := self.parts.kernel.layout) is not None:
             await self.parts.sweep.run(layout)

@@ -1,9 +1,8 @@
-"""What feeds the state and the rules: the objects directory, the API server, kubelet, the CRI.
+"""Feeds the state and the rules from the objects directory, the API server, kubelet and the CRI.
 
-Objects of the directory stand above those of the API server, kind by kind: the directory is the
-operator's word on this very machine, and what a bare node has instead of a server. Reading happens
-in worker threads, applying on the event loop. Which source says what about a pod is
-`koordlet.state`'s business.
+Objects of the directory take precedence over those of the API server, kind by kind: the operator
+wrote the directory for this very machine, and a bare node has no server. Worker threads read, the
+event loop applies. `koordlet.state` merges what several sources say about a pod.
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ KUBELET: Final = "kubelet"
 KUBERNETES: Final = "kubernetes"
 
 _FIRST_OBJECTS_S: Final = 5.0
-"""How long start-up waits for an API server of which nothing is remembered."""
+"""How long the start waits for the API server if no objects were kept. Chosen: many times a list's
+time. Without an answer defaults are in force. Twice the value delays containers' protection on a
+node whose server is away."""
 
 
 class Surroundings(Protocol):
     """What the feeds need of the daemon."""
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task for the daemon's life."""
+        """Run a task as long as the daemon runs."""
         ...
 
     def state_changed(self, reason: str) -> None:
@@ -50,12 +51,12 @@ class Surroundings(Protocol):
         ...
 
     def objects_changed(self) -> None:
-        """The rules got new objects: what else follows from them is to be done."""
+        """The rules have new objects: update everything else that depends on them."""
         ...
 
 
 class FeedStatus(Protocol):
-    """How a source is doing, for `koordctl status`."""
+    """The state of a source, for `koordctl status`."""
 
     @property
     def name(self) -> str: ...
@@ -68,7 +69,7 @@ class FeedStatus(Protocol):
 
 
 def awaited(config: Config) -> list[str]:
-    """Return the sources that have to speak once before the node is known."""
+    """Return the sources whose first list the state waits for."""
     names = [OBJECTS]
     names += [RUNTIME] if config.nri.enabled or config.cri.enabled else []
     names += [KUBELET] if config.kubelet.enabled else []
@@ -105,18 +106,18 @@ class Feeds:
         self._api_server: ApiServer | None = None
         self.kubelet: KubeletClient | None = None
         self.objects = NodeObjects()
-        """What the directory and the API server say together."""
+        """The objects of the directory and the API server, merged."""
 
     # --- life ----------------------------------------------------------------------------------
 
     async def first_objects(self) -> None:
-        """Read the directory, and begin to follow the API server: rules can be built after it."""
+        """Read the directory, and begin to watch the API server. Rules can be built afterwards."""
         await self._scan()
         if self._config.kubernetes.wanted:
             await self._follow_api_server()
 
     def start(self) -> None:
-        """Begin to follow the directory, kubelet and the CRI."""
+        """Begin to watch the directory, and to poll kubelet and the CRI."""
         config = self._config
         self._watch = DirectoryWatch(
             config.objects_dir, self.scan_soon, poll=config.intervals.objects
@@ -130,7 +131,7 @@ class Feeds:
                 KUBELET, poller.run(self.kubelet.fetch, self._kubelet_pods, self._state.now)
             )
         if config.cri.enabled:
-            # Imports gRPC, some 10 MB that a daemon without CRI does not pay for.
+            # Imports gRPC, which takes some 10 MB: only where the CRI is used.
             from koordlet.sources.cri import CriClient
 
             cri = CriClient(config.cri, self._bad_pod)
@@ -138,20 +139,20 @@ class Feeds:
             self._daemon.spawn("cri", poller.run(cri.fetch, self._cri_list, self._state.now))
 
     def close(self) -> None:
-        """Stop watching the directory; the tasks end with the daemon's."""
+        """Stop watching the directory; the daemon ends the tasks."""
         if self._watch is not None:
             self._watch.close()
 
     @property
     def statuses(self) -> list[FeedStatus]:
-        """Return how the sources that can fail are doing."""
+        """The states of the sources that can fail."""
         found: list[FeedStatus] = list(self._pollers.values())
         if self._api_server is not None:
             found.append(self._api_server)
         return found
 
     def fetch_soon(self, name: str) -> None:
-        """Have a polled source asked now; nothing happens where it is not configured."""
+        """Fetch from a polled source soon, if it is configured."""
         poller = self._pollers.get(name)
         if poller is not None:
             poller.trigger()
@@ -163,7 +164,7 @@ class Feeds:
     # --- objects -------------------------------------------------------------------------------
 
     def scan_soon(self) -> None:
-        """Read the objects directory again, once more if it changes meanwhile."""
+        """Read the objects directory again; if it changes in the meantime, once more."""
         if self._scanning:
             self._scan_again = True
             return
@@ -190,7 +191,10 @@ class Feeds:
             self._apply_objects()
 
     def _read_directory(self) -> tuple[NodeObjects, tuple[KnownPod, ...] | None]:
-        """In a worker thread: what the directory says; pods are None when nothing changed."""
+        """Return the directory's objects and pods; None for the pods if nothing changed.
+
+        For a worker thread.
+        """
         before = self._of_directory
         objects = self._directory.scan()
         if objects is before:
@@ -198,7 +202,7 @@ class Feeds:
         return objects, tuple(known_pod(pod) for pod in objects.pods)
 
     async def _follow_api_server(self) -> None:
-        # Imports aiohttp and, in a thread, the kubernetes package: a bare node pays for neither.
+        # Imports aiohttp and, in a thread, the kubernetes package: only where a server is used.
         from koordlet.sources.apiserver import ApiServer
 
         self._api_server = server = ApiServer(
@@ -251,7 +255,7 @@ class Feeds:
     # --- pods ----------------------------------------------------------------------------------
 
     def _kubelet_pods(self, pods: Sequence[KnownPod], taken_at: int) -> None:
-        # A kubelet that restarts lists nothing for a while; a node without pods loses nothing.
+        # A kubelet that restarts lists no pods for a while, so an empty list changes nothing.
         if pods and self._state.pods_list(Source.KUBELET, pods):
             self._daemon.state_changed(KUBELET)
         self._first_list(KUBELET)

@@ -1,4 +1,4 @@
-"""Whether the daemon works and is ready, and how long it was busy: for systemd and for probes."""
+"""The daemon's health, readiness and event loop delay, for systemd and for probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from koordlet.transports.nri_link import NriLink
 from service.systemd import Notifier
 
 _STUCK_S: Final = 180.0
-"""A pass that is silent for so long is stuck in the kernel, or its thread is gone."""
+"""Without a finished pass for so long, the thread counts as stuck. Chosen: passes are seconds
+apart, and a kernel write may block for tens of seconds under memory pressure. Twice the value
+delays the restart by systemd that much."""
+_STUCK_INTERVALS: Final = 6
+"""The same in intervals between passes, for an operator who made them long."""
+_WATCHDOG_S: Final = 10.0
+"""The watchdog's time where systemd sets none: only the event loop's delay is measured then."""
+_LONGEST_PERIOD_S: Final = 5.0
+"""How often the event loop's delay is measured at least. Twice the value shows half of them."""
 
 
 class Health:
@@ -36,7 +44,7 @@ class Health:
         self._journal_problem = ""
         self._nri = nri
         self._passes = passes
-        self._stuck_s = max(_STUCK_S, 6 * pass_interval_s)
+        self._stuck_s = max(_STUCK_S, _STUCK_INTERVALS * pass_interval_s)
         self.loop_lag_s = 0.0
         self.worst_loop_lag_s = 0.0
 
@@ -48,8 +56,8 @@ class Health:
         return ""
 
     def not_ready(self) -> list[str]:
-        """Return why new containers are not protected, or the node is not kept in its state."""
-        reasons = [f"{source} has not spoken yet" for source in self._state.awaited]
+        """Return why new containers are not protected, or why values are not repaired."""
+        reasons = [f"waiting for the first list of {source}" for source in self._state.awaited]
         if crash := self._passes.crash:
             reasons.append(f"the last pass of the reconciler failed: {crash}")
         supervisor = self._nri.supervisor
@@ -90,12 +98,13 @@ class Health:
             self._events.add("run-dir", "journal", "is written again", severity=Severity.INFO)
 
     async def watch(self, notifier: Notifier) -> None:
-        """Say that we live, as long as we do, and measure how long the loop was busy."""
-        period = min((notifier.watchdog_seconds or 10.0) / 3, 5.0)
+        """Notify systemd's watchdog while the daemon is healthy, and measure the loop's delay."""
+        # Three times in the watchdog's time, so that a late one does not end the daemon.
+        period = min((notifier.watchdog_seconds or _WATCHDOG_S) / 3, _LONGEST_PERIOD_S)
         while True:
-            asked = time.monotonic()
+            began = time.monotonic()
             await asyncio.sleep(period)
-            self.loop_lag_s = max(time.monotonic() - asked - period, 0.0)
+            self.loop_lag_s = max(time.monotonic() - began - period, 0.0)
             self.worst_loop_lag_s = max(self.worst_loop_lag_s, self.loop_lag_s)
             self.report_journal()
             if not self.unhealthy():

@@ -1,7 +1,7 @@
-"""Where the node's cgroups are and what its kernel can do: found at start, looked at again later.
+"""The node's cgroup layout and its kernel's features, found at start and checked again later.
 
-The pods' root may not be there yet when the daemon starts: a node's first pod makes it. Modules and
-switches of the kernel come and go.
+The pods' root may not exist yet when the daemon starts: a node's first pod creates it. Modules and
+switches of the kernel may change while the daemon runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("koordlet")
 
 
 class NodeKernel:
-    """The layout in force and what was probed. Belongs to the event loop."""
+    """The layout in force and the probed features. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class NodeKernel:
         workers: Workers,
         changed: Callable[[Layout], None],
     ) -> None:
-        """changed: takes a layout into force; called again after the new one was probed."""
+        """changed: called with a new layout, and again after its kernel was probed."""
         self._config = config
         self._host = host
         self._rules = rules
@@ -54,13 +54,13 @@ class NodeKernel:
         return self.probed is not None and self.probed.burst_above_quota
 
     async def find(self) -> Layout:
-        """Find the layout at start; raises DiscoveryError where there are no cgroups."""
+        """Find the layout at start; raises DiscoveryError if there are no cgroups."""
         layout = await self._discover(())
         self._take(layout)
         return layout
 
     async def probe(self) -> None:
-        """Find out what the kernel can do now."""
+        """Probe the kernel's features."""
         layout = self.layout
         if layout is None:
             return
@@ -69,14 +69,14 @@ class NodeKernel:
         self._rules.change(kernel=self.probed.facts)
 
     async def probe_again(self) -> None:
-        """Find out what has changed; what cannot be found out leaves the last facts in force."""
+        """Probe the kernel's features again; if that fails, the last facts stay in force."""
         try:
             await self.probe()
         except OSError as error:
             self._events.add("kernel", "kernel", f"cannot be probed: {error}")
 
     async def look_at_cpus(self) -> None:
-        """Find out which CPUs pods can have now: they go offline and come back."""
+        """Read which CPUs pods can have now: CPUs go offline and come back."""
         if self.layout is None or self.probed is None:
             return
         loop = asyncio.get_running_loop()
@@ -88,8 +88,8 @@ class NodeKernel:
     async def find_kubepods(self, live: Iterable[str]) -> None:
         """Look for the pods' root while it is not known, and probe there. live: pods' cgroups.
 
-        One that is known is looked for again when more pods lie in another (kubelet was restarted
-        with another cgroup driver), or when it is gone and there is another.
+        A known root is looked for again when more pods are in another one (kubelet was restarted
+        with another cgroup driver), or when it is gone and another exists.
         """
         if self._looking or self.layout is None:
             return
@@ -97,7 +97,7 @@ class NodeKernel:
         try:
             known = self.layout.kubepods
             if known:
-                # The known one first: it wins where as many lie in another.
+                # The known root first: it wins if another has as many pods.
                 live = sorted(live, key=lambda path: not path.startswith(f"{known}/"))
                 if kubepods_of(live) in ("", known):
                     if await self._is_there(self.layout):

@@ -1,4 +1,4 @@
-"""The daemon's numbers as `koordlet.exposition.metrics` reads them, when somebody asks."""
+"""The daemon's numbers, as `koordlet.exposition.metrics` reads them at each scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the configuration again: what takes effect at once, and what a restart is needed for."""
+"""Reloads the configuration: some fields take effect at once, the others need a restart."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from koordlet.events import Severity
 _LIVE: Final = frozenset(
     {"feature_gates", "compat", "disable_unset_cpu_quota", "hami_core_library", "log"}
 )
-"""Fields that take effect without a restart; of `log` all but the format."""
+"""Fields that take effect without a restart; all of `log` except the format."""
 
 
 def merged(in_force: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
-    """Return what is in force from now on, and the fields that would need a restart to change.
+    """Return the configuration in force from now on, and the changed fields that need a restart.
 
     Fields are named as the file writes them: `http.address`.
     """
@@ -41,7 +41,7 @@ def _differences(one: Section, other: Section, prefix: str = "") -> Iterator[str
 
 
 def reload(parts: Parts, read: Callable[[], Config]) -> None:
-    """Read configuration and objects again; a configuration that is no good changes nothing."""
+    """Read configuration and objects again; a bad configuration changes nothing."""
     try:
         config, late = merged(parts.config, read())
     except (InputError, InputErrors) as error:

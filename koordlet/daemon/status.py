@@ -1,4 +1,4 @@
-"""What `koordctl status` shows, as plain data; docs/operations.md names the fields."""
+"""The data of `koordctl status`; docs/operations.md describes the fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from koordlet.planning.explain import Plain
 
 
 def of_daemon(parts: Parts) -> Plain:
-    """Return how everything stands but the values, which `of_reconciler` tells."""
+    """Return the daemon's state, except for passes and values (`of_reconciler`)."""
     pods, containers = parts.state.counts
     policies = parts.rules.states()
     return {
@@ -163,7 +163,7 @@ def _kernel(parts: Parts) -> Plain:
 
 
 def of_reconciler(parts: Parts) -> Plain:
-    """Return how passes and values stand. Waits for a pass: for a worker thread."""
+    """Return the state of passes and values. Waits for a pass, so for a worker thread only."""
     reconciler = parts.passes.reconciler
     if reconciler is None:
         return {}

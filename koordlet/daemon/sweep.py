@@ -1,4 +1,4 @@
-"""What nobody tells: containers whose start was missed, sandboxes whose end was missed."""
+"""Finds container starts and sandbox ends that no event reported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 
 SWEEP_S: Final = 60.0
+"""Between two sweeps. Chosen: lost events are rare, and a sweep costs one stat(2) for each sandbox
+without containers. Twice the value doubles how long a lost end is unnoticed."""
 _START_PATIENCE_S: Final = 30.0
+"""After this time a created container counts as started. Chosen: runtimes start containers within
+seconds. Twice the value doubles how long a container whose start was lost has no repaired
+values."""
 
 
 class Sweep:
-    """Looks at the state and at the directories. Belongs to the event loop."""
+    """Compares the state with the directories. Belongs to the event loop."""
 
     def __init__(
         self, *, state: NodeState, host: Host, workers: Workers, changed: Callable[[str], None]
@@ -28,7 +33,7 @@ class Sweep:
         self._missing_once: set[str] = set()
 
     async def run(self, layout: Layout) -> None:
-        """Drop sandboxes whose directories are gone twice in a row."""
+        """Count overdue containers as started; drop sandboxes whose directories are gone twice."""
         if self._state.start_overdue(_START_PATIENCE_S):
             self._changed("start-container")
         candidates = self._state.stale_candidates()

@@ -1,1 +1,1 @@
-"""The engine in force: its rules, its timing, and the policies of the site."""
+"""The engine in force: its rules, the timing of its policies, and site policies."""

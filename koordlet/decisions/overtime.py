@@ -1,7 +1,7 @@
-"""Bounding how long a call of somebody else's code may take: it is struck in the middle.
+"""Limits the duration of a call into a site policy, by raising `Overtime` inside the call.
 
-In the main thread a timer of the kernel does it, in any other a watching thread. Either way the
-call ends with `Overtime`, which such code does not catch with its own errors.
+In the main thread a kernel timer raises it, in other threads a watching thread. `Overtime` is not
+an `Exception`, so a policy that catches its own errors does not catch it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Final, TypeVar
 _T = TypeVar("_T")
 
 _STRIKE_AGAIN_S: Final = 0.1
-"""Long enough for a struck call to leave, short enough against one that swallows the strike."""
+"""After this time `Overtime` is raised again. Chosen: long enough for an interrupted call to end,
+and short for a call that catches it. Twice the value doubles how long such a call lasts."""
+_SETTLE_POLL_S: Final = 0.0002
+"""How often a call that has ended checks whether a late `Overtime` has arrived: a fraction of the
+watcher's period, so the wait stays short."""
 
 
 class Overtime(BaseException):
@@ -39,19 +43,19 @@ class Alarm:
         """Return what `call` returns; raises Overtime in it after `limit_s` seconds."""
         try:
             try:
-                # Again and again: a policy that swallows the first one is struck by the next.
+                # Periodically: a policy that catches the first one meets the next.
                 signal.setitimer(signal.ITIMER_REAL, limit_s, _STRIKE_AGAIN_S)
                 return call()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except Overtime:
-            # It may have struck on the way to the line above.
+            # The timer may have fired before the line above was reached.
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise
 
 
 class _Call:
-    """One call under watch. settled: the watcher will not strike any more, or has."""
+    """A watched call. struck: `Overtime` is being raised in it. settled: the watcher is done."""
 
     __slots__ = ("deadline", "settled", "struck", "thread")
 
@@ -65,12 +69,14 @@ class _Call:
 class Interrupter:
     """Bounds calls in threads other than the main one, where no signal arrives.
 
-    A watching thread raises Overtime inside the thread of a call that is overdue. It announces the
-    strike before it looks whether the call still runs, so a call that ends meanwhile waits for the
-    strike to be settled, and no strike ever hits what comes after the call.
+    A watching thread raises Overtime inside the thread of a call that is overdue. It sets `struck`
+    before it checks whether the call still runs, so a call that ends in between waits until the
+    watcher is done. So Overtime is never raised after the call.
     """
 
     _PERIOD_S: Final = 0.002
+    """How often deadlines are checked while a call runs: less than half of the default limit of 5
+    ms. Twice the value lets calls run that much longer, half of it doubles the wake-ups."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
@@ -89,14 +95,14 @@ class Interrupter:
             finally:
                 self._end(watched)
         except Overtime:
-            # It may have struck on the way to the line above.
+            # It may have been raised before `_end` was reached.
             self._end(watched)
             raise
 
     def _end(self, watched: _Call) -> None:
         self._calls.pop(watched.thread, None)
         while watched.struck and not watched.settled:
-            time.sleep(0.0002)
+            time.sleep(_SETTLE_POLL_S)
 
     def _ensure_watching(self) -> None:
         if self._thread is None or not self._thread.is_alive():

@@ -1,7 +1,7 @@
-"""The engine in force: built anew when an object, a fact or a setting changes, swapped as a whole.
+"""The engine in force: rebuilt when an object, a fact or a setting changes, and swapped as a whole.
 
-Changes come in bursts (a NodeSLO may change ten times a second), so building waits a moment and
-takes all of them at once; what did not change costs nothing.
+Changes come in bursts (a NodeSLO may change ten times a second), so a rebuild waits a moment and
+takes all of them at once. Rules whose inputs did not change are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rules:
     def __init__(
         self, inputs: NodeInputs, events: Events, swapped: Callable[[Engine], None], *, delay: float
     ) -> None:
-        """swapped: called after each swap. delay: how long to gather changes, in seconds."""
+        """swapped: called after each swap. delay: how long changes are gathered, in seconds."""
         self._events = events
         self._swapped = swapped
         self._delay = delay
@@ -44,7 +44,7 @@ class Rules:
 
     @property
     def inputs(self) -> NodeInputs:
-        """The newest inputs, also while they are not built yet."""
+        """The newest inputs, even if the engine is not built from them yet."""
         return self._inputs
 
     @property
@@ -59,13 +59,13 @@ class Rules:
             self._soon()
 
     def change_site_policies(self, policies: Sequence[Policy]) -> None:
-        """Take these policies of the site in place of the ones before."""
+        """Replace the site policies."""
         if tuple(policies) != self._site:
             self._site = tuple(policies)
             self._soon()
 
     def build_now(self) -> None:
-        """Build and swap at once."""
+        """Rebuild and swap at once."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,11 @@
-"""Policies of the site: found, loaded on change, and kept from harming anybody.
+"""Site policies: an operator's own policy files, loaded on change and isolated from the daemon.
 
-A file of `policies.d` runs as root inside the daemon, so it, its directory and the way there must
-belong to root or the daemon's user and be writable by nobody else, and the file must lie there
-itself: a link would be checked here and changed elsewhere. It is off by default altogether. A file
-that fails to load keeps its last good policy. A call that fails or takes too long costs that policy
-its claims for that subject until the file changes, with an event; after several subjects the policy
-is off as a whole, because every slow call is a pod that waits. What a policy may claim is
-`hooks.site`'s business.
+The feature is off by default. A file of `policies.d` runs as root inside the daemon. So the file,
+its directory and all directories above must belong to root or the daemon's user and must not be
+writable by others. A symbolic link is refused, since its target could change unchecked. If a file
+fails to load, its last good policy stays. If a call fails or takes too long, the policy is off for
+that subject until its file changes, with an event; after several subjects it is off for all,
+because a pod waits for every slow call. `hooks.site` defines what a policy may claim.
 """
 
 from __future__ import annotations
@@ -36,10 +35,15 @@ from koordlet.events import Events, Severity
 _LOG = logging.getLogger("koordlet.site")
 
 LOAD_LIMIT_S: Final = 2.0
+"""How long loading one file may take. Chosen: many times an import of a few modules, and loading
+runs in a worker thread. Twice the value delays the other files of a start that much longer."""
 MOST_FILES: Final = 64
-MOST_SUBJECTS_OFF: Final = 8
-"""A policy that is off for so many subjects is off for all."""
 _MAX_FILE_BYTES: Final = 1 << 20
+"""Bounds of the directory. Chosen: many times what an operator maintains, so that a wrong directory
+is an error. Twice the values allow twice the time of a load."""
+MOST_SUBJECTS_OFF: Final = 8
+"""A policy that is off for so many subjects is off for all. Chosen: at the default limit of 5 ms
+that is 40 ms of waiting pods. Twice the value doubles that."""
 
 
 class SiteLoader:
@@ -120,7 +124,7 @@ class SiteLoader:
             problem = "is a symbolic link: copy the file" if link else error.strerror or str(error)
             return (before[1] if before else None), problem
         except InputError as error:
-            # Whoever reports it names the file.
+            # The caller reports the problem together with the file.
             policy, problem = None, error.problem if not error.field else str(error)
         except InputErrors as error:
             policy, problem = None, str(error)
@@ -163,24 +167,24 @@ class SiteLoader:
 
 
 class SiteGuard:
-    """Calls site policies within their time, and remembers where they are off."""
+    """Calls site policies within their time limit, and records where they are off."""
 
     def __init__(
         self, events: Events, limit_s: float, run: Callable[[Callable[[], Any], float], Any]
     ) -> None:
-        """run: bounds a call in seconds, raising Overtime: that of `Alarm` or `Interrupter`."""
+        """run: `Alarm.run` or `Interrupter.run`, which raise Overtime after a time in seconds."""
         self._events = events
         self._limit_s = limit_s
         self._run = run
         self._off: dict[str, set[str]] = {}
 
     def forget(self) -> None:
-        """Policies changed: they start anew."""
+        """Forget all failures, since the policies changed."""
         self._off = {}
 
     @property
     def off(self) -> dict[str, int]:
-        """Return policy -> for how many subjects it is off."""
+        """Policy -> number of subjects that it is off for."""
         return {policy: len(subjects) for policy, subjects in self._off.items()}
 
     def __call__(
@@ -217,7 +221,7 @@ class SiteGuard:
 
 
 class Site:
-    """The loader and the two guards of a daemon. Must be made in the main thread."""
+    """The loader and the two guards of a daemon. Must be created in the main thread."""
 
     def __init__(self, config: Config, events: Events) -> None:
         self._limit_s = config.site_policies.time_limit
@@ -227,7 +231,7 @@ class Site:
         self.repair_guard = SiteGuard(events, self._limit_s, self._interrupter.run)
 
     def plan_guard(self) -> SiteGuard:
-        """Return a guard for one plan, in a worker thread; it tells nobody."""
+        """Return a guard for one plan in a worker thread; it adds no events."""
         return SiteGuard(Events(), self._limit_s, self._interrupter.run)
 
 
@@ -240,7 +244,7 @@ class _Stamp(msgspec.Struct, frozen=True):
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
-    """Return what tells that a file is another one, or others may write it now."""
+    """Return the attributes that show that a file, its owner or its mode changed."""
     return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_uid, status.st_mode)
 
 
@@ -257,7 +261,7 @@ def _ownership_problem(status: os.stat_result) -> str:
 
 
 def _exposed_above(directory: str) -> tuple[str, str] | None:
-    """Return (directory, problem) where others could put another directory in this one's place."""
+    """Return (directory above, problem) if another user could replace `directory`."""
     for path in (directory, os.path.realpath(directory)):
         while (path := os.path.dirname(path)) != "/":
             status = os.stat(path)

@@ -1,4 +1,4 @@
-"""Following the directory of the site's policies: what loads goes into the rules."""
+"""Watches the directory of site policies, and puts the loaded ones into the rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SiteWatch:
         events: Events,
         workers: Workers,
     ) -> None:
-        """deciders: they are told the names of the policies in force."""
+        """deciders: receive the names of the policies in force."""
         self._site = site
         self._config = config
         self._rules = rules
@@ -39,7 +39,7 @@ class SiteWatch:
         self._watch: DirectoryWatch | None = None
 
     async def load(self) -> None:
-        """Load what is new; a policy that cannot be loaded is told of and left out."""
+        """Load changed policies; a policy that cannot be loaded is left out, with an event."""
         loop = asyncio.get_running_loop()
         async with self._loading:
             policies, problems = await loop.run_in_executor(self._workers, self._site.loader.load)

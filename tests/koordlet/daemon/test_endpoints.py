@@ -62,7 +62,7 @@ def test_a_container_is_explained_from_the_field_to_the_kernel() -> None:
     [
         ("/explain?kind=pod&name=default/nope", 404, "no pod 'default/nope'"),
         ("/explain?kind=container&name=x", 404, "no container is known on this node"),
-        ("/explain?kind=file&name=/etc/passwd", 404, "koordlet wants nothing for /etc/passwd"),
+        ("/explain?kind=file&name=/etc/passwd", 404, "koordlet does not manage /etc/passwd"),
         ("/explain?kind=cow&name=x", 400, "one of pod, container, file, subject"),
         ("/explain?kind=pod", 400, "name is missing"),
         ("/nothing", 404, "not found"),
