@@ -42,23 +42,31 @@ LOCK: Final = "koordlet.lock"
 JOURNAL: Final = "journal"
 
 SWITCH_INTERVAL_S: Final = 0.0002
-"""How long the reconciler's thread may hold the interpreter while a hook waits. The default of 5 ms
-would stand in the tail of every hook's latency; below this, switching itself begins to cost."""
+"""How long the reconciler's thread may hold the interpreter while a hook waits. Python's default of
+5 ms would show in the tail of every hook's latency; below this value switching itself begins to
+cost."""
 
 _CAP_DAC_OVERRIDE: Final = 1
 """The bit of capabilities(7)."""
 
 _YOUNGEST: Final = 2000
-"""How many new objects are looked at together: about a third of a millisecond."""
+"""New objects between two collections of the youngest generation: about a third of a millisecond
+each. Twice the value doubles that pause and halves their number."""
 _LEAVE_S: Final = 5.0
-"""How long the end waits for threads that still ask somebody, or wait for the kernel."""
+"""How long the end waits for threads that wait for a source or the kernel. Chosen: half of the 10 s
+that upstream's DaemonSet allows. Twice the value would let kubelet kill the process."""
 _QUIET_S: Final = 5.0
+"""Without a hook for so long, a full collection may run. Chosen: the hooks of one pod's start are
+closer together. Twice the value finds fewer such moments."""
 _COLLECT_EVERY_S: Final = 600.0
+"""Between full collections. Chosen: cycles grow slowly here. Twice the value doubles the memory
+that they hold."""
 _COLLECT_AT_LAST_S: Final = 6 * 3600.0
+"""After this time a full collection runs even if the node is never quiet, for the same reason."""
 
 
 def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -> int:
-    """Run until told to stop; returns the exit status."""
+    """Run the daemon until a signal ends it; return the exit status."""
     open_files.raise_limit()
     if flags.without_effect:
         _LOG.info("flags without effect", extra={"flags": ",".join(flags.without_effect)})
@@ -108,13 +116,13 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
 
 
 def _leave_soon(status: int) -> None:
-    """End the process even if a worker thread does not: all that has to be closed is closed.
+    """End the process even if a worker thread does not end: everything else is closed by now.
 
-    A thread may wait for a file server that is away, or for a pass that is stuck in the kernel.
+    A thread may wait for a file server that is away, or for a kernel write.
     """
 
     def leave() -> None:
-        _LOG.warning("left with a thread that did not end: a source or the kernel does not answer")
+        _LOG.warning("ended with a thread still running: a source or the kernel does not answer")
         os._exit(status)
 
     timer = threading.Timer(_LEAVE_S, leave)
@@ -123,13 +131,13 @@ def _leave_soon(status: int) -> None:
 
 
 async def _collect_when_quiet(daemon: Daemon) -> None:
-    """Keep the garbage collector out of the hooks' way.
+    """Run full garbage collections only while no hooks arrive.
 
-    A full collection looks at every object of the daemon and takes tens of milliseconds, with the
-    interpreter held. Almost everything here is freed by its reference count, so only the youngest
-    objects are looked at as usual; what survives them is set aside every second (which costs
-    nothing), and looked at when no hook has come for a while: every ten minutes, and after a
-    runtime's list, of which the C library would keep the memory.
+    A full collection traverses every object of the daemon and holds the interpreter for tens of
+    milliseconds. Reference counts free almost all objects here, so only the youngest generation is
+    collected as usual. Surviving objects are frozen every second, which costs nothing. They are
+    collected when no hook has come for a while: every ten minutes, and after a runtime's list,
+    whose memory the C library would keep otherwise.
     """
     gc.set_threshold(_YOUNGEST, 1_000_000, 1_000_000)
     gc.collect()
@@ -152,13 +160,13 @@ async def _collect_when_quiet(daemon: Daemon) -> None:
             gc.unfreeze()
             gc.collect()
             gc.freeze()
-            # In a thread: ctypes lets go of the interpreter while the C library works.
+            # In a thread: ctypes releases the interpreter while the C library works.
             await asyncio.to_thread(give_back)
             collected_at = loop.time()
 
 
 def prepare_run_dir(path: str) -> None:
-    """Make the run directory, for its owner only; OSError when it cannot be ours alone."""
+    """Make the run directory, for its owner only; OSError if others could write in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -185,7 +193,7 @@ def daemon_lock(run_dir: str) -> Iterator[None]:
 
 
 def writes_for_root(status: str = "/proc/self/status") -> bool:
-    """Tell whether this process may write root's files: as root, or with CAP_DAC_OVERRIDE."""
+    """Return whether this process may write root's files: as root, or with CAP_DAC_OVERRIDE."""
     if os.geteuid() == 0:
         return True
     with open(status, encoding="ascii", errors="replace") as file:
@@ -194,9 +202,9 @@ def writes_for_root(status: str = "/proc/self/status") -> bool:
 
 
 def restore(config: Config) -> int:
-    """Put back every value that a daemon changed; refuses while one runs. Returns the exit status.
+    """Restore every value that a daemon changed; refuse while one runs. Return the exit status.
 
-    0: all originals stand again. 1: some do not, or it is not known which values were changed.
+    0: all originals are in force. 1: some are not, or it is not known which values were changed.
     """
     try:
         if not _ran_before(config):
@@ -213,7 +221,7 @@ def restore(config: Config) -> int:
 
 
 def _ran_before(config: Config) -> bool:
-    """Tell whether a daemon left anything in the run directory. Raises OSError."""
+    """Return whether a daemon left files in the run directory. Raises OSError."""
     for name in (JOURNAL, LOCK):
         try:
             os.stat(f"{config.run_dir}/{name}")

@@ -1,4 +1,4 @@
-"""What the daemon serves: the admin socket, metrics and health over HTTP, the hook service."""
+"""The daemon's endpoints: admin socket, metrics and health over HTTP, and the hook service."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Endpoints:
         self._admin: Server | None = None
 
     async def open(self) -> None:
-        """Serve what the configuration asks for.
+        """Open the configured endpoints.
 
-        Raises OSError when the admin socket cannot be served for another reason than a run
-        directory that takes no new files.
+        Raises OSError when the admin socket cannot be served, unless the run directory is read-only
+        or full.
         """
         try:
             await self._open_admin()
@@ -46,7 +46,7 @@ class Endpoints:
         await self.open_missing()
 
     async def open_missing(self) -> None:
-        """Serve what is not served: a port that was taken, sockets that could not be made."""
+        """Open endpoints that are not served: a port in use, a socket that could not be made."""
         if self._http_missing:
             await self._open_http()
         if self._admin is None:
@@ -59,11 +59,11 @@ class Endpoints:
             self._hook_server.register_if_missing()
 
     async def open_hook_service(self) -> None:
-        """Answer the runtime proxy, if there is to be one; tried again while it fails."""
+        """Serve the hook service, if it is configured; tried again while it fails."""
         config = self._parts.config.hook_service
         if not config.enabled:
             return
-        # Imports gRPC, which a daemon without a runtime proxy does not pay for.
+        # Imports gRPC: only where a runtime proxy is used.
         from koordlet.transports.hook_service import HookAnswers, HookServer
 
         parts = self._parts
@@ -100,7 +100,7 @@ class Endpoints:
         self._admin = admin
 
     async def _open_admin_late(self) -> None:
-        """The run directory took no socket at the start; hooks do not depend on it."""
+        """Open the admin socket if that failed at the start; hooks do not depend on it."""
         try:
             await self._open_admin()
         except OSError as error:
@@ -116,21 +116,21 @@ class Endpoints:
             )
 
     async def _open_admin_again(self) -> None:
-        """Somebody cleaned the run directory: koordctl has to reach the daemon all the same."""
+        """Open the admin socket again after its file was removed, so that koordctl can connect."""
         unreachable = self._admin
         try:
             await self._open_admin()
         except OSError as error:
             problem = f"{error.strerror or error}; make it again, and restart koordlet"
         else:
-            problem = "it serves again; what else was in the directory is made anew by a restart"
+            problem = "it serves again; a restart makes the directory's other files again"
             if unreachable is not None:
                 self._servers.remove(unreachable)
                 await unreachable.close()
         self._parts.events.add("admin", self._admin_path, f"was removed: {problem}")
 
     async def _open_http(self) -> None:
-        """A port that is taken costs metrics and health, not the node's care."""
+        """Serve metrics and health. If the port is in use, the daemon works without them."""
         registries = Registries(DaemonReadings(self._parts))
 
         def exposition(

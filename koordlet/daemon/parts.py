@@ -1,9 +1,8 @@
-"""What a daemon is made of, and who talks to whom.
+"""The composition root: makes the daemon's parts and connects them.
 
-Everything is made here and nothing is started: `koordlet.daemon.daemon` does that. The parts know
-each other through what they are given; where one calls back, it calls a method of `Parts`, which
-passes it on. The event loop owns all mutable state; whatever touches a disk or the kernel runs in
-the worker threads or in the reconciler's.
+Nothing is started here: `koordlet.daemon.daemon` does that. A part gets others in its constructor;
+where it calls back, it calls a method of `Parts`, which forwards the call. The event loop owns all
+mutable state. I/O on disks and the kernel runs in the worker threads or in the reconciler's thread.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class Parts:
         background: Background,
         displaced: Callable[[LockHeld], None],
     ) -> None:
-        """displaced: called when another daemon turns out to have this node's pods."""
+        """displaced: called when another daemon has the lock of this node's pods."""
         self.config = config
-        """In force: a reload replaces it."""
+        """The configuration in force; a reload replaces it."""
         self.node_name = config.node_name
         self.started_at = time.time()
         self._started = time.monotonic()
@@ -146,7 +145,7 @@ class Parts:
             pass_interval_s=config.intervals.reconcile,
         )
 
-    # --- what several of them need -------------------------------------------------------------
+    # --- for several parts ---------------------------------------------------------------------
 
     @property
     def uptime_s(self) -> float:
@@ -197,7 +196,7 @@ class Parts:
             self.spawn("kubepods", self.find_kubepods())
 
     async def find_kubepods(self) -> None:
-        """A node's first pod makes the pods' root: look where it is, and what it can do."""
+        """Find and probe the pods' root, which a node's first pod creates."""
         live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
         await self.kernel.find_kubepods(live)
 

@@ -1,8 +1,8 @@
-"""From changes of the state to the reconciler: single pods at once, else a pass over the node.
+"""Leads changes of the state to the reconciler: of single pods as pod updates, others as passes.
 
-The state belongs to the event loop. What an event changes of one pod is handed to the reconciler's
-thread right after the reply; what may change anything has a pass run, for which the loop makes a
-snapshot when the pass begins. No pass runs while another daemon holds this node's pods.
+The state belongs to the event loop. Changes of one pod are queued for the reconciler's thread soon
+after the reply. Changes that may concern any subject trigger a pass; the event loop makes its
+snapshot when the pass begins. No pass runs while another daemon has the lock of this node's pods.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ _LOG = logging.getLogger("koordlet")
 
 _GATHER_S: Final = 0.05
 """How long changes of pods are gathered. Containers have their values from the runtime by then, so
-what is left is to note and to compare, which for several at a time costs less."""
+only noting and comparing is left, which costs less for several pods at a time. Twice the value
+doubles the time until values that a reply cannot deliver are in force."""
 
 _SNAPSHOT_PATIENCE_S: Final = 10.0
-"""How long a pass waits for the event loop: hooks and endpoints answer within milliseconds, so a
-loop that is silent for longer is stuck, and the watchdog's business."""
+"""How long a pass waits for the event loop. Chosen: the loop answers within milliseconds, so after
+this time it is stuck, and systemd's watchdog restarts the daemon. Twice the value changes
+nothing."""
 
 _MOST_ENDED: Final = 16384
+"""Ended containers whose deliveries the next pass forgets. Chosen: passes are seconds apart, so
+this is far more than a node ends; what is beyond it is forgotten later by its age."""
 
 
 class Passes:
-    """The reconciler and what it works from. Belongs to the event loop, but where it says so."""
+    """The reconciler and its inputs. Belongs to the event loop, except where stated."""
 
     def __init__(
         self,
@@ -68,10 +72,9 @@ class Passes:
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
     ) -> None:
-        """decide: decides about one subject. lock: what keeps other daemons away; None where there
-        are none. published: called after each snapshot. displaced: called when another daemon
-        turns out to have this node's pods. cpus_changed: called when pods can have other CPUs than
-        the rules know.
+        """decide: decides about one subject. lock: excludes other daemons; None for no lock.
+        published: called after each snapshot. displaced: called when another daemon has the lock of
+        this node's pods. cpus_changed: called when pods can have other CPUs than the rules know.
         """
         self._config = config
         self._host = host
@@ -86,12 +89,12 @@ class Passes:
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._pods: set[str] = set()
-        """Pods that have changed since they were handed over, by uid."""
+        """Uids of pods that have changed since they were queued for the reconciler."""
         self._new_pods: set[str] = set()
-        """Those that should not wait."""
+        """Uids of new pods, which are queued at once."""
         self._gathering: asyncio.TimerHandle | None = None
         self._appeared_at = -math.inf
-        """When a new pod was last handed over by itself."""
+        """When a new pod was last queued at once."""
         self._scheduled = False
         self._stale = False
         self._passed_at = time.monotonic()
@@ -107,7 +110,7 @@ class Passes:
     # --- life ----------------------------------------------------------------------------------
 
     def claim(self, layout: Layout) -> None:
-        """Keep other daemons away; raises LockHeld when another one has this node's pods."""
+        """Lock this node's pods; raises LockHeld when another daemon has the lock."""
         if self._lock is not None:
             self._lock.hold(layout)
 
@@ -137,13 +140,13 @@ class Passes:
         self.reconciler.start()
 
     def set_layout(self, layout: Layout, *, burst_above_quota: bool) -> None:
-        """Work with another layout from the next pass on."""
+        """Use another layout from the next pass on."""
         self._layout = layout
         if self.reconciler is not None:
             self.reconciler.set_layout(layout, burst_above_quota=burst_above_quota)
 
     async def stop(self) -> None:
-        """End the thread after the pass in progress, and let another daemon in."""
+        """End the thread after the pass in progress, and release the lock."""
         if self.reconciler is not None:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, self.reconciler.stop):
@@ -157,16 +160,16 @@ class Passes:
     # --- changes -------------------------------------------------------------------------------
 
     def state_changed(self, reason: str) -> None:
-        """Have a pass over the whole node run soon."""
+        """Request a pass over the whole node."""
         self._stale = True
         self._reasons.add(reason)
         self._soon()
 
     def pod_appeared(self, uid: str) -> None:
-        """A pod is about to run: have the values of its own group in force at once.
+        """A pod is about to run: write the values of its own group at once.
 
-        In a burst of new pods the first is looked at by itself, and the others are gathered: else
-        the thread would take the processor from the hooks that follow each other.
+        In a burst of new pods the first is queued at once, and the others are gathered. Otherwise
+        the reconciler's thread would take the processor from the hooks of the burst.
         """
         now = asyncio.get_running_loop().time()
         if now - self._appeared_at < _GATHER_S:
@@ -178,37 +181,37 @@ class Passes:
         self._soon()
 
     def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
-        """Have a pod looked at soon, together with others; if it can wait, when others are."""
+        """Queue a pod soon, together with others. can_wait: only when others are queued."""
         self._stale = True
         self._pods.add(uid)
         if not can_wait and self._gathering is None:
             loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(_GATHER_S, self._hand_over_pods)
+            self._gathering = loop.call_later(_GATHER_S, self._queue_gathered)
 
     def _soon(self) -> None:
-        """Hand over what has changed once the reply is on its way, and all of it together."""
+        """Pass all changes on together, after the reply."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            asyncio.get_running_loop().call_soon(self._pass_on)
 
-    def _hand_over(self) -> None:
+    def _pass_on(self) -> None:
         self._scheduled = False
         if self._new_pods:
             pods, self._new_pods = self._new_pods, set()
             if self._layout is not None and not self._layout.kubepods:
                 self._reasons.add("first pod")  # with the snapshot, the pods' root is looked for
             else:
-                self._hand(pods)
+                self._queue(pods)
         if self._reasons and self.reconciler is not None:
             reasons, self._reasons = self._reasons, set()
             self.reconciler.trigger(",".join(sorted(reasons)))
 
-    def _hand_over_pods(self) -> None:
+    def _queue_gathered(self) -> None:
         self._gathering = None
         pods, self._pods = self._pods, set()
-        self._hand(pods)
+        self._queue(pods)
 
-    def _hand(self, uids: Collection[str]) -> None:
+    def _queue(self, uids: Collection[str]) -> None:
         if self.reconciler is not None and uids:
             engine = self._rules.engine
             qos = self._state.qos_subjects() if engine.claims_at(Level.QOS) else ()
@@ -217,11 +220,11 @@ class Passes:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Everything that is known now. For the event loop."""
+        """The state and the engine as of now. For the event loop."""
         if self._stale or self._snapshot.engine is not self._rules.engine:
             self._stale = False
             self._snapshot = self._state.snapshot(self._rules.engine)
-            # It has all that was handed over, or waits to be.
+            # The snapshot has all pods that are queued or waiting.
             self._pods, self._new_pods = set(), set()
             if self.reconciler is not None:
                 self.reconciler.snapshot_made()
@@ -229,7 +232,7 @@ class Passes:
         return self._snapshot
 
     def ended(self, container_id: str) -> None:
-        """A container has ended: what it was handed over is forgotten after a pass."""
+        """A container has ended: its deliveries are forgotten after a pass."""
         self._ended.append(container_id)
 
     # --- passes, in the reconciler's thread ----------------------------------------------------
@@ -243,12 +246,12 @@ class Passes:
             raise
         if pods_cpus(self._host, self._layout) != self._rules.inputs.kernel.pods_cpus:
             self._loop.call_soon_threadsafe(self._cpus_changed)
-        # What was handed over before an end is in the journal when this pass is done.
+        # Deliveries that were noted before an end are in the journal when this pass is done.
         self._ended_before_pass = [self._ended.popleft() for _ in range(len(self._ended))]
         return self._snapshot_of_loop()
 
     def _snapshot_of_loop(self) -> Snapshot:
-        """Have the event loop make the snapshot, as the state belongs to it, and wait for it."""
+        """Have the event loop, which owns the state, make the snapshot, and wait for it."""
         made: Future[Snapshot] = Future()
 
         def make() -> None:
@@ -269,10 +272,10 @@ class Passes:
         self._passed_at = time.monotonic()
         self._forget_deliveries()
         if self.reconciler is not None:
-            # Taken here, because a scrape must not wait for a pass.
+            # Read here, because a scrape must not wait for a pass.
             self.values = self.reconciler.states()
-            told = {resource for resource, _ in self.values} & OF_PROCESSES
-            self.of_processes = self.reconciler.standing(told) if told else ()
+            shown = {resource for resource, _ in self.values} & OF_PROCESSES
+            self.of_processes = self.reconciler.standing(shown) if shown else ()
         if self._rules.inputs.kernel.resctrl is not None:
             self.resctrl_groups = tuple(resctrl_groups.groups(self._host))
         if report.written or report.failed or report.restored:
@@ -290,7 +293,7 @@ class Passes:
             )
 
     def _forget_deliveries(self) -> None:
-        """Forget what was handed over for containers that ended, most of all unstarted ones."""
+        """Forget the deliveries of ended containers; those of unstarted ones never got a group."""
         try:
             for container_id in self._ended_before_pass:
                 self._journal.forget_deliveries(container_id)
@@ -305,5 +308,5 @@ class Passes:
 
     @property
     def silent_s(self) -> float:
-        """For how long no pass was finished, in seconds; 0 before the first one began."""
+        """Seconds since a pass was finished; 0 before the first one began."""
         return time.monotonic() - self._passed_at if self.reconciler is not None else 0.0

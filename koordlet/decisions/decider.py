@@ -1,7 +1,7 @@
-"""Deciding, watched: timing of each policy, faults as events, site policies held in bounds.
+"""Decides with the engine, times each policy, reports faults as events, and limits site policies.
 
-Both callers of the engine go through here: the hooks (from the event loop) and the reconciler (from
-its thread). Counting is cheap and lock-free on each side; `koordlet.exposition.metrics` reads it.
+The hooks (on the event loop) and the reconciler (in its thread) have a decider each, so counting
+needs no lock. `koordlet.exposition.metrics` reads the counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from koordlet.events import Events, Severity
 from service.histogram import Histogram
 
 BOUNDS_MS: tuple[float, ...] = tuple(0.01 * 4**power for power in range(8))
-"""Upstream's buckets of hook durations, in milliseconds (koordlet.md 23.2)."""
+"""Upstream's buckets of hook durations, in milliseconds: docs/facts/koordlet.md, "Metrics"."""
 
 
 class Stage(StrEnum):
@@ -39,7 +39,7 @@ RepairKey = tuple[str, str, bool]
 
 
 class Decider:
-    """Decides with the given engine and notes what happened. One for each thread."""
+    """Decides with a given engine, and counts. One for each thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Decider:
         site_guard: Guard | None = None,
         later: Callable[[Callable[[], None]], Any] | None = None,
     ) -> None:
-        """later: counts and reports a hook's decision at a better time; None: at once."""
+        """later: defers the counting until after the reply of a hook; None: count at once."""
         self._events = events
         self._site_guard = site_guard
         self._later = later
@@ -99,7 +99,7 @@ class Decider:
         return faulty
 
     def _tell(self, fault: Fault, subject: Subject) -> None:
-        """Leave an event for a fault."""
+        """Add an event for a fault."""
         kind, severity = "bad-input", Severity.WARNING
         message = f"{fault.policy}: {fault.message}"
         if not fault.input_error:
@@ -116,7 +116,7 @@ def _observe(table: dict[tuple[str, str, bool], Histogram], key: TimingKey, took
 
 
 def name_of(subject: Subject) -> str:
-    """Return how people call a subject."""
+    """Return a subject's name for people."""
     if isinstance(subject, ContainerSubject):
         return f"{subject.pod.obj} container {subject.name}"
     if isinstance(subject, PodSubject | SandboxSubject):

@@ -1,1 +1,1 @@
-"""The reconciler: what is wanted of every subject, when to look, and the pass that makes it so."""
+"""The reconciler: desired values of every subject, triggers, and passes that write what differs."""

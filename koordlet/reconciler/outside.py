@@ -1,4 +1,4 @@
-"""Outside changes: somebody else wrote one of the files that something is wanted of (inotify)."""
+"""Outside changes: writes by other programs to managed files, found with inotify."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ log = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """What others did. writes: how many. subjects: whose files; "" where it is not known."""
+    """Writes by others. writes: their number. subjects: the files' subjects; "" if not known."""
 
     writes: int
     subjects: Collection[str]
 
 
 class OutsideChanges:
-    """See the module. Belongs to whoever holds the reconciler's lock.
+    """See the module. Guarded by the reconciler's lock.
 
-    here: where this process finds a file of the host.
+    here: maps a path of the host to a path of this process.
     """
 
     def __init__(self, executor: Executor, *, here: Callable[[str], str]) -> None:
@@ -32,7 +32,7 @@ class OutsideChanges:
         self._failed = False
         self._watched_for: object = None
         self._nodes_own: dict[str, str] = {}
-        """The node's own path of a directory that lies elsewhere for this process."""
+        """This process's path of a directory -> the node's own path, where they differ."""
 
     def close(self) -> None:
         if self._inotify is not None:
@@ -40,13 +40,13 @@ class OutsideChanges:
             self._inotify = None
 
     def descriptors(self) -> list[int]:
-        """Return what can be read from when something changed."""
+        """Return the descriptors that become readable after a change."""
         return [] if self._inotify is None else [self._inotify.fileno()]
 
     def watch(self, wanted_for: object) -> None:
-        """Watch the directories of all files that something is wanted of.
+        """Watch the directories of all managed files.
 
-        wanted_for: the snapshot that they are wanted for; nothing is done for the same one again.
+        wanted_for: the snapshot of the desired values; a second call with the same does nothing.
         """
         if self._failed or self._watched_for is wanted_for:
             return
@@ -85,7 +85,7 @@ class OutsideChanges:
         for event in events:
             directory, _, name = event.path.rpartition("/")
             path = f"{self._nodes_own.get(directory, directory)}/{name}"
-            # An event without a path: some were lost, so anything may have changed.
+            # An event without a path means that events were lost: any file may have changed.
             owner = self._executor.owner(path) if event.path else ""
             if owner is not None and path not in own:
                 count += 1

@@ -1,7 +1,7 @@
-"""Pods that changed since the last pass, handed from the event loop to the reconciler's thread.
+"""The queue of changed pods from the event loop to the reconciler's thread.
 
-What is queued is what the next snapshot would say of these pods: whoever takes a snapshot empties
-the queue in the same moment, so neither ever overtakes the other.
+Queued subjects are those that the next snapshot would have. Making a snapshot empties the queue in
+the same step, so neither ever overtakes the other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class PodsQueue:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine under which the newest pods were queued."""
+        """The engine with which the newest pods were queued."""
         return self._engine
 
     def put(
         self, engine: Engine, pods: Mapping[str, Sequence[Subject]], qos: Sequence[Subject]
     ) -> None:
-        """Queue pods with their subjects, by uid; what was queued of the same pods is outdated.
+        """Queue pods with their subjects, by uid, in place of older ones of the same pods.
 
-        qos: the QoS directories, of which a policy may claim what their pods add up to.
+        qos: the QoS directories, whose values may depend on all their pods.
         """
         with self._lock:
             self._pods.update(pods)
@@ -50,5 +50,5 @@ class PodsQueue:
             return pods, qos
 
     def clear(self) -> None:
-        """A snapshot has been made, which has all of it."""
+        """Empty the queue: a snapshot with all its pods has been made."""
         self.take()

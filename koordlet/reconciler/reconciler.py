@@ -1,12 +1,12 @@
-"""The reconciler: decides for every subject again, and has the executor make it so.
+"""The reconciler: decides every subject again, and has the executor write what differs.
 
-A pass is a plain function of the snapshot and of what the kernel shows; the loop around it is three
-lines in a thread of its own, since a kernel write may block for seconds. A pass runs on the timer
-and at once after a trigger; triggers that come together make one pass.
+A pass is a plain function of the snapshot and of the kernel's values. The loop around it runs in
+its own thread, since a kernel write may block for seconds. A pass runs on the timer and at once
+after a trigger; triggers that come together lead to one pass.
 
-It is cheap while nothing changes: a decision is kept as long as subject and engine are the same, a
-file that reads as it did when it was last judged is not looked at further, and the thread gives way
-between slices, so that hook replies in the same process are not held up.
+A pass is cheap while nothing changes: a decision is kept as long as subject and engine are the
+same, a file with unchanged content is not judged again, and the thread pauses between slices, so
+that it does not delay hook replies in the same process.
 """
 
 from __future__ import annotations
@@ -38,13 +38,21 @@ from linux.resources import Resource
 log = logging.getLogger(__name__)
 
 _BUDGET_AGAIN_S: Final = 1.0
-"""Until then a second's worth of the write budget has come together."""
+"""The pause before a pass for writes that were deferred: the budget of a second has refilled by
+then. Twice the value halves the number of such passes and doubles each one's writes."""
 
 _LOOK_AGAIN_EVERY: Final = 6
+"""Every so many timer passes judge again what is not applied: once a minute by default. Twice the
+value doubles how long a value that has become possible is not noticed."""
 _PAUSE_S: Final = 0.0005
+"""The pause between slices: longer than the event loop needs to take the interpreter. Twice the
+value makes passes longer, and hooks no faster."""
 _AFTER_CRASH_S: Final = 0.05
+"""The pause after a failed pass, against a loop that fails at once each time."""
 _CRASH_LOG_EVERY_S: Final = 300.0
+"""How long the same defect is not logged again; as for events that repeat."""
 _MOST_OF_CRASH: Final = 300
+"""Characters of an error that `status` and `/readyz` show: about three lines."""
 
 
 class OnPass(Protocol):
@@ -92,9 +100,9 @@ class Reconciler:
         self._outside_pods: set[str] = set()
         """Subjects of pods in whose files others have written."""
         self._outside_at = math.inf
-        """When they are looked at, if not with a pod that changed before."""
+        """When they are looked at, unless another pod changes before."""
         self._pass_at = time.monotonic()
-        """When the timer runs off."""
+        """When the timer's next pass is due."""
 
     # -- for the daemon --------------------------------------------------------------------------
 
@@ -112,7 +120,7 @@ class Reconciler:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after the pass in progress; False when it has not ended in time."""
+        """End the thread after the pass in progress; return whether it ended in time."""
         self._stopping = True
         self._triggers.wake()
         if self._thread is None:
@@ -130,7 +138,7 @@ class Reconciler:
         self._triggers.close()
 
     def trigger(self, reason: str) -> None:
-        """Have a pass run soon. Any thread; never blocks."""
+        """Request a pass. Any thread; never blocks."""
         self._triggers.add(reason)
 
     def pods_changed(
@@ -148,16 +156,16 @@ class Reconciler:
         self._triggers.wake()
 
     def snapshot_made(self) -> None:
-        """A snapshot for the next pass has just been made: it has what is queued of pods."""
+        """Empty the queue of pods: a snapshot for the next pass, which has them, was made."""
         self._pods.clear()
 
     def set_layout(self, layout: Layout, *, burst_above_quota: bool = False) -> None:
-        """Work with another layout from the next pass on. Any thread; never blocks."""
+        """Use another layout from the next pass on. Any thread; never blocks."""
         self._new_layout = (layout, burst_above_quota)
         self.trigger("layout")
 
     def explain(self, subject_key: str) -> SubjectView | None:
-        """Return what is decided for a subject and how it stands; None if it is not known.
+        """Return a subject's decision and the states of its values; None if it is not known.
 
         Waits for a pass in progress.
         """
@@ -177,7 +185,7 @@ class Reconciler:
             ]
 
     def explain_file(self, path: str) -> list[tuple[str, ResourceView]]:
-        """Return (subject, view) of whatever is wanted for one file."""
+        """Return (subject, view) of the desired values of one file."""
         with self._lock:
             return [
                 (key, view)
@@ -187,7 +195,7 @@ class Reconciler:
             ]
 
     def restoring(self) -> list[ResourceView]:
-        """Return the originals that are still to be put back."""
+        """Return the originals that are still to be restored."""
         with self._lock:
             return self._executor.restoring()
 
@@ -197,7 +205,7 @@ class Reconciler:
             return self._executor.states()
 
     def standing(self, resources: Collection[Resource]) -> list[tuple[Subject, ResourceView]]:
-        """Return how everything stands that is wanted of some resources."""
+        """Return (subject, view) of every desired value of these resources."""
         with self._lock:
             return [
                 (known.subject, view)
@@ -209,29 +217,30 @@ class Reconciler:
 
     def run_once(self, *reasons: str) -> PassReport:
         """Run one pass now, in the calling thread."""
-        snapshot = self._snapshot_source()  # it may wait for others, who may wait for the lock
+        # Before the lock: it may wait for the event loop, which may wait for the lock.
+        snapshot = self._snapshot_source()
         with self._lock:
             return self._pass(reasons, snapshot)
 
     def update_pods_once(self) -> PassReport | None:
-        """Look at the queued pods now, in the calling thread.
+        """Process the queued pods now, in the calling thread.
 
-        Returns None, and leaves them to the next pass, if that has to look at the whole node first.
+        Returns None, and leaves them to the next pass, if engine or layout have changed.
         """
         with self._lock:
             return self._update_pods() if self._can_update_pods() else None
 
     def _can_update_pods(self) -> bool:
-        """Tell whether pods are queued, and all else is as the last pass left it."""
+        """Return whether pods are queued, and engine and layout are those of the last pass."""
         if not self._pods and not self._outside_pods:
             return False
         same = not self._pods or self._pods.engine is self._wishes.engine
         return same and self._new_layout is None
 
     def restore_all(self) -> PassReport:
-        """Put every original back: for the uninstall. Claims are ignored from here on.
+        """Restore every original, for the uninstall. Claims are ignored from here on.
 
-        Repeats while there is progress; what could not be put back stays in the journal.
+        Repeats while there is progress; values that cannot be restored stay in the journal.
         """
         with self._lock:
             started, cpu = time.monotonic(), time.thread_time()
@@ -331,7 +340,7 @@ class Reconciler:
         if self._outside is not None:
             self._outside.watch_more(self._executor.directories_of(update.subjects))
         if self._wishes.differs(qos):
-            self.trigger("pods")  # what the pods of a QoS class add up to is a matter of them all
+            self.trigger("pods")  # values of a QoS directory that depend on all its pods
         return PassReport(
             reasons=("pods",),
             subjects=len(subjects),
@@ -347,22 +356,22 @@ class Reconciler:
         )
 
     def _forget_outside(self) -> None:
-        """What others wrote until now is read now."""
+        """Forget noted writes by others: all files are read now."""
         self._outside_pods = set()
         self._outside_at = math.inf
 
     def _done(self, done: WriteReport) -> None:
-        """Count what was written, and look for what others wrote meanwhile."""
+        """Count the writes, and look for writes by others in the meantime."""
         self._stats = msgspec.structs.replace(
             self._stats,
             written=self._stats.written + done.written,
             failed=self._stats.failed + done.failed,
             restored=self._stats.restored + done.restored,
         )
-        # Events of our own writes are queued by now; what else there is came from others.
+        # The events of our own writes are queued by now; all other events are of others' writes.
         self._look_outside(own=done.paths)
         if any(path.endswith("/cgroup.subtree_control") for path in done.paths):
-            self.trigger("controllers")  # files that were missing are there now
+            self.trigger("controllers")  # files that were missing exist now
 
     @staticmethod
     def _pause() -> None:
@@ -375,7 +384,7 @@ class Reconciler:
             self._turn()
 
     def _turn(self) -> None:
-        """Wait for a reason and run one pass. A defect must not end repair for good."""
+        """Wait for a reason and run one pass. A defect must not end the thread."""
         try:
             reasons = self._wait()
             if self._stopping:
@@ -392,13 +401,13 @@ class Reconciler:
             if self._on_pass is not None:
                 self._on_pass(report)
             self._stats = msgspec.structs.replace(self._stats, crash="")
-        except Exception as error:  # noqa: BLE001 - it is told, and the next pass runs
-            # The next pass starts from what the kernel shows, so nothing is carried over.
+        except Exception as error:  # noqa: BLE001 - it is reported, and the next pass runs
+            # The next pass reads the kernel's values again, so no state has to be repaired.
             self._crashed(error)
             time.sleep(_AFTER_CRASH_S)
 
     def _crashed(self, error: Exception) -> None:
-        """Count a pass that failed, and tell of it, once in a while where it is the same defect."""
+        """Count a failed pass, and log it; the same defect only once in a while."""
         self._stats = msgspec.structs.replace(
             self._stats,
             crashed_passes=self._stats.crashed_passes + 1,
@@ -419,9 +428,9 @@ class Reconciler:
         threading.Timer(_BUDGET_AGAIN_S, self.trigger, ("write budget",)).start()
 
     def _wait(self) -> tuple[str, ...]:
-        """Sleep until there is a reason for a pass, and return it; () where it is some pods.
+        """Sleep until there is a reason for a pass, and return it; () if single pods changed.
 
-        Pods come first: a pass takes longer, and they would wait for it.
+        Pods come first, because they would have to wait for a pass, which takes longer.
         """
         while not self._stopping:
             now = time.monotonic()
@@ -441,7 +450,7 @@ class Reconciler:
         return ()
 
     def _look_outside(self, own: Collection[str] = ()) -> None:
-        """Note what others wrote, but for `own`, and have its pods or the whole node looked at."""
+        """Note writes by others, except to `own`, and look at their pods or at the whole node."""
         if self._outside is None:
             return
         changes = self._outside.changes(own)
@@ -453,7 +462,7 @@ class Reconciler:
         for subject in changes.subjects:
             if pod := self._wishes.beside(subject):
                 self._outside_pods.update(pod)
-                # What else the same writer writes is looked at together.
+                # Gather further writes of the same program.
                 self._outside_at = min(self._outside_at, time.monotonic() + DRAIN_S)
             else:
                 self._triggers.add("outside change")

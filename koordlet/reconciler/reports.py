@@ -1,4 +1,4 @@
-"""What a pass reports, what is counted over all of them, and how one subject stands."""
+"""The report of one pass, the counters over all passes, and the view of one subject."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from koordlet.executor.slots import ResourceView
 class PassReport(msgspec.Struct, frozen=True):
     """What one pass did.
 
-    decided: subjects whose decision was made anew. faults: policies that could not claim.
+    decided: subjects whose decision was made again. faults: policies that could not claim.
     cpu_ms: processor time of this thread.
     """
 
@@ -47,7 +47,7 @@ class ReconcileStats(msgspec.Struct, frozen=True):
 
 
 class SubjectView(msgspec.Struct, frozen=True):
-    """All about one subject: the decision, and how each value stands."""
+    """One subject: its decision, and the state of each value."""
 
     subject: Subject
     decision: Decision

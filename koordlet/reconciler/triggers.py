@@ -1,4 +1,4 @@
-"""Triggers: reasons to look before the timer does. Any thread pulls one; it ends a sleep."""
+"""Triggers: reasons for a pass before the timer. Any thread may add one, which ends a sleep."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 _MOST_REASONS: Final = 16
+"""Reasons that are kept for the report of one pass: more say nothing new."""
 DRAIN_S: Final = 0.05
-"""How long triggers that follow each other are gathered into one pass."""
+"""How long triggers are gathered into one pass. Chosen: changes come in bursts, and no triggered
+value is urgent by so little. Twice the value delays every triggered pass by that much."""
 
 
 class Triggers:
@@ -55,17 +57,17 @@ class Triggers:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is a reason."""
+        """Whether there are reasons."""
         return bool(self._reasons)
 
     def gathered(self) -> tuple[str, ...]:
-        """Return the reasons, with those that follow in a moment."""
+        """Wait for `DRAIN_S`, and return and remove all reasons."""
         time.sleep(DRAIN_S)
         self._drain()
         return self.take()
 
     def take(self) -> tuple[str, ...]:
-        """Return the reasons; they are gone from here."""
+        """Return and remove the reasons."""
         reasons, self._reasons = self._reasons, []
         return tuple(dict.fromkeys(reasons))
 

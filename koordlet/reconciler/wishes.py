@@ -1,8 +1,8 @@
-"""What is wanted of every subject, told to the executor.
+"""Keeps the executor's desired values up to date with the decisions for every subject.
 
-A decision is kept as long as subject and engine are the same. What a subject wanted goes when the
-subject has left for good, what an earlier run wrote when nobody turns out to want it; what a policy
-wanted stays while its input is bad.
+A decision is kept as long as subject and engine are the same. The desired values of a subject are
+dropped when it has left for good. Values that an earlier run wrote are restored when no subject has
+a claim on them. Values of a policy stay while its input is bad.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ from koordlet.state.snapshot import Snapshot
 from linux.resources import Resource
 
 AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})
-"""What only the runtime can give a container, when it makes it."""
+"""Resources that only the runtime can set, at a container's creation."""
 _OF_NODE: Final = frozenset({Resource.SYSCTL, Resource.RESCTRL_SCHEMATA, Resource.HOST_DIRECTORY})
 _ABSENT_PASSES: Final = 2
+"""Passes without a subject before its values are restored. Its cgroup, if it is to be removed, is
+gone by then as a rule. Twice the value delays the restore of what stays by that many passes."""
 _DELIVERY_PATIENCE_S: Final = 600.0
+"""How long the deliveries of a container without a group are kept. Chosen: runtimes create the
+group within seconds of the reply, on a loaded disk within minutes. Twice the value keeps the
+deliveries of failed creations that much longer."""
+_SLICE: Final = 64
+"""Subjects that are decided between two pauses. Chosen: few enough that a hook which waits for the
+interpreter does not wait for the whole pass. Twice the value doubles that wait."""
 
 
 class Known:
-    """What the last pass knew of a subject."""
+    """A subject as of the last pass, with its decision."""
 
     __slots__ = ("cgroup", "decision", "engine", "subject")
 
@@ -44,7 +52,7 @@ class Known:
 
 
 class PodsUpdate(NamedTuple):
-    """What an update of some pods came to. subjects: the keys of those that are here."""
+    """The result of an update of some pods. subjects: keys of the subjects that exist."""
 
     decided: int
     faults: int
@@ -64,9 +72,9 @@ class Wishes:
         self.known: dict[str, Known] = {}
         """By the subject's key, in the order of the snapshot."""
         self.engine: Engine | None = None
-        """With which everything was decided last."""
+        """The engine of the latest decisions."""
         self._held: set[str] = set()
-        """Its policies that are off because their input is bad."""
+        """Policies of that engine that are off because their input is bad."""
         self._of_pod: dict[str, list[str]] = {}
         """The keys of a pod's subjects, by its uid."""
         self._absent: dict[str, int] = {}
@@ -77,7 +85,7 @@ class Wishes:
         snapshot: Snapshot,
         pause: Callable[[], None] | None,
     ) -> tuple[int, int]:
-        """Tell the executor what is wanted now; return (decisions made, faults in them)."""
+        """Set the desired values of all subjects; return (decisions made, faults in them)."""
         engine = snapshot.engine
         self.engine = engine
         self._held = _without_input(engine)
@@ -86,7 +94,7 @@ class Wishes:
         decided = faults = 0
         fresh = self._awaited_deliveries(snapshot)
         for index, subject in enumerate(snapshot.subjects):
-            if pause is not None and index % 64 == 63:
+            if pause is not None and index % _SLICE == _SLICE - 1:
                 pause()
             if fresh and isinstance(subject, ContainerSubject) and subject.id in fresh:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
@@ -96,7 +104,7 @@ class Wishes:
         return decided, faults
 
     def update_pods(self, pods: Mapping[str, Sequence[Subject]]) -> PodsUpdate:
-        """Tell the executor what is wanted now for some pods, under the engine of the last update.
+        """Set the desired values of some pods, with the engine of the last update.
 
         pods: by uid; no subjects: the pod has ended.
         """
@@ -112,7 +120,7 @@ class Wishes:
                 faults += len(self.known[subject.key].decision.faults)
                 touched.append(subject.key)
             for key in before:
-                # One whose groups are still there is let go by the passes, as a rule.
+                # If its groups still exist, a later pass drops its values.
                 self._executor.leave(key)
         return PodsUpdate(decided, faults, touched)
 
@@ -123,7 +131,7 @@ class Wishes:
         return () if pod is None else self._of_pod[pod.uid]
 
     def differs(self, subjects: Iterable[Subject]) -> bool:
-        """Tell whether anything else is wanted of these subjects than at the last update."""
+        """Return whether these subjects have other desired values than at the last update."""
         assert self.engine is not None
         for subject in subjects:
             before = self.known.get(subject.key)
@@ -136,7 +144,7 @@ class Wishes:
         return False
 
     def _update_one(self, subject: Subject, before: Known | None) -> bool:
-        """Tell the executor what is wanted of one subject; returns whether it was decided again."""
+        """Set the desired values of one subject; return whether it was decided again."""
         engine, key = self.engine, subject.key
         assert engine is not None
         if (pod := _pod_of(subject)) is not None:
@@ -158,18 +166,18 @@ class Wishes:
             and before.subject == subject
             and before.decision.outcomes == decision.outcomes
         )
-        if not unchanged:  # else it is another engine, or another object, and the same wishes
+        if not unchanged:  # else engine or subject object are new, and the values are the same
             self._executor.want(key, self._wants(subject, decision, self._held))
         return True
 
     def nothing(self) -> None:
-        """Want nothing of any subject any more."""
+        """Drop the desired values of all subjects."""
         for subject in self._executor.subjects():
             self._executor.want(subject, ())
         self.known.clear()
 
     def restore_leftovers(self, snapshot: Snapshot) -> None:
-        """Put back what an earlier run wrote and nobody wants any more."""
+        """Restore values that an earlier run wrote and that no subject has a claim on now."""
         if not snapshot.complete:
             return
         self._executor.watch_runtime_values()
@@ -187,9 +195,9 @@ class Wishes:
                 self._executor.restore(record)
 
     def _awaited_deliveries(self, snapshot: Snapshot) -> set[str]:
-        """Return the containers that were handed values and have not been seen since.
+        """Return the containers whose deliveries have not been looked for in their groups yet.
 
-        One whose creation failed, or that lived shorter than a pass, is forgotten after a while.
+        A container whose creation failed, or that ended before a pass, is forgotten after a while.
         """
         awaited = set(self._journal.containers_with_deliveries())
         now = time.monotonic()
@@ -198,13 +206,13 @@ class Wishes:
             for one, at in self._delivered_at.items():
                 if now - at > _DELIVERY_PATIENCE_S:
                     awaited.discard(one)
-                    with contextlib.suppress(JournalError):  # the next append tells the file
+                    with contextlib.suppress(JournalError):  # the next append writes it
                         self._journal.forget_deliveries(one)
         return awaited
 
     def _wants(self, subject: Subject, decision: Decision, held: set[str]) -> list[Want]:
         wants = wants_of(subject, decision)
-        # Bad input holds what was in force: the last good value stays until the object is mended.
+        # While input is bad, the last good value stays in force.
         holding = {fault.policy for fault in decision.faults} | held
         if holding:
             present = {want.slot_key for want in wants}
@@ -216,7 +224,7 @@ class Wishes:
         return wants
 
     def _let_go(self, snapshot: Snapshot) -> None:
-        """Want nothing any more of subjects that left."""
+        """Drop the desired values of subjects that left."""
         for key in self._executor.subjects():
             if key in self.known:
                 self._absent.pop(key, None)
@@ -224,7 +232,7 @@ class Wishes:
                 if self._executor.leave(key):
                     self._absent.pop(key, None)
                     continue
-                # A subject that left takes its cgroup along, as a rule a moment later.
+                # The cgroup of a subject that left is removed too, as a rule a moment later.
                 passes = self._absent.get(key, 0) + 1
                 self._absent[key] = passes
                 if passes >= _ABSENT_PASSES:
@@ -255,7 +263,7 @@ def plan_for(executor: Executor, snapshot: Snapshot, decide: Decide = decide) ->
 
 
 def wants_of(subject: Subject, decision: Decision) -> list[Want]:
-    """Return what a decision wants of the kernel."""
+    """Return the desired kernel values of a decision."""
     return [
         _want(subject, resource, key, outcome)
         for (resource, key), outcome in decision.outcomes.items()
@@ -264,7 +272,7 @@ def wants_of(subject: Subject, decision: Decision) -> list[Want]:
 
 
 def _want(subject: Subject, resource: Resource, key: str, outcome: Outcome) -> Want:
-    # Node-wide things have no cgroup: sysctls, control groups and directories are keyed.
+    # Sysctls, control groups and directories belong to the node and have a key, not a cgroup.
     place = "" if resource in _OF_NODE else subject.cgroup
     return Want(
         subject=subject.key,
@@ -278,7 +286,7 @@ def _want(subject: Subject, resource: Resource, key: str, outcome: Outcome) -> W
 
 
 def _without_input(engine: Engine) -> set[str]:
-    """Return the policies that are off because their input is bad: what they did stays."""
+    """Return the policies that are off because their input is bad: their values stay."""
     return {
         state.policy.name
         for state in engine.states

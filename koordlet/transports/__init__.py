@@ -1,1 +1,1 @@
-"""The ways in which a runtime asks the daemon: NRI, and the hook service of the runtime proxy."""
+"""The transports by which hooks arrive: NRI, and the hook service for the runtime proxy."""

@@ -1,11 +1,11 @@
-"""The hook service: what koord-runtime-proxy asks before and after CRI calls, from the one engine.
+"""The hook service, which koord-runtime-proxy calls before and after CRI calls.
 
-`runtime.v1alpha1.RuntimeHookService` over gRPC on a unix socket (runtime-proxy.md 2.6, 3.6). An
-answer echoes the request and carries what the engine decided, because a proxy's merge rules take
-what is left out for "empty". Answers come from memory; files are the reconciler's, which is woken.
+`runtime.v1alpha1.RuntimeHookService` over gRPC on a Unix socket: docs/facts/runtime-proxy.md. An
+answer repeats the request and adds what the engine decided, because a proxy takes omitted fields as
+empty. Answers are made from memory; the reconciler writes files, and is triggered.
 
-While NRI protects new containers, answers only echo: containerd's plugins run behind the proxy, and
-a quota must not be divided at both places.
+While NRI protects new containers, answers only repeat the request: the runtime calls its NRI
+plugins after the proxy, and a quota must not be divided twice.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ from service.files import replacing
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
 _MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Bytes of one request. kubelet's CRI messages have at most 16 MiB, and a hook's is made of one."""
 _MAX_REMEMBERED: Final = 8192
+"""Containers whose last request is kept. Chosen: many times what a node runs; a container beyond it
+counts as created before a restart. Twice the value doubles the memory."""
 _STOP_GRACE_S: Final = 1.0
+"""How long calls in progress may take at the end: answers take milliseconds. Twice the value delays
+an end only where a call hangs."""
 
-# What we register for: the stages whose answers matter, and those that tell of an end.
 _STAGES: Final = (
     "PreRunPodSandbox",
     "PreCreateContainer",
@@ -53,6 +57,7 @@ _STAGES: Final = (
     "PostStopContainer",
     "PostStopPodSandbox",
 )
+"""The registered stages: those whose answers matter, and those that report an end."""
 
 _NUMBERS: Final[Mapping[Resource, str]] = {
     Resource.CPU_SHARES: "cpu_shares",
@@ -67,7 +72,7 @@ _SETS: Final[Mapping[Resource, str]] = {
 }
 
 _Key = tuple[str, str, int]
-"""Pod uid, container name, attempt: a container before and after it has an id."""
+"""Pod uid, container name, attempt: identifies a container before it has an id, too."""
 
 
 class Surroundings(Protocol):
@@ -78,27 +83,27 @@ class Surroundings(Protocol):
 
     @property
     def nri_protects(self) -> bool:
-        """NRI decides about new containers: the proxy's calls need no second decision."""
+        """Whether NRI decides about new containers, so that the proxy's calls must not."""
         ...
 
     def proxy_called(self, uid: str) -> None:
-        """Something happened to this pod: ask the sources and wake the reconciler."""
+        """The proxy reported a change of this pod: fetch from the polled sources soon."""
         ...
 
     def state_changed(self, reason: str) -> None:
-        """The state changed: publish a snapshot and wake the reconciler, after the reply."""
+        """The state changed: have a pass run after the reply."""
         ...
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
-        """kubelet asked the runtime anew: what it was handed of these before is history."""
+        """kubelet requested other values: earlier deliveries of these resources do not count."""
         ...
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """What kubelet asked for a container, and what it was answered."""
+    """What kubelet requested for a container, and what the answer delivered."""
 
-    asked: Requested
-    answered: Requested
+    requested: Requested
+    delivered: Requested
 
 
 class HookAnswers:
@@ -111,7 +116,7 @@ class HookAnswers:
         self._memory: OrderedDict[_Key, _Memory] = OrderedDict()
 
     def pod(self, stage: str, request: hook.PodSandboxHookRequest) -> hook.PodSandboxHookResponse:
-        """Echo; a pod's own values are files of its cgroup, which the reconciler writes."""
+        """Repeat the request: a pod's own values are files, which the reconciler writes."""
         self._daemon.proxy_called(request.pod_meta.uid)
         answer = hook.PodSandboxHookResponse(
             labels=request.labels,
@@ -137,68 +142,73 @@ class HookAnswers:
         if stage == "PostStopContainer":
             self._memory.pop(key, None)
         elif stage == "PreCreateContainer" and not self._daemon.nri_protects:
-            asked = requested(request.container_resources)
-            self._decide(key, request, asked, Stage.CREATE_CONTAINER, answer)
+            requested = requested_values(request.container_resources)
+            self._decide(key, request, requested, Stage.CREATE_CONTAINER, answer)
         elif stage == "PreUpdateContainerResources" and not self._daemon.nri_protects:
-            asked = self._asked(key, request)
-            self._daemon.superseded(request.container_meta.id, self._asked_anew(key, asked))
-            self._decide(key, request, asked, Stage.UPDATE_CONTAINER, answer)
-            # Or the reconciler would put back what kubelet asked for before.
+            requested = self._requested(key, request)
+            changed = self._changed_resources(key, requested)
+            self._daemon.superseded(request.container_meta.id, changed)
+            self._decide(key, request, requested, Stage.UPDATE_CONTAINER, answer)
+            # Without this, the reconciler would restore what kubelet requested before.
             uid, name, _ = key
-            self._state.update_through_proxy(uid, name, request.container_meta.id, asked)
+            self._state.update_through_proxy(uid, name, request.container_meta.id, requested)
             self._daemon.state_changed("update-container")
         return answer
 
-    def _asked(self, key: _Key, request: hook.ContainerResourceHookRequest) -> Requested:
-        """What kubelet asks for, out of what the proxy holds.
+    def _requested(self, key: _Key, request: hook.ContainerResourceHookRequest) -> Requested:
+        """Return what kubelet requests in an update.
 
-        The proxy tells the values in force under the new ones, and those in force are our own
-        answers: what we answered and is told again was not asked for anew.
+        The proxy's message overlays kubelet's values on those in force, which may be delivered
+        ones. So a value that equals the delivered one was not requested now.
         """
-        told = requested(request.container_resources)
+        reported = requested_values(request.container_resources)
         remembered = self._memory.get(key)
         if remembered is None:
             known = self._state.container(request.container_meta.id)
-            # Before a restart of ours: the source that knows what kubelet asked has to say it.
-            return told if known is None else overlay(Requested(cpus=told.cpus), known.requested)
+            # The container is older than this daemon: the state knows what kubelet requested.
+            if known is None:
+                return reported
+            return overlay(Requested(cpus=reported.cpus), known.requested)
         fields = {
-            name: asked if value == answered else value
+            name: requested if value == delivered else value
             for name in Requested.__struct_fields__
-            for value, answered, asked in [
+            for value, delivered, requested in [
                 (
-                    getattr(told, name),
-                    getattr(remembered.answered, name),
-                    getattr(remembered.asked, name),
+                    getattr(reported, name),
+                    getattr(remembered.delivered, name),
+                    getattr(remembered.requested, name),
                 )
             ]
         }
         return Requested(**fields)
 
-    def _asked_anew(self, key: _Key, asked: Requested) -> list[Resource]:
+    def _changed_resources(self, key: _Key, requested: Requested) -> list[Resource]:
         remembered = self._memory.get(key)
-        before = Requested() if remembered is None else remembered.asked
+        before = Requested() if remembered is None else remembered.requested
         return [
-            one for one in FILES if value_in_request(asked, one) != value_in_request(before, one)
+            resource
+            for resource in FILES
+            if value_in_request(requested, resource) != value_in_request(before, resource)
         ]
 
     def _decide(
         self,
         key: _Key,
         request: hook.ContainerResourceHookRequest,
-        asked: Requested,
+        requested: Requested,
         stage: Stage,
         answer: hook.ContainerResourceHookResponse,
     ) -> None:
-        subject = self._subject(request, asked)
+        subject = self._subject(request, requested)
         decision = self._decider.decide(self._daemon.engine, subject, stage)
         carry(decision, answer)
-        self._memory[key] = _Memory(asked, requested(answer.container_resources))
+        self._memory[key] = _Memory(requested, requested_values(answer.container_resources))
         self._memory.move_to_end(key)
         while len(self._memory) > _MAX_REMEMBERED:
             self._memory.popitem(last=False)
 
     def _subject(
-        self, request: hook.ContainerResourceHookRequest, asked: Requested
+        self, request: hook.ContainerResourceHookRequest, requested: Requested
     ) -> ContainerSubject:
         pod = self._state.pod(request.pod_meta.uid) or _pod(request)
         identifier = request.container_meta.id
@@ -207,7 +217,7 @@ class HookAnswers:
             name=request.container_meta.name,
             id=identifier,
             cgroup=directory_of("", pod.cgroup, identifier, Runtime.CONTAINERD),
-            requested=asked,
+            requested=requested,
         )
 
 
@@ -224,8 +234,8 @@ def _pod(request: hook.ContainerResourceHookRequest) -> Pod:
     )
 
 
-def requested(resources: hook.LinuxContainerResources) -> Requested:
-    """Return resources as canonical values."""
+def requested_values(resources: hook.LinuxContainerResources) -> Requested:
+    """Return the message's resources as canonical values."""
     return requested_of(
         shares=resources.cpu_shares,
         quota_us=resources.cpu_quota,
@@ -238,7 +248,7 @@ def requested(resources: hook.LinuxContainerResources) -> Requested:
 
 
 def carry(decision: Decision, answer: hook.ContainerResourceHookResponse) -> None:
-    """Put a decision into an answer. What the protocol has no field for is the reconciler's."""
+    """Put a decision into an answer, except values for which the protocol has no field."""
     resources = answer.container_resources
     for (resource, key), outcome in decision.outcomes.items():
         value = outcome.value
@@ -253,7 +263,7 @@ def carry(decision: Decision, answer: hook.ContainerResourceHookResponse) -> Non
 
 
 def registration(settings: Settings) -> bytes:
-    """The registration file's content: tab indented, as upstream writes it."""
+    """Return the content of the registration file: tab-indented JSON, as upstream writes it."""
     stages = [stage for stage in _STAGES if stage not in settings.disabled_stages]
     document = {
         "remote-endpoint": settings.host_endpoint,
@@ -264,8 +274,11 @@ def registration(settings: Settings) -> bytes:
 
 
 class HookServer:
-    """The socket and the registration file. `start` writes the file last, `stop` removes it first,
-    so that a proxy is never sent to a socket that nobody serves."""
+    """The socket and the registration file.
+
+    `start` writes the file last and `stop` removes it first, so that it never names a socket that
+    is not served.
+    """
 
     def __init__(self, settings: Settings, answers: HookAnswers, events: Events) -> None:
         self._settings = settings
@@ -279,7 +292,7 @@ class HookServer:
         return os.path.join(self._settings.registration_dir, FILE)
 
     async def start(self) -> None:
-        """Raises OSError where the socket cannot be served."""
+        """Serve the socket, then register. Raises OSError if the socket cannot be served."""
         path = self._settings.socket
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         unix.make_way(path)
@@ -312,10 +325,7 @@ class HookServer:
             os.unlink(self._settings.socket)
 
     def register_if_missing(self) -> None:
-        """Write the registration file, unless it was written; a failure is an event.
-
-        Whole or not at all: a proxy may read the file at any moment.
-        """
+        """Write the registration file as a whole, unless it was written; a failure is an event."""
         if self._registered:
             return
         try:
@@ -359,8 +369,8 @@ class HookServer:
 
 
 def _asynchronous(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """grpc.aio runs coroutines on the event loop, which owns the state; plain functions it would
-    run in a thread."""
+    """Return a coroutine function: grpc.aio runs plain functions in a thread, and the event loop
+    owns the state."""
 
     async def handle(request: Any, context: Any) -> Any:
         return answer(request)

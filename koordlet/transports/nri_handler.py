@@ -1,9 +1,9 @@
-"""Answers a runtime's NRI events from memory, and works afterwards.
+"""Answers a runtime's NRI events from memory, and defers other work until after the reply.
 
-Every method runs on the event loop inside the runtime's node-wide lock. It reads and changes the
-state, asks the engine, and returns; files are the reconciler's business, which is woken right after
-the reply. Only a directory that the runtime is about to mount is made before it. Contract:
-`nri_plugin.handler`.
+Every method runs on the event loop while the runtime holds its node-wide lock. It updates the
+state, has the engine decide, and returns. The reconciler, triggered right after the reply, writes
+files; only a directory that the runtime is about to mount is made before the reply. The contract is
+in `nri_plugin.handler`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nri_plugin.capabilities import RuntimeProfile
 _LOG = logging.getLogger("koordlet.nri")
 
 RUNTIME = "runtime"
-"""The name under which a runtime's lists count as a source of the state."""
+"""The name of the runtime's lists as a source of the state."""
 _NOTED: Final = frozenset(FILES)
 _NOTED_AT_CREATION: Final = _NOTED | DELIVERED_AT_CREATION
 
@@ -45,11 +45,11 @@ class Surroundings(Protocol):
         ...
 
     def after_reply(self, work: Callable[[], None]) -> None:
-        """Run `work` on the event loop once the reply is on its way."""
+        """Run `work` on the event loop after the reply."""
         ...
 
     def state_changed(self, reason: str) -> None:
-        """The state changed: publish a snapshot and wake the reconciler, after the reply."""
+        """The state changed: have a pass run after the reply."""
         ...
 
     def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
@@ -71,11 +71,11 @@ class Surroundings(Protocol):
         value: Value,
         policy: str,
     ) -> None:
-        """A value was delivered to the runtime: its original is what kubelet asked for."""
+        """A value was delivered to the runtime; its original is what kubelet requested."""
         ...
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
-        """kubelet asked for other values: earlier deliveries of these resources do not count."""
+        """kubelet requested other values: earlier deliveries of these resources do not count."""
         ...
 
     def make_host_directory(self, path: str, mode: int) -> None:
@@ -83,11 +83,11 @@ class Surroundings(Protocol):
         ...
 
     def ended(self, container_id: str) -> None:
-        """A container has ended or was never made: forget what was remembered for it."""
+        """A container has ended or was never created: forget its deliveries."""
         ...
 
     def resctrl_groups(self) -> Collection[str]:
-        """Our resctrl groups that exist now."""
+        """The resctrl groups that exist now."""
         ...
 
 
@@ -143,11 +143,11 @@ class NriHandler:
         return self._decide_all(containers)
 
     def _take_unseen_requests(self) -> None:
-        """Take updates that kubelet asked for while we were away as updates of now."""
-        for container_id, missed in self._state.take_unseen_requests().items():
-            named = [one for one in FILES if value_in_request(missed, one) is not None]
+        """Handle updates that kubelet requested while koordlet was not connected."""
+        for container_id, requested in self._state.take_unseen_requests().items():
+            named = [one for one in FILES if value_in_request(requested, one) is not None]
             _LOG.info(
-                "kubelet asked for other values while the runtime was not heard",
+                "kubelet requested other values while NRI was not connected",
                 extra={"container": container_id, "resources": ",".join(named)},
             )
             self._daemon.after_reply(partial(self._daemon.superseded, container_id, named))
@@ -162,7 +162,7 @@ class NriHandler:
                     subject.id, self._answers.in_place_of(subject.requested, decision)
                 )
                 if decision.outcomes:
-                    # The runtime writes these: without a note their originals would not be known.
+                    # The runtime writes these, so their originals have to be noted.
                     self._daemon.after_reply(partial(self._note_delivered, subject, decision))
                     yield subject.id, decision
 
@@ -173,7 +173,7 @@ class NriHandler:
         self._events.add(
             "unrepairable",
             f"{subject.pod.obj} container {subject.name}",
-            f"runs without {', '.join(what)}, which only its creation can give;"
+            f"runs without {', '.join(what)}, which only its creation can set;"
             " restart the container to have it",
         )
 
@@ -244,7 +244,7 @@ class NriHandler:
 
     def disconnected(self, reason: str) -> None:
         if not reason:
-            return  # we ended it
+            return  # koordlet ended the connection
         self._events.add(
             "nri-disconnected",
             "nri",
@@ -256,7 +256,7 @@ class NriHandler:
         if uid:
             self._daemon.pod_changed(uid, can_wait=can_wait)
         else:
-            # A leftover of a pod that the runtime does not know any more: it could be any pod's.
+            # A leftover of a pod that the runtime does not know any more: it may be any pod's.
             self._daemon.state_changed("leftover")
 
     def _end(self, container: Container) -> None:
@@ -269,7 +269,7 @@ class NriHandler:
             self._requests.append(container_id, remembered)
 
     def _note(self, subject: ContainerSubject, decision: Decision) -> None:
-        """Remember what kubelet asked for, and what the runtime got in its place."""
+        """Note what kubelet requested, and what was delivered in its place."""
         self._state.note_delivered(
             subject.id, self._answers.in_place_of(subject.requested, decision)
         )
@@ -277,7 +277,7 @@ class NriHandler:
         self._note_delivered(subject, decision)
 
     def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
-        """As `_note`; a creation also gives the container's processes what is theirs."""
+        """As `_note`; at creation also values of the container's processes are delivered."""
         self._state.note_delivered(
             subject.id, self._answers.in_place_of(subject.requested, decision)
         )
@@ -285,10 +285,10 @@ class NriHandler:
         self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 
     def _note_update(
-        self, asked: ContainerSubject, subject: ContainerSubject, decision: Decision
+        self, update: ContainerSubject, subject: ContainerSubject, decision: Decision
     ) -> None:
-        """As `_note`; asked: the container with what this request names."""
-        named = [one for one in FILES if requested_value(asked, one) is not None]
+        """As `_note`; update: the container with only the values that this request names."""
+        named = [one for one in FILES if requested_value(update, one) is not None]
         self._daemon.superseded(subject.id, named)
         self._note(subject, decision)
 

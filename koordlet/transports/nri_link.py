@@ -1,4 +1,4 @@
-"""Makes the NRI supervisor from the configuration, and gives the daemon its state and counts."""
+"""Makes the NRI supervisor from the configuration, and exposes its state and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from nri_plugin.supervisor import Supervisor
 _LOG = logging.getLogger("koordlet")
 
 _READY_PATIENCE_S: Final = 3.0
-"""How long start-up waits for the runtime before it reports ready without it."""
+"""How long the start waits for the runtime's first list before the daemon reports ready without it.
+Chosen: many times the duration of a registration. Twice the value delays the start of a daemon
+whose runtime is down."""
 
 
 class NriLink:
@@ -47,7 +49,7 @@ class NriLink:
         return self.supervisor
 
     async def wait_synced(self) -> None:
-        """Wait a moment for the runtime's first list."""
+        """Wait for the runtime's first list, at most `_READY_PATIENCE_S`."""
         if self.supervisor is None:
             return
         try:
@@ -61,7 +63,7 @@ class NriLink:
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        """Return the configured policy."""
+        """The configured policy."""
         return FailurePolicy(self._config.nri.failure_policy or FailurePolicy.IGNORE)
 
     def stop(self) -> None:
@@ -70,7 +72,7 @@ class NriLink:
 
     @property
     def protects(self) -> bool:
-        """Tell whether new containers get their values from the runtime's questions."""
+        """Whether new containers get their values in replies over NRI."""
         return self.supervisor is not None and self.supervisor.status.protects
 
     @property
