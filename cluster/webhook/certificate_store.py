@@ -81,7 +81,7 @@ class SecretStore:
             problem = "missing" if found is None else problem_with(found, dns_names)
             if found is not None and problem is None:
                 return found
-            _log.info("making webhook certificates: %s", problem)
+            _log.info("creating webhook certificates: %s", problem)
             made = make_certificates(dns_names, previous=found or serving)
             try:
                 await self._keep(secret, made)
@@ -91,7 +91,7 @@ class SecretStore:
                     raise
             else:
                 return made
-        raise RuntimeError(f"Secret {self.namespace}/{self.name} changes faster than we can read")
+        raise RuntimeError(f"Secret {self.namespace}/{self.name} keeps changing while it is read")
 
     async def _keep(self, secret: _Secret | None, made: Certificates) -> None:
         data = {
@@ -124,7 +124,7 @@ class FolderStore:
         problem = "missing" if found is None else problem_with(found, dns_names)
         if found is not None and problem is None:
             return found
-        _log.info("making webhook certificates in %s: %s", self.folder, problem)
+        _log.info("creating webhook certificates in %s: %s", self.folder, problem)
         made = make_certificates(dns_names, previous=found or serving)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for key, member in _KEYS.items():
@@ -213,7 +213,7 @@ class WebhookRegistration:
             )
             if written:
                 any_written = True
-                _log.info("%s %s was brought up to date", resource.kind, name)
+                _log.info("updated %s %s", resource.kind, name)
         if certificates != self.current:
             serve(certificates)
             self.current = certificates

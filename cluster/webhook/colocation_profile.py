@@ -168,7 +168,7 @@ def apply_scheduling(
                 field="spec.priorityClassName",
                 value=wanted.priority_class_name,
                 problem="there is no such PriorityClass",
-                hint="install it, or name another in the profile",
+                hint="create it, or name another PriorityClass in the profile",
             )
         value, policy = found
         spec["priorityClassName"] = wanted.priority_class_name

@@ -344,7 +344,7 @@ def _template(text: str) -> list[dict[str, Any]] | None:
         return msgspec.json.decode(text, type=list[dict[str, Any]])
     except (msgspec.DecodeError, RecursionError):
         _log.warning(
-            "annotation %s is no list of webhooks; the live list counts",
+            "annotation %s is not a list of webhooks; the live list is used",
             ANNOTATION_WEBHOOK_TEMPLATE,
         )
         return None

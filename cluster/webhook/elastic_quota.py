@@ -145,7 +145,7 @@ class QuotaAdmission:
         for other in pending:
             if other.name == meta.name:
                 raise QuotaRefused(
-                    f"{quota_ref(quota)}: quota names are unique in the cluster and "
+                    f"{quota_ref(quota)}: quota names must be unique in the cluster, and "
                     f"ElasticQuota {other.namespace}/{other.name} is being created"
                 )
         return with_pending(tree, pending)

@@ -152,7 +152,7 @@ class PodAdmission:
             if len(self._reported) > 1000:
                 self._reported.clear()
             self._reported.add(text)
-            _log.warning("%s; the profile is left out", text)
+            _log.warning("%s; the profile is not applied", text)
 
     def _apply_quota_tree(self, pod: dict[str, Any], namespace: str) -> None:
         tree = self.tree()

@@ -114,7 +114,7 @@ class QuotaEvaluator:
         if node is None:
             return denied(f"{request.ref}: elastic quota {name} not found", code=400)
         if name in tree.ambiguous:
-            problem = f"there are several elastic quotas {name}; names are unique in the cluster"
+            problem = f"several elastic quotas are named {name}; names must be unique"
             return denied(f"{request.ref}: {problem}", code=400)
         requested = self._requested(request, pod)
         if not requested:

@@ -45,7 +45,7 @@ class ReservationAdmission:
             [_for_reservations(one) for one in tuple(self._caches.profiles.items.values())],
             labels=labels_of(before),
             namespace_labels=self._namespace_labels(before),
-            report=lambda error: _log.warning("%s; the profile is left out", error),
+            report=lambda error: _log.warning("%s; the profile is not applied", error),
         )
         for profile in matched:
             if not drawn(profile, request.name or request.uid):

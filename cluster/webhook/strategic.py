@@ -146,7 +146,9 @@ def _merge_ordered(merged: Plain, patch: Plain, name: str, path: str) -> None:
     order = _texts(order, path) if key is None else list(_elements(order, key, path))
     places = [_index(order, one, key) for one in wanted or () if not _is_directive(one)]
     if -1 in places or places != sorted(places):
-        raise PatchError(f"{path}: {_SET_ORDER} has not the elements of the patch in their order")
+        raise PatchError(
+            f"{path}: {_SET_ORDER} must contain the elements of the patch in their order"
+        )
     if not isinstance(original, list):
         if isinstance(wanted, list):
             merged[name] = _in_order(_new_member(wanted), order, [], key)

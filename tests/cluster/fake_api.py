@@ -1,7 +1,7 @@
 """An API server in memory: stores, merges patches, counts versions, records writes.
 
-What it stores reaches a cache when the test says so (`show`), so that a cache can be late, or by
-itself after a moment (`follow`). No socket is involved, so it works in virtual time.
+A cache sees the stored objects when the test calls `show`, so that a cache can be late, or after a
+delay with `follow`. No socket is involved, so it works in virtual time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeApi:
         return self.objects[resource.path(namespace=namespace, name=name)]
 
     def show(self, *caches: Cache[Any]) -> None:
-        """Let caches see what happened since they were shown the last time."""
+        """Show the caches all changes since the last call."""
         for cache in caches:
             start = self._shown.get(id(cache), 0)
             self._shown[id(cache)] = len(self._changes)
@@ -133,7 +133,7 @@ class FakeApi:
         return found, len(self._changes)
 
     def follow(self, *caches: Cache[Any], after: float = 0.01) -> None:
-        """Show every change to these caches by itself, `after` seconds later."""
+        """Show each change to these caches `after` seconds later."""
         self.show(*caches)
         self._followers.append((caches, after))
 

@@ -1,4 +1,4 @@
-"""Nodes, reports and pods for tests, written as shortly as the worked examples read."""
+"""Builders of nodes, reports and pods, as short as the examples of docs/facts/manager.md."""
 
 from __future__ import annotations
 

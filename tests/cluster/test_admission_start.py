@@ -105,7 +105,7 @@ def long_ago(names: tuple[str, ...] = NAMES) -> Certificates:
         {"metadata": {"name": SECRET, "namespace": OWN}},
     ],
 )
-def test_certificates_that_cannot_be_used_are_replaced(stored: dict[str, Any]) -> None:
+def test_unusable_certificates_are_replaced(stored: dict[str, Any]) -> None:
     server = FakeApi()
     server.put(SECRETS, stored)
     made = ensured(server)
@@ -145,7 +145,7 @@ def test_replicas_that_start_together_serve_the_same(stored: dict[str, Any] | No
 
 @pytest.mark.parametrize(
     ("code", "raised", "problem"),
-    [(409, RuntimeError, f"Secret {OWN}/{SECRET} changes faster"), (403, ApiError, "403")],
+    [(409, RuntimeError, f"Secret {OWN}/{SECRET} keeps changing"), (403, ApiError, "403")],
 )
 def test_a_secret_that_cannot_be_kept_is_named(
     code: int, raised: type[Exception], problem: str
@@ -259,7 +259,7 @@ def test_a_host_outside_the_cluster_is_called_by_url() -> None:
     assert entries(server)[0]["clientConfig"]["service"]["path"] == "/mutate-pod"
 
 
-def test_webhooks_of_gates_that_are_off_leave_and_come_back() -> None:
+def test_webhooks_of_disabled_gates_are_removed_and_come_back_with_the_gate() -> None:
     server = with_configurations()
     names = [entry["name"] for entry in entries(server)]
     assert synced(server, active=frozenset({"/mutate-pod"}))
@@ -291,7 +291,7 @@ def test_a_port_of_the_service_is_kept_and_defaults_make_no_difference() -> None
     assert entries(server)[0]["timeoutSeconds"] == 10
 
 
-def test_a_list_that_is_applied_again_is_the_one_that_counts() -> None:
+def test_a_newly_applied_list_of_webhooks_replaces_the_stored_one() -> None:
     server = with_configurations()
     assert synced(server)
     again = configuration_manifest(mutating=True, namespace=OWN)
@@ -308,7 +308,7 @@ def registration(server: FakeApi, store: Any) -> WebhookRegistration:
     return WebhookRegistration(server.client(), store, Address(OWN), active)
 
 
-def test_what_is_served_was_trusted_before() -> None:
+def test_a_certificate_is_served_only_after_its_authority_is_trusted() -> None:
     server = with_configurations()
 
     async def run() -> None:
@@ -337,7 +337,7 @@ def test_a_missing_configuration_is_named_with_its_manifest() -> None:
         synced(server)
 
 
-def test_pauses_grow_while_another_rewrites_and_shrink_in_peace() -> None:
+def test_the_back_off_grows_while_another_process_rewrites_and_then_resets() -> None:
     calm = Calm()
     pauses = [calm.pause(now) for now in range(0, 1000, 100)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
@@ -506,7 +506,7 @@ def test_without_its_configurations_a_manager_does_not_start() -> None:
         asyncio.run(run())
 
 
-def test_a_configuration_that_another_changes_is_put_right() -> None:
+def test_an_outside_change_of_a_configuration_is_repaired() -> None:
     server = with_configurations()
 
     async def run() -> None:
@@ -543,7 +543,7 @@ def test_only_paths_whose_gates_are_on_are_served(gates: str, missing: set[str])
     assert one.wanted is (missing != every)
 
 
-def test_certificates_are_one_of_the_two_stores() -> None:
+def test_the_environment_selects_the_store_of_certificates() -> None:
     client = FakeApi().client()
     for environment, store in (
         ({}, SecretStore),

@@ -209,13 +209,13 @@ def entries(*strategies: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_configuration_is_judged(keys: dict[str, Any], problem: str) -> None:
+def test_a_config_map_is_validated(keys: dict[str, Any], problem: str) -> None:
     got = judged(config_map(**keys))
     assert problem in got
     assert bool(got) is bool(problem)
 
 
-def test_only_changed_keys_and_only_this_config_map_are_judged() -> None:
+def test_only_changed_keys_and_only_this_config_map_are_validated() -> None:
     broken = config_map(colocation_config="{")
     assert judged(broken, broken) == ""
     both = config_map(colocation_config="{", cpu_burst_config="{")
@@ -244,10 +244,10 @@ def test_a_node_that_matches_two_entries_is_named() -> None:
     assert "ExistNodeConfict" in judged(both, nodes=[node])
 
 
-def test_many_entries_with_many_values_are_judged_in_bounded_work(
+def test_validation_of_many_entries_with_many_values_is_bounded_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every other review waits meanwhile."""
+    """All other reviews wait while a review is evaluated."""
     tried = 0
 
     def counted(*_: Any) -> bool:
@@ -360,7 +360,7 @@ def test_allocatable_is_amplified_and_the_kubelets_value_remembered() -> None:
         ("{", "10", "64Gi", ["resource-amplification-ratio"]),
     ],
 )
-def test_a_ratio_that_cannot_be_used_costs_no_other_and_no_status(
+def test_an_unusable_ratio_affects_neither_other_ratios_nor_the_status(
     ratio: str, cpu: str, memory: str, warnings: list[str]
 ) -> None:
     new = node("10", "64Gi", ratio=ratio)
@@ -406,7 +406,7 @@ def test_without_a_ratio_the_raw_value_is_forgotten() -> None:
     assert got["status"]["allocatable"]["cpu"] == "16"
 
 
-def test_a_label_that_makes_entries_compete_is_refused() -> None:
+def test_a_label_that_two_entries_select_is_refused() -> None:
     config, _ = load_slo_config(
         {
             "cpu-burst-config": json.dumps(
@@ -477,7 +477,7 @@ def test_a_label_that_makes_entries_compete_is_refused() -> None:
         ),
     ],
 )
-def test_a_binding_is_judged_by_user_namespace_and_bypass(
+def test_a_binding_is_decided_by_user_namespace_and_bypass(
     rules: BindingRules, user: str, namespace: str, allowed: bool, decision: str
 ) -> None:
     made: list[str] = []

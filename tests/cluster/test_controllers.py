@@ -1,4 +1,4 @@
-"""Controllers against a scripted API server that refuses, or holds what cannot be read."""
+"""Controllers and an API server that refuses writes or holds objects that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config_map(data: dict[str, str]) -> dict[str, Any]:
     return {"metadata": {"name": "config", "namespace": "ns"}, "data": data}
 
 
-def test_zones_that_are_refused_keep_nothing_from_the_node() -> None:
+def test_a_refused_write_of_zones_does_not_prevent_writes_of_the_node() -> None:
     written: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -111,7 +111,7 @@ def test_zones_that_are_refused_keep_nothing_from_the_node() -> None:
     assert written == ["/api/v1/nodes/n1/status", "/api/v1/nodes/n1"]
 
 
-def test_what_a_node_was_told_stays_while_the_node_cannot_be_read() -> None:
+def test_objects_of_a_node_that_cannot_be_decoded_stay() -> None:
     asked: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -136,7 +136,7 @@ def test_what_a_node_was_told_stays_while_the_node_cannot_be_read() -> None:
     assert [each.split()[0] for each in asked] == ["DELETE"]
 
 
-def test_a_config_map_that_comes_back_is_no_longer_called_stale() -> None:
+def test_a_recreated_config_map_is_no_longer_stale() -> None:
     async def run() -> None:
         async with Client(Connection("http://localhost")) as client:
             maps: Cache[ConfigMap] = Cache(client, CONFIG_MAPS, ConfigMap)
@@ -155,8 +155,8 @@ def test_a_config_map_that_comes_back_is_no_longer_called_stale() -> None:
     asyncio.run(run())
 
 
-def test_reviews_that_anybody_can_send_make_no_series() -> None:
-    """The port takes reviews from whoever reaches it."""
+def test_values_of_reviews_create_no_series() -> None:
+    """Every client that reaches the port can send reviews."""
     settings = parse([], {})
 
     async def run() -> ManagerMetrics:
@@ -175,7 +175,7 @@ def test_reviews_that_anybody_can_send_make_no_series() -> None:
     assert len(asyncio.run(run()).webhook) == 1
 
 
-def test_events_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_cannot_be_sent_do_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.manager.manager._FLUSH_SECONDS", 0.2)
 
     async def silent(_: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""What holds where nothing is said: gates and flags as upstream has them."""
+"""Defaults of gates and flags: those of upstream."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_address_can_be_switched_off(text: str) -> None:
     assert parse([f"--metrics-addr={text}"], {}).address("metrics-addr") is None
 
 
-def test_the_environment_counts_where_it_says_something() -> None:
+def test_an_empty_environment_variable_counts_as_absent() -> None:
     settings = parse([], {"POD_NAMESPACE": "mine", "SECRET_NAME": "", "WEBHOOK_PORT": "0"})
     assert settings.env("POD_NAMESPACE", "default") == "mine"
     assert settings.env("SECRET_NAME", "default") == "default"

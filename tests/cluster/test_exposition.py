@@ -1,4 +1,4 @@
-"""What /metrics says: upstream's names, one series for each fact, in slices."""
+"""The text of /metrics: upstream's names, one series for each fact, made in slices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(registry: Registry) -> str:
         *((math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")),
     ],
 )
-def test_numbers_are_spelt_as_the_format_wants_them(value: float, expected: str) -> None:
+def test_numbers_are_written_in_the_text_format(value: float, expected: str) -> None:
     assert number_text(value) == expected
 
 
@@ -63,7 +63,7 @@ def test_a_family_is_read_back_as_it_was_counted() -> None:
     }
 
 
-def test_a_series_that_is_removed_is_gone_and_may_come_back_at_zero() -> None:
+def test_a_removed_series_is_gone_and_starts_at_zero_again() -> None:
     registry = Registry()
     family = registry.gauge("offers", "Offers.", "node")
     family.labels("a").set(5)
@@ -176,7 +176,7 @@ def test_other_work_goes_on_while_a_page_is_made_and_faults_are_on_it() -> None:
     assert 'koord_manager_faults{part="cache of nodes"} 0\n' in shown
 
 
-def test_what_only_the_event_loop_caught_is_counted_and_ends_nothing(
+def test_exceptions_that_reach_the_event_loop_are_counted_and_do_not_end_the_process(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> int:
@@ -201,7 +201,7 @@ def test_what_only_the_event_loop_caught_is_counted_and_ends_nothing(
     assert "the handler is closed" not in caplog.text
 
 
-def test_the_leader_says_so_while_it_leads_and_drops_old_series(
+def test_the_leader_exposes_that_it_leads_and_drops_old_series(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cluster.manager.manager._SWEEP_SECONDS", 0.001)

@@ -1,4 +1,4 @@
-"""Reviews that no API server sends: each is the sender's fault, and none is ours."""
+"""Reviews that no API server sends: they are refused and cause no internal error."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ HANDLERS = handlers()
 
 
 def reviewed(title: str, new: bytes, old: bytes = b"null", operation: str = "CREATE") -> int:
-    """Return the code of an answer: 200 if allowed, else the refusal's, or that of HTTP."""
+    """Return 200 for an allowed review, otherwise the code of the refusal or of HTTP."""
     resource, kind, _, handler = HANDLERS[title]
     name, _, sub = resource.partition("/")
     head = {
@@ -167,7 +167,7 @@ def reviewed(title: str, new: bytes, old: bytes = b"null", operation: str = "CRE
 
 
 @pytest.mark.parametrize("title", HANDLERS)
-def test_a_good_object_is_judged(title: str) -> None:
+def test_a_valid_object_is_reviewed(title: str) -> None:
     good = msgspec.json.encode(HANDLERS[title][2])
     assert reviewed(title, good) == 200
     assert reviewed(title, good, good, "UPDATE") == 200
@@ -196,7 +196,7 @@ def test_a_bad_object_is_refused(title: str, bad: str) -> None:
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("title", HANDLERS)
-def test_a_bad_object_is_no_fault_of_ours(title: str, bad: str) -> None:
+def test_an_invalid_object_causes_no_internal_error(title: str, bad: str) -> None:
     good = msgspec.json.encode(HANDLERS[title][2])
     for operation in ("CREATE", "UPDATE", "DELETE"):
         assert reviewed(title, BAD[bad], good, operation) in (200, 400)
@@ -230,7 +230,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(max_examples=40)
 @given(st.data())
 @pytest.mark.parametrize("title", HANDLERS)
-def test_any_member_may_be_anything(title: str, data: st.DataObject) -> None:
+def test_no_value_of_any_member_causes_an_internal_error(title: str, data: st.DataObject) -> None:
     good = HANDLERS[title][2]
     odd = copy.deepcopy(good)
     for _ in range(data.draw(st.integers(1, 2))):

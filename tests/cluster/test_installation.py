@@ -1,4 +1,4 @@
-"""What is installed: the manifests in their order, by kubectl, and objects as users write them."""
+"""Installation: the manifests in order and by kubectl, and objects as users write them."""
 
 from __future__ import annotations
 

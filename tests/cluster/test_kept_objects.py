@@ -1,4 +1,4 @@
-"""What the caches keep of an object: everything that is looked at, and nothing that is not."""
+"""The fields that the caches keep of an object: all that are read, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the manifests of koordlet allow its account, as a real API server tells kubelet."""
+"""The rights of koordlet's account by its manifests, as a real API server reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manager against a real API server: what people configure is what nodes and pods get."""
+"""The manager and a real API server: configuration becomes objects, resources and refusals."""
 
 from __future__ import annotations
 
@@ -236,8 +236,8 @@ def test_a_report_becomes_batch_and_mid_resources_with_their_explanation(
     asyncio.run(run())
 
 
-def test_an_explanation_gives_way_where_a_node_has_no_room_for_it(server: ApiServer) -> None:
-    """An API server takes 256 KiB of annotations. What is offered matters more than the reasons."""
+def test_the_explanation_is_left_out_if_a_node_has_no_room_for_it(server: ApiServer) -> None:
+    """An API server accepts 256 KiB of annotations. Amounts are more important than reasons."""
 
     async def run() -> None:
         async with server.client() as client:
@@ -305,7 +305,7 @@ def test_broken_and_deleted_configuration_leaves_what_was_in_force(server: ApiSe
                 events = await eventually(lambda: _events(client, "SLOCfgUnmarshalFailed"))
                 assert "cpu-burst-config" in events[0]["message"]
                 await client.delete(CONFIG_MAPS, "slo-controller-config", namespace=NAMESPACE)
-                # Every key is stale then, also one that is fine.
+                # Every key is stale then, also a usable key.
                 stale = one.metrics.config_stale.labels("colocation-config")
                 await eventually(lambda: stale.value == 1)
                 assert one.metrics.config_stale.labels("cpu-burst-config").value == 1

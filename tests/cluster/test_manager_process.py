@@ -1,4 +1,4 @@
-"""The command itself, quotas under concurrency, and profiles for pods that already wait."""
+"""The command koord-manager, concurrent bookings on quotas, and profiles for waiting pods."""
 
 from __future__ import annotations
 
@@ -121,9 +121,7 @@ def test_the_command_runs_serves_its_pages_and_ends_cleanly(
         asyncio.run(clean())
 
 
-def test_a_leader_that_dies_without_a_word_is_followed_within_its_lease(
-    server: ApiServer, tmp_path: Path
-) -> None:
+def test_a_killed_leader_is_replaced_within_its_lease(server: ApiServer, tmp_path: Path) -> None:
     async def prepare() -> None:
         async with server.client() as client:
             await set_config(client, {"colocation-config": '{"enable":true}'})
@@ -329,7 +327,7 @@ def test_profiles_reach_pods_that_already_wait(server: ApiServer) -> None:
     asyncio.run(run())
 
 
-def test_evictions_go_the_way_that_the_server_knows(server: ApiServer) -> None:
+def test_evictions_use_the_version_that_the_server_supports(server: ApiServer) -> None:
     async def run() -> None:
         async with server.client() as client:
             pod = {

@@ -1,4 +1,4 @@
-"""The manager while servers, leaders and certificates come and go."""
+"""The manager while API servers, leaders and certificates fail or are replaced."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_watch_that_missed_a_compaction_lists_again() -> None:
             await eventually(lambda: "one" in cache.items)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            # While nobody watches, things change and history is forgotten.
+            # While no watch is open, objects change and the history is compacted.
             await client.delete(NODES, "one")
             for number in range(20):
                 await make_node(client, f"new-{number}")
@@ -167,7 +167,7 @@ def test_two_writers_of_one_object_both_get_through(server: ApiServer) -> None:
     asyncio.run(run())
 
 
-def test_one_object_that_cannot_be_read_harms_no_other(server: ApiServer) -> None:
+def test_an_object_that_cannot_be_decoded_harms_no_other(server: ApiServer) -> None:
     async def run() -> None:
         async with server.client() as client:
             for name in ("fine", "odd"):
@@ -190,7 +190,7 @@ def test_one_object_that_cannot_be_read_harms_no_other(server: ApiServer) -> Non
 # --- certificates ------------------------------------------------------------------------------
 
 
-def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> None:
+def test_a_new_manifest_and_new_certificates_do_not_interrupt_admission(server: ApiServer) -> None:
     async def run() -> None:
         async with server.client() as client:
             await register_webhooks(client)
@@ -198,7 +198,7 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
                 assert one.admission.server is not None
 
                 async def refused() -> bool:
-                    """Whether admission judges: this pod contradicts itself."""
+                    """Return whether admission works: it must refuse this contradictory pod."""
                     labels = {"koordinator.sh/qosClass": "BE"}
                     bad = {
                         "metadata": {"name": "bad", "labels": labels},
@@ -240,7 +240,7 @@ def test_a_new_manifest_and_new_certificates_leave_no_gap(server: ApiServer) -> 
 
 
 @pytest.mark.parametrize("because", ["told", "lease lost"])
-def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
+def test_a_stopping_replica_serves_admission_until_it_is_no_endpoint(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, because: str
 ) -> None:
     monkeypatch.setattr("cluster.manager.manager._DRAIN_SECONDS", 2.0)
@@ -283,7 +283,7 @@ def test_admission_is_served_on_while_the_service_forgets_a_replica_that_ends(
     asyncio.run(run())
 
 
-def test_replicas_that_want_different_webhooks_do_not_storm_the_api_server(
+def test_replicas_with_different_webhooks_back_off(
     server: ApiServer,
 ) -> None:
     """As during a rolling update to other gates; here each also names a port of its own."""
@@ -303,7 +303,7 @@ def test_replicas_that_want_different_webhooks_do_not_storm_the_api_server(
     asyncio.run(run())
 
 
-def test_a_template_that_is_no_list_gives_way_to_the_live_list(server: ApiServer) -> None:
+def test_an_unreadable_template_is_replaced_by_the_live_list(server: ApiServer) -> None:
     async def run() -> None:
         name = "koordinator-mutating-webhook-configuration"
         async with server.client() as client:
@@ -333,7 +333,7 @@ async def _served(port: int) -> str:
     return base64.b64encode(certificate.encode()).decode()
 
 
-def test_certificates_are_judged() -> None:
+def test_the_validity_of_certificates_is_checked() -> None:
     names = ("svc.ns.svc", "localhost", "127.0.0.1")
     made = make_certificates(names)
     assert problem_with(made, names) is None

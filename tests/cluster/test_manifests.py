@@ -1,4 +1,4 @@
-"""What is installed for the manager is what the code says."""
+"""The manifests in deploy/manager are those that the code generates."""
 
 from __future__ import annotations
 

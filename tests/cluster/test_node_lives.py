@@ -1,4 +1,4 @@
-"""Nodes over hours of virtual time: pods that go, reports that stop, how often each is written."""
+"""Nodes over hours of virtual time: ended pods, missing reports, and the number of writes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def live(
     life: Callable[[World], Awaitable[None]],
     **colocation: Any,
 ) -> None:
-    """Run a life; colocation: the cluster's strategy."""
+    """Run one scenario. colocation: strategy of the cluster."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -236,7 +236,7 @@ def test_a_report_without_use_counts_as_no_report(
     live(monkeypatch, life)
 
 
-def test_implausible_use_is_bounded_and_said_once(
+def test_implausible_use_is_bounded_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def life(world: World) -> None:
@@ -343,7 +343,7 @@ TRIGGERS: tuple[tuple[Any, dict[str, Any], dict[str, Any], bool], ...] = (
 
 
 @pytest.mark.parametrize(("resource", "metadata", "plain", "looked"), TRIGGERS)
-def test_which_changes_have_a_node_looked_at(
+def test_which_changes_requeue_a_node(
     monkeypatch: pytest.MonkeyPatch,
     resource: Any,
     metadata: dict[str, Any],
@@ -376,7 +376,7 @@ def test_which_changes_have_a_node_looked_at(
     ("resource", "gone"),
     [(NODE_METRICS, BATCH), (DEVICES, "koordinator.sh/gpu-core")],
 )
-def test_what_goes_with_an_object_that_is_deleted(
+def test_which_state_is_dropped_with_a_deleted_object(
     monkeypatch: pytest.MonkeyPatch, resource: Any, gone: str
 ) -> None:
     async def life(world: World) -> None:
@@ -454,7 +454,7 @@ def test_nodes_that_come_and_go_leave_nothing_behind(monkeypatch: pytest.MonkeyP
     live(monkeypatch, life)
 
 
-def test_a_write_that_is_refused_is_tried_again_ever_more_seldom(
+def test_a_refused_write_is_retried_with_back_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def life(world: World) -> None:

@@ -1,4 +1,4 @@
-"""NodeSLO and NodeMetric of every Node: made, kept right, deleted, and nothing written twice."""
+"""NodeSLO and NodeMetric of each Node: created, repaired, deleted, and written once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Said(EventRecorder):
 
 
 class World:
-    """Both controllers, at work, behind caches that follow the server by themselves."""
+    """Both running controllers, with caches that follow the server."""
 
     def __init__(self) -> None:
         self.server = FakeApi()
@@ -86,7 +86,7 @@ class World:
         return self.server.get(NODE_METRICS, name)["spec"]["metricCollectPolicy"]
 
     def wrote(self) -> list[str]:
-        """What was written since it was asked last, as "PATCH nodeslos/a"."""
+        """Return the writes since the last call, such as "PATCH nodeslos/a"."""
         found = [
             f"{method} {'/'.join(path.split('/')[4:])}"
             + (f"/{body['metadata']['name']}" if method == "POST" else "")
@@ -172,7 +172,7 @@ def test_a_change_of_a_node_writes_what_depends_on_it(
     live(life)
 
 
-def test_each_key_reaches_the_object_that_it_is_for() -> None:
+def test_each_key_changes_its_object() -> None:
     async def life(world: World) -> None:
         world.configure(colocation_config=ON)
         world.node()
@@ -223,7 +223,7 @@ def test_the_entry_that_applied_is_named_and_forgotten_with_it() -> None:
     live(life)
 
 
-def test_what_others_write_into_an_object_is_put_right_but_extensions_stay() -> None:
+def test_outside_writes_to_an_object_are_repaired_but_extensions_stay() -> None:
     async def life(world: World) -> None:
         world.configure(colocation_config=ON, cpu_burst_config=BURST)
         world.node()
@@ -256,7 +256,7 @@ def test_what_others_write_into_an_object_is_put_right_but_extensions_stay() -> 
     live(life)
 
 
-def test_objects_that_others_delete_are_made_again() -> None:
+def test_an_object_that_another_client_deletes_is_created_again() -> None:
     async def life(world: World) -> None:
         world.configure(colocation_config=ON)
         world.node()
@@ -271,7 +271,7 @@ def test_objects_that_others_delete_are_made_again() -> None:
     live(life)
 
 
-def test_a_write_that_meets_a_late_cache_is_no_error() -> None:
+def test_a_write_based_on_an_outdated_cache_is_no_error() -> None:
     async def life(world: World) -> None:
         world.configure(colocation_config=ON, cpu_burst_config=BURST)
         world.node()
@@ -303,9 +303,7 @@ def test_a_write_that_meets_a_late_cache_is_no_error() -> None:
     ("resource", "family", "kind"),
     [(NODE_SLOS, "node_slo", "NodeSLO"), (NODE_METRICS, "node_metric", "NodeMetric")],
 )
-def test_refused_writes_are_counted_by_what_was_tried(
-    resource: Any, family: str, kind: str
-) -> None:
+def test_refused_writes_are_counted_by_their_verb(resource: Any, family: str, kind: str) -> None:
     async def life(world: World) -> None:
         failed = getattr(world.metrics, family)
         world.configure(colocation_config=ON)
@@ -433,7 +431,7 @@ def test_a_config_map_that_is_deleted_stays_in_force_and_is_called_stale() -> No
         ("another_key", "text", []),
     ],
 )
-def test_who_hears_of_which_key(key: str, value: Any, parts: list[str]) -> None:
+def test_which_subscribers_each_key_notifies(key: str, value: Any, parts: list[str]) -> None:
     async def life(world: World) -> None:
         keys: dict[str, Any] = {"colocation_config": ON}
         world.configure(**keys)
@@ -446,7 +444,7 @@ def test_who_hears_of_which_key(key: str, value: Any, parts: list[str]) -> None:
     live(life)
 
 
-def test_one_subscriber_that_fails_keeps_nothing_from_the_others(
+def test_a_failing_subscriber_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

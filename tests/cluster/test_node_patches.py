@@ -1,4 +1,4 @@
-"""What is written to a Node: nothing but its own keys, and only when it matters."""
+"""Patches of a Node: only keys of the manager, and only changes above the threshold."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def test_only_own_keys_are_patched_and_equal_ones_left_out() -> None:
         ({"reported": False}, "has no NodeMetric"),
     ],
 )
-def test_withdrawn_resources_say_why(changes: dict[str, Any], reason: str) -> None:
+def test_the_explanation_of_withdrawn_resources_names_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
     offering = node({BATCH: "8600", MEMORY: "30Gi"})
     result = wanted(view(offering, **changes))
     patch = status_patch(offering, result, threshold=0.1, refresh="")
@@ -123,7 +125,7 @@ def test_withdrawn_resources_say_why(changes: dict[str, Any], reason: str) -> No
     assert reason in json.loads(text)["resources"][BATCH]["note"]
 
 
-def test_a_report_grows_stale_at_its_time() -> None:
+def test_a_report_becomes_stale_after_the_degrade_time() -> None:
     metric = NodeMetric(status=nodes.report(at="2026-01-01T00:00:00Z"))
     strategy = nodes.strategy(degradeTimeMinutes=15)
     problem, left = freshness(metric, strategy, NOW)
@@ -248,7 +250,7 @@ def test_third_parties_are_subtracted_and_the_origin_kept() -> None:
     assert "thirdPartyAllocations" in str(problem)
 
 
-def test_third_parties_cannot_make_room() -> None:
+def test_negative_third_party_allocations_are_ignored() -> None:
     entry = {"priority": "koord-batch", "resources": {BATCH: "-2k", MEMORY: "1Gi"}}
     text = json.dumps({"allocations": [entry]})
     taking = node(annotations={"node.koordinator.sh/thirdPartyAllocations": text})

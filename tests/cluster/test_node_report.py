@@ -1,4 +1,4 @@
-"""A NodeMetric as it is read: what was not measured is not idle, and nothing is beyond bounds."""
+"""Parsing of a NodeMetric: missing use is not idleness, and amounts are bounded."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_node_webhook_that_amplifies_allocatable_does_not_hide_the_kubelet_res
     assert nodes.inputs(of).reserved == Amount(500, 2 * GI)
 
 
-def test_what_a_pod_that_ended_was_measured_with_still_counts() -> None:
+def test_the_measured_use_of_an_ended_pod_still_counts() -> None:
     ended = nodes.pod("done", ("8", "8Gi"), phase="Succeeded")
     metric = nodes.report(pods={"done": ("2", "1Gi")})
     got = batch_resources(nodes.inputs(nodes.node(), metric, [ended]), nodes.strategy())

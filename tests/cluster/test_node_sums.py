@@ -1,4 +1,4 @@
-"""What counts against batch and mid: which pods, in which namespace, up to which ceiling."""
+"""Which pods batch and mid resources subtract, by priority and namespace, and the ceilings."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_zones_with_odd_numbers_and_pods_bound_to_several() -> None:
     assert batch_zone_resources(one, {}, nodes.strategy()) == {}
 
 
-def test_sums() -> None:
+def test_which_pods_count_in_which_sum() -> None:
     assert total([]) == Amount(0, 0)
     assert total([Amount(1, 2), Amount(3, 4)]) == Amount(4, 6)
     assert (truncate(7, 2), truncate(-7, 2), truncate(0, 5)) == (3, -3, 0)

@@ -1,4 +1,4 @@
-"""Quotas that were admitted and are not seen yet: together they keep the rules too."""
+"""Admitted quotas that the cache does not show yet count in the rules of the tree."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parent(cpu: str) -> dict[str, Any]:
 
 @dataclass
 class Bed:
-    """A webhook beside a cache that shows what it is shown."""
+    """A webhook and a cache whose contents the test sets."""
 
     now: float = 0.0
     stored: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def test_a_dry_run_and_a_refused_creation_count_nothing() -> None:
     assert bed.create(plain("c", "10")) == ""
 
 
-def test_a_quota_that_never_came_counts_for_a_while() -> None:
+def test_an_admitted_quota_that_is_never_stored_counts_for_a_limited_time() -> None:
     bed = Bed()
     assert bed.create(plain("a", "6")) == ""
     bed.now = PENDING_SECONDS - 0.001

@@ -1,4 +1,4 @@
-"""Pods at admission: what profiles make of them, and which ones are refused."""
+"""Pods at admission: how profiles change them, and which pods are refused."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_classes_of_a_running_pod_do_not_change() -> None:
     ],
     ids=["LSR without CPUs", "BE with a Prod priority", "a label that a new rule requires"],
 )
-def test_what_a_stored_pod_breaks_already_does_not_keep_it_from_ending(
+def test_a_rule_that_the_stored_pod_breaks_does_not_refuse_its_update(
     labels: dict[str, str], spec: dict[str, Any], rules: EnhancedRules | None
 ) -> None:
     """A Job's pod whose finalizer cannot be removed stays for ever."""
@@ -412,7 +412,7 @@ OBJECTS = st.dictionaries(st.text("ab/~", max_size=2), PLAIN, max_size=4)
 
 @settings(max_examples=150)
 @given(OBJECTS, OBJECTS)
-def test_a_json_patch_turns_the_one_into_the_other(before: Any, after: Any) -> None:
+def test_a_json_patch_turns_the_first_object_into_the_second(before: Any, after: Any) -> None:
     from kube.webhook import Verdict
 
     assert patched(before, Verdict(True, patch=tuple(json_patch(before, after)))) == after
@@ -438,6 +438,6 @@ def no_nulls(value: Any) -> Any:
 
 @settings(max_examples=150)
 @given(OBJECTS, OBJECTS)
-def test_a_merge_patch_turns_the_one_into_the_other(before: Any, after: Any) -> None:
+def test_a_merge_patch_turns_the_first_object_into_the_second(before: Any, after: Any) -> None:
     before, after = no_nulls(before), no_nulls(after)
     assert apply_merge(before, merge_patch(before, after)) == after

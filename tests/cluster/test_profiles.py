@@ -130,7 +130,7 @@ def test_everything_that_a_profile_sets() -> None:
     }
 
 
-def test_a_priority_class_without_a_policy_takes_an_earlier_one_away() -> None:
+def test_a_priority_class_without_a_preemption_policy_removes_an_earlier_one() -> None:
     obj = {"metadata": {"name": "w"}, "spec": {"preemptionPolicy": "Never", "containers": []}}
     judge = admission(profiles=[profile(priorityClassName="koord-mid")])
     got = patched(obj, judge.mutate(request(obj)))
@@ -160,7 +160,7 @@ def test_a_bad_profile_is_reported_once_and_harms_no_other(
     assert len(lines) == 2
     assert lines[0].startswith("ClusterColocationProfile bad: spec.probability = 'x'")
     assert lines[1].startswith("ClusterColocationProfile broken: selector = ")
-    assert all(line.endswith("; the profile is left out") for line in lines)
+    assert all(line.endswith("; the profile is not applied") for line in lines)
 
 
 QUOTA_PREFIX = "quota.scheduling.koordinator.sh/"
@@ -177,7 +177,7 @@ QUOTA_PREFIX = "quota.scheduling.koordinator.sh/"
         ("plain", "default", None),
     ],
 )
-def test_the_tree_of_a_pods_quota_says_where_it_runs(label: str, namespace: str, pool: Any) -> None:
+def test_the_tree_of_a_pods_quota_selects_its_nodes(label: str, namespace: str, pool: Any) -> None:
     def quota(name: str, space: str, tree: str, bound: str = "") -> dict[str, Any]:
         annotations = {f"{QUOTA_PREFIX}namespaces": f'["{bound}"]'} if bound else {}
         labels = {f"{QUOTA_PREFIX}tree-id": tree} if tree else {}

@@ -227,13 +227,13 @@ def test_pods_use_a_quota_by_label_or_by_where_they_live(
     assert ("1 pods use the quota" in verdict.message) is counts
 
 
-def test_a_change_of_status_is_not_judged() -> None:
+def test_a_change_of_status_is_not_validated() -> None:
     broken = quota("b", parent="nobody")
     assert changed(broken, quota("b", parent="nobody", used={"cpu": "3"})) == ""
 
 
 def test_what_pods_use_of_a_quota_leaves_the_tree_as_it_is() -> None:
-    """The scheduler writes it all the time: a tree for each such write would cost every review."""
+    """The scheduler writes usage all the time; rebuilding the tree would slow down every review."""
     caches = Caches(Client(Connection("http://localhost")), parse([], {}))
     caches.quotas.put(quota("a", most={"cpu": "20"}))
     tree = caches.quota_tree()
@@ -286,8 +286,8 @@ def test_a_pod_books_what_its_quota_counts() -> None:
     assert masked_request(quota("x", most={"example.com/x": "1"}), requested) == {}
 
 
-def test_a_name_that_several_quotas_bear_books_nothing() -> None:
-    """Two namespaces made a quota of one name while the webhook was away."""
+def test_an_ambiguous_quota_name_books_nothing() -> None:
+    """Quotas of one name were created in two namespaces while the webhook did not run."""
     stored = [to_plain(quota("team")), to_plain(quota("team"))]
     stored[1]["metadata"]["namespace"] = "other"
     gates = "EnableQuotaAdmission=true"
@@ -343,7 +343,7 @@ def test_resources_are_renamed_for_counting(
     assert before == untouched
 
 
-def test_all_that_a_pod_asks_for_is_renamed() -> None:
+def test_all_requests_of_a_pod_are_renamed() -> None:
     def pod(**resources: str) -> dict[str, Any]:
         part = {"resources": {"requests": resources, "limits": resources}}
         return {

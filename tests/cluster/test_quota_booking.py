@@ -1,4 +1,4 @@
-"""What a pod books on its quota, with an API server in memory; the defaults of a new quota."""
+"""Booking of pods on quotas, with an API server in memory; defaults of a new quota."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pod(cpu: str = "4", *, name: str = "team", annotation: str = "", **more: str
 
 
 class Bed:
-    """An evaluator beside an API server that holds one quota."""
+    """An evaluator and an API server that holds one quota."""
 
     def __init__(self, stored: dict[str, Any], *, gates: str = ON, **rules: Any) -> None:
         self.server = FakeApi()
@@ -112,7 +112,7 @@ def test_what_ended_since_our_last_booking_is_seen_before_a_refusal() -> None:
     assert bed.booked == {"cpu": "10"}
 
 
-def test_a_booking_that_meets_another_writer_is_tried_again() -> None:
+def test_a_booking_is_retried_after_a_conflict() -> None:
     bed = Bed(quota())
     assert bed.messages(pod("1")) == [""]
     bed.server.put(ELASTIC_QUOTAS, quota(child_request={"cpu": "5"}))
@@ -174,7 +174,7 @@ def test_an_api_server_that_does_not_answer_refuses_a_pod_in_time(
     )
 
 
-def test_a_dry_run_is_judged_and_books_nothing() -> None:
+def test_a_dry_run_is_evaluated_and_books_nothing() -> None:
     bed = Bed(quota())
     assert bed.messages(pod("1"), dry=True) == [""]
     assert "exceeded quota" in bed.messages(pod("11"), dry=True)[0]
@@ -217,7 +217,7 @@ def test_what_a_pod_books(plain: dict[str, Any], gates: str, booked: Any) -> Non
     assert bed.booked == booked
 
 
-def test_a_review_that_says_it_is_no_dry_run_books() -> None:
+def test_a_review_with_dry_run_false_books() -> None:
     bed = Bed(quota())
     asked = request(pod("1"), dry_run=False)
     assert asyncio.run(settled(bed.evaluator.validate(asked))).allowed

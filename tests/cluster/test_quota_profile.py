@@ -1,4 +1,4 @@
-"""The quota of a profile: what it says, when it is written, and that late caches do no harm."""
+"""The quota of a profile: its contents, when it is written, and late caches."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_quota_follows_nodes_that_come_and_go_and_foreign_edits() -> None:
     run(check, (NODES, node("n1")), (QUOTA_PROFILES, profile()))
 
 
-def test_a_cache_that_is_late_causes_no_second_write() -> None:
+def test_a_late_cache_causes_no_second_write() -> None:
     async def check(world: World) -> None:
         world.show()
         for _ in range(5):  # neither the label of the tree nor the quota is in the caches yet
@@ -189,7 +189,7 @@ def test_a_cache_that_is_late_causes_no_second_write() -> None:
         for _ in range(5):
             again = await world.controller.reconcile(KEY)
         assert [method for method, _, _ in world.server.writes] == ["PATCH", "POST", "PATCH"]
-        # Should the event never come, the cache is believed after a while.
+        # If the event never comes, the cache counts again after a time.
         assert again is not None and 0 < again <= 60
         world.show()
         assert await world.controller.reconcile(KEY) is None
@@ -276,7 +276,7 @@ def test_our_writes_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch)
         ),
     ],
 )
-def test_what_is_wrong_with_a_profile_is_said_in_an_event(
+def test_a_problem_of_a_profile_is_reported_as_an_event(
     spec: dict[str, Any], metadata: dict[str, Any], expected: str
 ) -> None:
     plain = profile(**spec)
@@ -291,7 +291,7 @@ def test_what_is_wrong_with_a_profile_is_said_in_an_event(
 
 
 @pytest.mark.parametrize(("exists", "reason"), [(False, "Create"), (True, "Update")])
-def test_a_refused_write_is_said_in_an_event_and_tried_again(exists: bool, reason: str) -> None:
+def test_a_refused_write_is_reported_as_an_event_and_retried(exists: bool, reason: str) -> None:
     async def check(world: World) -> None:
         if exists:
             await world.settle()

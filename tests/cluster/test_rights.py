@@ -1,4 +1,4 @@
-"""The manager's rights: all its work is done under them, and none is granted for nothing."""
+"""The manager's rights: they suffice for all its work, and each right is used."""
 
 from __future__ import annotations
 

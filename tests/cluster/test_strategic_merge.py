@@ -1,4 +1,4 @@
-"""Strategic merge: the table is the behaviour, and kubectl is the judge of the table."""
+"""Strategic merge: a table of cases, which kubectl confirms."""
 
 from __future__ import annotations
 
@@ -266,12 +266,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an order that leaves an element out": (
         {"initContainers": named("ab")},
         {"$setElementOrder/initContainers": named("a"), "initContainers": named("b")},
-        "has not the elements of the patch in their order",
+        "must contain the elements of the patch in their order",
     ),
     "an order that is not the patch's": (
         {"initContainers": named("ab")},
         {"$setElementOrder/initContainers": named("ab"), "initContainers": named("ba")},
-        "has not the elements of the patch in their order",
+        "must contain the elements of the patch in their order",
     ),
 }
 
@@ -294,7 +294,7 @@ def test_a_patch_merges_into_a_pod(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", REFUSED)
-def test_what_is_no_strategic_patch_is_refused(title: str) -> None:
+def test_an_invalid_strategic_patch_is_refused(title: str) -> None:
     before, patch, problem = REFUSED[title]
     with pytest.raises(PatchError) as refused:
         strategic_merge({"spec": before}, {"spec": patch})

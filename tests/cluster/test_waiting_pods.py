@@ -1,4 +1,4 @@
-"""Profiles for pods that already wait for a node: which are patched, with what, and how often."""
+"""Profiles for pods that wait for a node: which pods are patched, how, and how often."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SELECTED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
     ({}, {"node": "n1"}, False),
     ({}, {"phase": "Running"}, False),
     ({}, {"labels": {"team": "web"}}, False),
-    # Admission takes an empty selector for all pods; here nothing is meant.
+    # At admission an empty selector selects all pods; here it selects none.
     ({"selector": {}}, {}, False),
     ({"selector": None}, {}, False),
     ({"namespaceSelector": {"matchLabels": {"kind": "x"}}}, {}, True),
@@ -190,7 +190,7 @@ def test_patches_are_as_many_as_the_flags_allow() -> None:
     live(life, qps=2, burst=5)
 
 
-def test_a_profile_that_is_gone_or_ends_is_not_looked_at_again() -> None:
+def test_a_deleted_profile_is_not_requeued() -> None:
     async def life(world: World) -> None:
         assert await world.round() is None
         world.profile()
@@ -222,7 +222,7 @@ def test_class_and_sub_priority_of_a_pod_stay_as_they_are() -> None:
     live(life)
 
 
-def test_a_profile_that_is_made_changed_or_deleted_is_looked_at() -> None:
+def test_every_event_of_a_profile_requeues_it() -> None:
     async def life(world: World) -> None:
         queue = world.controller.queue
         changes: list[Callable[[], None]] = [

@@ -141,7 +141,7 @@ def test_from_the_config_map_to_the_kernel(
         eventually_has(bed, running, name, value, level="pod")
 
     def outage(koordlet: Daemon, running: RunningPod) -> None:
-        """What the server said stays in force, also for a daemon that starts meanwhile."""
+        """The last state from the API server stays in force, also for a restarted daemon."""
         server.stop("kube-apiserver", how=signal.SIGKILL)  # in order it waits for open watches
         try:
             koordlet.stop()
