@@ -303,7 +303,7 @@ def test_an_ambiguous_quota_name_books_nothing() -> None:
             }
             return (await settled(evaluator.validate(request(plain)))).message
 
-    assert "several elastic quotas team" in asyncio.run(run())
+    assert "several elastic quotas are named team" in asyncio.run(run())
 
 
 @pytest.mark.parametrize(
