@@ -613,3 +613,34 @@ def test_the_store_has_what_the_runtime_accepted() -> None:
         cgroup_parent="/kubepods/pod-u-1",
         envs={"A": "3", "B": "2"},
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [(method, request) for _, method, request in CALLS.values() if "Start" in method]
+    + [(method, request) for _, method, request in CALLS.values() if "Update" in method],
+)
+def test_a_call_about_an_unknown_container_goes_on_and_is_counted(
+    method: str, request_: Any
+) -> None:
+    stages = (Stage.PRE_START_CONTAINER, Stage.PRE_UPDATE_CONTAINER_RESOURCES)
+    server = ScriptedServer(dict.fromkeys(stages, echo))
+    world = World(server)
+    assert world.call(method, request_, cri.StartContainerResponse()) == request_
+    assert world.hooks.skipped.unknown_object == 1
+    # A container whose sandbox is unknown.
+    world.store.put_container(Container(id="c1", pod_id="gone"))
+    assert world.call(method, request_, cri.StartContainerResponse()) == request_
+    assert world.hooks.skipped.unknown_object == 2
+    assert server.asked == []
+
+
+def test_a_variable_whose_last_value_cannot_be_sent_is_not_sent_at_all() -> None:
+    server = ScriptedServer({Stage.PRE_CREATE_CONTAINER: echo})
+    world = World(server)
+    run(world)
+    pairs = (("A", b"text"), ("B", b"1"), ("A", b"\xff"))
+    request = changed(CREATE, envs(*pairs))
+    assert create(world, request) == request
+    ((_, sent),) = server.asked
+    assert sent.container_envs == {"B": "1"}

@@ -106,3 +106,19 @@ def test_a_new_connection_leaves_the_calls_on_the_old_one_alone(tmp_path: Path) 
         assert await call == b"answer"
 
     run(tmp_path, test)
+
+
+def test_without_a_connection_every_use_says_so(tmp_path: Path) -> None:
+    async def test(server: Server, channel: Channel) -> None:
+        async def stream() -> None:
+            async for _ in channel.messages(b"/s/m", b"x"):
+                pass
+
+        for use in (channel.ping(1), channel.unary(b"/s/m", b"x", timeout_s=1), stream()):
+            with pytest.raises(NotConnected) as caught:
+                await use
+            assert caught.value.status.message == "not connected"
+            assert "not connected" in str(caught.value)
+            assert not caught.value.processed
+
+    run(tmp_path, test)

@@ -221,3 +221,15 @@ def test_an_unknown_policy_leaves_the_last_registration_in_force(tmp_path: Path)
     assert registrations.complaints == {
         "k.json": "k.json: failure-policy: 'Closed' is neither Fail nor Ignore"
     }
+
+
+def test_a_file_that_comes_back_with_the_same_content_counts_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "k.json")
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    content = path.read_bytes()
+    path.unlink()
+    assert registrations.scan()
+    path.write_bytes(content)
+    assert registrations.scan()
+    assert [r.name for r in registrations.current] == ["k.json"]

@@ -364,3 +364,26 @@ def test_no_octets_of_a_client_do_more_than_end_its_connection(garbage: bytes, c
         relay.from_server(garbage)
     except ConnectionFault:
         pass
+
+
+@pytest.mark.parametrize(
+    ("identifier", "value", "allowed"),
+    [
+        (frames.SETTING_INITIAL_WINDOW_SIZE, 0, True),
+        (frames.SETTING_INITIAL_WINDOW_SIZE, frames.LARGEST_WINDOW, True),
+        (frames.SETTING_INITIAL_WINDOW_SIZE, frames.LARGEST_WINDOW + 1, False),
+        (frames.SETTING_MAX_FRAME_SIZE, 2**14, True),
+        (frames.SETTING_MAX_FRAME_SIZE, 2**14 - 1, False),
+        (frames.SETTING_MAX_FRAME_SIZE, 2**24 - 1, True),
+        (frames.SETTING_MAX_FRAME_SIZE, 2**24, False),
+        (frames.SETTING_MAX_CONCURRENT_STREAMS, 2**32 - 1, True),
+    ],
+)
+def test_a_setting_is_taken_within_its_range(identifier: int, value: int, allowed: bool) -> None:
+    """RFC 9113, section 6.5.2."""
+    payload = identifier.to_bytes(2, "big") + value.to_bytes(4, "big")
+    if allowed:
+        assert frames.parse_settings(payload) == [(identifier, value)]
+    else:
+        with pytest.raises(frames.ConnectionFault):
+            frames.parse_settings(payload)
