@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy import merge
 from runtime_proxy.hook_server import HookCounts, HookServers
-from runtime_proxy.hooks import Hooks
+from runtime_proxy.hooks import Hooks, Skipped
 from runtime_proxy.http2.grpc import add_prefix
 from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.intercept import CriInterceptor
@@ -61,6 +61,7 @@ def test_a_defect_while_deciding_lets_the_request_go_on_as_it_came(
     call = made.open(held("CreateContainer", cri.CreateContainerRequest(pod_sandbox_id="p")))
     assert asyncio.run(verdict_of(call.decide())) == Forward()
     assert "hooks skipped" in caplog.text
+    assert made._hooks.skipped == Skipped(fault=1)
 
 
 def test_a_defect_after_the_answer_ends_with_the_log(
@@ -78,6 +79,7 @@ def test_a_defect_after_the_answer_ends_with_the_log(
     answer = cri.CreateContainerResponse(container_id="c").SerializeToString()
     call.answered(add_prefix(answer))
     assert "hooks skipped" in caplog.text
+    assert made._hooks.skipped == Skipped(fault=1, unknown_object=1)
 
 
 def test_a_sandboxes_changes_reach_its_containers_without_any_hook_server() -> None:
