@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
@@ -27,6 +27,9 @@ value doubles the memory (at most about 1 KiB an event) and the length of `koord
 _REPEAT_LOG_SECONDS: Final = 300.0
 """How long a repeated event is not logged again. Chosen: one line in five minutes shows that a
 problem lasts. Twice the value halves the lines of a lasting problem."""
+_MOST_LINES: Final = 20
+"""Lines of one kind that are logged in that time: pods of a broken Deployment come and go, and each
+has an event of its own. Chosen: the objects of a directory fit, and other lines stay visible."""
 _LONGEST_MESSAGE: Final = 1000
 """Characters of a message that are kept. Chosen: longer ones hold a copy of bad input."""
 
@@ -77,6 +80,8 @@ class Events:
         self._lock = threading.Lock()
         self._ring: OrderedDict[tuple[str, str, str], Event] = OrderedDict()
         self._logged_at: dict[tuple[str, str, str], float] = {}
+        self._lines: dict[str, deque[float]] = {}
+        """When the last lines of each kind were logged."""
         self.totals: Counter[str] = Counter()
 
     def add(
@@ -99,6 +104,7 @@ class Events:
             self.totals[kind] += 1
             moment = self._monotonic()
             log = moment - self._logged_at.get(key, -math.inf) >= _REPEAT_LOG_SECONDS
+            log = log and self._has_room(kind, moment)
             if log:
                 self._logged_at[key] = moment
         if log:
@@ -107,6 +113,14 @@ class Events:
                 message,
                 extra={"event": kind, "object": obj, "count": event.count},
             )
+
+    def _has_room(self, kind: str, moment: float) -> bool:
+        """Return whether the log takes another line of this kind, and count it if so."""
+        lines = self._lines.setdefault(kind, deque(maxlen=_MOST_LINES))
+        if len(lines) == _MOST_LINES and moment - lines[0] < _REPEAT_LOG_SECONDS:
+            return False
+        lines.append(moment)
+        return True
 
     def latest(self, limit: int = CAPACITY) -> list[Event]:
         """Return the events, the latest last."""

@@ -27,6 +27,7 @@ from koordlet.executor.table import Limits
 from koordlet.exposition.container_metrics import OF_PROCESSES, Standing
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.probe import pods_cpus
+from koordlet.reconciler.pass_log import PassLog
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
 from koordlet.state import NodeState
@@ -98,6 +99,7 @@ class Passes:
         self._scheduled = False
         self._stale = False
         self._passed_at = time.monotonic()
+        self._pass_log = PassLog()
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
         self._ended_before_pass: list[str] = []
         self._snapshot: Snapshot = state.snapshot(rules.engine)
@@ -278,19 +280,7 @@ class Passes:
             self.of_processes = self.reconciler.standing(shown) if shown else ()
         if self._rules.inputs.kernel.resctrl is not None:
             self.resctrl_groups = tuple(resctrl_groups.groups(self._host))
-        if report.written or report.failed or report.restored:
-            _LOG.info(
-                "reconciled",
-                extra={
-                    "reasons": ",".join(report.reasons),
-                    "subjects": report.subjects,
-                    "decided": report.decided,
-                    "written": report.written,
-                    "failed": report.failed,
-                    "restored": report.restored,
-                    "cpu_ms": round(report.cpu_ms, 1),
-                },
-            )
+        self._pass_log.add(report)
 
     def _forget_deliveries(self) -> None:
         """Forget the deliveries of ended containers; those of unstarted ones never got a group."""
@@ -298,7 +288,7 @@ class Passes:
             for container_id in self._ended_before_pass:
                 self._journal.forget_deliveries(container_id)
         except JournalError as error:
-            _LOG.warning("deliveries stay in the journal: %s", error)
+            _LOG.debug("deliveries stay in the journal, which has reported why: %s", error)
         self._ended_before_pass = []
 
     @property

@@ -16,7 +16,7 @@ import msgspec
 from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import KEPT_OURS, Delivery, Record, RuntimeValues, plain
-from koordlet.executor.slots import Plan, Slot
+from koordlet.executor.slots import GONE, Plan, Slot
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
@@ -200,7 +200,9 @@ class Originals:
             try:
                 one = self._adopted(delivery, place, of_processes)
             except OSError as error:
-                log.warning("container %s, %s: %s", container_id, delivery.resource, error)
+                # A container that ends between two system calls is no news.
+                level = logging.DEBUG if error.errno in GONE else logging.WARNING
+                log.log(level, "container %s, %s: %s", container_id, delivery.resource, error)
                 waiting.append(delivery.resource)
                 continue
             adopted.append(one)

@@ -293,7 +293,7 @@ class SlotTable:
         try:
             self.journal.update(left, forget=keys, superseded=gone)
         except JournalError as error:
-            log.warning("the journal cannot be written: %s", error)
+            log.debug("records stay in the journal, which has reported why: %s", error)
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -327,7 +327,14 @@ class SlotTable:
                     extra={"same_trouble_not_logged": left_out} if left_out else None,
                 )
         elif before in BAD:
-            log.info("%s: %s, was %s", _place(slot), state, before)
+            if (left_out := self._repeats.due((slot.resource, state, before))) is not None:
+                log.info(
+                    "%s: %s, was %s",
+                    _place(slot),
+                    state,
+                    before,
+                    extra={"same_change_not_logged": left_out} if left_out else None,
+                )
         else:
             log.debug("%s: %s %s", _place(slot), state, detail)
 

@@ -38,6 +38,23 @@ def test_an_event_that_repeats_counts_up_and_is_logged_once(
     assert events.totals == {"bad-object": 5}
 
 
+def test_events_of_one_kind_leave_room_for_others_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broken Deployment has an event for each of its pods."""
+    now = [0.0]
+    events = Events(monotonic=lambda: now[0])
+    for number in range(100):
+        events.add("bad-input", f"Pod default/web-{number}", f"web-{number} is broken")
+    events.add("source-failed", "kubelet", "does not answer")
+    assert len(caplog.records) == 21
+    assert caplog.records[-1].getMessage() == "does not answer"
+    assert events.totals["bad-input"] == len(events.latest()) - 1 == 100
+    now[0] = 300.0
+    events.add("bad-input", "Pod default/api", "api is broken")
+    assert caplog.records[-1].getMessage() == "api is broken"
+
+
 def test_an_event_that_repeats_is_logged_again_though_the_clock_was_put_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -52,6 +52,13 @@ def test_what_many_pods_meet_is_logged_once_in_a_while(caplog: pytest.LogCapture
     (first,) = [record for record in caplog.records if "EBUSY" in record.getMessage()]
     assert pods[0].cgroup in first.getMessage()
     assert all(bed.view(f"pod/{pod.uid}", SHARES).state is State.FAILED for pod in pods)
+    caplog.clear()
+    caplog.set_level("INFO")
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(5)
+    bed.run()
+    assert all(bed.view(f"pod/{pod.uid}", SHARES).state is State.APPLIED for pod in pods)
+    assert len(caplog.records) == 1
 
 
 def test_a_child_does_not_grow_before_a_parent_that_was_refused() -> None:
