@@ -270,15 +270,22 @@ def _clear(slot: Slot, cookies: Mapping[int, int], plan: Plan, out: list[Planned
 
 
 def _owners(groups: Mapping[str, Sequence[tuple[Slot, Mapping[int, int]]]]) -> dict[int, str]:
-    """Return the group that each cookie belongs to: the one with most of its holders."""
+    """Return which group each cookie belongs to.
+
+    It is the group whose members were in it before, and not one that a container has just moved to;
+    else the group with most of the cookie's holders.
+    """
     holders: dict[int, Counter[str]] = {}
+    settled: dict[int, Counter[str]] = {}
     for group, members in groups.items():
-        for _, cookies in members:
+        for slot, cookies in members:
             for cookie in cookies.values():
                 if cookie:
                     holders.setdefault(cookie, Counter())[group] += 1
+                    settled.setdefault(cookie, Counter())[group] += slot.found == group
     return {
-        cookie: min(of, key=lambda group: (-of[group], group)) for cookie, of in holders.items()
+        cookie: min(of, key=lambda group: (-settled[cookie][group], -of[group], group))
+        for cookie, of in holders.items()
     }
 
 

@@ -179,7 +179,7 @@ def make_proc(kernel: SimulatedKernel) -> Tree:
     def processes() -> dict[str, Node]:
         folders: dict[str, Node] = {
             str(task.pid): _task_folder(kernel, task, process=True)
-            for task in kernel.tasks.values()
+            for task in list(kernel.tasks.values())  # another thread may start or end one
             if task.is_leader
         }
         own = kernel.tasks.get(kernel.own_pid)

@@ -66,6 +66,32 @@ def test_containers_of_a_group_share_one_cookie_and_groups_do_not() -> None:
     assert made[1].task.cookie == cookies[2]
 
 
+@pytest.mark.parametrize("groups", [("g", "h"), ("h", "g")])
+def test_a_container_that_changes_its_group_leaves_the_cookie_to_the_old_one(
+    groups: tuple[str, str],
+) -> None:
+    """The new group has no member yet whose cookie could be taken."""
+    old, new = groups
+    bed = Bed(RHEL_9)
+    made = [bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES) for _ in range(3)]
+    for number, container in enumerate(made):
+        _cookie(bed, f"container/{number}", container.cgroup, old)
+    bed.run()
+    assert bed.run().written == 0
+    shared = made[0].task.cookie
+    child = bed.kernel.fork(made[2].task)
+    assert child.cookie == shared
+    _cookie(bed, "container/2", made[2].cgroup, new)
+    assert bed.run().failed == 0
+    assert [container.task.cookie for container in made[:2]] == [shared, shared]
+    assert made[2].task.cookie not in (0, shared)
+    assert child.cookie == made[2].task.cookie
+    assert bed.run().written == 0
+    _cookie(bed, "container/2", made[2].cgroup, old)
+    bed.run()
+    assert made[2].task.cookie == child.cookie == shared
+
+
 def test_without_core_scheduling_the_state_says_so() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)

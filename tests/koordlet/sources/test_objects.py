@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.device import Device
 from apis.errors import InputError
+from apis.nodeslo import NodeSLOSpec
+from apis.topology import NodeCPUFacts
+from hooks.facts import NodeMeta
 from koordlet.sources.documents import load_documents
-from koordlet.sources.objects import Directory, NodeObjects
+from koordlet.sources.objects import Directory, NodeObjects, over
 from tests.koordlet.builders import pod_manifest
 
 SLO = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeSLO", "metadata": {"name": "n1"}}
@@ -26,6 +31,19 @@ TOPOLOGY = {
 
 def dump(*manifests: Any) -> str:
     return yaml.safe_dump_all(manifests)
+
+
+@pytest.mark.parametrize("kind", ["slo", "topology", "node", "device"])
+def test_an_object_of_the_directory_counts_before_the_servers_and_hides_no_other_kind(
+    kind: str,
+) -> None:
+    directory, server = (
+        NodeObjects(NodeSLOSpec(), NodeCPUFacts(), NodeMeta(name="n1"), Device()) for _ in range(2)
+    )
+    objects = {kind: getattr(directory, kind)}
+    joined = over(msgspec.structs.replace(NodeObjects(), **objects), server)
+    for name in ("slo", "topology", "node", "device"):
+        assert getattr(joined, name) is getattr(directory if name == kind else server, name), name
 
 
 def slo(**spec: Any) -> dict[str, Any]:

@@ -15,8 +15,10 @@ import grpc.aio
 import pytest
 
 from apis.cpuset import CpuSet
+from apis.qos import KubeQoS
 from hooks.claim import Claim
 from hooks.decision import Decision, Outcome
+from hooks.subject import ContainerSubject
 from koordlet.transports.hook_service import carry
 from linux.resources import Resource, Value
 from protos.cri.v1 import api_pb2 as cri
@@ -167,6 +169,34 @@ def test_decided_variables_go_into_the_environment_by_name() -> None:
     carry(Decision(decided), answer)
     assert answer.container_envs == {"A": "1", "B": "decided", "C": ""}
     assert not answer.HasField("container_resources")
+
+
+def test_the_class_of_an_unknown_pod_follows_from_its_cgroup_parent(tmp_path: Path) -> None:
+    """Of the cgroup parent the QoS class is read where the request has no other source."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            decided: list[ContainerSubject] = []
+            decider = n.daemon.parts.hook_decider
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(decider, "decide", noting(decided, decider.decide))
+                await p.container("PreCreateContainer", id="c1")
+            (subject,) = decided
+            assert subject.pod.cgroup == p.pod.cgroup
+            assert subject.pod.kube_qos is KubeQoS.BURSTABLE
+            assert subject.cgroup.startswith(f"{p.pod.cgroup}/")
+
+    run(test)
+
+
+def noting(
+    subjects: list[ContainerSubject], decide: Callable[..., Decision]
+) -> Callable[..., Decision]:
+    def noted(engine: Any, subject: ContainerSubject, stage: Any) -> Decision:
+        subjects.append(subject)
+        return decide(engine, subject, stage)
+
+    return noted
 
 
 def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
