@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True):
         return self.place, self.resource, self.key
 
     def requested_value(self) -> Value | None:
-        """Return `asked` as the canonical value: a text stands for a CPU set."""
+        """Return `requested` as the canonical value: a text stands for a CPU set."""
         return CpuSet.parse(self.requested) if isinstance(self.requested, str) else self.requested
 
     def with_ours(self, *texts: str) -> Record:

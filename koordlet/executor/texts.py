@@ -89,7 +89,7 @@ class Texts:
         return content
 
     def inode(self, directory: str) -> int:
-        """Return a directory's inode number, 0 when it cannot be told."""
+        """Return a directory's inode number; 0 when it cannot be read."""
         inodes = self._inodes
         inode = None if inodes is None else inodes.get(directory)
         if inode is not None:

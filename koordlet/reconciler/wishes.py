@@ -60,7 +60,7 @@ class PodsUpdate(NamedTuple):
 
 
 class Wishes:
-    """See the module. Belongs to whoever holds the reconciler's lock.
+    """See the module. Guarded by the reconciler's lock.
 
     decide: decides about one subject.
     """

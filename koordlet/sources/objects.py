@@ -100,8 +100,7 @@ class Directory:
             )
         except FileNotFoundError:
             if self._files:
-                # The operator did not ask for this: a share is not mounted, or a tool is replacing
-                # the directory.
+                # Most likely a mistake: a share is not mounted, or a tool replaces the directory.
                 return self._without_list("is gone; an empty one would withdraw its objects")
             names = []
         except OSError as error:
@@ -223,7 +222,7 @@ def over(upper: NodeObjects, lower: NodeObjects) -> NodeObjects:
 
 def _broken(before: _File | None, path: str, stamp: _Stamp | None, problem: str) -> _File:
     kept = before.objects if before else {}
-    consequence = "its last good objects stay in force" if kept else "nothing of it is used"
+    consequence = "its last good objects stay in force" if kept else "it is not used"
     made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
     # The same error again is no change.
     return before if before is not None and before == made else made

@@ -66,7 +66,7 @@ class NodeState:
             touched=self._touched, remembered=remembered or {}, monotonic=monotonic
         )
         self._created: list[Container] = []
-        """Containers that are being created, and not on record yet: see `create_container`."""
+        """Containers that are being created and not in the records yet; see `create_container`."""
         self._objects = PodObjects()
         self._layout = layout
         self._awaited = set(awaited)
@@ -108,36 +108,37 @@ class NodeState:
     def create_container(self, container: Container) -> ContainerSubject | None:
         """Record a container that is about to be created; return its subject, None if removed.
 
-        The runtime waits: the usual container, new and of a pod that is merged, goes on record when
-        the state is next used for anything else.
+        The runtime waits for the reply. So a new container of a merged pod, which is the usual
+        case, is recorded when the state is used next.
         """
-        asked = container.subject
-        view = None if asked.pod.uid in self._touched else self._views.get(asked.pod.uid)
+        subject = container.subject
+        view = None if subject.pod.uid in self._touched else self._views.get(subject.pod.uid)
         if (
             view is None
-            or asked.requested == NOTHING_REQUESTED
-            or not self._records.would_be_new(asked.id, container.sandbox_id)
+            or subject.requested == NOTHING_REQUESTED
+            or not self._records.would_be_new(subject.id, container.sandbox_id)
         ):
             return self._note_request(container, at_creation=True)
         self._created.append(container)
-        if view.pod is asked.pod:
-            return asked
+        if view.pod is subject.pod:
+            return subject
         return ContainerSubject(
             pod=view.pod,
-            name=asked.name,
-            id=asked.id,
-            cgroup=asked.cgroup,
-            requested=asked.requested,
+            name=subject.name,
+            id=subject.id,
+            cgroup=subject.cgroup,
+            requested=subject.requested,
         )
 
     @property
     def _runtime(self) -> RuntimeRecords:
-        """What the runtime reported, all of it."""
+        """The records of everything that the runtime reported."""
         if self._created:
             self._settle()
         return self._records
 
     def _settle(self) -> None:
+        """Record the containers whose recording was deferred."""
         created, self._created = self._created, []
         for container in created:
             self._records.note_request(container, at_creation=True)

@@ -214,7 +214,7 @@ class RuntimeRecords:
             self._prune(found.pod.uid)
 
     def would_be_new(self, container_id: str, sandbox_id: str) -> bool:
-        """Tell whether nothing is known of a container, of a sandbox that is known."""
+        """Return whether the container is unknown and its sandbox is known."""
         return (
             sandbox_id in self._sandboxes
             and container_id not in self._containers

@@ -101,56 +101,56 @@ memories = st.builds(
 @given(st.dictionaries(st.text(min_size=1, max_size=10), memories, max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_requests_are_remembered(
-    tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Remembered]
+    tmp_path_factory: pytest.TempPathFactory, requests_of: dict[str, Remembered]
 ) -> None:
     path = str(tmp_path_factory.mktemp("log") / "requests.log")
     existing: dict[str, Remembered] = {}
     log = RequestsLog(path, lambda: existing)
-    for container_id, remembered in asked.items():
-        for one in (_asked(cpu_shares=1), remembered):
+    for container_id, remembered in requests_of.items():
+        for one in (_request(cpu_shares=1), remembered):
             existing[container_id] = one
             log.append(container_id, one)
     log.close()
-    assert load_requests(path) == asked
-    existing = dict(list(asked.items())[:2])
+    assert load_requests(path) == requests_of
+    existing = dict(list(requests_of.items())[:2])
     log.rewrite()
     log.close()
     assert load_requests(path) == existing
 
 
-def _asked(cpu_shares: int | None = None) -> Remembered:
+def _request(cpu_shares: int | None = None) -> Remembered:
     return Remembered(Requested(cpu_shares=cpu_shares), hooked=True)
 
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
-    existing = {"a": _asked(cpu_shares=2)}
+    existing = {"a": _request(cpu_shares=2)}
     log = RequestsLog(str(path), lambda: existing)
     log.append("a", existing["a"])
-    log.append("b", _asked(cpu_shares=3))
+    log.append("b", _request(cpu_shares=3))
     log.close()
     path.write_bytes(path.read_bytes()[:-5])
-    assert load_requests(str(path)) == {"a": _asked(cpu_shares=2)}
+    assert load_requests(str(path)) == {"a": _request(cpu_shares=2)}
 
 
 def test_damaged_requests_are_left_out_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "requests.log"
-    existing = {"a": _asked(cpu_shares=2), "b": _asked(cpu_shares=3)}
+    existing = {"a": _request(cpu_shares=2), "b": _request(cpu_shares=3)}
     log = RequestsLog(str(path), lambda: existing)
     log.rewrite()
     log.close()
     header, first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(header + first.replace(b"2", b"4") + second + encode_line(b'{"id":7}'))
-    assert load_requests(str(path)) == {"b": _asked(cpu_shares=3)}
+    assert load_requests(str(path)) == {"b": _request(cpu_shares=3)}
     assert "2 lines cannot be read" in caplog.text
 
 
 def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "no" / "such" / "folder")
     log = RequestsLog(path, dict)
-    log.append("a", _asked())
+    log.append("a", _request())
     log.rewrite()
     assert "No such file or directory" in log.problem
     assert load_requests(path) == {}

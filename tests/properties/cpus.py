@@ -1,9 +1,9 @@
-"""Who has which CPUs: the scheduler, kubelet's static CPU manager, and what is told of both.
+"""A model of who has which CPUs: the scheduler, kubelet's static CPU manager, the share pools.
 
-Three parties give CPUs away: the scheduler to LSR and LSE pods (through annotations), kubelet's
-static policy to Guaranteed containers (through its requests), the operator to the system. What they
-leave over are the share pools that NodeResourceTopology tells, one for each NUMA node. The
-scheduler takes from the top, kubelet from the bottom; where they would meet, a pod does not fit.
+Three parties allocate CPUs: the scheduler to LSR and LSE pods (through annotations), kubelet's
+static policy to Guaranteed containers (through its requests), the operator to the system. The rest
+are the share pools that NodeResourceTopology reports, one for each NUMA node. The scheduler takes
+the highest CPUs, kubelet the lowest; where they would meet, a pod does not fit.
 Facts: docs/policies.md, "CPUs".
 """
 

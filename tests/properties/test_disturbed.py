@@ -82,7 +82,7 @@ class DisturbedMachine(NodeMachine):
     def _write_on_both(self, here: str, twin: str, file: str, text: str) -> None:
         """Only a write that both kernels take has happened; the watch wakes a pass at once.
 
-        A value that the runtime wrote over before any pass saw it nobody can put back.
+        A value that the runtime overwrote before any pass saw it cannot be restored.
         """
         node = self.node
         before = node.text(here, file)

@@ -1,7 +1,7 @@
-"""Random lives of a node whose pods are edited: kubelet's list tells what the runtime never does.
+"""Random lives of a node whose pods are edited: only kubelet's list shows the edits.
 
 Adds to `test_node` a daemon that reads kubelet's pods, edits of labels and annotations while
-containers run, and resizes that nobody heard of.
+containers run, and resizes that no event reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASSES = ("", "LS", "LSR", "SYSTEM", "BE")
 
 
 class EditedMachine(NodeMachine):
-    """The rules of `NodeMachine`, and those of whoever edits pods."""
+    """The rules of `NodeMachine`, and rules that edit pods."""
 
     taken: list[KnownPod]
 

@@ -237,7 +237,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9), half=st.booleans())
     def a_container_is_resized(self, number: int, half: bool) -> None:
-        """Also while nobody listens: the runtime's next list shows it."""
+        """Also while the daemon is not connected: the runtime's next list shows it."""
         self._resize(number, half=half, hooked=True)
 
     def _resize(self, number: int, *, half: bool, hooked: bool) -> bool:
@@ -255,9 +255,10 @@ class NodeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.node.connected)
     @rule()
     def the_static_cpu_manager_looks(self) -> None:
-        """It asks anew for every container whose CPUs it now wants otherwise.
+        """It requests other CPUs for every container whose set has to change.
 
-        Unheard, a set that happens to be just ours could not be told from it.
+        Only while the daemon is connected: without the event, a set that equals a delivered one
+        would not show as a request.
         """
         for pod in self.node.pods:
             for container in pod.containers:
@@ -342,7 +343,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.set_gates(ALL_GATES | GATES[gates])
 
     @rule()
-    def the_topology_is_told(self) -> None:
+    def the_topology_is_reported(self) -> None:
         self.node.publish_topology()
 
     # What the daemon does, and what happens to it
@@ -415,7 +416,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_decision_gives_the_cpus_of_the_books(self) -> None:
-        """As they were told: an exclusive set to its pod, the rest of its pool to anybody else."""
+        """An exclusive set goes to its pod, and the rest of the pool to all other pods."""
         if not hasattr(self, "node"):
             return
         node = self.node

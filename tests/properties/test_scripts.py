@@ -62,7 +62,7 @@ def _limits(node: OperatedNode) -> tuple[str, ...]:
 
 
 def test_what_a_synchronize_had_written_is_restored(node: OperatedNode) -> None:
-    """A container made while we were away gets its values from the runtime, told by our answer."""
+    """A container created while the daemon was away gets its values from the Synchronize reply."""
     node.connected = False
     container = _one(node, "reserved")
     node.synchronize()
@@ -70,8 +70,8 @@ def test_what_a_synchronize_had_written_is_restored(node: OperatedNode) -> None:
     _as_twin(node, container, *_limits(node))
 
 
-def test_our_own_value_told_back_is_not_what_kubelet_asked(node: OperatedNode) -> None:
-    """Two lists in a row: the second tells what the first had the runtime write."""
+def test_a_delivered_value_that_is_reported_back_is_no_request(node: OperatedNode) -> None:
+    """Two lists in a row: the second reports what the first one's reply delivered."""
     node.connected = False
     container = _one(node, "batch")
     node.synchronize()
@@ -92,7 +92,7 @@ def test_the_first_original_survives_later_values_by_the_runtime(node: OperatedN
 
 
 def test_a_resize_moves_the_original(node: OperatedNode) -> None:
-    """What kubelet asked anew is what comes back, not what it had asked before."""
+    """The last request of kubelet's is restored, not an earlier one."""
     node.set_ratio("1.50")
     container = _one(node, "latency")
     node.settle()
@@ -102,12 +102,12 @@ def test_a_resize_moves_the_original(node: OperatedNode) -> None:
 
 
 @pytest.mark.parametrize("listed_first", [True, False], ids=["list first", "runtime first"])
-def test_a_resize_that_nobody_heard_moves_the_original(
+def test_a_resize_without_an_event_moves_the_original(
     node: OperatedNode, listed_first: bool
 ) -> None:
     """A daemon that was away hears of it by kubelet's list, before the runtime registers or after.
 
-    Then the runtime has been handed the old value, ours, in place of the new one.
+    The runtime has then got our value, based on the old request, in place of the new request.
     """
     node.set_ratio("1.50")
     container = _one(node, "latency")
@@ -161,10 +161,10 @@ def test_a_weight_by_the_runtimes_formula_is_left_as_it_is() -> None:
         node.close()
 
 
-def test_a_value_that_was_handed_over_twice_is_not_what_kubelet_asked_for(
+def test_a_value_that_was_delivered_twice_is_no_request(
     node: OperatedNode,
 ) -> None:
-    """No hook saw the creation, so what kubelet asked is what was there at first, not since."""
+    """No hook saw the creation, so the values first reported count as kubelet's request."""
     node.connected = False
     container = _one(node, "batch")
     node.settle()

@@ -338,7 +338,7 @@ class SimulatedKernel:
                 filesystem.mkdir(rest, 0o755)
 
     def write_as(self, writer: str, path: str, data: str | bytes) -> None:
-        """Write as somebody else (kubelet, the runtime, systemd, an operator)."""
+        """Write as another program: kubelet, the runtime, systemd or an operator."""
         self._write(path, data.encode() if isinstance(data, str) else data, writer)
 
     def text(self, path: str) -> str:

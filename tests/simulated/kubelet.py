@@ -260,7 +260,7 @@ class Kubelet:
         *,
         adjusted: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """An in-place resize of a container, as the runtime writes it and tells systemd."""
+        """Resize a container in place: write the values, and set them in systemd's unit."""
         container.limits = limits
         unit = self.systemd.units.get(container.cgroup.rpartition("/")[2])
         if unit is not None:
@@ -335,9 +335,9 @@ class Kubelet:
         writer: str,
         adjusted: Mapping[str, str],
     ) -> None:
-        """Start the unit with what runc tells systemd, a plugin's values included.
+        """Start the unit with the values that runc sets in it, a plugin's included.
 
-        So a `daemon-reload` brings these back, not what kubelet had asked for.
+        So a `daemon-reload` restores these values, and not kubelet's request.
         """
         properties = self._properties(shares, quota_us, memory_bytes, cpus, writer, adjusted)
         *above, name = cgroup.split("/")

@@ -1,4 +1,4 @@
-"""What the disk's Debian is told: users, units, containerd's configuration.
+"""The configuration of the disk's Debian: users, units, containerd.
 
 The machine boots to `koord.target`: journald, D-Bus, containerd, and one session that runs what the
 payload disk says and powers the machine off.

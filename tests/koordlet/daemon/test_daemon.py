@@ -262,7 +262,7 @@ def test_a_site_policy_claims_and_a_slow_one_is_switched_off(tmp_path: Path) -> 
 
 
 def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
-    """containerd tells nothing of the end of pods that ran before its restart."""
+    """containerd does not report the end of pods that ran before its restart."""
 
     async def test() -> None:
         async with node() as n:
@@ -281,7 +281,7 @@ def test_sandboxes_that_the_runtime_forgot_to_end_are_dropped() -> None:
 
 
 def test_a_container_starts_though_a_cpu_went_offline() -> None:
-    """On cgroup v1 it has left every group for good, and what is asked for besides is refused."""
+    """On cgroup v1 it has left every group for good, and the kernel refuses a list with it."""
 
     async def test() -> None:
         async with node(DEBIAN_12_V1) as n:

@@ -1,4 +1,4 @@
-"""Where pods live: found, moved, gone, and shared with nobody."""
+"""The pods' cgroup root: found, moved, gone, and locked against other daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kubelet asked for, over resizes, restarts and a daemon that was away."""
+"""What kubelet requested, over resizes, restarts and a time without a daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_kubelet_asked_for_is_known_after_a_restart() -> None:
 
 
 def test_a_pod_grows_with_its_container_where_only_the_runtime_tells() -> None:
-    """The runtime tells of a pod's own values at its start alone."""
+    """The runtime reports a pod's own values only at its start."""
 
     async def test() -> None:
         async with node() as n:

@@ -16,10 +16,10 @@ from koordlet.node.probe import probe_kernel
 from linux.discovery import discover
 from linux.resources import Resource, Value
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Kubelet, Profile, SimulatedKernel
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 DEFAULT_LIMITS = Limits()
-TWO_CORES = Asked(cpu_request_milli=1000, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
+TWO_CORES = PodLimits(cpu_request_milli=1000, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
 """What kubelet asks for most pods and containers here."""
 BOTH = pytest.mark.parametrize("profile", [DEBIAN_12_V1, DEBIAN_12_V2], ids=lambda p: p.name)
 """On cgroup v1 and v2."""

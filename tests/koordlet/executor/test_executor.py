@@ -20,7 +20,7 @@ from tests.simulated import (
     Crash,
     Profile,
 )
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 SHARES, QUOTA, BURST = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST
 CPUS, LIMIT, IDLE = Resource.CPUSET_CPUS, Resource.MEMORY_LIMIT, Resource.CPU_IDLE
@@ -76,7 +76,7 @@ def test_a_cpuset_that_moves_sideways_goes_through_the_union() -> None:
     for cpus in ("0-1", "2-3", "1-2"):
         for subject, cgroup in (("pod/a", pod.cgroup), ("container/1", container.cgroup)):
             bed.want(subject, (cgroup, CPUS, CpuSet.parse(cpus)))
-        # The sandbox has all CPUs and nobody manages it.
+        # The sandbox has all CPUs and is not managed.
         assert pod.sandbox is not None
         bed.want("sandbox/1", (pod.sandbox.cgroup, CPUS, CpuSet.parse(cpus)))
         assert bed.run().failed == 0
@@ -210,7 +210,7 @@ def test_a_foreign_burst_is_lowered_for_the_quota_and_comes_back(profile: Profil
 @BOTH
 def test_a_quota_is_scaled_to_the_groups_own_period(profile: Profile) -> None:
     bed = Bed(profile)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=1000))
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=1000))
     if profile.cgroup == 1:
         bed.set(pod.cgroup, "cpu.cfs_period_us", "10000")
     else:
@@ -250,7 +250,7 @@ def test_a_memory_limit_moves_past_the_limit_that_includes_swap() -> None:
 
 def test_a_memory_limit_leaves_an_unlimited_swap_alone() -> None:
     bed = Bed()
-    container = bed.kubelet.add_pod(TWO_CORES).start(Asked(cpu_request_milli=100))
+    container = bed.kubelet.add_pod(TWO_CORES).start(PodLimits(cpu_request_milli=100))
     before = bed.text(container.cgroup, "memory.memsw.limit_in_bytes")
     bed.want("container/1", (container.cgroup, LIMIT, 1 << 29))
     assert bed.run().written == 1
@@ -260,7 +260,7 @@ def test_a_memory_limit_leaves_an_unlimited_swap_alone() -> None:
 @BOTH
 def test_an_unlimited_value_is_no_difference(profile: Profile) -> None:
     bed = Bed(profile)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=100))
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=100))
     bed.want("pod/a", (pod.cgroup, QUOTA, UNLIMITED), (pod.cgroup, LIMIT, UNLIMITED))
     assert bed.run().written == 0
     assert bed.view("pod/a", LIMIT).state is State.APPLIED
@@ -271,7 +271,7 @@ def test_weights_follow_the_formula_of_the_siblings() -> None:
     assert bed.kubelet.weights.value == "quadratic"
     pod = bed.kubelet.add_pod(TWO_CORES, TWO_CORES)
     one, other = pod.start(TWO_CORES), pod.start(TWO_CORES)
-    # What kubelet asked for tells how its runtime converts; kubelet itself is linear.
+    # The requested shares show how the runtime converts; kubelet itself converts linearly.
     bed.want("container/1", (one.cgroup, SHARES, 512), requested={SHARES: 1024})
     bed.want("container/2", (other.cgroup, SHARES, 102), requested={SHARES: 1024})
     bed.want("pod/a", (pod.cgroup, SHARES, 512), requested={SHARES: 2048})
@@ -284,7 +284,7 @@ def test_weights_follow_the_formula_of_the_siblings() -> None:
 @BOTH
 def test_idle_fixes_the_weight_and_gives_it_back(profile: Profile) -> None:
     bed = Bed(profile)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
     weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
     before = bed.text(pod.cgroup, weight)
     bed.want("pod/a", (pod.cgroup, IDLE, 1))
@@ -309,7 +309,7 @@ def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_ba
 ) -> None:
     """The weight is on record for idle's sake, and the kill came before the write."""
     bed = Bed(profile, journal_path=str(tmp_path / "journal"))
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
     weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
     bed.kernel.faults.crash("write", nth=1)
     with pytest.raises(Crash):
@@ -332,7 +332,7 @@ def test_a_weight_that_somebody_wrote_over_ours_comes_back_when_idle_takes_its_p
     profile: Profile,
 ) -> None:
     bed = Bed(profile)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
     weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
     bed.want("pod/a", (pod.cgroup, SHARES, 700))
     bed.run()
@@ -384,7 +384,7 @@ def test_a_cpuset_waits_while_the_cpus_of_the_machine_cannot_be_read() -> None:
 @BOTH
 def test_a_group_whose_weight_cannot_be_read_is_not_made_idle(profile: Profile) -> None:
     bed = Bed(profile)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
     weight = "cpu.shares" if profile.cgroup == 1 else "cpu.weight"
     before = bed.text(pod.cgroup, weight)
     bed.want("pod/a", (pod.cgroup, IDLE, 1))
@@ -404,7 +404,7 @@ def test_a_group_whose_weight_cannot_be_read_is_not_made_idle(profile: Profile) 
 
 def test_a_weight_is_not_tried_while_the_group_could_not_be_made_busy_again() -> None:
     bed = Bed(DEBIAN_12_V1)
-    pod = bed.kubelet.add_pod(Asked(cpu_request_milli=300), qos="BestEffort")
+    pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
     bed.want("pod/a", (pod.cgroup, IDLE, 1))
     bed.run()
     path = bed.kubelet.path(pod.cgroup, "cpu.idle")

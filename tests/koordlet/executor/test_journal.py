@@ -182,7 +182,7 @@ def test_our_newest_values_are_kept_and_bounded() -> None:
 
 
 def test_everything_survives_restart_after_restart(tmp_path: Path) -> None:
-    """Each start writes the file anew, from what the one before had written."""
+    """Each start writes the file again, from what the former start had written."""
     path = str(tmp_path / "journal")
     handed = RuntimeValues("c1", "kubepods/pod1/c1", 7, QUOTA, ("200000",), requested=100_000)
     journal = Journal(path, boot="b1")

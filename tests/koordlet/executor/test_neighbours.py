@@ -1,4 +1,4 @@
-"""Groups around a managed one that nobody manages: what they have decides what can be written."""
+"""Unmanaged groups around a managed one: their values decide what can be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from koordlet.executor.slots import State
 from linux.resources import UNLIMITED, Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Profile
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 SHARES, QUOTA, LIMIT = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.MEMORY_LIMIT
 IDLE, CPUS = Resource.CPU_IDLE, Resource.CPUSET_CPUS
@@ -20,7 +20,7 @@ IDLE, CPUS = Resource.CPU_IDLE, Resource.CPUSET_CPUS
 def test_a_limited_group_below_an_unlimited_one_counts() -> None:
     """The unlimited one in between hands the limit above it down to those below."""
     bed = Bed()
-    pod = bed.kubelet.add_pod(Asked())
+    pod = bed.kubelet.add_pod(PodLimits())
     container = pod.start(TWO_CORES)
     burstable = bed.kubelet.qos_dir("Burstable")
     bed.want("qos/burstable", (burstable, QUOTA, 100_000))
@@ -37,7 +37,7 @@ def test_quotas_of_other_periods_are_compared_as_the_kernel_does(
 ) -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
-    container = pod.start(Asked())
+    container = pod.start(PodLimits())
     odd = pod.cgroup if parents else container.cgroup
     bed.set(odd, "cpu.cfs_period_us", str(period_us))
     bed.set(pod.cgroup, "cpu.cfs_quota_us", "123457")
@@ -71,7 +71,7 @@ def test_less_than_a_page_is_no_difference(profile: Profile) -> None:
 def test_memory_and_swap_without_a_limit_stay_without() -> None:
     """Only who has both alike, as runtimes set them, is kept from swapping."""
     bed = Bed(DEBIAN_12_V1)
-    container = bed.kubelet.add_pod(Asked()).start(Asked())
+    container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     before = bed.text(container.cgroup, "memory.memsw.limit_in_bytes")
     bed.want("container/1", (container.cgroup, LIMIT, 1 << 29))
     bed.run()
@@ -150,7 +150,7 @@ def test_a_weight_comes_back_after_an_idle_that_ended_late(
 
 def test_unlimited_is_no_bound() -> None:
     bed = Bed()
-    pod = bed.kubelet.add_pod(Asked())
+    pod = bed.kubelet.add_pod(PodLimits())
     container = pod.start(TWO_CORES)
     bed.want("container/1", (container.cgroup, QUOTA, UNLIMITED))
     bed.run()

@@ -1,4 +1,4 @@
-"""What the executor gives back: originals, values handed over at creation, the journal's part."""
+"""What the executor restores: originals of files and of delivered values, with the journal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed, fill_disk
 from tests.simulated import (
     Profile,
 )
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 SHARES, QUOTA, CPUS = Resource.CPU_SHARES, Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS
 
 
 @BOTH
-def test_values_that_were_handed_over_at_creation_go_back_to_what_kubelet_asked(
+def test_values_delivered_at_creation_are_restored_to_the_request(
     profile: Profile,
 ) -> None:
     bed = Bed(profile)
     pod = bed.kubelet.add_pod(TWO_CORES)
-    # Asked for two cores, and handed one and a half by our reply.
-    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    # Two cores were requested, and our reply delivered one and a half.
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
     bed.journal.update()
     bed.executor.adopt_deliveries("c1", container.cgroup)
@@ -49,8 +49,8 @@ def test_a_read_that_fails_while_a_delivery_is_adopted_costs_no_restore(
 ) -> None:
     bed = Bed(profile)
     pod = bed.kubelet.add_pod(TWO_CORES)
-    # kubelet asked for no CPUs; our reply named one.
-    container = pod.start(Asked(cpu_request_milli=1000, cpus="1"))
+    # kubelet requested no CPUs; our reply delivered one.
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpus="1"))
     bed.journal.note_delivered("c1", CPUS, None, CpuSet([1]))
     bed.journal.update()
     bed.kernel.faults.fail("read", error, nth=nth)
@@ -99,12 +99,12 @@ def test_an_original_that_nobody_knows_stops_no_pass() -> None:
 
 
 @BOTH
-def test_a_handed_value_is_nobody_elses_while_its_delivery_cannot_be_adopted(
+def test_a_delivered_value_stays_ours_while_its_delivery_cannot_be_adopted(
     profile: Profile,
 ) -> None:
-    """The runtime was handed another value since, and a read fails in the pass that would know."""
+    """Another value was delivered since, and a read fails in the pass that would journal it."""
     bed, name = Bed(profile), "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
-    container = bed.kubelet.add_pod(TWO_CORES).start(Asked(1000, cpu_limit_milli=1500))
+    container = bed.kubelet.add_pod(TWO_CORES).start(PodLimits(1000, cpu_limit_milli=1500))
     bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
     bed.journal.update()
     bed.executor.adopt_deliveries("c1", container.cgroup)
@@ -154,7 +154,7 @@ def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
     bed = Bed(profile, journal_path=str(tmp_path / "journal"))
     name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
     pod = bed.kubelet.add_pod(TWO_CORES)
-    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=1500))
 
     def quota() -> str:
         return bed.text(container.cgroup, name).split()[0]
@@ -177,7 +177,7 @@ def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
         with bed.kernel.recording() as writes:
             assert bed.run() == WriteReport()
         assert not writes
-    # Wanted anew, the value is a base for nothing: kubelet's request still is.
+    # The value is desired again; the original is still kubelet's request.
     bed.want("container/c1", (container.cgroup, QUOTA, 120_000))
     bed.run()
     bed.set(container.cgroup, name, "150000", writer="systemd")
@@ -186,7 +186,7 @@ def test_what_a_runtime_writes_again_after_the_switch_off_does_not_stay(
     bed.want("container/c1")
     bed.run()
     assert quota() == "200000"
-    # What kubelet asks for anew is its own, also if it is what we once handed over.
+    # A new request of kubelet's is not ours, even if it equals a value that was delivered before.
     bed.journal.supersede("c1", {QUOTA})
     bed.journal.update()
     bed.set(container.cgroup, name, "150000", writer="kubelet")
@@ -203,7 +203,7 @@ def test_what_a_runtime_was_handed_is_forgotten_with_the_container(
 ) -> None:
     bed = Bed(profile, journal_path=str(tmp_path / "journal"))
     pod = bed.kubelet.add_pod(TWO_CORES)
-    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
     bed.run()
     assert [one.container_id for one in bed.journal.all_runtime_values()] == ["1"]
@@ -219,7 +219,7 @@ def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path)
     path = str(tmp_path / "journal")
     bed = Bed(journal_path=path)
     pod = bed.kubelet.add_pod(TWO_CORES)
-    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.journal.note_delivered("c1", QUOTA, 200_000, 150_000)
     bed.journal.update()
     fill_disk(bed.journal)
@@ -237,7 +237,7 @@ def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path)
 def test_without_a_note_the_request_is_the_original() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
-    container = pod.start(Asked(cpu_request_milli=1000, cpu_limit_milli=1500))
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=1500))
     bed.want("container/1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
     assert bed.run().written == 0
     bed.want("container/1")
@@ -252,7 +252,7 @@ def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
     bed.want("pod/a", (pod.cgroup, SHARES, 3072))
     bed.run()
     pod.remove()
-    again = bed.kubelet.add_pod(Asked(cpu_request_milli=3000), uid="u1")
+    again = bed.kubelet.add_pod(PodLimits(cpu_request_milli=3000), uid="u1")
     assert again.cgroup == pod.cgroup
     bed.want("pod/a")
     bed.run()

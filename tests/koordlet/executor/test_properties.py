@@ -16,7 +16,7 @@ from linux.cgroup_paths import parent_of
 from linux.resources import UNLIMITED, Resource, Value
 from tests.koordlet.executor.bed import Bed
 from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, Crash, Profile
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 GROUPS = ("", "a", "a/b", "a/c", "a/b/d", "a/b/e", "a/c/f")
 
@@ -133,11 +133,11 @@ FILES = {
 
 
 class Scene:
-    """One pod with two containers and a sandbox that nobody manages."""
+    """One pod with two containers and an unmanaged sandbox."""
 
     def __init__(self, profile: Profile, journal_path: str | None = None) -> None:
         self.bed = bed = Bed(profile, journal_path=journal_path)
-        asked = Asked(cpu_request_milli=500, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
+        asked = PodLimits(cpu_request_milli=500, cpu_limit_milli=2000, memory_limit_bytes=1 << 30)
         pod = bed.kubelet.add_pod(asked, asked)
         one, two = pod.start(asked), pod.start(asked)
         self.place = {"pod": pod.cgroup, "one": one.cgroup, "two": two.cgroup}

@@ -29,7 +29,7 @@ IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
     ids=lambda value: errno.errorcode.get(value, "") if isinstance(value, int) else "",
 )
 def test_what_a_write_answers_decides_the_state(error: int, state: State, failed: int) -> None:
-    """What is gone is nobody's fault; what the kernel cannot do is tried again much later."""
+    """A group that is gone is no failure; what the kernel cannot do is tried again much later."""
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     bed.want("pod/a", (pod.cgroup, SHARES, 700))
@@ -195,7 +195,7 @@ def test_a_switch_does_not_come_on_while_the_other_cannot_be_switched_off(on: st
 
 
 def test_a_control_group_takes_the_place_of_another_in_one_pass() -> None:
-    """There are few of them: what nobody wants any more makes room first."""
+    """There are few CLOSIDs: groups without a claim are removed first."""
     bed = Bed(INTEL_RDT)
     assert bed.kernel.resctrl is not None
     text = "L3:0=f;1=f\n"

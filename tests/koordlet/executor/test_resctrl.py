@@ -40,7 +40,7 @@ def test_a_group_is_made_filled_with_threads_and_removed_again() -> None:
     late.closid = ""
     bed.run()
     assert str(late.pid) in bed.kernel.text(f"{ROOT}/koordlet-u1/tasks").split()
-    # Somebody narrows one domain: only that resource is written again.
+    # Another program narrows one domain: only that resource is written again.
     bed.kernel.write_as("operator", f"{ROOT}/koordlet-u1/schemata", b"L3:1=1\n")
     with bed.kernel.recording() as writes:
         bed.run()
@@ -175,7 +175,7 @@ def test_a_group_that_somebody_made_while_the_daemon_was_about_to_is_not_ours(
 
 
 def test_threads_that_the_runtime_put_into_somebody_elses_group_leave_it_again() -> None:
-    """The answer to a creation named the group; it stays when nobody of ours wants it any more."""
+    """The reply to a creation named the group; it stays when no policy claims it any more."""
     bed = Bed(INTEL_RDT)
     bed.kernel.make(f"{ROOT}/BE")
     container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)

@@ -12,7 +12,7 @@ from koordlet.exposition import container_metrics
 from linux.resources import Resource
 from tests.koordlet.executor.bed import Bed
 from tests.simulated import RHEL_9
-from tests.simulated.kubelet import Limits as Asked
+from tests.simulated.kubelet import Limits as PodLimits
 
 POD = make_pod(
     namespace="shop",
@@ -44,7 +44,7 @@ def of_processes(bed: Bed) -> list[tuple[str, dict[str, str], float]]:
 
 def test_an_oom_score_is_told_while_the_processes_hold_it() -> None:
     bed = Bed()
-    container = bed.kubelet.add_pod(Asked()).start(Asked())
+    container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     bed.want("container/c1", (container.cgroup, Resource.OOM_SCORE_ADJ, -500))
     assert of_processes(bed) == []
     bed.run()
@@ -56,7 +56,7 @@ def test_an_oom_score_is_told_while_the_processes_hold_it() -> None:
 
 def test_a_cookie_is_told_while_all_processes_hold_it() -> None:
     bed = Bed(RHEL_9)
-    container = bed.kubelet.add_pod(Asked()).start(Asked())
+    container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     bed.kernel.fork(container.task)
     bed.want("container/c1", (container.cgroup, Resource.CORE_SCHED_COOKIE, "g"))
     bed.run()
@@ -76,7 +76,7 @@ def test_a_cookie_is_told_while_all_processes_hold_it() -> None:
 
 def test_changes_of_cookies_are_counted_for_the_groups_changed_last() -> None:
     bed = Bed(RHEL_9)
-    container = bed.kubelet.add_pod(Asked()).start(Asked())
+    container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     for number in range(300):
         bed.want("container/c1", (container.cgroup, Resource.CORE_SCHED_COOKIE, f"g{number}"))
         bed.executor.fill_budget()

@@ -28,7 +28,7 @@ UPSTREAMS = {
     "koordlet_container_resource_requests",
     "koordlet_container_resource_limits",
 }
-"""Of hooks and executor, whatever the node does just now (koordlet.md 23)."""
+"""Upstream's series of hooks and executor (docs/facts/koordlet.md, "Metrics"), on any node."""
 
 
 async def scrapes() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The kernel's tree where the configuration has it, and what people are told of it."""
+"""The kernel's tree at the configured path, and messages that name this path."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Server:
     def __init__(self) -> None:
         self.stored: dict[str, dict[str, Any]] = {plural: {} for plural in PLURALS}
         self.watchers: dict[str, set[asyncio.Queue[bytes | None]]] = {p: set() for p in PLURALS}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.refusal = 0
         self.url = ""
 
@@ -72,7 +72,7 @@ class Server:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         plural = request.path.rpartition("/")[2]
-        self.asked.append(f"{plural} {request.query.get('fieldSelector')}")
+        self.requests.append(f"{plural} {request.query.get('fieldSelector')}")
         if self.refusal:
             return web.Response(status=self.refusal, body=b'{"kind":"Status","message":"not now"}')
         if "watch" not in request.query:
@@ -111,7 +111,7 @@ class Node:
 
     def __init__(self, folder: Path, connect: Callable[[], Connection]) -> None:
         self.events = Events()
-        self.told: list[NodeObjects] = []
+        self.published: list[NodeObjects] = []
         self._workers = ThreadPoolExecutor(1)
         self.source = ApiServer(
             Kubernetes(enabled=True),
@@ -119,7 +119,7 @@ class Node:
             str(folder),
             self.events,
             self._workers,
-            self.told.append,
+            self.published.append,
             connect=connect,
         )
 
@@ -155,12 +155,12 @@ def test_this_nodes_objects_arrive_whole_and_follow_the_server(tmp_path: Path) -
             n = Node(tmp_path, lambda: Connection(server.url))
             async with n.following():
                 await n.source.wait_first()
-                assert len(n.told) == 1, "half of the first lists was published"
-                meta = n.told[0].node
+                assert len(n.published) == 1, "half of the first lists was published"
+                meta = n.published[0].node
                 assert meta is not None
                 assert (meta.annotations, meta.allocatable_cpu_milli) == (ratio, 4000)
                 assert n.identity == -1 and n.source.problem == ""
-                assert set(server.asked) == {f"{plural} metadata.name=n1" for plural in PLURALS}
+                assert set(server.requests) == {f"{plural} metadata.name=n1" for plural in PLURALS}
                 await until(lambda: all(server.watchers.values()))
                 # A heartbeat changes nothing that anybody reads.
                 beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}}
@@ -169,7 +169,7 @@ def test_this_nodes_objects_arrive_whole_and_follow_the_server(tmp_path: Path) -
                 spec = {"resourceQOSStrategy": {"beClass": {"cpuQOS": {"groupIdentity": 0}}}}
                 server.put("nodeslos", slo(3, spec))
                 await until(lambda: n.identity == 0)
-                assert len(n.told) == 2
+                assert len(n.published) == 2
                 server.delete("nodeslos", "n1")
                 await until(lambda: n.source.objects.slo is None)
 
@@ -226,7 +226,7 @@ def test_a_restart_without_the_server_starts_from_its_last_word(tmp_path: Path) 
             server.refusal = 503
             second = Node(tmp_path, lambda: Connection(server.url))
             async with second.following():
-                assert second.identity == -1 and len(second.told) == 1
+                assert second.identity == -1 and len(second.published) == 1
                 # What was deleted meanwhile goes when the server says so, and not before.
                 server.stored["nodeslos"].clear()
                 await until(lambda: second.source.failures == 1)
@@ -334,7 +334,7 @@ def test_a_torn_file_of_kept_objects_is_not_used(tmp_path: Path, text: str) -> N
         (tmp_path / KEPT_FILE).write_text(text)
         n = Node(tmp_path, lambda: Connection("http://127.0.0.1:1"))
         async with n.following():
-            assert n.told == []
+            assert n.published == []
             await until(lambda: n.source.problem not in ("", "not connected yet"))
 
     asyncio.run(scenario())

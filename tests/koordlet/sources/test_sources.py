@@ -156,7 +156,7 @@ def test_kubelet_is_asked_over_tls_with_a_token(
 def test_a_certificate_that_nobody_vouches_for_is_not_believed(
     certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off loopback: somebody else may answer there, and would get the token."""
+    """Off loopback another program may answer, and would get the token."""
     token = tmp_path / "token"
     token.write_text("secret")
     monkeypatch.setattr("koordlet.sources.kubelet.is_loopback", lambda address: False)
@@ -230,7 +230,7 @@ def test_a_kubelet_whose_answer_never_ends_is_an_error_of_the_source() -> None:
 
         thread = threading.Thread(target=drip)
         thread.start()
-        # In any of its pauses the connection's own time-out would begin anew.
+        # The connection's own time-out would restart in each of its pauses.
         config = Kubelet(
             read_only=True, read_only_port=listener.getsockname()[1], timeout=Seconds(0.5)
         )
@@ -386,7 +386,7 @@ def test_a_sandbox_that_the_runtime_cannot_tell_of_costs_itself_only(
     ((obj, problem),) = complaints
     assert "sandbox-a" in obj
     assert code.name in problem
-    # It is asked again, and what is known then stays when the runtime fails once more.
+    # Its status is requested again, and stays known when the runtime fails once more.
     runtime.refused.clear()
     state.runtime_list(*client.fetch())
     runtime.refused["a"] = code

@@ -26,7 +26,7 @@ from tests.koordlet.builders import (
 )
 
 ENGINE = Engine(NodeInputs(), (), 1)
-ASKED = Requested(cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30)
+REQUESTED = Requested(cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30)
 
 
 def subjects(state: NodeState) -> dict[str, Subject]:
@@ -39,7 +39,7 @@ def the_container(state: NodeState, id_: str) -> ContainerSubject:
     return found
 
 
-def running(state: NodeState, *, requested: Requested = ASKED) -> None:
+def running(state: NodeState, *, requested: Requested = REQUESTED) -> None:
     pod = runtime_pod("u1")
     state.run_sandbox(sandbox(pod, "s1"))
     state.create_container(container(pod, "c1", "s1", requested=requested))
@@ -51,7 +51,7 @@ def test_a_container_is_no_subject_before_it_runs() -> None:
     now = [100.0]
     state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
     pod = runtime_pod("u1")
-    created = container(pod, "c1", "s1", requested=ASKED, state=ContainerState.CREATED)
+    created = container(pod, "c1", "s1", requested=REQUESTED, state=ContainerState.CREATED)
     state.run_sandbox(sandbox(pod, "s1"))
     assert state.create_container(created) is not None
     state.update_container(created)
@@ -81,7 +81,7 @@ def test_a_copy_hears_nothing_of_what_the_state_is_told_later() -> None:
     running(state)
     before = subjects(state)
     copy = state.copy()
-    state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=REQUESTED))
     state.update_container(
         container(runtime_pod("u1"), "c1", "s1", requested=Requested(cpu_shares=7))
     )
@@ -101,7 +101,7 @@ def test_a_created_container_is_known_with_what_kubelet_asked_for() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
     made = the_container(state, "c1")
-    assert made.requested == ASKED
+    assert made.requested == REQUESTED
     assert made.cgroup == "kubepods/burstable/podu1/c1"
 
 
@@ -110,7 +110,7 @@ def test_what_a_creation_returns_is_what_the_merged_pod_says() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
     assert state.pod("u1") is not None
-    made = state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=ASKED))
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s1", requested=REQUESTED))
     assert made == state.container("c2")
     resized = Requested(cpu_shares=7)
     made = state.update_container(container(runtime_pod("u1"), "c2", "s1", requested=resized))
@@ -121,7 +121,7 @@ def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_
     state = NodeState(layout=LAYOUT)
     running(state)
     assert state.pod("u1") is not None
-    made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=ASKED))
+    made = state.create_container(container(runtime_pod("u1"), "c2", "s2", requested=REQUESTED))
     assert made == state.container("c2")
 
 
@@ -129,9 +129,9 @@ def test_a_creation_is_on_record_for_whatever_is_asked_next() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
     assert state.pod("u1") is not None
-    created = container(runtime_pod("u1"), "c9", "s1", requested=ASKED)
+    created = container(runtime_pod("u1"), "c9", "s1", requested=REQUESTED)
     made = state.create_container(created)
-    assert made is not None and made.requested == ASKED
+    assert made is not None and made.requested == REQUESTED
     assert state.counts[1] == 2
     assert made == state.container("c9")
     remembered = state.remembered("c9")
@@ -143,7 +143,7 @@ def test_a_creation_of_a_container_that_ended_before_is_not_taken() -> None:
     running(state)
     assert state.pod("u1") is not None
     state.remove_container("c9")
-    late = container(runtime_pod("u1"), "c9", "s1", requested=ASKED)
+    late = container(runtime_pod("u1"), "c9", "s1", requested=REQUESTED)
     assert state.create_container(late) is None
     assert state.container("c9") is None
 
@@ -256,28 +256,30 @@ def test_containers_that_no_hook_saw_are_unprotected() -> None:
 
 
 def test_what_kubelet_asked_for_survives_a_restart() -> None:
-    asked = Remembered(ASKED, hooked=True)
+    asked = Remembered(REQUESTED, hooked=True)
     state = NodeState(layout=LAYOUT, remembered={"c1": asked, "gone": asked})
     pod = runtime_pod("u1")
     ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
-    assert the_container(state, "c1").requested == ASKED
+    assert the_container(state, "c1").requested == REQUESTED
     assert state.unprotected() == []
     kept = state.all_remembered()
-    assert [(id_, one.requested, one.hooked) for id_, one in kept.items()] == [("c1", ASKED, True)]
+    assert [(id_, one.requested, one.hooked) for id_, one in kept.items()] == [
+        ("c1", REQUESTED, True)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("told_us", "expected_us"),
+    ("reported_us", "expected_us"),
     [
-        pytest.param(200_000, 200_000, id="resized while nobody listened"),
+        pytest.param(200_000, 200_000, id="resized while not connected"),
         pytest.param(80_000, 100_000, id="ours stands"),
         pytest.param(100_000, 100_000, id="kubelet's stands"),
-        pytest.param(70_000, 100_000, id="another plugin's stands, told before"),
+        pytest.param(70_000, 100_000, id="another plugin's value, reported before"),
     ],
 )
 def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
-    told_us: int, expected_us: int
+    reported_us: int, expected_us: int
 ) -> None:
     pod = runtime_pod("u1")
     ours = Requested(cpu_shares=512, cfs_quota_us=80_000)
@@ -289,12 +291,12 @@ def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
     )
     expected = Requested(cpu_shares=512, cfs_quota_us=expected_us)
     state = NodeState(remembered={"c1": before}, layout=LAYOUT)
-    told = Requested(cpu_shares=512, cfs_quota_us=told_us)
-    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    reported = Requested(cpu_shares=512, cfs_quota_us=reported_us)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=reported)])
     assert the_container(state, "c1").requested == expected
-    missed = {"c1": Requested(cfs_quota_us=told_us)} if told_us == 200_000 else {}
+    missed = {"c1": Requested(cfs_quota_us=reported_us)} if reported_us == 200_000 else {}
     assert state.take_unseen_requests() == missed
-    # Then the runtime is handed ours in its place, and tells that back.
+    # Then our value is delivered in its place, and the runtime reports it back.
     state.note_delivered("c1", ours)
     state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ours)])
     assert the_container(state, "c1").requested == expected
@@ -302,11 +304,11 @@ def test_a_value_that_is_neither_kubelets_nor_ours_was_asked_for_unheard(
 
 
 def test_a_log_of_an_older_version_does_not_say_which_values_are_ours() -> None:
-    """So one that differs is nobody's request."""
+    """So a value that differs is not taken for a request."""
     asked = Requested(cfs_quota_us=100_000)
     state = NodeState(remembered={"c1": Remembered(asked, hooked=True)}, layout=LAYOUT)
-    pod, told = runtime_pod("u1"), Requested(cfs_quota_us=80_000)
-    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=told)])
+    pod, reported = runtime_pod("u1"), Requested(cfs_quota_us=80_000)
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=reported)])
     assert the_container(state, "c1").requested == asked
 
 
@@ -324,18 +326,18 @@ def test_an_update_that_is_heard_is_not_taken_back_for_what_the_runtime_still_ha
     assert the_container(state, "c1").requested.cfs_quota_us == 200_000
 
 
-def test_of_a_container_that_no_hook_saw_the_first_values_are_what_was_asked() -> None:
-    """What the runtime tells later may be what we handed it."""
+def test_values_first_reported_count_as_requested_where_no_hook_saw_the_creation() -> None:
+    """What the runtime reports later may have been delivered."""
     state = NodeState(layout=LAYOUT)
     pod = runtime_pod("u1")
-    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=ASKED)])
+    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1", current=REQUESTED)])
     ours = Requested(cpu_shares=2, cfs_quota_us=25_000)
     again = [container(pod, "c1", "s1", current=ours)]
     state.runtime_list([sandbox(pod, "s1")], again)
-    assert the_container(state, "c1").requested == ASKED
+    assert the_container(state, "c1").requested == REQUESTED
     restarted = NodeState(layout=LAYOUT, remembered=state.all_remembered())
     restarted.runtime_list([sandbox(pod, "s1")], again)
-    assert the_container(restarted, "c1").requested == ASKED
+    assert the_container(restarted, "c1").requested == REQUESTED
     assert [each.id for each in restarted.unprotected()] == ["c1"]
 
 
@@ -562,7 +564,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Event], list[Sandbox], list[Contain
 
 
 def picture(state: NodeState) -> dict[str, Any]:
-    """What a reader sees, without the order of it and without what the past asked for."""
+    """What a reader sees, without its order and without earlier requests."""
     return {
         key: sorted(pod.uid for pod in subject.pods)
         if isinstance(subject, QosSubject)
@@ -618,7 +620,7 @@ def quota_us(state: NodeState) -> int | None:
 
 
 def test_an_update_through_the_proxy_counts_until_kubelets_list_says_something_new() -> None:
-    """No runtime event tells of it, and kubelet's list is up to an interval old."""
+    """No runtime event reports it, and kubelet's list is up to an interval old."""
     state = NodeState(layout=LAYOUT)
     listed(state, cpu="2")
     state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
@@ -635,4 +637,4 @@ def test_an_update_through_the_proxy_of_a_container_that_the_runtime_listed() ->
     running(state)
     state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
     assert quota_us(state) == 60_000
-    assert the_container(state, "c1").requested.memory_limit_bytes == ASKED.memory_limit_bytes
+    assert the_container(state, "c1").requested.memory_limit_bytes == REQUESTED.memory_limit_bytes

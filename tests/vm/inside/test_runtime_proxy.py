@@ -228,7 +228,7 @@ def read_or_nothing(path: Path) -> str:
 
 
 def ends_and_comes_back(end: Callable[[int], None]) -> None:
-    """Whoever connects while nobody serves waits for the new process, and is served."""
+    """A client that connects while no process serves waits for the new process, and is served."""
     before = pid()
     end(before)
     with connected(SOCKET, timeout_s=60) as client:
