@@ -157,6 +157,7 @@ def help_text() -> str:
         if flag.help
     ]
     idle = ", ".join(f"--{name}" for name, flag in FLAGS.items() if not flag.help)
+    # 96 columns: as wide as the other lines of the text.
     return _HELP.format(
         flags="\n".join(lines),
         without_effect=textwrap.fill(
