@@ -52,6 +52,8 @@ _CAP_DAC_OVERRIDE: Final = 1
 _YOUNGEST: Final = 2000
 """New objects between two collections of the youngest generation: about a third of a millisecond
 each. Twice the value doubles that pause and halves their number."""
+_NEVER: Final = 1_000_000
+"""The threshold of the older generations: they are never collected by count."""
 _LEAVE_S: Final = 5.0
 """How long the end waits for threads that wait for a source or the kernel. Chosen: half of the 10 s
 that upstream's DaemonSet allows. Twice the value would let kubelet kill the process."""
@@ -139,7 +141,7 @@ async def _collect_when_quiet(daemon: Daemon) -> None:
     collected when no hook has come for a while: every ten minutes, and after a runtime's list,
     whose memory the C library would keep otherwise.
     """
-    gc.set_threshold(_YOUNGEST, 1_000_000, 1_000_000)
+    gc.set_threshold(_YOUNGEST, _NEVER, _NEVER)
     gc.collect()
     gc.freeze()
     loop = asyncio.get_running_loop()

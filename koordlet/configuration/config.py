@@ -35,7 +35,7 @@ class Section(
 
 
 class Nri(Section, frozen=True):
-    """Connection to the container runtime."""
+    """Connection to the container runtime. All defaults are upstream's."""
 
     enabled: bool = True
     socket: str = "nri/nri.sock"  # relative to var_run_root
@@ -46,7 +46,11 @@ class Nri(Section, frozen=True):
 
 
 class Cri(Section, frozen=True):
-    """The runtime's CRI socket as a source of pods and containers."""
+    """The runtime's CRI socket as a source of pods and containers.
+
+    interval: as for kubelet's list. timeout: chosen above kubelet's, since the runtime may have to
+    query a shim; twice the value doubles how long a shim that hangs delays a list.
+    """
 
     enabled: bool = False
     socket: str = "/run/containerd/containerd.sock"
@@ -55,7 +59,10 @@ class Cri(Section, frozen=True):
 
 
 class Kubelet(Section, frozen=True):
-    """Kubelet's pod list as a source of pods."""
+    """Kubelet's pod list as a source of pods.
+
+    port, read_only_port: kubelet's defaults. interval, timeout: upstream's.
+    """
 
     enabled: bool = False
     address: str = "127.0.0.1"
@@ -115,7 +122,13 @@ class HookService(Section, frozen=True):
 
 
 class Intervals(Section, frozen=True):
-    """Intervals of periodic work. Changes take effect at once, without waiting for an interval."""
+    """Intervals of periodic work. Changes take effect at once, without waiting for an interval.
+
+    reconcile: upstream's. objects: chosen, for file systems without inotify; twice the value
+    doubles how late a change is noticed there. rebuild_delay: chosen to gather a burst of changes;
+    twice the value delays every change by that much. facts: chosen, as modules and switches of the
+    kernel change rarely; twice the value doubles how late that is noticed.
+    """
 
     reconcile: Seconds = Seconds(10)
     objects: Seconds = Seconds(30)
@@ -124,7 +137,7 @@ class Intervals(Section, frozen=True):
 
 
 class Writes(Section, frozen=True):
-    """Limits on kernel writes."""
+    """Limits on kernel writes. budget_per_second: see `koordlet.executor.table.Limits`."""
 
     budget_per_second: int = 200
 
@@ -136,7 +149,11 @@ class Http(Section, frozen=True):
 
 
 class SitePolicies(Section, frozen=True):
-    """An operator's own policies from files. Off by default: they run as root inside the daemon."""
+    """An operator's own policies from files. Off by default: they run as root inside the daemon.
+
+    time_limit: of one call. Chosen: many times what a policy takes, and small beside the runtime's
+    time limit for a hook. Twice the value doubles how long a pod waits for a policy that hangs.
+    """
 
     enabled: bool = False
     directory: str = "/etc/koordlet/policies.d"

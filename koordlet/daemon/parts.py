@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
@@ -42,6 +42,10 @@ from linux.resources import Resource, Value
 from nri_plugin.options import Launch
 from service.locks import LockHeld
 
+_WORKERS: Final = 3
+"""Threads for I/O. Chosen: kubelet and the CRI may both wait for an answer, and files are read all
+the same. Twice the value lets more sources wait at a time, and costs a thread's stack each."""
+
 
 class Parts:
     """The parts of one daemon. Belongs to the event loop."""
@@ -64,7 +68,7 @@ class Parts:
         self._started = time.monotonic()
         self.host = host
         self.background = background
-        self.workers = ThreadPoolExecutor(max_workers=3, thread_name_prefix="koordlet-io")
+        self.workers = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="koordlet-io")
         self.events = Events()
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(host))
         requests_path = f"{config.run_dir}/requests.log"

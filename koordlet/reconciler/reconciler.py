@@ -120,7 +120,10 @@ class Reconciler:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after the pass in progress; return whether it ended in time."""
+        """End the thread after the pass in progress; return whether it ended in time.
+
+        timeout_s: 10 s is what upstream's DaemonSet allows for the end.
+        """
         self._stopping = True
         self._triggers.wake()
         if self._thread is None:

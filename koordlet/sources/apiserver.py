@@ -149,6 +149,7 @@ class ApiServer:
             except Exception as error:  # noqa: BLE001 - a defect must not end the source for good
                 _LOG.exception("source failed", extra={"source": self.name})
                 self._failed(f"{type(error).__name__}: {error}")
+            # Spread, so that the daemons of all nodes do not come at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_BACKOFF_S)
 

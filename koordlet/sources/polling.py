@@ -83,6 +83,7 @@ class Poller:
             self._interval * 2.0 ** min(self.failures, _MOST_DOUBLINGS),
             max(self._interval, LONGEST_BACKOFF_S),
         )
+        # Spread a little, so that sources with the same interval are not read at once.
         wait *= random.uniform(0.9, 1.1)
         await asyncio.sleep(LEAST_PAUSE_S)
         try:

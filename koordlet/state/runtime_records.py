@@ -25,8 +25,8 @@ _LOG = logging.getLogger("koordlet.state")
 
 MAX_SANDBOXES: Final = 8192
 MAX_CONTAINERS: Final = 32768
-"""Bounds of the tables. Chosen: many times what a node runs (kubelet: 110 pods by default), and few
-enough that a faulty runtime cannot exhaust the memory. Twice the value doubles that memory."""
+"""Bounds of the two tables. Chosen: many times what a node runs (kubelet: 110 pods by default), and
+few enough that a faulty runtime cannot exhaust the memory. Twice the value doubles that memory."""
 _MAX_TOMBSTONES: Final = 8192
 """Removed ids that are remembered, so that a late event does not bring them back. Chosen: late
 events come within seconds, and no node removes thousands of containers in that time."""
