@@ -124,7 +124,7 @@ def _leave_soon(status: int) -> None:
     """
 
     def leave() -> None:
-        _LOG.warning("ended with a thread still running: a source or the kernel does not answer")
+        _LOG.warning("a thread did not end in time: a source or the kernel does not answer")
         os._exit(status)
 
     timer = threading.Timer(_LEAVE_S, leave)
@@ -252,7 +252,7 @@ def _restore(config: Config, path: str) -> int:
         finally:
             reconciler.close()
             journal.close()
-    print(f"{report.restored} values put back, {report.failed} refused")
+    print(f"{report.restored} values restored, {report.failed} refused")
     for record in left:
         print(
             f"left: {record.place or 'node'} {record.resource} {record.key}".rstrip()
@@ -263,7 +263,7 @@ def _restore(config: Config, path: str) -> int:
     if lost:
         print(
             f"{path}: {lost}. The originals that it held are not known, so values that a daemon"
-            " changed may still be in force: `koordctl doctor` shows what stands now; a pod that is"
+            " changed may still be in force: `koordctl doctor` shows the values in force; a pod that is"
             " created again, or a reboot, brings kubelet's values back",
             file=sys.stderr,
         )

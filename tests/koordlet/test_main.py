@@ -239,4 +239,4 @@ def test_a_thread_that_waits_for_ever_does_not_keep_the_process() -> None:
         [sys.executable, "-c", _STUCK], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 3
-    assert "a thread that did not end" in done.stderr
+    assert "a thread did not end in time" in done.stderr
