@@ -263,8 +263,8 @@ def _restore(config: Config, path: str) -> int:
     if lost:
         print(
             f"{path}: {lost}. The originals that it held are not known, so values that a daemon"
-            " changed may still be in force: `koordctl doctor` shows the values in force; a pod that is"
-            " created again, or a reboot, brings kubelet's values back",
+            " changed may still be in force; `koordctl doctor` shows them. A pod that is created"
+            " again, or a reboot, brings kubelet's values back",
             file=sys.stderr,
         )
     return 1 if left or lost else 0
