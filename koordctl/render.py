@@ -241,6 +241,9 @@ def status(answer: Mapping[str, Any]) -> str:
     facts.append(("NRI", _nri(nri)))
     if nri.get("failurePolicy", {}).get("configured") == "Fail":
         facts.append(("on failure", f"Fail: {nri['failurePolicy']['inForce']}"))
+    if (hooks := answer.get("hookService", {})).get("enabled"):
+        policy = hooks["failurePolicy"]
+        facts.append(("proxy", f"on failure {policy['configured']}: {policy['inForce']}"))
     if runtime := nri.get("runtime"):
         facts += [("", warning) for warning in runtime["warnings"]]
     if cgroup:

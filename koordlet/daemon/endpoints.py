@@ -67,7 +67,9 @@ class Endpoints:
         from koordlet.transports.hook_service import HookAnswers, HookServer
 
         parts = self._parts
-        answers = HookAnswers(parts.state, parts.hook_decider, parts)
+        answers = HookAnswers(
+            parts.state, parts.hook_decider, parts, failure_policy=config.failure_policy
+        )
         server = HookServer(config, answers, parts.events)
         try:
             await server.start()

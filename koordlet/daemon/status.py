@@ -27,6 +27,7 @@ def of_daemon(parts: Parts) -> Plain:
         "notReady": parts.health.not_ready(),
         "unhealthy": parts.health.unhealthy(),
         "nri": _nri(parts),
+        "hookService": _hook_service(parts),
         "engine": {
             "generation": parts.engine.generation,
             "builds": parts.rules.builds,
@@ -108,6 +109,23 @@ def _nri(parts: Parts) -> Plain:
             "warnings": list(runtime.warnings),
         }
     return made
+
+
+def _hook_service(parts: Parts) -> Plain:
+    """Return what becomes of the runtime proxy's calls that koordlet fails."""
+    config = parts.config.hook_service
+    if not config.enabled:
+        return {"enabled": False}
+    in_force = "a call goes on with kubelet's values if koordlet fails or does not answer"
+    if parts.nri_protects:
+        in_force = "NRI decides about new containers: answers to the proxy repeat its request"
+    elif config.failure_policy == "Fail":
+        in_force = "a call fails if a policy fails, or if koordlet does not answer the proxy"
+    return {
+        "enabled": True,
+        "socket": config.socket,
+        "failurePolicy": {"configured": config.failure_policy, "inForce": in_force},
+    }
 
 
 def _site(parts: Parts) -> Plain:

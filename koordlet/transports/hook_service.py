@@ -106,10 +106,23 @@ class _Memory(msgspec.Struct, frozen=True):
     delivered: Requested
 
 
+class Refused(Exception):
+    """The call must fail: a policy could not claim, and the failure policy is Fail."""
+
+
 class HookAnswers:
     """The answers, without gRPC around them."""
 
-    def __init__(self, state: NodeState, decider: Decider, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        decider: Decider,
+        surroundings: Surroundings,
+        *,
+        failure_policy: str = "Ignore",
+    ) -> None:
+        """failure_policy: Fail or Ignore, what becomes of a call for which a policy failed."""
+        self._fails = failure_policy == "Fail"
         self._state = state
         self._decider = decider
         self._daemon = surroundings
@@ -147,8 +160,8 @@ class HookAnswers:
         elif stage == "PreUpdateContainerResources" and not self._daemon.nri_protects:
             requested = self._requested(key, request)
             changed = self._changed_resources(key, requested)
-            self._daemon.superseded(request.container_meta.id, changed)
             self._decide(key, request, requested, Stage.UPDATE_CONTAINER, answer)
+            self._daemon.superseded(request.container_meta.id, changed)
             # Without this, the reconciler would restore what kubelet requested before.
             uid, name, _ = key
             self._state.update_through_proxy(uid, name, request.container_meta.id, requested)
@@ -201,6 +214,10 @@ class HookAnswers:
     ) -> None:
         subject = self._subject(request, requested)
         decision = self._decider.decide(self._daemon.engine, subject, stage)
+        if decision.faults and self._fails:
+            raise Refused(
+                "; ".join(f"policy {each.policy}: {each.message}" for each in decision.faults)
+            )
         carry(decision, answer)
         self._memory[key] = _Memory(requested, requested_values(answer.container_resources))
         self._memory.move_to_end(key)
@@ -373,6 +390,9 @@ def _asynchronous(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitabl
     owns the state."""
 
     async def handle(request: Any, context: Any) -> Any:
-        return answer(request)
+        try:
+            return answer(request)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(refused))
 
     return handle

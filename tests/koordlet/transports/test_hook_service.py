@@ -19,6 +19,7 @@ from apis.qos import KubeQoS
 from hooks.claim import Claim
 from hooks.decision import Decision, Outcome
 from hooks.subject import ContainerSubject
+from koordctl import render
 from koordlet.transports.hook_service import carry
 from linux.resources import Resource, Value
 from protos.cri.v1 import api_pb2 as cri
@@ -37,13 +38,16 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, **changes: Any) -> AsyncIterator[Node]:
+async def serving(
+    tmp_path: Path, *, failure_policy: str = "Ignore", **changes: Any
+) -> AsyncIterator[Node]:
     """A node whose daemon serves hooks; NRI is off unless `changes` say otherwise."""
     settings = {
         "enabled": True,
         "socket": str(tmp_path / "koordlet.sock"),
         "hostEndpoint": str(tmp_path / "koordlet.sock"),
         "registrationDir": str(tmp_path / "hookserver.d"),
+        "failurePolicy": failure_policy,
     }
     wanted = {"hookService": settings, "nri": {"enabled": False}, **changes}
     with_nri = bool(wanted["nri"].get("enabled", True))
@@ -261,6 +265,47 @@ def test_a_quota_follows_the_containers_own_period(
                 "PreCreateContainer", cpu_period=period_us, cpu_quota=period_us
             )
             assert answer.container_resources.cpu_quota == quota_us
+
+    run(test)
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+def test_a_call_for_which_a_policy_fails_follows_the_failure_policy(
+    tmp_path: Path, policy: str
+) -> None:
+    bad = {"scheduling.koordinator.sh/device-allocated": "{broken"}
+
+    async def test() -> None:
+        changes = {"featureGates": {"GPUEnvInject": True, "CPUNormalization": True}}
+        async with serving(tmp_path, failure_policy=policy, **changes) as n, n.running():
+            _, status = await n.ask("GET", "/status")
+            assert status["hookService"]["failurePolicy"]["configured"] == policy
+            fails = status["hookService"]["failurePolicy"]["inForce"].startswith("a call fails")
+            assert fails is (policy == "Fail")
+            row = next(line for line in render.status(status).splitlines() if "proxy" in line)
+            assert f"on failure {policy}: a call " in row
+            async with connected(n, tmp_path) as p:
+                assert (await p.container("PreCreateContainer")).container_envs == {"A": "1"}
+                if policy == "Fail":
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await p.container("PreCreateContainer", annotations=bad)
+                    assert refused.value.code() is grpc.StatusCode.UNKNOWN
+                    assert "policy GPUEnvInject: " in str(refused.value.details())
+                    superseded: list[object] = []
+                    parts = n.daemon.parts
+                    with pytest.MonkeyPatch.context() as patched:
+                        patched.setattr(parts, "superseded", lambda *_: superseded.append(1))
+                        with pytest.raises(grpc.aio.AioRpcError):
+                            await p.container(
+                                "PreUpdateContainerResources",
+                                id="c1",
+                                cpu_quota=60_000,
+                                annotations=bad,
+                            )
+                    assert not superseded
+                else:
+                    answer = await p.container("PreCreateContainer", annotations=bad)
+                    assert answer.container_resources.cpu_quota == 80_000
 
     run(test)
 
