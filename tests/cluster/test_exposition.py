@@ -125,6 +125,18 @@ def test_the_series_that_upstream_has_carry_its_names_and_labels() -> None:
     assert len(names) == len(set(names)) and set(UPSTREAM) <= set(names)
 
 
+def test_the_buckets_of_admission_are_upstreams() -> None:
+    metrics = ManagerMetrics()
+    metrics.webhook.labels("mutate", "Pod", "CREATE", "p", "allowed").observe(0.5)
+    lines = [line for line in text(metrics.registry).splitlines() if "_bucket{" in line]
+    bounds = [line.partition('le="')[2].partition('"')[0] for line in lines]
+    assert [float(each) for each in bounds[:-1]] == pytest.approx(
+        [0.001 * 2**power for power in range(20)], rel=1e-4
+    )
+    assert bounds[-1] == "+Inf"
+    assert [line.rpartition(" ")[2] for line in lines] == ["0"] * 9 + ["1"] * 12
+
+
 def test_series_of_nodes_that_are_gone_end_after_five_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

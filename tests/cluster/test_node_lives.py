@@ -435,6 +435,10 @@ def test_nodes_that_come_and_go_leave_nothing_behind(monkeypatch: pytest.MonkeyP
         for number in range(300):
             name = f"spot-{number}"
             world.node(name)
+            if number % 7 == 0:
+                bad = {"node.koordinator.sh/thirdPartyAllocations": "{"}
+                stored = world.server.get(NODES, name)
+                world.server.put(NODES, merged(stored, {"metadata": {"annotations": bad}}))
             world.report(1000, name, podsMetric=[] if number % 3 else [
                 {"name": "p", "namespace": "a", "podUsage": {"resources": {"cpu": "-1"}}}
             ])  # fmt: skip
@@ -445,6 +449,7 @@ def test_nodes_that_come_and_go_leave_nothing_behind(monkeypatch: pytest.MonkeyP
             world.server.remove(NODE_METRICS, name)
             await asyncio.sleep(1)
         await asyncio.sleep(7200)
+        assert any("thirdPartyAllocations" in text for text in world.events)
         controller = world.controller
         left = (controller._written_at, controller._problems, controller._implausible)
         assert [set(each) - {"n1"} for each in left] == [set(), set(), set()]

@@ -149,6 +149,19 @@ def test_a_report_is_fresh_up_to_the_very_end_of_its_time(
     assert freshness(metric, nodes.strategy(), at)[1] == left
 
 
+@pytest.mark.parametrize(("normalization", "cpu"), [(100, "3k"), (120, "3600"), (90, "3k")])
+def test_zones_are_amplified_as_their_node_is(normalization: int, cpu: str) -> None:
+    topology = msgspec.convert(
+        {"metadata": {"name": "n1"}, "zones": [zone("node-0", cpu="8")]},
+        NodeResourceTopology,
+        dec_hook=dec_hook,
+    )
+    result = Wanted(zones={0: Amount(3000, 5)}, normalization=normalization)
+    (patched,) = zones_patch(topology, result, threshold=0.1)["zones"]
+    amounts = {each["name"]: each["allocatable"] for each in patched["resources"]}
+    assert amounts == {"cpu": "8", BATCH: cpu, MEMORY: "5"}
+
+
 def test_what_is_withdrawn_is_explained_as_nothing_with_the_reason() -> None:
     result = wanted(view(node(), reported=False))
     assert [result.resources[name] for name in (BATCH, MEMORY)] == [None, None]

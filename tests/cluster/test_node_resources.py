@@ -23,6 +23,7 @@ from cluster.manager.normalization import (
     amplification,
     amplification_text,
     annotated_amplification,
+    normalization_enabled,
     normalization_percent,
 )
 from cluster.ratios import ratio_text
@@ -193,6 +194,19 @@ def test_a_ratio_outside_its_range_is_an_error_that_names_the_model() -> None:
     info = topology(cpuModel="X", hyperThreadEnabled=True)
     with pytest.raises(InputError, match=r"ratioModel\['X'\].*expected 1.0..5.0"):
         normalization_percent(nodes.node(), info, normalization())
+
+
+@pytest.mark.parametrize(
+    ("label", "enabled"),
+    [
+        *((text, True) for text in ("1", "t", "T", "true", "TRUE", "True")),
+        *((text, False) for text in ("0", "f", "F", "false", "FALSE", "False")),
+    ],
+)
+def test_the_label_is_read_as_go_reads_booleans(label: str, enabled: bool) -> None:
+    of = nodes.node(labels={"node.koordinator.sh/cpu-normalization-enabled": label})
+    for strategy in (CPUNormalizationStrategy(True), CPUNormalizationStrategy(False)):
+        assert normalization_enabled(of, strategy) is enabled
 
 
 def test_the_nodes_label_switches_normalization_off() -> None:

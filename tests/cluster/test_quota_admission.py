@@ -410,5 +410,7 @@ def test_the_numbers_of_a_profile() -> None:
         "cpu": "21600m",
         "memory": "92771293593",
     }
-    for odd in ("2", "0", "x", "NaN"):
+    # 32 characters are read, more are no ratio.
+    assert str(scaled(amounts, "0." + "5" * 30)["memory"]) == "57266230613"
+    for odd in ("2", "0", "x", "NaN", "0." + "5" * 31, "1.01", "-1"):
         assert scaled(amounts, odd) == amounts

@@ -204,6 +204,22 @@ def test_a_deleted_profile_is_not_requeued() -> None:
     live(life)
 
 
+def test_a_pod_without_labels_is_selected_by_what_it_lacks() -> None:
+    async def life(world: World) -> None:
+        absent = {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}
+        world.profile(selector=absent, labels=None, annotations={"seen": "yes"})
+        stored = world.server.get(PROFILES, "p")
+        spec = {key: value for key, value in stored["spec"].items() if key != "labels"}
+        world.server.put(PROFILES, {**stored, "spec": spec})
+        meta = {"name": "bare", "namespace": "default"}
+        world.server.put(PODS, {"metadata": meta, "spec": {}, "status": {"phase": "Pending"}})
+        await world.round()
+        after = world.server.get(PODS, "bare", namespace="default")["metadata"]
+        assert after["annotations"] == {"seen": "yes"} and not after.get("labels")
+
+    live(life)
+
+
 def test_class_and_sub_priority_of_a_pod_stay_as_they_are() -> None:
     async def life(world: World) -> None:
         world.profile(
