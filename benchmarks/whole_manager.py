@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
+from cluster.manager.collection import collect_seldom
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from kube.client import Client
@@ -120,6 +121,7 @@ def _manage(pipe: Pipe, target: Target, flags: tuple[str, ...]) -> None:
     async def run() -> None:
         stop = asyncio.Event()
         async with Client(target.connection(), user_agent="koordinator-manager") as client:
+            collecting = asyncio.create_task(collect_seldom())
             one = Manager(client, parse(list(flags), {}))
             started = time.perf_counter()
             task = asyncio.create_task(one.run(stop))
@@ -146,6 +148,7 @@ def _manage(pipe: Pipe, target: Target, flags: tuple[str, ...]) -> None:
                 )
                 stalls.longest_s = stalls.longest_cpu_s = 0.0
             watching.cancel()
+            collecting.cancel()
             stop.set()
             await task
 

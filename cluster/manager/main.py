@@ -68,14 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(client: Client, settings: Settings) -> None:
     # Imported late: it takes most of the start, and --help and flag errors do not need it.
+    from cluster.manager.collection import collect_seldom
     from cluster.manager.manager import Manager
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with client:
-        await Manager(client, settings).run(stop)
+    collecting = asyncio.create_task(collect_seldom())
+    try:
+        async with client:
+            await Manager(client, settings).run(stop)
+    finally:
+        collecting.cancel()
 
 
 if __name__ == "__main__":
