@@ -20,7 +20,7 @@ _MIDDLE: Final = 5
 _NEVER: Final = 1_000_000
 """Looks at the middle ones before all objects are looked at by themselves."""
 _FULL_SECONDS: Final = 3600.0
-"""Chosen: what dies old is an exception or a lost connection now and then, some megabytes an hour."""
+"""Chosen: what dies old is an exception or a lost connection now and then."""
 
 
 async def collect_seldom() -> None:
