@@ -114,15 +114,15 @@ def _nri(parts: Parts) -> Plain:
 def _hook_service(parts: Parts) -> Plain:
     """Return what becomes of the runtime proxy's calls that koordlet fails."""
     config = parts.config.hook_service
-    if not config.enabled:
-        return {"enabled": False}
     in_force = "a call goes on with kubelet's values if koordlet fails or does not answer"
-    if parts.nri_protects:
+    if not config.enabled:
+        in_force = "no call: the hook service is off"
+    elif parts.nri_protects:
         in_force = "NRI decides about new containers: answers to the proxy repeat its request"
     elif config.failure_policy == "Fail":
         in_force = "a call fails if a policy fails, or if koordlet does not answer the proxy"
     return {
-        "enabled": True,
+        "enabled": config.enabled,
         "socket": config.socket,
         "failurePolicy": {"configured": config.failure_policy, "inForce": in_force},
     }
