@@ -12,6 +12,7 @@ from linux.resources import Resource
 from tests.koordlet.executor.bed import TWO_CORES, Bed, claim_of
 from tests.simulated import (
     ANOLIS_8,
+    INTEL_RDT,
     RHEL_9,
 )
 
@@ -99,6 +100,23 @@ def test_without_core_scheduling_the_state_says_so() -> None:
     _cookie(bed, "container/1", container.cgroup, "g")
     bed.run()
     assert bed.view("container/1", Resource.CORE_SCHED_COOKIE).state is State.UNSUPPORTED
+
+
+def test_a_container_whose_cgroup_is_not_known_yet_waits_for_it() -> None:
+    bed = Bed(RHEL_9)
+    _cookie(bed, "container/1", "", "g")
+    assert bed.run().failed == 0
+    view = bed.view("container/1", Resource.CORE_SCHED_COOKIE)
+    assert (view.state, view.detail) == (State.PENDING, "its cgroup is not known yet")
+
+
+def test_a_container_is_blocked_while_its_control_group_is_missing() -> None:
+    bed = Bed(INTEL_RDT)
+    container = bed.kubelet.add_pod(TWO_CORES).start(TWO_CORES)
+    bed.want("container/1", (container.cgroup, Resource.RESCTRL_GROUP, "LS"))
+    assert bed.run().failed == 0
+    view = bed.view("container/1", Resource.RESCTRL_GROUP)
+    assert (view.state, view.detail) == (State.BLOCKED, "there is no control group 'LS'")
 
 
 def _node(bed: Bed, *wishes: tuple[Resource, str, str]) -> None:

@@ -51,6 +51,7 @@ def test_what_many_pods_meet_is_logged_once_in_a_while(caplog: pytest.LogCapture
     assert bed.run().failed == 20
     (first,) = [record for record in caplog.records if "EBUSY" in record.getMessage()]
     assert pods[0].cgroup in first.getMessage()
+    assert first.getMessage().endswith("EBUSY: Device or resource busy on writing '700'")
     assert all(bed.view(f"pod/{pod.uid}", SHARES).state is State.FAILED for pod in pods)
     caplog.clear()
     caplog.set_level("INFO")
