@@ -77,7 +77,7 @@ def _config(folder: Path, groups: Kubepods) -> dict[str, Any]:
         "runDir": str(folder / "run"),
         "kubepodsRoot": groups.path.strip("/"),
         "http": {"address": "127.0.0.1:19316"},
-        # Nobody answers there; the client with its gRPC library is loaded all the same.
+        # No server answers there; the client with its gRPC library is loaded all the same.
         "cri": {"enabled": True, "socket": str(folder / "cri.sock")},
         "hookService": {
             "enabled": True,

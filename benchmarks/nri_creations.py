@@ -9,8 +9,8 @@ and Synchronize. `benchmarks.nri_hook_latency` measures the whole daemon.
                                                            in turns, and the ratios
 
 Each request has 30 environment variables, three pod labels and a batch annotation; every container
-and pod is new, so no cache of whole objects helps. As in a real creation, the sandbox was told of
-before. Figures are printed, never asserted.
+and pod is new, so no cache of whole objects helps. As in a real creation, the event of the
+sandbox came before. Figures are printed, never asserted.
 """
 
 from __future__ import annotations

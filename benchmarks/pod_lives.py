@@ -72,7 +72,7 @@ class Lives:
         message, group = self._make_pod()
         quota = self._groups.file(group, "cpu.cfs_quota_us")
         kubelets = quota.read_text()
-        self._tell(nri.RUN_POD_SANDBOX, message, None)
+        self._send(nri.RUN_POD_SANDBOX, message, None)
         delay = _changed_after(quota, kubelets)
         self._go_on(message)
         self._end()
@@ -80,7 +80,7 @@ class Lives:
 
     def _start(self) -> None:
         message, _ = self._make_pod()
-        self._tell(nri.RUN_POD_SANDBOX, message, None)
+        self._send(nri.RUN_POD_SANDBOX, message, None)
         self._go_on(message)
 
     def _make_pod(self) -> tuple[nri.PodSandbox, str]:
@@ -104,7 +104,7 @@ class Lives:
         self._set(container_group, adjust.linux.resources)
         created.linux.resources.MergeFrom(adjust.linux.resources)
         created.state = nri.CONTAINER_RUNNING
-        self._tell(nri.POST_START_CONTAINER, message, created)
+        self._send(nri.POST_START_CONTAINER, message, created)
         if self._number % _UPDATED_EVERY == 0:
             self._update(message, created)
         self._pods.append(_Pod(message, created, (container_group, sandbox_group, group)))
@@ -119,7 +119,7 @@ class Lives:
             asked.MergeFrom(update.linux.resources)
         self._set(created.linux.cgroups_path, asked)
         created.linux.resources.MergeFrom(asked)
-        self._tell(nri.POST_UPDATE_CONTAINER, message, created)
+        self._send(nri.POST_UPDATE_CONTAINER, message, created)
 
     def _end(self) -> None:
         ended = self._pods.popleft()
@@ -128,18 +128,18 @@ class Lives:
         request = nri.StopContainerRequest(pod=ended.message, container=ended.container)
         self._call("StopContainer", request.SerializeToString())
         self._groups.remove(container_group)
-        self._tell(nri.REMOVE_CONTAINER, ended.message, ended.container)
-        self._tell(nri.STOP_POD_SANDBOX, ended.message, None)
+        self._send(nri.REMOVE_CONTAINER, ended.message, ended.container)
+        self._send(nri.STOP_POD_SANDBOX, ended.message, None)
         self._groups.remove(sandbox_group)
         self._groups.remove(group)
-        self._tell(nri.REMOVE_POD_SANDBOX, ended.message, None)
+        self._send(nri.REMOVE_POD_SANDBOX, ended.message, None)
 
     def _call(self, method: str, payload: bytes) -> bytes:
         reply, took = self._driver.call(method, payload)
         self.seconds[method].append(took)
         return reply
 
-    def _tell(self, event: nri.Event, message: nri.PodSandbox, about: nri.Container | None) -> None:
+    def _send(self, event: nri.Event, message: nri.PodSandbox, about: nri.Container | None) -> None:
         took = self._driver.tell(event, message, about)
         if took is not None:
             self.seconds[nri.Event.Name(event)].append(took)

@@ -102,7 +102,7 @@ def compare(name: str, call: Call, ways: dict[str, Cri], calls: int) -> None:
     for _ in range(calls):
         for way, through in turn:
             taken[way].append(taken_us(call, through))
-        # Nobody always follows the same one.
+        # Another order each time: no way always runs after the same other one.
         random.shuffle(turn)
     reference = percentile(taken[next(iter(ways))], 0.5)
     for way, values in taken.items():

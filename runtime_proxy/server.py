@@ -394,7 +394,7 @@ class _Connection(asyncio.Protocol):
         """Send nothing more, and read on until the client goes.
 
         It may have begun a call before it saw our GOAWAY. If that met a closed socket, the client
-        could not tell that nobody processed it, and the call would fail instead of going elsewhere.
+        could not know that it was not processed, and would fail it instead of trying elsewhere.
         """
         if self._parted or self._client is None or self._client.is_closing():
             return

@@ -34,7 +34,7 @@ def set_up(*, level: str, form: str, environment: Mapping[str, str] = os.environ
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    # Nobody reads these of a record, and finding them costs a stack walk or a system call.
+    # No format of ours shows these, and each costs a stack walk or a system call a record.
     logging.logThreads = False
     logging.logProcesses = False
     logging.logMultiprocessing = False

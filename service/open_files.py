@@ -1,6 +1,6 @@
 """The limit of open files of a daemon: raised to what the system allows.
 
-The soft limit is 1024 where nobody set another one, for programs that still use select(2), which
+The soft limit is 1024 by default, for programs that still use select(2), which
 takes no larger descriptor. A daemon that reaches it cannot accept connections or read files.
 """
 

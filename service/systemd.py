@@ -47,7 +47,7 @@ class Notifier:
 def _watchdog(environment: Mapping[str, str]) -> float | None:
     """Return systemd's watchdog time-out in seconds, when it is meant for this process.
 
-    Without WATCHDOG_PID it is meant for whoever has the variable (sd_watchdog_enabled(3)).
+    Without WATCHDOG_PID it is meant for each process with the variable (sd_watchdog_enabled(3)).
     """
     text = environment.get("WATCHDOG_USEC", "")
     pid = environment.get("WATCHDOG_PID", "")

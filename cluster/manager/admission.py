@@ -55,10 +55,10 @@ costs it a few requests from each replica."""
 _FIRST_SYNC_SECONDS: Final = 60.0
 """For the first registration; a manager that cannot register exits and is restarted by kubelet.
 Chosen: a webhook configuration that is applied a minute later is still found."""
-_PEACE_SECONDS: Final = 300.0
+_BACKOFF_RESET_SECONDS: Final = 300.0
 """After this time without a rewrite the back-off starts at its shortest pause again. Chosen: five
 times the longest pause."""
-_A_FIGHT: Final = 5
+_REWRITES_BEFORE_WARNING: Final = 5
 """Rewrites in a row that cause a warning. Chosen: a rolling update takes two or three."""
 
 
@@ -66,7 +66,7 @@ class _Bare(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
-class Calm:
+class RewriteBackoff:
     """The back-off between rewrites of a webhook configuration that another process rewrites too.
 
     During a rolling update two versions or sets of gates run side by side, and each immediately
@@ -85,11 +85,11 @@ class Calm:
         second is chosen: a rolling update stays quick. The exponent stops at 10, far above the
         interval, so that the power stays small.
         """
-        if now - self._last > _PEACE_SECONDS:
+        if now - self._last > _BACKOFF_RESET_SECONDS:
             self._rewrites = 0
         self._rewrites += 1
         self._last = now
-        if self._rewrites == _A_FIGHT:
+        if self._rewrites == _REWRITES_BEFORE_WARNING:
             _log.warning(
                 "another process keeps rewriting the webhook configurations; "
                 "check for a manager of another version or with other feature gates"
@@ -292,7 +292,7 @@ class Admission:
             for watch in watches:
                 group.create_task(watch.run())
             pause = _RESYNC_SECONDS
-            calm = Calm()
+            backoff = RewriteBackoff()
             while True:
                 try:
                     await asyncio.wait_for(changed.wait(), pause)
@@ -301,7 +301,7 @@ class Admission:
                 changed.clear()
                 try:
                     if await self._registration.sync(self._serve):
-                        await asyncio.sleep(calm.pause(asyncio.get_running_loop().time()))
+                        await asyncio.sleep(backoff.pause(asyncio.get_running_loop().time()))
                     pause = _RESYNC_SECONDS
                 except Exception as error:  # noqa: BLE001 - tried again, and said
                     _log.warning("cannot update certificates or webhook configurations: %s", error)

@@ -108,9 +108,9 @@ class SLOConfigSource:
             if getattr(old, member) != getattr(self.config, member)
         }
         newly_known = {MEMBERS[key] for key in self._loaded_keys - first}
-        self._tell(changed | newly_known)
+        self._notify(changed | newly_known)
 
-    def _tell(self, members: set[str]) -> None:
+    def _notify(self, members: set[str]) -> None:
         parts = set()
         if members & _NODE_SLO_MEMBERS:
             parts.add(NODE_SLO)

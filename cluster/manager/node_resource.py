@@ -226,7 +226,7 @@ class NodeResourceController:
             gpu_shares=self._gpu_shares,
             now=datetime.now(UTC),
         )
-        self._tell(view.inputs.node, wanted)
+        self._report(view.inputs.node, wanted)
         await self._write(name, view, wanted)
         self._metrics.node_resource.labels("succeeded", "").inc()
         pauses = [view.colocation.strategy.update_time_threshold_seconds + _LATENESS_SECONDS]
@@ -281,7 +281,7 @@ class NodeResourceController:
             self._written_at[name] = written
         return time.monotonic() - written >= strategy.update_time_threshold_seconds
 
-    def _tell(self, node: Node, wanted: Wanted) -> None:
+    def _report(self, node: Node, wanted: Wanted) -> None:
         name = node.metadata.name
         for resource, unit in (
             (BATCH_CPU, "integer"),

@@ -95,10 +95,10 @@ class Decider:
         for policy, took_s, _ in watch.calls:
             _observe(self.timings, (policy, stage, policy not in faulty), took_s)
         for fault in decision.faults:
-            self._tell(fault, subject)
+            self._report(fault, subject)
         return faulty
 
-    def _tell(self, fault: Fault, subject: Subject) -> None:
+    def _report(self, fault: Fault, subject: Subject) -> None:
         """Add an event for a fault."""
         kind, severity = "bad-input", Severity.WARNING
         message = f"{fault.policy}: {fault.message}"

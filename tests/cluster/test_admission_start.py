@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.manager.admission import Admission, Calm
+from cluster.manager.admission import Admission, RewriteBackoff
 from cluster.manager.caches import Caches
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.flags import Settings, parse
@@ -338,11 +338,11 @@ def test_a_missing_configuration_is_named_with_its_manifest() -> None:
 
 
 def test_the_back_off_grows_while_another_process_rewrites_and_then_resets() -> None:
-    calm = Calm()
-    pauses = [calm.pause(now) for now in range(0, 1000, 100)]
+    backoff = RewriteBackoff()
+    pauses = [backoff.pause(now) for now in range(0, 1000, 100)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
-    assert calm.pause(900 + 301) == 0.5
-    assert calm.pause(900 + 301 + 300) == 1.0
+    assert backoff.pause(900 + 301) == 0.5
+    assert backoff.pause(900 + 301 + 300) == 1.0
 
 
 # --- the start ---------------------------------------------------------------------------------
