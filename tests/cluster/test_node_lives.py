@@ -151,7 +151,8 @@ def live(
         world.node()
         await life(world)
         assert all(not worker.done() for worker in world.workers)
-        assert world.controller.queue.faults.count == 0
+        parts = (world.controller.queue, world.nodes, world.pods, world.reports, world.devices)
+        assert [each.faults.count for each in parts] == [0] * 5
 
     in_virtual_time(main)
 

@@ -345,3 +345,22 @@ def test_zones_are_known_by_their_number_and_keep_what_others_wrote() -> None:
     }
     assert zones_patch(topology, Wanted(zones=None), threshold=0.1) == {}
     assert zones_patch(topology, Wanted(zones={}), threshold=0.1) == {}
+
+
+def test_the_explanation_says_what_was_done_to_the_result() -> None:
+    entry = {"name": "yarn", "priority": "koord-batch", "resources": {BATCH: "2k"}}
+    annotations = {
+        "node.koordinator.sh/thirdPartyAllocations": json.dumps({"allocations": [entry]}),
+        "node.koordinator.sh/cpu-normalization-ratio": "1.20",
+    }
+    # The ratio cannot be calculated, so the one that stands counts.
+    seen = view(node(annotations=annotations), normalization=CPUNormalizationStrategy(True))
+    result = wanted(seen)
+    assert str(result.resources[BATCH]) == "8320"
+    text = str(result.along["node.koordinator.sh/resource-explanation"])
+    found = parse_explanation(text, obj="Node n1").resources
+    assert found[BATCH].result == 8600
+    assert found[BATCH].note == (
+        "offered 8320: result x 1.20 CPU normalization, - 2k third-party allocations"
+    )
+    assert not found[MEMORY].note

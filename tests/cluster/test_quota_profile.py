@@ -97,7 +97,12 @@ def run(test: Callable[[World], Awaitable[None]], *objects: tuple[Any, dict[str,
         server = FakeApi()
         for resource, plain in objects:
             server.put(resource, plain)
-        await test(World(server, server.client()))
+        world = World(server, server.client())
+        await test(world)
+        # A fault of a subscriber would only be logged.
+        assert [each.faults.count for each in (world.nodes, world.quotas, world.profiles)] == [
+            0
+        ] * 3
 
     asyncio.run(main())
 
