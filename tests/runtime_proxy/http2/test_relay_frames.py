@@ -387,3 +387,18 @@ def test_a_setting_is_taken_within_its_range(identifier: int, value: int, allowe
     else:
         with pytest.raises(frames.ConnectionFault):
             frames.parse_settings(payload)
+
+
+def test_the_reserved_bit_of_a_stream_number_is_ignored_inside_a_header_block() -> None:
+    """RFC 9113, section 4.1: receivers ignore it."""
+
+    def frame(kind: int, flags: int, stream: int) -> bytes:
+        return frames.FRAME_HEADER.pack(0, 1, kind, flags, stream) + b"x"
+
+    block = frame(frames.HEADERS, 0, 7) + frame(
+        frames.CONTINUATION, frames.END_HEADERS, 7 | 1 << 31
+    )
+    assert frames.header_block_end(block, 0, 16384, 65536) == len(block)
+    other = frame(frames.HEADERS, 0, 7) + frame(frames.CONTINUATION, frames.END_HEADERS, 9)
+    with pytest.raises(ConnectionFault, match="inside a header block"):
+        frames.header_block_end(other, 0, 16384, 65536)
