@@ -40,8 +40,9 @@ _LOG = logging.getLogger("koordlet.executor.journal")
 _FORMAT: Final = b"koordlet journal 2, boot "
 """The beginning of the first line: the number of the format. The boot id follows."""
 _RETRY_S: Final = 0.0
-"""No pause after a failed write: kernel writes depend on the journal, so each pass tries again.
-There is at most one pass a second, and writing the whole state takes milliseconds."""
+"""No pause after a failed write: kernel writes depend on the journal, so each pass and each group
+of pod updates tries again. There are at most some twenty a second (`koordlet.daemon.passes`), and
+writing the whole state takes milliseconds."""
 
 _MAX_DELIVERIES: Final = 20_000
 """Containers whose deliveries are kept. Chosen: far more than a node runs, and few enough that
