@@ -29,6 +29,7 @@ from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
 from hooks.requested import value_in_request
 from hooks.shape import shape_of
+from hooks.standing import Claims, with_standing
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Pod, Subject
 
 _MOST_PODS: Final = 1024
@@ -162,14 +163,28 @@ class Engine:
         return next((state for state in self.states if state.policy.name == policy), None)
 
     def decide(
-        self, subject: Subject, watch: Watch | None = None, *, before: Decision | None = None
+        self,
+        subject: Subject,
+        watch: Watch | None = None,
+        *,
+        before: Decision | None = None,
+        standing: Claims = (),
     ) -> Decision:
         """Return the decision for `subject`; an error of a policy becomes a fault in it.
 
         watch: notes each policy's call, and calls some in another way. before: the subject's
         previous decision. A claim there that its policy cannot make now,
         because the input has become bad, stays in force and is marked as kept.
+        standing: the strategies' claims on the subject (`hooks.standing`). They are composed last,
+        and never cached.
         """
+        decision = self._decide(subject, watch, before)
+        if not standing:
+            return decision
+        return replace(decision, outcomes=with_standing(decision.outcomes, standing, subject))
+
+    def _decide(self, subject: Subject, watch: Watch | None, before: Decision | None) -> Decision:
+        """Return the decision from the policies' claims alone."""
         shape: Hashable = None
         if isinstance(subject, ContainerSubject):
             pod = subject.pod

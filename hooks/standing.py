@@ -1,0 +1,94 @@
+"""Standing claims: what dynamic strategies want at one moment, beside the policies' claims.
+
+A strategy (CPU suppression, CPU burst) changes its mind every second. Its claims enter a decision
+from outside, so the engine is not rebuilt and the outcomes that are cached by shape stay: only the
+resources with a standing claim are composed again, from the claims that the cached outcome keeps.
+
+A `Standing` is immutable. Who publishes it gives each strategy's claims a time to live; a claim
+that is not renewed is missing from the next `Standing`, and the original value returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from apis.qos import KubeQoS
+from hooks.claim import Claim
+from hooks.compose import compose, resolve_conflicts
+from hooks.decision import Outcome, ResourceKey
+from hooks.requested import value_in_request
+from hooks.subject import (
+    NOTHING_REQUESTED,
+    ContainerSubject,
+    Level,
+    PodSubject,
+    Requested,
+    SandboxSubject,
+    Subject,
+)
+
+Claims = tuple[Claim, ...]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The claims of all strategies.
+
+    by_subject: by the subject's key.
+    by_class: for every subject of the level whose pod has the Kubernetes QoS class; a container
+        that is created now gets them with its first decision.
+    """
+
+    by_subject: Mapping[str, Claims] = {}
+    by_class: Mapping[tuple[Level, KubeQoS], Claims] = {}
+
+    def of(self, subject: Subject) -> Claims:
+        """Return the standing claims on one subject; () for none."""
+        own = self.by_subject.get(subject.key, ())
+        if self.by_class and isinstance(subject, ContainerSubject | PodSubject | SandboxSubject):
+            return own + self.by_class.get((subject.level, subject.pod.kube_qos), ())
+        return own
+
+
+NOTHING_STANDS: Final = Standing()
+
+
+def merged(parts: Sequence[Standing]) -> Standing:
+    """Return the claims of several strategies together; the order of `parts` is kept."""
+    by_subject: dict[str, Claims] = {}
+    by_class: dict[tuple[Level, KubeQoS], Claims] = {}
+    for part in parts:
+        for key, claims in part.by_subject.items():
+            by_subject[key] = by_subject.get(key, ()) + claims
+        for group, claims in part.by_class.items():
+            by_class[group] = by_class.get(group, ()) + claims
+    return Standing(by_subject, by_class)
+
+
+def with_standing(
+    outcomes: Mapping[ResourceKey, Outcome], standing: Claims, subject: Subject
+) -> Mapping[ResourceKey, Outcome]:
+    """Return `outcomes`, of the policies' claims alone, with the standing claims composed in.
+
+    Outcomes of other resources stay the same objects.
+    """
+    requested: Requested = getattr(subject, "requested", NOTHING_REQUESTED)
+    added: dict[ResourceKey, list[Claim]] = {}
+    for claim in standing:
+        added.setdefault((claim.resource, claim.key), []).append(claim)
+    changed = dict(outcomes)
+    for key, claims in added.items():
+        before = outcomes.get(key)
+        own = (
+            [] if before is None else [c for c in _claims_of(before) if (c.resource, c.key) == key]
+        )
+        outcome = compose([*own, *claims], value_in_request(requested, key[0]))
+        if outcome is not None:
+            changed[key] = outcome
+    return resolve_conflicts(changed)
+
+
+def _claims_of(outcome: Outcome) -> Claims:
+    return (outcome.winner, *outcome.modifiers, *outcome.losers)

@@ -1,0 +1,1 @@
+"""Dynamic QoS: strategies that look at measurements, their claims, and evictions."""

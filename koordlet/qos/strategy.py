@@ -1,0 +1,123 @@
+"""What a QoS strategy is: a pure step from a situation and its own state to a verdict.
+
+A strategy does no I/O and knows no clock but the situation's. What it wants of the kernel it says
+as standing claims, which live for `ttl_s` after the step that made them: the claims of a strategy
+that dies, stalls or is switched off go, and the original values return. What it wants evicted it
+says as shortages, which the evictor checks and carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hooks.facts import NodeInputs
+from hooks.standing import NOTHING_STANDS, Standing
+from hooks.subject import ContainerSubject, HostAppSubject, Pod
+from koordlet.measurement.series import Measurements
+
+
+class PodOnNode(msgspec.Struct, frozen=True):
+    """A pod and its containers that have a cgroup. terminating: its deletion has begun."""
+
+    pod: Pod
+    containers: tuple[ContainerSubject, ...] = ()
+    terminating: bool = False
+
+
+class NodeAmounts(msgspec.Struct, frozen=True):
+    """What the node has. allocatable: the Node's, by resource name; CPU in milli-cores (batch-cpu
+    and mid-cpu too), memory in bytes; empty without an API server."""
+
+    cpu_milli: int
+    memory_bytes: int
+    allocatable: Mapping[str, int] = {}
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """All that a step may look at.
+
+    now: seconds of the monotonic clock; measurements have the same moment. wall: seconds since the
+    epoch, for people. interval_s: between two samples of a fast series.
+    """
+
+    now: float
+    wall: float
+    inputs: NodeInputs
+    node: NodeAmounts
+    pods: tuple[PodOnNode, ...]
+    host_apps: tuple[HostAppSubject, ...]
+    measurements: Measurements
+    interval_s: float = 1.0
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """A pod that may be evicted. releases: what its end gives back, in the shortage's unit."""
+
+    pod: Pod
+    releases: int
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """Too little of something, which only evictions end.
+
+    gate: the feature gate of the strategy, upstream's name; part of the event's text.
+    resource: what is short, such as cpu, memory, kubernetes.io/batch-cpu. of_requests: the amounts
+    are requests; otherwise they are usage. needed: what must be released, milli-cores or bytes.
+    numbers: the measurement and the formula, for people.
+    victims: in the order in which they shall go. cool_down_s: the least time between two rounds of
+    evictions for this gate.
+    """
+
+    gate: str
+    resource: str
+    of_requests: bool
+    needed: int
+    numbers: str
+    victims: tuple[Victim, ...]
+    cool_down_s: float
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A line of the audit log. verbosity: upstream's levels 0..5. obj: the pod, "" for the node."""
+
+    verbosity: int
+    reason: str
+    message: str
+    obj: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The result of a step.
+
+    standing: what is wanted of the kernel until the next step. gauges: figures for metrics and
+    `koordctl top`, by series name and labels. summary: what the strategy does now and why, with
+    its numbers, one line; "" while it does nothing.
+    """
+
+    standing: Standing = NOTHING_STANDS
+    shortages: tuple[Shortage, ...] = ()
+    notes: tuple[Note, ...] = ()
+    gauges: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A strategy as data. `koordlet.qos.registry.STRATEGIES` lists all of them.
+
+    gates: upstream's feature gates; the strategy runs while any of them is on. interval_s: between
+    two steps. ttl_s: how long its claims live without another step.
+    initial: the state before the first step. step(state, situation) returns the next state and the
+    verdict; it may raise InputError for a bad field, and then the last verdict stands.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    interval_s: float
+    ttl_s: float
+    initial: Callable[[], Any]
+    step: Callable[[Any, Situation], tuple[Any, Verdict]]

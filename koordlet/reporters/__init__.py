@@ -1,0 +1,1 @@
+"""What the node writes to the cluster, or to files: NodeMetric, Device, NodeResourceTopology."""
