@@ -12,7 +12,8 @@ What this module takes care of:
 - A last line that was cut off is left out and reported. A line whose sum does not match its body is
   left out and counted; the lines after it hold.
 - When the disk is full, a partly written line is cut off again. The owner goes on with its state in
-  memory, and after a pause the whole state is written to a new file.
+  memory, and after a pause the whole state is written to a new file. The pause doubles with each
+  failure, up to some seconds.
 - When most of the file is history, the state is written to a new file that replaces the old one by
   a rename. The check for this costs a pass over the state only each time the file has grown by a
   share of its size, so that an append costs the same in a large log as in a small one.
@@ -44,9 +45,14 @@ of the file in memory."""
 REWRITE_BYTES: Final = 1 << 20
 """Default size below which a log is never rewritten. Chosen: 1 MiB of history costs a restart some
 milliseconds; at half of it rewrites come twice as often."""
-RETRY_S: Final = 10.0
-"""Default pause after a failed write. Chosen: short for a person who has made room on a disk, long
-compared with the milliseconds that writing the whole state takes."""
+FIRST_RETRY_S: Final = 0.1
+"""The pause after a write that failed; each further failure doubles it. Chosen: a moment's lack of
+room costs little, and a tenth of a second is long compared with the milliseconds that writing the
+whole state takes."""
+LONGEST_RETRY_S: Final = 5.0
+"""The longest pause. Chosen: short for a person who has made room on a disk, and rare enough that a
+disk that stays full costs nothing that can be measured. Twice the value delays by that much what
+depends on the file."""
 
 _SUM_BYTES: Final = 9  # eight digits and a space
 _LINE_OVERHEAD: Final = _SUM_BYTES + 1
@@ -141,13 +147,12 @@ class AppendLog:
         consequence: str,
         max_bytes: int = MAX_BYTES,
         rewrite_bytes: int = REWRITE_BYTES,
-        retry_s: float = RETRY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """live: returns the bodies that describe the owner's whole state as it is now.
         consequence: what it means that the file cannot be written, for the log of the process.
         max_bytes: of the file; the state may take half of it. rewrite_bytes: a smaller file is not
-        rewritten. retry_s: the pause after a failed write, in which no write is tried."""
+        rewritten."""
         self.path = path
         self.failures = 0
         """Writes that failed so far."""
@@ -158,13 +163,18 @@ class AppendLog:
         self._consequence = consequence
         self._max_bytes = max_bytes
         self._rewrite_bytes = rewrite_bytes
-        self._retry_s = retry_s
         self._monotonic = monotonic
         self._file = -1
         self._not_before = 0.0
+        self._pause_s = FIRST_RETRY_S
         self._check_above = rewrite_bytes
         self._starts_line = True
         self._rewrites = True
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """Seconds until `append` tries again after a failure; None while `problem` is empty."""
+        return max(self._not_before - self._monotonic(), 0.0) if self.problem else None
 
     def open(self) -> Content:
         """Return what the file holds, and append to it from now on.
@@ -203,7 +213,7 @@ class AppendLog:
         Where the file lacks earlier changes, it is rewritten instead, once the pause is over.
         """
         lines = [encode_line(body) for body in bodies]
-        if self.problem and self._monotonic() < self._not_before:
+        if self.retry_in_s:
             return False
         try:
             if not self._ready():
@@ -224,7 +234,7 @@ class AppendLog:
             self._failed(error)
             return False
         if self.problem:
-            self.problem = ""
+            self._recovered()
             _LOG.info("%s is written again", self.path)
         return True
 
@@ -280,7 +290,7 @@ class AppendLog:
             self._cut_back(size, written)
             raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written")
         self._starts_line = True
-        self.problem = ""
+        self._recovered()
 
     def _cut_back(self, size: int, written: int) -> None:
         """Remove what a short write left, unless another process has appended meanwhile."""
@@ -331,7 +341,12 @@ class AppendLog:
         if not self.problem:
             _LOG.error("%s; %s", problem, self._consequence)
         self.problem = problem
-        self._not_before = self._monotonic() + self._retry_s
+        self._not_before = self._monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+
+    def _recovered(self) -> None:
+        self.problem = ""
+        self._pause_s = FIRST_RETRY_S
 
 
 def _open_checked(path: str, flags: int, max_bytes: int) -> int:

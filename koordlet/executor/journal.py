@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -39,11 +40,6 @@ _LOG = logging.getLogger("koordlet.executor.journal")
 
 _FORMAT: Final = b"koordlet journal 2, boot "
 """The beginning of the first line: the number of the format. The boot id follows."""
-_RETRY_S: Final = 0.0
-"""No pause after a failed write: kernel writes depend on the journal, so each pass and each group
-of pod updates tries again. There are at most some twenty a second (`koordlet.daemon.passes`), and
-writing the whole state takes milliseconds."""
-
 _MAX_DELIVERIES: Final = 20_000
 """Containers whose deliveries are kept. Chosen: far more than a node runs, and few enough that
 creations that failed without a further event cannot fill the memory. Twice the value doubles the
@@ -75,7 +71,13 @@ class Journal:
     path: the file; None keeps everything in memory (plans, tests). boot: this boot's id.
     """
 
-    def __init__(self, path: str | None = None, *, boot: str = "") -> None:
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        boot: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._records: dict[RecordKey, Record] = {}
         self._deliveries: dict[str, dict[Resource, Delivery]] = {}
         self._runtime_values: dict[tuple[str, Resource], RuntimeValues] = {}
@@ -92,7 +94,7 @@ class Journal:
                 header=_FORMAT + boot.encode(),
                 live=self._live,
                 consequence="no kernel file is written until originals can be recorded",
-                retry_s=_RETRY_S,
+                monotonic=monotonic,
             )
             self._open(self._log)
 
@@ -122,9 +124,21 @@ class Journal:
         """Why the file cannot be read or written; "" while it can."""
         return self._log.problem if self._log is not None else ""
 
+    @property
+    def retry_in_s(self) -> float | None:
+        """Seconds until the file may be tried again after a failure; None while it has none.
+
+        Until then every update changes the state in memory alone, and raises JournalError at once.
+        """
+        return self._log.retry_in_s if self._log is not None else None
+
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        """Close the file. What a failure kept back is tried a last time, also within the pause."""
+        if self._log is None:
+            return
+        if self.problem and not self._unread:
+            self._log.rewrite()
+        self._log.close()
 
     def copy_in_memory(self) -> Journal:
         """Return a journal with the same records and without a file, for planning."""
@@ -273,7 +287,7 @@ class Journal:
     def _append(self, lines: list[_Line]) -> None:
         if self._log is None:
             return
-        if self._unread:
+        if self._unread and not self._log.retry_in_s:
             self._open(self._log)
         if self._unread or not self._log.append(_ENCODER.encode(line) for line in lines):
             raise JournalError(self._log.problem)

@@ -396,11 +396,13 @@ class Reconciler:
                 pods = self.update_pods_once()
                 if pods is not None and pods.deferred:
                     self._catch_up_soon()
+                self._retry_journal()
                 return
             self._pass_at = time.monotonic() + self.interval_s
             report = self.run_once(*reasons)
             if report.deferred:
                 self._catch_up_soon()
+            self._retry_journal()
             if self._on_pass is not None:
                 self._on_pass(report)
             self._stats = msgspec.structs.replace(self._stats, crash="")
@@ -429,6 +431,15 @@ class Reconciler:
 
     def _catch_up_soon(self) -> None:
         threading.Timer(_BUDGET_AGAIN_S, self.trigger, ("write budget",)).start()
+
+    def _retry_journal(self) -> None:
+        """After a failure of the journal, have a pass as soon as the journal may be tried again.
+
+        No kernel file is written until then, so the next timer may be too late for a new pod.
+        """
+        wait_s = self._journal.retry_in_s
+        if wait_s is not None:
+            self._pass_at = min(self._pass_at, time.monotonic() + wait_s)
 
     def _wait(self) -> tuple[str, ...]:
         """Sleep until there is a reason for a pass, and return it; () if single pods changed.

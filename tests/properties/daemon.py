@@ -93,7 +93,7 @@ class Daemon:
             requests=self.requests,
             surroundings=self,
         )
-        self.journal = Journal(str(self.folder / "journal"), boot="b1")
+        self.journal = self._journal()
         self.executor = self._executor(burst_above_quota=self.probed.burst_above_quota)
         self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
         self.connected = False
@@ -118,6 +118,11 @@ class Daemon:
         self.requests.close()
         self.journal.close()
         self.reconciler.close()
+
+    def _journal(self) -> Journal:
+        return Journal(
+            str(self.folder / "journal"), boot="b1", monotonic=lambda: self.kernel.clock.now
+        )
 
     def _executor(self, *, burst_above_quota: bool = False) -> Executor:
         return Executor(
@@ -232,7 +237,7 @@ class Daemon:
         self.kernel.restart_program()
         self._stop()
         nothing = Snapshot(engine=Engine(NodeInputs(), (), 0), subjects=())
-        self.journal = Journal(str(self.folder / "journal"), boot="b1")
+        self.journal = self._journal()
         self.reconciler = Reconciler(self._executor(), self.journal, lambda: nothing)
         report = self.reconciler.restore_all()
         assert not report.failed, report

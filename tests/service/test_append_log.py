@@ -224,17 +224,41 @@ def test_a_full_disk_is_reported_once_and_the_state_written_after_a_pause(
         assert not owner.set(b"c", b"3")
         assert owner.log.problem == f"{path} cannot be written: No space left on device"
         assert owner.log.failures == 2
-    owner.now += 9.9
+    owner.now += 0.1
     assert not owner.set(b"d", b"4")  # nothing is tried during the pause
     assert owner.log.failures == 2
     assert path.read_bytes() == sound
-    owner.now += 0.1
+    owner.now += 0.2
     assert owner.log.append([])
     assert on_disk(path) == owner.state == {b"a": b"1", b"b": b"2", b"c": b"3", b"d": b"4"}
     assert owner.log.problem == ""
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "a restart forgets" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_stays_full_is_tried_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = opened(tmp_path / "log")
+    owner.set(b"k", b"0")
+    for _ in range(2):  # what worked once begins with short pauses again
+        began = owner.now
+        tried: list[float] = []
+        with monkeypatch.context() as patched:
+            short(patched, lambda: 0)
+            while owner.now < began + 20:
+                before = owner.log.failures
+                assert not owner.set(b"k", b"%d" % len(tried))
+                if owner.log.failures > before:
+                    tried.append(round(owner.now - began, 3))
+                owner.now += 1 / 64  # exact in binary
+        assert tried == pytest.approx([0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3, 11.3, 16.3], abs=0.2)
+        assert owner.log.retry_in_s == pytest.approx(1.3, abs=0.2)
+        owner.now += 5
+        assert owner.set(b"k", b"last")
+        assert on_disk(tmp_path / "log") == {b"k": b"last"}
+        assert owner.log.retry_in_s is None
 
 
 def test_a_rewrite_for_which_there_is_no_room_does_not_stop_appends(

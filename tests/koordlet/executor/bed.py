@@ -58,8 +58,11 @@ class Bed:
         self.layout = discover(self.kernel)
         self.probed = probe_kernel(self.kernel, self.layout)
         self.kernel.writes.clear()
-        self.journal = Journal(journal_path, boot="b1")
+        self.journal = self._journal()
         self.executor = self._executor()
+
+    def _journal(self) -> Journal:
+        return Journal(self.journal_path, boot="b1", monotonic=lambda: self.kernel.clock.now)
 
     def _executor(self) -> Executor:
         return Executor(
@@ -76,7 +79,7 @@ class Bed:
         self.kernel.restart_program()
         if self.journal_path is not None:
             self.journal.close()
-            self.journal = Journal(self.journal_path, boot="b1")
+            self.journal = self._journal()
         self.executor = self._executor()
 
     def want(

@@ -15,8 +15,13 @@ from koordlet.executor.records import Record, RuntimeValues
 from linux.resources import Resource
 from service.append_log import encode_line
 from tests.koordlet.executor.bed import fill_disk
+from tests.simulated.kernel import Clock
 
 QUOTA, CPUS = Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS
+
+
+def journal_at(path: Path, clock: Clock) -> Journal:
+    return Journal(str(path), boot="b1", monotonic=lambda: clock.now)
 
 
 def record(number: int = 1, original: str = "100000") -> Record:
@@ -72,15 +77,16 @@ def test_a_file_that_is_no_journal_is_reported(tmp_path: Path, content: bytes) -
 
 def test_a_journal_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
     """Its originals may become readable again; until then no kernel file may be written."""
-    path, aside = tmp_path / "journal", tmp_path / "aside"
+    path, aside, clock = tmp_path / "journal", tmp_path / "aside", Clock()
     Journal(str(path), boot="b1").update([record(1)])
     path.rename(aside)
     path.mkdir()
-    journal = Journal(str(path), boot="b1")
+    journal = journal_at(path, clock)
     with pytest.raises(JournalError, match="not a regular file"):
         journal.update([record(2)])
     path.rmdir()
     aside.rename(path)
+    clock.advance(1)
     journal.update()
     assert {one.place for one in journal.records()} == {"kubepods/pod1", "kubepods/pod2"}
     assert {one.inode for one in Journal(str(path), boot="b1").records()} == {1, 2}
@@ -111,20 +117,60 @@ def test_the_same_record_twice_is_one_line(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_append_the_next_one_catches_up(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(str(path), boot="b1")
+    path, clock = tmp_path / "journal", Clock()
+    journal = journal_at(path, clock)
     fill_disk(journal)
     with pytest.raises(JournalError, match="No space left"):
         journal.update([record(1)])
+    clock.advance(1)
     journal.update([record(2)])
     again = Journal(str(path), boot="b1")
     assert {one.place for one in again.records()} == {"kubepods/pod1", "kubepods/pod2"}
 
 
+def test_a_disk_that_stays_full_is_not_tried_with_every_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty updates a second for half a minute; none of them is lost."""
+    path, clock, attempts = tmp_path / "journal", Clock(), 0
+    journal = journal_at(path, clock)
+    journal.update([record(0)])
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal attempts
+        attempts += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        for number in range(1, 601):
+            with pytest.raises(JournalError, match="No space left on device"):
+                journal.update([record(number)], forget=[record(number - 1).record_key])
+            assert journal.records() == [record(number)]
+            clock.advance(0.05)
+    assert 5 < attempts < 15
+    clock.advance(5)
+    journal.update()
+    assert not journal.problem
+    assert Journal(str(path), boot="b1").records() == [record(600)]
+
+
+def test_what_a_failure_kept_back_is_written_at_the_end(tmp_path: Path) -> None:
+    """`koordlet restore` ends sooner than the pause."""
+    path = tmp_path / "journal"
+    journal = journal_at(path, Clock())
+    journal.update([record(1), record(2)])
+    fill_disk(journal)
+    with pytest.raises(JournalError):
+        journal.update(forget=[record(1).record_key])
+    journal.close()
+    assert Journal(str(path), boot="b1").records() == [record(2)]
+
+
 def test_a_file_that_was_removed_is_made_again_with_all_that_it_had(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "journal"
+    path, clock = tmp_path / "run" / "journal", Clock()
     path.parent.mkdir()
-    journal = Journal(str(path), boot="b1")
+    journal = journal_at(path, clock)
     journal.update([record(1)])
     path.unlink()
     journal.update()
@@ -134,6 +180,7 @@ def test_a_file_that_was_removed_is_made_again_with_all_that_it_had(tmp_path: Pa
     with pytest.raises(JournalError, match="No such file or directory"):
         journal.update()
     path.parent.mkdir()
+    clock.advance(1)
     journal.update()
     assert Journal(str(path), boot="b1").records() == [record(1)]
 
@@ -141,7 +188,7 @@ def test_a_file_that_was_removed_is_made_again_with_all_that_it_had(tmp_path: Pa
 def test_a_full_disk_at_the_start_keeps_what_is_there_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "journal"
+    path, clock = tmp_path / "journal", Clock()
     Journal(str(path), boot="b1").update([record(1)])
     before = path.read_bytes()
 
@@ -150,12 +197,13 @@ def test_a_full_disk_at_the_start_keeps_what_is_there_until_there_is_room(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        journal = Journal(str(path), boot="b1")
+        journal = journal_at(path, clock)
         assert "no kernel file is written until originals can be recorded" in caplog.text
         assert path.read_bytes() == before
         assert os.listdir(tmp_path) == ["journal"]
         with pytest.raises(JournalError):
             journal.update([record(2)])
+    clock.advance(1)
     journal.update([record(3)])
     again = Journal(str(path), boot="b1")
     assert [one.inode for one in again.records()] == [1, 2, 3]
@@ -201,8 +249,8 @@ def test_a_disk_that_takes_a_part_only_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Nothing may be written to the kernel on the strength of half a line."""
-    path = str(tmp_path / "journal")
-    journal = Journal(path, boot="b1")
+    path, clock = tmp_path / "journal", Clock()
+    journal = journal_at(path, clock)
     journal.update([record(1)])
     whole = os.write
 
@@ -211,11 +259,12 @@ def test_a_disk_that_takes_a_part_only_is_full(
 
     monkeypatch.setattr(os, "write", half)
     if when == "starting":
-        before = Path(path).read_bytes()
-        journal = Journal(path, boot="b1")
-        assert Path(path).read_bytes() == before
+        before = path.read_bytes()
+        journal = journal_at(path, clock)
+        assert path.read_bytes() == before
     with pytest.raises(JournalError):
         journal.update([record(2)])
     monkeypatch.undo()
+    clock.advance(1)
     journal.update()
-    assert Journal(path, boot="b1").records() == [record(1), record(2)]
+    assert Journal(str(path), boot="b1").records() == [record(1), record(2)]

@@ -228,6 +228,7 @@ def test_a_full_run_directory_costs_no_delivery_and_ends_no_pass(tmp_path: Path)
         bed.executor.adopt_deliveries("c1", container.cgroup)
     assert bed.run().written == 0
     os.rmdir(f"{path}.new")
+    bed.kernel.clock.advance(1)
     bed.journal.update()
     bed.restart()
     bed.run()

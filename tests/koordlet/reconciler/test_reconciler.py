@@ -20,7 +20,7 @@ from koordlet.executor.slots import State
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from koordlet.state.snapshot import Snapshot
-from tests.koordlet.executor.bed import TWO_CORES
+from tests.koordlet.executor.bed import TWO_CORES, fill_disk
 from tests.koordlet.reconciler.bed import POLICY, SHARES, Node, make_node
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2
 from tests.waiting import wait_until
@@ -299,6 +299,36 @@ def test_deferred_writes_are_caught_up_with_soon() -> None:
         wait_until(
             lambda: all(node.shares(index) == "700" for index in range(6)), "what the thread does"
         )
+    finally:
+        assert reconciler.stop()
+        reconciler.close()
+
+
+@pytest.mark.parametrize("changed", ["node", "pod"])
+def test_values_are_written_once_their_originals_can_be(tmp_path: Path, changed: str) -> None:
+    """Without waiting for the timer or for another change."""
+    node = make_node()
+    journal = Journal(str(tmp_path / "journal"), boot="b1")
+    executor = Executor(node.bed.kernel, node.bed.layout, journal)
+    reconciler = Reconciler(executor, journal, node.snapshot, interval_s=3600.0)
+    reconciler.start()
+    try:
+        wait_until(lambda: node.shares(0) == "700", "the first pass")
+        pod = node.subjects[0]
+        assert isinstance(pod, PodSubject)
+        fill_disk(journal)
+        (tmp_path / "journal.new").mkdir()  # and no new file can take the old one's place
+        if changed == "pod":
+            node.bed.set(pod.cgroup, "cpu.shares", "701", writer="operator")
+            reconciler.pods_changed(node.engine, {pod.pod.uid: [pod]})
+        else:
+            node.mode("900")
+            reconciler.trigger("rules")
+        wait_until(lambda: reconciler.stats.failed > 0, "the failure")
+        (tmp_path / "journal.new").rmdir()
+        wanted = "900" if changed == "node" else "700"
+        wait_until(lambda: node.shares(0) == wanted, "the value")
+        assert not journal.problem
     finally:
         assert reconciler.stop()
         reconciler.close()
