@@ -52,20 +52,22 @@ _PATIENCE: Final = Patience()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A whole request. `query` has the last value of each name."""
+    """A whole request. `query` has the last value of each name. accept: that header, or ""."""
 
     method: str
     path: str
     query: Mapping[str, str]
     body: bytes
+    accept: str = ""
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A whole response."""
+    """A whole response. headers: further ones, names and values in ASCII."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -377,6 +379,7 @@ class _Connection(asyncio.Protocol):
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
             ("Cache-Control", "no-store"),
+            *response.headers,
         ]
         if self._server.draining or self._refused:
             headers.append(("Connection", "close"))
@@ -427,4 +430,5 @@ def _request(head: h11.Request, body: bytearray) -> Request:
         path=target.path,
         query=dict(parse_qsl(target.query, max_num_fields=32)),
         body=bytes(body),
+        accept=next((v.decode("latin-1") for n, v in head.headers if n == b"accept"), ""),
     )

@@ -148,6 +148,20 @@ class Http(Section, frozen=True):
     address: str = "127.0.0.1:9316"
 
 
+class Audit(Section, frozen=True):
+    """The audit log, with gate AuditEvents, and its pages over HTTP, with AuditEventsHTTPHandler.
+
+    All defaults are upstream's. verbosity: entries of a higher one are left out; 0 keeps all.
+    max_events: of one page.
+    """
+
+    directory: str = "/var/log/koordlet"
+    verbosity: int = 3
+    max_disk_space_mb: int = 16
+    max_concurrent_readers: int = 4
+    max_events: int = 2048
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -193,6 +207,7 @@ class Config(Section, frozen=True):
     compat: tuple[str, ...] = ()
     disable_unset_cpu_quota: bool = False
     hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
+    audit: Audit = Audit()
     log: Log = Log()
 
     def settings(self) -> Settings:

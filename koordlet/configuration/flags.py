@@ -166,11 +166,13 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "cpu-evict-cool-time-seconds": Flag(_S),
     "only-evict-by-api": Flag(_B),
     "qos-extension-plugins": Flag(_T),
-    "audit-log-dir": Flag(_T),
-    "audit-verbose": Flag(_I),
-    "audit-max-disk-space-mb": Flag(_I),
-    "audit-max-concurrent-readers": Flag(_I),
-    "audit-max-events-limit": Flag(_I),
+    "audit-log-dir": Flag(_T, "audit.directory", "where the audit log is written"),
+    "audit-verbose": Flag(_I, "audit.verbosity", "entries above are left out; 0: none"),
+    "audit-max-disk-space-mb": Flag(_I, "audit.maxDiskSpaceMb", "of all files of the audit log"),
+    "audit-max-concurrent-readers": Flag(
+        _I, "audit.maxConcurrentReaders", "of /events; beyond, the oldest expires"
+    ),
+    "audit-max-events-limit": Flag(_I, "audit.maxEvents", "of one page of /events"),
     "prediction-checkpoint-filepath": Flag(_T),
     "prediction-cold-start-duration": Flag(_D),
     "prediction-safety-margin-percent": Flag(_I),

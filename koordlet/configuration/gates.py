@@ -57,5 +57,13 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
     }
 )
 
-BEYOND_POLICIES: Final = frozenset({"BECPUManager", "HamiCoreVGPUMonitor", "PerCPUMetric"})
+BEYOND_POLICIES: Final = frozenset(
+    {
+        "AuditEvents",
+        "AuditEventsHTTPHandler",
+        "BECPUManager",
+        "HamiCoreVGPUMonitor",
+        "PerCPUMetric",
+    }
+)
 """Gates that have an effect here but are not the gate of a policy."""

@@ -108,6 +108,7 @@ class Daemon:
             parts.site_watch.start(self._background.spawn)
         parts.feeds.start()
         await self._endpoints.open_hook_service()
+        self._background.spawn("audit", parts.audit.run())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))
         if config.nri.enabled:
@@ -131,6 +132,7 @@ class Daemon:
         await self._endpoints.close()
         await parts.passes.stop()
         parts.requests.close()
+        parts.audit.close()
         parts.workers.shutdown(wait=False, cancel_futures=True)
         _LOG.info("stopped")
 

@@ -143,8 +143,10 @@ class Endpoints:
 
             return serve
 
+        audit = self._parts.audit
         server = Server(
             {
+                **({("GET", "/events"): audit.serve} if audit.served else {}),
                 ("GET", "/metrics"): exposition(registries.merged),
                 ("GET", "/internal-metrics"): exposition(registries.internal),
                 ("GET", "/external-metrics"): exposition(registries.external),

@@ -16,6 +16,7 @@ from typing import Any, Final
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from koordlet.configuration.config import Config
+from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
@@ -70,6 +71,7 @@ class Parts:
         self.background = background
         self.workers = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="koordlet-io")
         self.events = Events()
+        self.audit = Auditing(config, self.workers)
         self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(host))
         requests_path = f"{config.run_dir}/requests.log"
         self.state = NodeState(remembered=load_requests(requests_path), awaited=awaited(config))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -197,5 +199,48 @@ def test_an_admin_socket_that_was_removed_is_served_again() -> None:
             assert "restart koordlet" in events(n, "admin")[-1]
             away.rename(run_dir)
             assert (await n.ask("GET", "/status"))[0] == 200
+
+    run(test)
+
+
+def test_the_audit_log_is_written_and_served_under_its_gates() -> None:
+    port = free_port()
+
+    async def test() -> None:
+        address = ("127.0.0.1", port)
+        with tempfile.TemporaryDirectory() as directory:
+            async with (
+                node(
+                    http={"address": f"127.0.0.1:{port}"},
+                    featureGates={"AuditEvents": True, "AuditEventsHTTPHandler": True},
+                    audit={"directory": directory},
+                ) as n,
+                n.running() as daemon,
+            ):
+                daemon.parts.audit.note(0, "evicted", "memory is short", pod="default/web-0")
+                status, body = await request(address, "GET", "/events?size=5")
+                assert status == 200
+                assert b'"namespace":"default","name":"web-0","reason":"evicted"' in body
+                daemon.parts.audit.note(9, "left out", "its verbosity is too high")
+                daemon.parts.audit.note(1, "last", "written at the end")
+            lines = Path(directory, "audit.log").read_text().splitlines()
+            assert ['"last"' in line for line in lines] == [False, True]
+
+    run(test)
+
+
+def test_no_audit_log_without_its_gates() -> None:
+    port = free_port()
+
+    async def test() -> None:
+        address = ("127.0.0.1", port)
+        with tempfile.TemporaryDirectory() as directory:
+            async with (
+                node(http={"address": f"127.0.0.1:{port}"}, audit={"directory": directory}) as n,
+                n.running() as daemon,
+            ):
+                daemon.parts.audit.note(0, "evicted", "memory is short")
+                assert (await request(address, "GET", "/events"))[0] == 404
+            assert os.listdir(directory) == []
 
     run(test)
