@@ -65,13 +65,18 @@ class KernelFacts(msgspec.Struct, frozen=True):
 
 
 class NodeMeta(msgspec.Struct, frozen=True):
-    """The part of the Node object that policies read."""
+    """The part of the Node object that policies and strategies read.
+
+    pressures: kubelet's conditions MemoryPressure, DiskPressure and PIDPressure that are true now:
+        kubelet then evicts pods itself.
+    """
 
     name: str = ""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     allocatable_memory_bytes: int | None = None
     allocatable_cpu_milli: int | None = None
+    pressures: frozenset[str] = frozenset()
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class Amounts(msgspec.Struct, frozen=True):
     """Requests and limits of a container's specification. None: not set.
 
     CPU in milli-cores, memory in bytes; `batch_*` are kubernetes.io/batch-cpu (milli-cores) and
-    batch-memory.
+    batch-memory, `mid_*` likewise.
     """
 
     cpu_request_milli: int | None = None
@@ -65,6 +65,8 @@ class Amounts(msgspec.Struct, frozen=True):
     batch_cpu_limit_milli: int | None = None
     batch_memory_request_bytes: int | None = None
     batch_memory_limit_bytes: int | None = None
+    mid_cpu_request_milli: int | None = None
+    mid_memory_request_bytes: int | None = None
 
 
 class ContainerKind(StrEnum):
@@ -102,6 +104,8 @@ class Pod(msgspec.Struct, frozen=True):
     specs: tuple[ContainerSpec, ...] = ()  # empty when the specification is not known
     resources: Amounts = Amounts()  # spec.resources: they replace the containers' sum
     overhead: Amounts = Amounts()
+    restart_policy: str = ""  # "" when unknown
+    status_reason: str = ""  # of a pod that failed as a whole: "Evicted" by kubelet
 
     @property
     def obj(self) -> str:
@@ -133,6 +137,8 @@ def make_pod(
     specs: tuple[ContainerSpec, ...] = (),
     resources: Amounts = Amounts(),  # noqa: B008 - frozen
     overhead: Amounts = Amounts(),  # noqa: B008 - frozen
+    restart_policy: str = "",
+    status_reason: str = "",
 ) -> Pod:
     """Return a Pod with its QoS class derived from its labels."""
     return Pod(
@@ -152,6 +158,8 @@ def make_pod(
         specs=specs,
         resources=resources,
         overhead=overhead,
+        restart_policy=restart_policy,
+        status_reason=status_reason,
     )
 
 

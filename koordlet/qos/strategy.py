@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from apis.errors import InputError
 from hooks.facts import NodeInputs
 from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import ContainerSubject, HostAppSubject, Pod
@@ -68,8 +69,9 @@ class Shortage(msgspec.Struct, frozen=True):
     resource: what is short, such as cpu, memory, kubernetes.io/batch-cpu. of_requests: the amounts
     are requests; otherwise they are usage. needed: what must be released, milli-cores or bytes.
     numbers: the measurement and the formula, for people.
-    victims: in the order in which they shall go. cool_down_s: the least time between two rounds of
-    evictions for this gate.
+    victims: in the order in which they shall go, without pods whose deletion has begun. leaving:
+    those pods; what they release is not demanded of others. cool_down_s: the least time between
+    two rounds of evictions for this gate.
     """
 
     gate: str
@@ -79,6 +81,7 @@ class Shortage(msgspec.Struct, frozen=True):
     numbers: str
     victims: tuple[Victim, ...]
     cool_down_s: float
+    leaving: tuple[Victim, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -96,6 +99,7 @@ class Verdict(msgspec.Struct, frozen=True):
     standing: what is wanted of the kernel until the next step. gauges: figures for metrics and
     `koordctl top`, by series name and labels. summary: what the strategy does now and why, with
     its numbers, one line; "" while it does nothing.
+    faults: bad input that cost one gate or one pod its part, while the rest of the step went on.
     """
 
     standing: Standing = NOTHING_STANDS
@@ -103,6 +107,7 @@ class Verdict(msgspec.Struct, frozen=True):
     notes: tuple[Note, ...] = ()
     gauges: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     summary: str = ""
+    faults: tuple[InputError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from apis.core import ObjectMeta
 from apis.errors import printable
 from koordlet.configuration.config import Kubernetes
 from koordlet.events import Events, Severity
+from koordlet.sources.documents import PRESSURES
 from koordlet.sources.objects import NodeObjects, Received
 from kube.cache import Cache, Change, Event, wait_all_synced
 from kube.client import Client
@@ -275,10 +276,22 @@ def _manifest(resource: Resource, data: bytes) -> Manifest:
         tree["metadata"].pop(unread, None)
     if resource is NODES:
         status = tree.get("status")
-        allocatable = status.get("allocatable") if isinstance(status, dict) else None
+        read = _node_status(status) if isinstance(status, dict) else {}
         tree = {key: value for key, value in tree.items() if key not in ("spec", "status")}
-        if allocatable is not None:
-            tree["status"] = {"allocatable": allocatable}
+        if read:
+            tree["status"] = read
     elif resource is not DEVICES:
         tree.pop("status", None)
     return Manifest(metadata, tree)
+
+
+def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is read of a Node's status, without the times of kubelet's heartbeats."""
+    read = {"allocatable": status["allocatable"]} if status.get("allocatable") is not None else {}
+    conditions = status.get("conditions")
+    pressures = [
+        {"type": each["type"], "status": "True"}
+        for each in (conditions if isinstance(conditions, list) else ())
+        if isinstance(each, dict) and each.get("type") in PRESSURES and each.get("status") == "True"
+    ]
+    return {**read, "conditions": pressures} if pressures else read

@@ -216,6 +216,10 @@ def _index(path: Path) -> int:
     return last if isinstance(last, int) else 0
 
 
+PRESSURES: Final = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure"})
+"""Kubelet's conditions of a Node under which kubelet evicts pods."""
+
+
 def node_meta(node: Node) -> NodeMeta:
     """Return the part of a Node that policies read."""
     memory = node.status.allocatable.get("memory")
@@ -226,6 +230,11 @@ def node_meta(node: Node) -> NodeMeta:
         annotations=node.metadata.annotations,
         allocatable_memory_bytes=None if memory is None else memory.value(),
         allocatable_cpu_milli=None if cpu is None else cpu.milli_value(),
+        pressures=frozenset(
+            condition.type
+            for condition in node.status.conditions
+            if condition.type in PRESSURES and condition.status == "True"
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from apis import core
-from apis.keys import BATCH_CPU, BATCH_MEMORY, CPU, MEMORY
+from apis.keys import BATCH_CPU, BATCH_MEMORY, CPU, MEMORY, MID_CPU, MID_MEMORY
 from apis.meta import parse_time
 from apis.quantity import Quantity
 from hooks.amounts import requested_of_container, requested_of_pod
@@ -83,6 +83,8 @@ def known_pod(pod: core.Pod) -> KnownPod:
         specs=specs,
         resources=Amounts() if whole is None else _amounts(whole.requests, whole.limits),
         overhead=_amounts(pod.spec.overhead, pod.spec.overhead),
+        restart_policy=pod.spec.restart_policy,
+        status_reason=pod.status.reason,
     )
     return KnownPod(
         pod=view,
@@ -115,11 +117,13 @@ def _amounts(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -
         cpu_limit_milli=_milli(limits.get(CPU)),
         memory_request_bytes=_units(requests.get(MEMORY)),
         memory_limit_bytes=_units(limits.get(MEMORY)),
-        # The unit of batch-cpu is the milli-core already.
+        # The unit of batch-cpu and mid-cpu is the milli-core already.
         batch_cpu_request_milli=_units(requests.get(BATCH_CPU)),
         batch_cpu_limit_milli=_units(limits.get(BATCH_CPU)),
         batch_memory_request_bytes=_units(requests.get(BATCH_MEMORY)),
         batch_memory_limit_bytes=_units(limits.get(BATCH_MEMORY)),
+        mid_cpu_request_milli=_units(requests.get(MID_CPU)),
+        mid_memory_request_bytes=_units(requests.get(MID_MEMORY)),
     )
 
 

@@ -225,7 +225,10 @@ def test_what_was_decided_for_a_container_of_the_same_shape_changes_no_decision(
     assert asked_first.decide(subject) == Engine.build(BUILTIN, engine.inputs).decide(subject)
 
 
-_WHICH_POD = {"namespace", "name", "uid", "cgroup", "phase", "created_at"}
+_WHICH_POD = {"namespace", "name", "uid", "cgroup", "phase", "created_at"} | {
+    "restart_policy",
+    "status_reason",
+}
 """What distinguishes a pod from its replicas, and what policies do not read."""
 
 

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from apis.core import Node as CoreNode
+from apis.decode import decode_object
 from koordlet.configuration.config import Kubernetes
 from koordlet.events import Events
 from koordlet.sources.apiserver import KEPT_FILE, ApiServer
@@ -164,7 +166,8 @@ def test_this_nodes_objects_arrive_whole_and_follow_the_server(tmp_path: Path) -
                 await until(lambda: all(server.watchers.values()))
                 # A heartbeat changes nothing that anybody reads.
                 beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}}
-                allocatable = {"allocatable": {"cpu": "4", "memory": "1Gi"}, "conditions": [{}]}
+                calm = {"type": "MemoryPressure", "status": "False", "lastHeartbeatTime": "x"}
+                allocatable = {"allocatable": {"cpu": "4", "memory": "1Gi"}, "conditions": [calm]}
                 server.put("nodes", {**beat, "status": allocatable})
                 spec = {"resourceQOSStrategy": {"beClass": {"cpuQOS": {"groupIdentity": 0}}}}
                 server.put("nodeslos", slo(3, spec))
@@ -391,6 +394,27 @@ def test_without_a_configuration_the_problem_says_what_to_do(tmp_path: Path) -> 
             assert "the last objects stay in force" in n.messages
 
     asyncio.run(scenario())
+
+
+def test_kubelets_pressure_is_kept_without_the_times_of_its_heartbeats() -> None:
+    from koordlet.sources.apiserver import _manifest
+    from koordlet.sources.documents import node_meta
+    from kube.resources import NODES
+
+    def condition(type_: str, status: str) -> dict[str, str]:
+        return {"type": type_, "status": status, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+
+    conditions = [
+        condition("MemoryPressure", "True"),
+        condition("DiskPressure", "False"),
+        condition("Ready", "True"),
+        {},
+    ]
+    tree = {"metadata": {"name": "n1"}, "status": {"conditions": conditions}}
+    made = _manifest(NODES, msgspec.json.encode(tree)).tree
+    assert made["status"] == {"conditions": [{"type": "MemoryPressure", "status": "True"}]}
+    node = decode_object(dict(made), CoreNode, obj="Node n1")
+    assert node_meta(node).pressures == {"MemoryPressure"}
 
 
 def test_an_object_is_kept_small() -> None:

@@ -638,3 +638,29 @@ def test_an_update_through_the_proxy_of_a_container_that_the_runtime_listed() ->
     state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
     assert quota_us(state) == 60_000
     assert the_container(state, "c1").requested.memory_limit_bytes == REQUESTED.memory_limit_bytes
+
+
+def test_what_eviction_reads_of_a_pod_object() -> None:
+    listed = known(
+        {
+            "metadata": {"namespace": "default", "name": "web", "uid": "1"},
+            "spec": {
+                "restartPolicy": "OnFailure",
+                "containers": [
+                    {
+                        "name": "main",
+                        "resources": {
+                            "requests": {
+                                "kubernetes.io/mid-cpu": "500",
+                                "kubernetes.io/mid-memory": "1Gi",
+                            }
+                        },
+                    }
+                ],
+            },
+            "status": {"phase": "Failed", "reason": "Evicted"},
+        }
+    ).pod
+    assert (listed.restart_policy, listed.status_reason) == ("OnFailure", "Evicted")
+    amounts = listed.specs[0].amounts
+    assert (amounts.mid_cpu_request_milli, amounts.mid_memory_request_bytes) == (500, 1 << 30)
