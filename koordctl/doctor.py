@@ -18,10 +18,12 @@ from koordctl.neighbours import NEIGHBOURS, NRI_TABLE
 from koordctl.offline import config_in_force, load_config
 from koordctl.processes import running
 from koordlet.configuration.config import Config
+from koordlet.executor.journal import FILE_NAME
 from koordlet.node.machine import CGROUP_ROOT, layout_of, local_host
 from koordlet.node.probe import probe_kernel
 from linux.discovery import DiscoveryError
 from linux.resources import Resource
+from service.append_log import files_aside
 
 _LEAST_WATCHES: Final = 16384
 """Chosen: koordlet watches each cgroup directory, on cgroup v1 in three hierarchies, so this is
@@ -57,7 +59,7 @@ def examine(
             Finding("processes", "warn", f"cannot be listed: {error}", "check procRoot")
         )
     patient = Patient(config, local_host(config), client, processes)
-    checks: tuple[Check, ...] = (_user, _cgroups, _daemon, *NEIGHBOURS, _limits, _files)
+    checks: tuple[Check, ...] = (_user, _cgroups, _daemon, *NEIGHBOURS, _limits, _originals, _files)
     for check in checks:
         try:
             findings += check(patient)
@@ -192,6 +194,21 @@ def _limits(patient: Patient) -> Iterator[Finding]:
         )
     else:
         yield Finding("inotify", "ok", f"{watches} watches")
+
+
+def _originals(patient: Patient) -> Iterator[Finding]:
+    try:
+        kept = files_aside(f"{patient.config.run_dir}/{FILE_NAME}")
+    except FileNotFoundError:
+        return  # no daemon has run since the node started
+    if kept:
+        yield Finding(
+            "originals",
+            "warn",
+            f"a start could not read {', '.join(kept)}: the originals in there are not restored",
+            "restore them with the version that wrote them (docs/install.md, Upgrading), or remove"
+            " the files",
+        )
 
 
 def _files(patient: Patient) -> Iterator[Finding]:

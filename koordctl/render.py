@@ -268,6 +268,9 @@ def status(answer: Mapping[str, Any]) -> str:
         )
         if reconciler["journalError"]:
             facts.append(("journal", reconciler["journalError"]))
+        # An older daemon during an upgrade does not send it.
+        if lost := reconciler.get("journalLost"):
+            facts.append(("originals", f"some are not restored: {lost}"))
     facts.append(("memory", f"{answer['memoryBytes'] / 1e6:.0f} MB"))
     blocks = [table(("", ""), facts).lstrip("\n")]
     blocks.append(

@@ -23,6 +23,7 @@ from koordlet.configuration.flags import Parsed
 from koordlet.configuration.gates import BEYOND_POLICIES
 from koordlet.daemon.daemon import Daemon
 from koordlet.executor.executor import Executor
+from koordlet.executor.journal import FILE_NAME as JOURNAL
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
@@ -39,7 +40,6 @@ from service.memory import give_back
 _LOG = logging.getLogger("koordlet")
 
 LOCK: Final = "koordlet.lock"
-JOURNAL: Final = "journal"
 
 SWITCH_INTERVAL_S: Final = 0.0002
 """How long the reconciler's thread may hold the interpreter while a hook waits. Python's default of

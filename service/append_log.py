@@ -17,6 +17,8 @@ What this module takes care of:
 - When most of the file is history, the state is written to a new file that replaces the old one by
   a rename. The check for this costs a pass over the state only each time the file has grown by a
   share of its size, so that an append costs the same in a large log as in a small one.
+- A file that its owner cannot read may be kept aside before it is replaced, for another version of
+  the program or for a person.
 - Only a regular file of a bounded size is read or replaced: a FIFO, a device, a symbolic link or a
   huge file at the path is an error, and stays as it is.
 
@@ -29,6 +31,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import stat
 import time
 import zlib
@@ -53,6 +56,10 @@ LONGEST_RETRY_S: Final = 5.0
 """The longest pause. Chosen: short for a person who has made room on a disk, and rare enough that a
 disk that stays full costs nothing that can be measured. Twice the value delays by that much what
 depends on the file."""
+
+KEPT_ASIDE: Final = 4
+"""The number of files that are kept aside. Chosen: a change of versions makes one, and each may
+take `MAX_BYTES` of a memory file system. Twice the value could fill a small one."""
 
 _SUM_BYTES: Final = 9  # eight digits and a space
 _LINE_OVERHEAD: Final = _SUM_BYTES + 1
@@ -131,6 +138,21 @@ def read(path: str, *, header: bytes, max_bytes: int = MAX_BYTES) -> Content:
         os.close(descriptor)
 
 
+def files_aside(path: str) -> list[str]:
+    """Return the files that `keep_aside` of the log at `path` made, oldest first. Raises OSError.
+
+    They are `PATH.unread-1`, `-2`, ...: a number is not used again while a later one is there.
+    """
+    folder, name = os.path.split(path)
+    prefix = f"{name}.unread-"
+    numbers = sorted(
+        int(found.removeprefix(prefix))
+        for found in os.listdir(folder or ".")
+        if re.fullmatch(f"{re.escape(prefix)}[1-9][0-9]{{0,8}}", found)
+    )
+    return [f"{path}.unread-{number}" for number in numbers]
+
+
 class AppendLog:
     """One log file and its writer. Not thread-safe; all I/O is synchronous.
 
@@ -206,6 +228,19 @@ class AppendLog:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def keep_aside(self) -> str:
+        """Give the file at the path a second name, and return it; the next rewrite leaves it.
+
+        The name is the next of `files_aside`, the mode 0600. The `KEPT_ASIDE` newest files stay.
+        Returns "" for an empty file, which is not kept. Raises OSError, and is then a `problem`
+        like others.
+        """
+        try:
+            return _keep_aside(self.path)
+        except OSError as error:
+            self._failed(error, "kept aside")
+            raise
 
     def append(self, bodies: Iterable[bytes]) -> bool:
         """Append changes that the state has taken already; return whether the file has them.
@@ -347,6 +382,24 @@ class AppendLog:
     def _recovered(self) -> None:
         self.problem = ""
         self._pause_s = FIRST_RETRY_S
+
+
+def _keep_aside(path: str) -> str:
+    present = os.lstat(path)
+    if not present.st_size:
+        return ""
+    kept = files_aside(path)
+    # A process that was killed before its rewrite has left both names.
+    if not (kept and os.path.samestat(os.lstat(kept[-1]), present)):
+        number = int(kept[-1].rpartition("-")[2]) + 1 if kept else 1
+        kept.append(f"{path}.unread-{number}")
+        os.link(path, kept[-1], follow_symlinks=False)
+    os.chmod(kept[-1], _MODE)
+    for oldest in kept[:-KEPT_ASIDE]:
+        _LOG.warning("%s is removed: the newest %d such files are kept", oldest, KEPT_ASIDE)
+        with suppress(OSError):
+            os.unlink(oldest)
+    return kept[-1]
 
 
 def _open_checked(path: str, flags: int, max_bytes: int) -> int:

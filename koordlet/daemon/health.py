@@ -42,6 +42,7 @@ class Health:
         self._journal = journal
         self._events = events
         self._journal_problem = ""
+        self._journal_lost = ""
         self._nri = nri
         self._passes = passes
         self._stuck_s = max(_STUCK_S, _STUCK_INTERVALS * pass_interval_s)
@@ -83,7 +84,13 @@ class Health:
         return f"{nri}; {pods} pods, {containers} containers"
 
     def report_journal(self) -> None:
-        """Add an event when the journal can no longer be written, and when it can again."""
+        """Add an event when originals are lost, when nothing can be written, and when it can."""
+        lost, lost_before = self._journal.lost, self._journal_lost
+        self._journal_lost = lost
+        if lost and lost != lost_before:
+            self._events.add(
+                "run-dir", "journal", f"{lost}; originals that only it held are not restored"
+            )
         problem, before = self._journal.problem, self._journal_problem
         self._journal_problem = problem
         if problem and problem != before:

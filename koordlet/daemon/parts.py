@@ -28,7 +28,7 @@ from koordlet.decisions.rules import Rules
 from koordlet.decisions.site_policies import Site
 from koordlet.decisions.site_watch import SiteWatch
 from koordlet.events import Events, Severity
-from koordlet.executor.journal import Journal
+from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
@@ -72,7 +72,7 @@ class Parts:
         self.workers = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="koordlet-io")
         self.events = Events()
         self.audit = Auditing(config, self.workers)
-        self.journal = Journal(f"{config.run_dir}/journal", boot=boot_id(host))
+        self.journal = Journal(f"{config.run_dir}/{FILE_NAME}", boot=boot_id(host))
         requests_path = f"{config.run_dir}/requests.log"
         self.state = NodeState(remembered=load_requests(requests_path), awaited=awaited(config))
         self.requests = RequestsLog(requests_path, self.state.all_remembered)

@@ -200,6 +200,7 @@ def of_reconciler(parts: Parts) -> Plain:
         "lastWritten": stats.last.written,
         "journalRecords": stats.journal_records,
         "journalError": stats.journal_error,
+        "journalLost": parts.journal.lost,
         "values": explain.counts(states),
         "troubled": [
             explain.trouble(subject, view)

@@ -34,10 +34,12 @@ from koordlet.executor.records import (
     plain,
 )
 from linux.resources import Resource, Value
-from service.append_log import AppendLog, Content
+from service.append_log import AppendLog, Content, read
 
 _LOG = logging.getLogger("koordlet.executor.journal")
 
+FILE_NAME: Final = "journal"
+"""The name of the file in the run directory."""
 _FORMAT: Final = b"koordlet journal 2, boot "
 """The beginning of the first line: the number of the format. The boot id follows."""
 _MAX_DELIVERIES: Final = 20_000
@@ -59,6 +61,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(_Line)
+_NO_FIELD: Final = _Line()
 
 
 class JournalError(Exception):
@@ -85,38 +88,51 @@ class Journal:
         """By container: what kubelet requested in an update whose delivery is not noted yet."""
         self._fresh: deque[Delivery | Superseded] = deque(maxlen=_MAX_DELIVERIES)
         self.lost = ""
-        """Which part of the file could not be read: its originals are lost. "" for none."""
+        """Which part of the file could not be read, and where the file is kept. "" for none."""
         self._unread = False
         self._log: AppendLog | None = None
         if path is not None:
             self._log = AppendLog(
                 path,
-                header=_FORMAT + boot.encode(),
+                header=_header(boot),
                 live=self._live,
                 consequence="no kernel file is written until originals can be recorded",
                 monotonic=monotonic,
             )
             self._open(self._log)
 
+    @classmethod
+    def read(cls, path: str, *, boot: str) -> Journal:
+        """Return what the file holds as a journal in memory. Raises OSError.
+
+        The file stays as it is. A file that is missing holds nothing.
+        """
+        journal = cls()
+        existed = os.path.lexists(path)
+        lines, journal.lost = _lines_of(read(path, header=_header(boot)), existed=existed)
+        journal._apply(lines)
+        return journal
+
     def _open(self, log: AppendLog) -> None:
-        """Read the file, and write it again to see whether that works."""
+        """Read the file, and write it again to see whether that works.
+
+        A file with a part that cannot be read is kept aside: it may hold the only originals.
+        """
         existed = os.path.lexists(log.path)
+        self._unread = True
         try:
-            content = log.open()
+            lines, lost = _lines_of(log.open(), existed=existed)
+            kept = log.keep_aside() if lost else ""
         except OSError:
             # Its originals may become readable later. Until then nothing replaces the file.
-            self._unread = True
             return
         self._unread = False
-        lost_lines = self._replay(content)
-        if existed and not (content.header or b"").startswith(_FORMAT):
-            self.lost = "its first line is not that of a journal"
-        elif lost_lines:
-            self.lost = f"{lost_lines} lines cannot be read"
-        if self.lost:
+        if lost:
+            self.lost = f"{lost}; the file is kept as {kept}" if kept else lost
             _LOG.warning(
-                "%s: %s; originals that only it held cannot be restored", log.path, self.lost
+                "%s: %s; originals that only it held are not restored", log.path, self.lost
             )
+        self._apply(lines)
         log.rewrite()
 
     @property
@@ -298,18 +314,12 @@ class Journal:
         lines += [_Line(runtime_values=one) for one in self._runtime_values.values()]
         return map(_ENCODER.encode, lines)
 
-    def _replay(self, content: Content) -> int:
-        """Apply the lines; returns how many could not be read."""
-        lost = content.damaged
-        for raw in content.lines:
-            try:
-                self._take(_DECODER.decode(raw))
-            except (msgspec.DecodeError, ValueError, RecursionError):
-                lost += 1
-        return lost
+    def _apply(self, lines: Iterable[_Line]) -> None:
+        for line in lines:
+            self._take(line)
 
     def _take(self, line: _Line) -> None:
-        """Apply one line of the file. Raises ValueError for a line without a known field."""
+        """Apply one line of the file."""
         if line.record is not None:
             self._records[line.record.record_key] = line.record
         elif line.forget is not None:
@@ -325,5 +335,28 @@ class Journal:
             )
         elif line.superseded is not None:
             self._runtime_values.pop(line.superseded, None)
+
+
+def _header(boot: str) -> bytes:
+    return _FORMAT + boot.encode()
+
+
+def _lines_of(content: Content, *, existed: bool) -> tuple[list[_Line], str]:
+    """Return the lines of a file, and which part of it cannot be read; "" for none.
+
+    existed: whether there is a file.
+    """
+    if existed and not (content.header or b"").startswith(_FORMAT):
+        return [], "its first line is not that of a journal of this version"
+    lines: list[_Line] = []
+    lost = content.damaged
+    for raw in content.lines:
+        try:
+            line = _DECODER.decode(raw)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            line = _NO_FIELD
+        if line == _NO_FIELD:
+            lost += 1
         else:
-            raise ValueError("a line without a known field")
+            lines.append(line)
+    return lines, f"{lost} lines cannot be read" if lost else ""

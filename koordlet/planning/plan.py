@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +21,7 @@ from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
 from koordlet.decisions.rules import policy_state
 from koordlet.executor.executor import Executor
-from koordlet.executor.journal import Journal
+from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.slots import PlannedWrite
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import probe_kernel
@@ -195,10 +193,14 @@ def plan_offline(
                 "message": f"no socket at {config.cri.socket}: only pods of the objects are known",
             }
         )
+    path = f"{config.run_dir}/{FILE_NAME}"
+    journal = Journal.read(path, boot=boot) if os.path.exists(path) else Journal()
+    if journal.lost:
+        notes.append({"file": path, "object": "journal", "message": journal.lost})
     made = plan(
         host=looking,
         layout=layout,
-        journal=_journal_copy(f"{config.run_dir}/journal", boot),
+        journal=journal,
         state=state,
         objects=objects,
         inputs=inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config),
@@ -207,15 +209,3 @@ def plan_offline(
     if not listed and not made["pods"]:
         made["pods"] = None
     return made
-
-
-def _journal_copy(path: str, boot: str) -> Journal:
-    """Return a daemon's journal, read from a copy of the file: opening a journal rewrites it."""
-    if not os.path.exists(path):
-        return Journal(None, boot=boot)
-    with tempfile.TemporaryDirectory(prefix="koordctl-") as folder:
-        copied = Journal(shutil.copy(path, folder), boot=boot)
-        try:
-            return copied.copy_in_memory()
-        finally:
-            copied.close()

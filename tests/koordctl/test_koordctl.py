@@ -26,7 +26,7 @@ from koordctl.offline import config_in_force
 from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
-from tests.koordlet.daemon.bed import SLO, Node, ls_manifest, node, node_object, until
+from tests.koordlet.daemon.bed import SLO, Node, events, ls_manifest, node, node_object, until
 from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
 from tests.simulated.kubelet import Limits
 
@@ -445,6 +445,56 @@ def test_doctor_reports_objects_that_other_users_may_write(
         found = [f for f in json.loads(capsys.readouterr().out) if f["check"] == "objects"]
         assert [each["state"] for each in found] == states
     assert f"users other than root may write {objects}/slo.yaml" in found[-1]["found"]
+
+
+def test_originals_in_a_journal_of_another_version_are_named_until_it_is_removed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def run() -> None:
+        async with node() as n:
+            journal = n.folder / "run" / "journal"
+            journal.write_bytes(b"another version's\n")
+            n.daemon = n.new_daemon()
+            kept = n.folder / "run" / "journal.unread-1"
+
+            async def shown(*arguments: str) -> str:
+                run_dir = str(n.folder / "run")
+                await asyncio.to_thread(main, ["--run-dir", run_dir, *arguments])
+                return capsys.readouterr().out
+
+            async with n.running() as daemon:
+                for _ in range(2):
+                    daemon.parts.health.report_journal()
+                (message,) = events(n, "run-dir")
+                assert f"the file is kept as {kept}; originals that only it held" in message
+                assert daemon.parts.health.not_ready() == []
+                assert f"the file is kept as {kept}" in " ".join((await shown("status")).split())
+                reconciler = json.loads(await shown("status", "-o", "json"))["reconciler"]
+                assert reconciler["journalLost"].endswith(f"the file is kept as {kept}")
+                for state in (["warn"], []):
+                    findings = json.loads(await shown("doctor", "-o", "json"))
+                    found = [each for each in findings if each["check"] == "originals"]
+                    assert [each["state"] for each in found] == state
+                    assert all(str(kept) in each["found"] for each in found)
+                    kept.unlink(missing_ok=True)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_an_offline_plan_names_what_it_cannot_read_of_the_journal_and_leaves_it(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "objects" / "pod.yaml"
+    manifest.write_text(yaml.safe_dump(ls_manifest(POD_UID)))
+    (tmp_path / "run").mkdir()
+    journal = tmp_path / "run" / "journal"
+    journal.write_bytes(b"another version's\n")
+    plan_offline(tmp_path, "-o", "json")
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    (problem,) = [one for one in problems if one["file"] == str(journal)]
+    assert problem["message"] == "its first line is not that of a journal of this version"
+    assert journal.read_bytes() == b"another version's\n"
+    assert list(journal.parent.iterdir()) == [journal]
 
 
 def test_a_daemon_that_hangs_is_waited_for_once_and_to_be_restarted(

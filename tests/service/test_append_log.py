@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.append_log import AppendLog, Content, encode_line, parse, read
+from service.append_log import AppendLog, Content, encode_line, files_aside, parse, read
 
 HEADER = b'{"log":"test","format":1}'
 
@@ -259,6 +259,27 @@ def test_a_disk_that_stays_full_is_tried_ever_more_rarely(
         assert owner.set(b"k", b"last")
         assert on_disk(tmp_path / "log") == {b"k": b"last"}
         assert owner.log.retry_in_s is None
+
+
+def test_the_newest_files_are_kept_aside_under_names_that_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log"
+    for beside in ("log.unread-x", "log.unread-0", "log.unread-2.gz", "catalog.unread-9"):
+        (tmp_path / beside).touch()
+    for number in range(1, 7):
+        path.write_bytes(b"other %d" % number)
+        owner = opened(path)
+        assert owner.log.keep_aside() == f"{path}.unread-{number}"
+        # A start that was killed here leaves both names; the next one takes no further name.
+        assert owner.log.keep_aside() == f"{path}.unread-{number}"
+        assert owner.log.rewrite()
+    assert files_aside(str(path)) == [f"{path}.unread-{number}" for number in (3, 4, 5, 6)]
+    assert [Path(one).read_bytes() for one in files_aside(str(path))] == [
+        b"other 3", b"other 4", b"other 5", b"other 6"
+    ]  # fmt: skip
+    assert "unread-2 is removed: the newest 4 such files are kept" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 9
 
 
 def test_a_rewrite_for_which_there_is_no_room_does_not_stop_appends(

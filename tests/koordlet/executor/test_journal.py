@@ -63,16 +63,84 @@ def test_garbage_is_reported_and_skipped(
     path.write_bytes(path.read_bytes() + garbage + garbage)
     journal = Journal(str(path), boot="b1")
     assert journal.records() == [record(1)]
-    assert journal.lost == "2 lines cannot be read"
+    assert journal.lost == f"2 lines cannot be read; the file is kept as {path}.unread-1"
     assert journal.lost in caplog.text
+    assert Path(f"{path}.unread-1").read_bytes().endswith(garbage + garbage)
     assert not Journal(str(path), boot="b1").lost  # the start has written the file again
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b'{"boot":"b1"}\n', encode_line(b"other 1")])
-def test_a_file_that_is_no_journal_is_reported(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "journal"
+NO_JOURNAL = "its first line is not that of a journal of this version"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{}\n", b'{"boot":"b1"}\n', encode_line(b"other 1"), encode_line(b"koordlet journal 3")],
+)
+def test_a_file_that_is_no_journal_is_reported_and_kept(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, kept = tmp_path / "journal", tmp_path / "journal.unread-1"
     path.write_bytes(content)
-    assert Journal(str(path), boot="b1").lost == "its first line is not that of a journal"
+    path.chmod(0o644)
+    journal = Journal(str(path), boot="b1")
+    assert journal.lost == f"{NO_JOURNAL}; the file is kept as {kept}"
+    assert f"{path}: {journal.lost}; originals that only it held" in caplog.text
+    journal.update([record(1)])
+    assert kept.read_bytes() == content
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    again = Journal(str(path), boot="b1")
+    assert (again.lost, again.records()) == ("", [record(1)])
+    # With the kept file back in its place, the version that wrote it restores its originals.
+    assert kept.exists()
+
+
+def test_an_empty_file_is_reported_and_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.touch()
+    assert Journal(str(path), boot="b1").lost == NO_JOURNAL
+    assert os.listdir(tmp_path) == ["journal"]
+
+
+def test_a_journal_of_an_earlier_boot_is_not_kept(tmp_path: Path) -> None:
+    """Its groups are gone."""
+    path = str(tmp_path / "journal")
+    Journal(path, boot="b1").update([record(1)])
+    assert not Journal(path, boot="b2").lost
+    assert os.listdir(tmp_path) == ["journal"]
+
+
+def test_a_file_that_cannot_be_kept_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "journal", Clock()
+    path.write_bytes(encode_line(b"other 1"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", full)
+        journal = journal_at(path, clock)
+        clock.advance(1)
+        with pytest.raises(JournalError, match="cannot be kept aside: No space left on device"):
+            journal.update([record(1)])
+        assert path.read_bytes() == encode_line(b"other 1")
+    clock.advance(1)
+    journal.update([record(2)])
+    assert Path(f"{path}.unread-1").read_bytes() == encode_line(b"other 1")
+    assert Journal(str(path), boot="b1").records() == [record(1), record(2)]
+
+
+def test_reading_a_journal_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(str(path), boot="b1").update([record(1)])
+    path.write_bytes(path.read_bytes() + b"garbage\n")
+    before = path.read_bytes()
+    read = Journal.read(str(path), boot="b1")
+    assert (read.records(), read.lost) == ([record(1)], "1 lines cannot be read")
+    read.update([record(2)])
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["journal"]
 
 
 def test_a_journal_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
