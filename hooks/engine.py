@@ -29,7 +29,7 @@ from hooks.facts import NodeInputs
 from hooks.policy import ClaimFunction, Off, OffBecause, Partial, Policy, never
 from hooks.requested import value_in_request
 from hooks.shape import shape_of
-from hooks.standing import Claims, with_standing
+from hooks.standing import Claims, under
 from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Level, Pod, Subject
 
 _MOST_PODS: Final = 1024
@@ -44,7 +44,8 @@ Guard = Callable[[str, ClaimFunction, Any, Subject], Iterable[Claimed]]
 """Calls (policy name, claiming function, rule, subject); may bound its time or refuse the call."""
 
 Decide = Callable[["Engine", Subject, "Decision | None"], Decision]
-"""Decides about a subject, of which the last argument is the previous decision."""
+"""Decides about a subject from the policies' claims alone; the last argument is the previous such
+decision. The caller composes standing claims in (`hooks.standing.under`)."""
 
 
 def decide(engine: Engine, subject: Subject, before: Decision | None) -> Decision:
@@ -178,10 +179,7 @@ class Engine:
         standing: the strategies' claims on the subject (`hooks.standing`). They are composed last,
         and never cached.
         """
-        decision = self._decide(subject, watch, before)
-        if not standing:
-            return decision
-        return replace(decision, outcomes=with_standing(decision.outcomes, standing, subject))
+        return under(self._decide(subject, watch, before), standing, subject)
 
     def _decide(self, subject: Subject, watch: Watch | None, before: Decision | None) -> Decision:
         """Return the decision from the policies' claims alone."""

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from apis.qos import KubeQoS
 from hooks.claim import Claim
 from hooks.compose import compose, resolve_conflicts
-from hooks.decision import Outcome, ResourceKey
+from hooks.decision import Decision, Outcome, ResourceKey
 from hooks.requested import value_in_request
 from hooks.subject import (
     NOTHING_REQUESTED,
@@ -56,7 +57,10 @@ NOTHING_STANDS: Final = Standing()
 
 
 def merged(parts: Sequence[Standing]) -> Standing:
-    """Return the claims of several strategies together; the order of `parts` is kept."""
+    """Return the claims of several strategies together; the order of `parts` is kept.
+
+    Without any claim this is `NOTHING_STANDS`.
+    """
     by_subject: dict[str, Claims] = {}
     by_class: dict[tuple[Level, KubeQoS], Claims] = {}
     for part in parts:
@@ -64,7 +68,26 @@ def merged(parts: Sequence[Standing]) -> Standing:
             by_subject[key] = by_subject.get(key, ()) + claims
         for group, claims in part.by_class.items():
             by_class[group] = by_class.get(group, ()) + claims
-    return Standing(by_subject, by_class)
+    return Standing(by_subject, by_class) if by_subject or by_class else NOTHING_STANDS
+
+
+def same_effect(one: Claims, other: Claims) -> bool:
+    """Return whether two sets of claims lead to the same values; reasons may differ."""
+    if one is other:
+        return True
+    return len(one) == len(other) and all(
+        a.value == b.value
+        and (a.resource, a.key, a.policy, a.op, a.rank, a.factor, a.degraded)
+        == (b.resource, b.key, b.policy, b.op, b.rank, b.factor, b.degraded)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def under(decision: Decision, standing: Claims, subject: Subject) -> Decision:
+    """Return `decision`, of the policies alone, with the standing claims composed in."""
+    if not standing:
+        return decision
+    return replace(decision, outcomes=with_standing(decision.outcomes, standing, subject))
 
 
 def with_standing(

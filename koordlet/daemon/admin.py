@@ -195,6 +195,7 @@ class _Answers:
         journal = parts.journal.copy_in_memory()
         kernel_facts, config = parts.rules.inputs.kernel, parts.config
         site, decider = parts.rules.site_policies, self._decider()
+        standing = parts.hook_decider.standing
 
         def made() -> Plain:
             files = {name: content.encode() for name, content in wanted.files.items()}
@@ -214,6 +215,7 @@ class _Answers:
                 site=site,
                 decide=decider.repair,
                 before=engine,
+                standing=standing,
             )
 
         return await self._in_thread(made)
@@ -223,6 +225,7 @@ class _Answers:
         site = self._parts.site
         decider = Decider(Events(), site_guard=site.plan_guard() if site else None)
         decider.site_names = frozenset(p.name for p in self._parts.rules.site_policies)
+        decider.standing = self._parts.hook_decider.standing
         return decider
 
     async def _in_thread(self, work: Callable[[], Plain]) -> Plain:

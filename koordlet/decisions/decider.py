@@ -13,6 +13,7 @@ from typing import Any
 from apis.errors import InputError
 from hooks.decision import Decision, Fault
 from hooks.engine import Engine, Guard, Watch
+from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.events import Events, Severity
 from service.histogram import Histogram
@@ -39,7 +40,11 @@ RepairKey = tuple[str, str, bool]
 
 
 class Decider:
-    """Decides with a given engine, and counts. One for each thread."""
+    """Decides with a given engine, and counts. One for each thread.
+
+    standing: the strategies' claims in force; replaced as a whole, by any thread. Only `decide`
+        uses it: the reconciler composes the standing claims into decisions itself.
+    """
 
     def __init__(
         self,
@@ -53,13 +58,16 @@ class Decider:
         self._site_guard = site_guard
         self._later = later
         self.site_names: frozenset[str] = frozenset()
+        self.standing: Standing = NOTHING_STANDS
         self.timings: dict[TimingKey, Histogram] = {}
         self.repairs: dict[RepairKey, Histogram] = {}
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
         """Return the engine's decision, for a runtime that waits."""
         watch = self._watch()
-        decision = engine.decide(subject, watch)
+        standing = self.standing
+        claims = () if standing is NOTHING_STANDS else standing.of(subject)
+        decision = engine.decide(subject, watch, standing=claims)
 
         def count() -> None:
             self._count(watch, decision, subject, stage)
@@ -72,7 +80,7 @@ class Decider:
         return decision
 
     def repair(self, engine: Engine, subject: Subject, before: Decision | None) -> Decision:
-        """Return the engine's decision, for the reconciler. before: see `Engine.decide`."""
+        """Return the policies' decision, for the reconciler. before: see `Engine.decide`."""
         watch = self._watch()
         decision = engine.decide(subject, watch, before=before)
         faulty = self._count(watch, decision, subject, Stage.RECONCILE)

@@ -234,6 +234,10 @@ class Slot:
         self.failures = self.yields = 0
         self._foreign = []
 
+    def renew(self, want: Want) -> None:
+        """Take the same desired value for another reason; what is known of the file stays."""
+        self.want = want
+
     def restore(self, record: Record | None) -> None:
         """Restore the original of `record`; None: there is nothing to restore."""
         self.restoring = record

@@ -137,6 +137,9 @@ class SlotTable:
                 slot = self._add(key)
             elif slot.want == want:
                 continue
+            elif slot.want is not None and _differ_in_reason(slot.want, want):
+                slot.renew(want)
+                continue
             elif slot.want is not None and slot.want.subject != subject:
                 # The first subject keeps the place; `views` shows the other one as blocked.
                 self._contended.add(key)
@@ -337,6 +340,17 @@ class SlotTable:
                 )
         else:
             log.debug("%s: %s %s", _place(slot), state, detail)
+
+
+def _differ_in_reason(one: Want, other: Want) -> bool:
+    """Return whether two desired values are the same value of the same policy."""
+    return (
+        one.subject == other.subject
+        and one.value == other.value
+        and one.requested == other.requested
+        and one.claim.policy == other.claim.policy
+        and one.claim.degraded == other.claim.degraded
+    )
 
 
 def _place(slot: Slot) -> str:

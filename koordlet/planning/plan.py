@@ -16,6 +16,7 @@ from hooks.engine import Decide, Engine, decide
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
+from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import PodSubject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
@@ -59,13 +60,14 @@ def plan(
     site: Sequence[Policy] = (),
     decide: Decide = decide,
     before: Engine | None = None,
+    standing: Standing = NOTHING_STANDS,
 ) -> Plain:
     """Return what a pass under `objects` would write. `state` and `journal` must be copies.
 
     `pods` of the answer is the number of pods that are planned for.
 
     site: the site's policies. decide: decides about one subject. before: the engine in force, for
-    what changes in the policies.
+    what changes in the policies. standing: the strategies' claims, which stay as they are.
     """
     engine = Engine.build((*BUILTIN, *site), inputs)
     apps, errors = host_app_subjects(inputs.slo.host_applications, layout)
@@ -78,7 +80,7 @@ def plan(
     return {
         "writes": [
             _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
-            for each in plan_for(executor, snapshot, decide)
+            for each in plan_for(executor, snapshot, decide, standing)
         ],
         "pods": sum(isinstance(subject, PodSubject) for subject in snapshot.subjects),
         "policies": _policy_changes(before, engine),

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import msgspec
 
 from hooks.engine import Decide, Engine, decide
+from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
@@ -97,6 +98,8 @@ class Reconciler:
         self._new_layout: tuple[Layout, bool] | None = None
         self._crash_logged_at: dict[str, float] = {}
         self._pods = PodsQueue()
+        self._standing: Standing = NOTHING_STANDS
+        """The newest standing claims; the thread brings the desired values up to them."""
         self._outside_pods: set[str] = set()
         """Subjects of pods in whose files others have written."""
         self._outside_at = math.inf
@@ -156,6 +159,14 @@ class Reconciler:
         qos: the QoS directories, if what is wanted of them depends on their pods.
         """
         self._pods.put(engine, pods, qos)
+        self._triggers.wake()
+
+    def standing_changed(self, standing: Standing) -> None:
+        """Have the strategies' claims in force from now on. Any thread; never blocks.
+
+        Only the subjects whose claims have changed are looked at. Passes use the same claims.
+        """
+        self._standing = standing
         self._triggers.wake()
 
     def snapshot_made(self) -> None:
@@ -225,20 +236,26 @@ class Reconciler:
         with self._lock:
             return self._pass(reasons, snapshot)
 
-    def update_pods_once(self) -> PassReport | None:
-        """Process the queued pods now, in the calling thread.
+    def update_once(self) -> PassReport | None:
+        """Process the queued pods and the new standing claims now, in the calling thread.
 
-        Returns None, and leaves them to the next pass, if engine or layout have changed.
+        Returns None, and leaves them to the next pass, if there are none, or if engine or layout
+        have changed.
         """
         with self._lock:
-            return self._update_pods() if self._can_update_pods() else None
+            return self._update() if self._can_update() else None
 
-    def _can_update_pods(self) -> bool:
-        """Return whether pods are queued, and engine and layout are those of the last pass."""
-        if not self._pods and not self._outside_pods:
+    def _can_update(self) -> bool:
+        """Return whether there is something to update, with engine and layout of the last pass."""
+        if not self._pods and not self._outside_pods and not self._restanding:
             return False
         same = not self._pods or self._pods.engine is self._wishes.engine
-        return same and self._new_layout is None
+        return same and self._new_layout is None and self._wishes.engine is not None
+
+    @property
+    def _restanding(self) -> bool:
+        """Whether there are standing claims that the desired values do not follow yet."""
+        return self._standing is not self._wishes.standing
 
     def restore_all(self) -> PassReport:
         """Restore every original, for the uninstall. Claims are ignored from here on.
@@ -284,6 +301,7 @@ class Reconciler:
             self._journal.update()
         except JournalError as error:
             journal_error = str(error)
+        self._wishes.standing = self._standing
         decided, faults = self._wishes.update(snapshot, pause)
         self._wishes.restore_leftovers(snapshot)
         self._passes_since_look += 1
@@ -319,24 +337,29 @@ class Reconciler:
             self._outside.watch(snapshot)
         return report
 
-    def _update_pods(self) -> PassReport:
-        """Do for the queued pods what a pass does for the whole node."""
+    def _update(self) -> PassReport:
+        """Do for queued pods and changed standing claims what a pass does for the whole node."""
         started, cpu = time.monotonic(), time.thread_time()
+        pause = self._pause if self._thread is threading.current_thread() else None
+        reasons = ("pods",) if self._pods or self._outside_pods else ("standing claims",)
         pods, qos = self._pods.take()
+        self._wishes.standing = self._standing
         try:
             self._journal.update()
         except JournalError as error:
             self._stats = msgspec.structs.replace(self._stats, journal_error=str(error))
         with self._executor.one_look():
             update = self._wishes.update_pods(pods)
-            subjects = {*update.subjects, *self._outside_pods}
+            restood = self._wishes.restand()
+            subjects = {*update.subjects, *self._outside_pods, *restood.around}
             self._forget_outside()
             self._executor.look_again(subjects)
-            plan = self._executor.plan(subjects=subjects)
-        done = self._executor.apply(plan)
+            plan = self._executor.plan(pause if restood.changed else None, subjects=subjects)
+        done = self._executor.apply(plan, pause if restood.changed else None)
         self._stats = msgspec.structs.replace(
             self._stats,
             pod_updates=self._stats.pod_updates + len(pods),
+            standing_updates=self._stats.standing_updates + len(restood.changed),
             journal_records=len(self._journal),
         )
         self._done(done)
@@ -345,9 +368,9 @@ class Reconciler:
         if self._wishes.differs(qos):
             self.trigger("pods")  # values of a QoS directory that depend on all its pods
         return PassReport(
-            reasons=("pods",),
+            reasons=reasons,
             subjects=len(subjects),
-            decided=update.decided,
+            decided=update.decided + len(restood.changed),
             written=done.written,
             failed=done.failed,
             deferred=done.deferred,
@@ -393,8 +416,8 @@ class Reconciler:
             if self._stopping:
                 return
             if not reasons:
-                pods = self.update_pods_once()
-                if pods is not None and pods.deferred:
+                update = self.update_once()
+                if update is not None and update.deferred:
                     self._catch_up_soon()
                 self._retry_journal()
                 return
@@ -442,13 +465,13 @@ class Reconciler:
             self._pass_at = min(self._pass_at, time.monotonic() + wait_s)
 
     def _wait(self) -> tuple[str, ...]:
-        """Sleep until there is a reason for a pass, and return it; () if single pods changed.
+        """Sleep until there is a reason for a pass, and return it; () if an update is enough.
 
-        Pods come first, because they would have to wait for a pass, which takes longer.
+        Updates come first, because they would have to wait for a pass, which takes longer.
         """
         while not self._stopping:
             now = time.monotonic()
-            if (self._pods or now >= self._outside_at) and self._can_update_pods():
+            if (self._pods or self._restanding or now >= self._outside_at) and self._can_update():
                 return ()
             if now >= self._pass_at:
                 return (*self._triggers.take(), "timer")

@@ -34,6 +34,7 @@ class ReconcileStats(msgspec.Struct, frozen=True):
 
     passes: int = 0
     pod_updates: int = 0  # pods that were looked at by themselves, between passes
+    standing_updates: int = 0  # subjects with other standing claims, between passes
     written: int = 0
     failed: int = 0
     restored: int = 0

@@ -1,22 +1,31 @@
 """Keeps the executor's desired values up to date with the decisions for every subject.
 
-A decision is kept as long as subject and engine are the same. The desired values of a subject are
-dropped when it has left for good. Values that an earlier run wrote are restored when no subject has
-a claim on them. Values of a policy stay while its input is bad.
+A decision is kept as long as subject and engine are the same. Standing claims are composed into
+kept decisions, so strategies that change their claims every second cost no policy's work. The
+desired values of a subject are dropped when it has left for good. Values that an earlier run wrote
+are restored when no subject has a claim on them. Values of a policy stay while its input is bad.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from hooks.decision import Decision, Outcome
 from hooks.engine import Decide, Engine, decide
 from hooks.policy import OffBecause
 from hooks.requested import requested_value
-from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
+from hooks.standing import NOTHING_STANDS, Claims, Standing, same_effect, under
+from hooks.subject import (
+    ContainerSubject,
+    Pod,
+    PodSubject,
+    QosSubject,
+    SandboxSubject,
+    Subject,
+)
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import Record
@@ -40,15 +49,31 @@ interpreter does not wait for the whole pass. Twice the value doubles that wait.
 
 
 class Known:
-    """A subject as of the last pass, with its decision."""
+    """A subject as of the last pass, with its decision.
 
-    __slots__ = ("cgroup", "decision", "engine", "subject")
+    plain: the decision from the policies' claims alone. claims: the standing claims beside them.
+    """
 
-    def __init__(self, subject: Subject, engine: Engine, decision: Decision) -> None:
+    __slots__ = ("_decision", "cgroup", "claims", "engine", "plain", "subject")
+
+    def __init__(self, subject: Subject, engine: Engine, plain: Decision, claims: Claims) -> None:
         self.subject = subject
         self.engine = engine
-        self.decision = decision
+        self.plain = plain
         self.cgroup = subject.cgroup
+        self.renew(claims)
+
+    def renew(self, claims: Claims) -> None:
+        """Take other standing claims, which may differ in their reasons alone."""
+        self.claims = claims
+        self._decision: Decision | None = None
+
+    @property
+    def decision(self) -> Decision:
+        """The decision from all claims."""
+        if self._decision is None:
+            self._decision = under(self.plain, self.claims, self.subject)
+        return self._decision
 
 
 class PodsUpdate(NamedTuple):
@@ -57,6 +82,17 @@ class PodsUpdate(NamedTuple):
     decided: int
     faults: int
     subjects: list[str]
+
+
+class Restood(NamedTuple):
+    """The result of a change of the standing claims.
+
+    changed: keys of the subjects whose desired values may be others now. around: these and the
+    subjects that the kernel's rules tie to them: all of a pod's, and of a QoS directory's pods.
+    """
+
+    changed: Sequence[str]
+    around: Collection[str]
 
 
 class Wishes:
@@ -73,6 +109,8 @@ class Wishes:
         """By the subject's key, in the order of the snapshot."""
         self.engine: Engine | None = None
         """The engine of the latest decisions."""
+        self.standing: Standing = NOTHING_STANDS
+        """The standing claims of the next decisions; `restand` brings the known ones up to them."""
         self._held: set[str] = set()
         """Policies of that engine that are off because their input is bad."""
         self._of_pod: dict[str, list[str]] = {}
@@ -99,7 +137,7 @@ class Wishes:
             if fresh and isinstance(subject, ContainerSubject) and subject.id in fresh:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
             decided += self._update_one(subject, known_before.get(subject.key))
-            faults += len(self.known[subject.key].decision.faults)
+            faults += len(self.known[subject.key].plain.faults)
         self._let_go(snapshot)
         return decided, faults
 
@@ -117,12 +155,36 @@ class Wishes:
                 if isinstance(subject, ContainerSubject) and self._journal.deliveries(subject.id):
                     self._executor.adopt_deliveries(subject.id, subject.cgroup)
                 decided += self._update_one(subject, before.pop(subject.key, None))
-                faults += len(self.known[subject.key].decision.faults)
+                faults += len(self.known[subject.key].plain.faults)
                 touched.append(subject.key)
             for key in before:
                 # If its groups still exist, a later pass drops its values.
                 self._executor.leave(key)
         return PodsUpdate(decided, faults, touched)
+
+    def restand(self) -> Restood:
+        """Set the desired values of the known subjects whose standing claims have changed."""
+        changed: list[str] = []
+        around: set[str] = set()
+        for key, known in self.known.items():
+            claims = self.standing.of(known.subject)
+            if claims is known.claims:
+                continue
+            same = same_effect(known.claims, claims)
+            known.renew(claims)
+            if not same:
+                self._executor.want(key, self._wants(known.subject, known.decision, self._held))
+                changed.append(key)
+                around.update(self._with_those_below(known.subject))
+        return Restood(changed, around)
+
+    def _with_those_below(self, subject: Subject) -> Iterable[str]:
+        """Return the keys of a subject and of the subjects of the pods whose values it bounds."""
+        if isinstance(subject, QosSubject):
+            below = (key for pod in subject.pods for key in self._of_pod.get(pod.uid, ()))
+            return (subject.key, *below)
+        pod = _pod_of(subject)
+        return (subject.key,) if pod is None else self._of_pod[pod.uid]
 
     def beside(self, subject_key: str) -> Sequence[str]:
         """Return the keys of all subjects of a known subject's pod; () for one without a pod."""
@@ -138,8 +200,8 @@ class Wishes:
             if before is None:
                 return True
             if before.subject is not subject:
-                decision = self._decide(self.engine, subject, before.decision)
-                if decision.outcomes != before.decision.outcomes:
+                decision = self._decide(self.engine, subject, before.plain)
+                if decision.outcomes != before.plain.outcomes:
                     return True
         return False
 
@@ -149,25 +211,32 @@ class Wishes:
         assert engine is not None
         if (pod := _pod_of(subject)) is not None:
             self._of_pod.setdefault(pod.uid, []).append(key)
+        claims = self.standing.of(subject)
         if (
             before is not None
             and before.engine is engine
             and (before.subject is subject or before.subject == subject)
         ):
             self.known[key] = before
+            if claims is not before.claims:
+                same = same_effect(before.claims, claims)
+                before.renew(claims)
+                if not same:
+                    self._executor.want(key, self._wants(subject, before.decision, self._held))
             return False
-        decision = self._decide(engine, subject, before.decision if before is not None else None)
-        self.known[key] = Known(subject, engine, decision)
+        plain = self._decide(engine, subject, before.plain if before is not None else None)
+        known = self.known[key] = Known(subject, engine, plain, claims)
         unchanged = (
             before is not None
             and not self._held
-            and not decision.faults
-            and not before.decision.faults
+            and not plain.faults
+            and not before.plain.faults
             and before.subject == subject
-            and before.decision.outcomes == decision.outcomes
+            and before.plain.outcomes == plain.outcomes
+            and same_effect(before.claims, claims)
         )
         if not unchanged:  # else engine or subject object are new, and the values are the same
-            self._executor.want(key, self._wants(subject, decision, self._held))
+            self._executor.want(key, self._wants(subject, known.decision, self._held))
         return True
 
     def nothing(self) -> None:
@@ -188,7 +257,7 @@ class Wishes:
         faulty = {
             (known.cgroup, fault.policy)
             for known in self.known.values()
-            for fault in known.decision.faults
+            for fault in known.plain.faults
         }
         for record in orphans:
             if not _held(record, holding, faulty):
@@ -246,7 +315,12 @@ def _pod_of(subject: Subject) -> Pod | None:
     return None
 
 
-def plan_for(executor: Executor, snapshot: Snapshot, decide: Decide = decide) -> list[PlannedWrite]:
+def plan_for(
+    executor: Executor,
+    snapshot: Snapshot,
+    decide: Decide = decide,
+    standing: Standing = NOTHING_STANDS,
+) -> list[PlannedWrite]:
     """Return what a pass over `snapshot` would write, through a fresh executor; writes nothing.
 
     `executor` must be one of its own, with a journal from `Journal.copy_in_memory`.
@@ -254,7 +328,9 @@ def plan_for(executor: Executor, snapshot: Snapshot, decide: Decide = decide) ->
     for subject in snapshot.subjects:
         if isinstance(subject, ContainerSubject):
             executor.adopt_deliveries(subject.id, subject.cgroup)
-        executor.want(subject.key, wants_of(subject, decide(snapshot.engine, subject, None)))
+        plain = decide(snapshot.engine, subject, None)
+        decision = under(plain, standing.of(subject), subject)
+        executor.want(subject.key, wants_of(subject, decision))
     if snapshot.complete:
         executor.watch_runtime_values()
         for record in executor.orphans():

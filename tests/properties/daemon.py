@@ -188,7 +188,7 @@ class Daemon:
             self._pods = set()
             self._pods_now = False
             self.reconciler.pods_changed(self.engine, pods, self.state.qos_subjects())
-            self.reconciler.update_pods_once()
+            self.reconciler.update_once()
 
     # What objects and settings say
 

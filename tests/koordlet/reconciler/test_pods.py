@@ -31,13 +31,13 @@ def test_a_changed_pod_gets_its_value_and_no_other_is_decided_or_written() -> No
     node.passes()
     node.subjects = all_of
     change(node, 1)
-    report = node.reconciler.update_pods_once()
+    report = node.reconciler.update_once()
     assert report is not None
     assert (report.subjects, report.decided, report.written) == (1, 1, 1)
     assert (node.shares(0), node.shares(1)) == ("700", "700")
     assert node.shares(2) != "700"
     assert node.reconciler.explain(all_of[1].key) is not None
-    assert node.reconciler.update_pods_once() is None  # nothing is queued any more
+    assert node.reconciler.update_once() is None  # nothing is queued any more
 
 
 def test_files_of_other_pods_are_not_read() -> None:
@@ -45,7 +45,7 @@ def test_files_of_other_pods_are_not_read() -> None:
     node.passes()
     node.bed.kernel.faults.fail("read", errno.EIO, path=f"*{uid_of(node.subjects[0])}*")
     change(node, 1)
-    node.reconciler.update_pods_once()
+    node.reconciler.update_once()
     other = node.reconciler.explain(node.subjects[0].key)
     assert other is not None and [one.state for one in other.resources] == [State.APPLIED]
     node.passes(1)
@@ -58,7 +58,7 @@ def test_a_pod_under_a_new_engine_waits_for_the_pass() -> None:
     node.passes()
     node.mode("900")
     change(node, 0)
-    assert node.reconciler.update_pods_once() is None
+    assert node.reconciler.update_once() is None
     assert node.shares(0) == "700"
     node.passes(1)
     assert node.shares(0) == node.shares(1) == "900"
@@ -70,7 +70,7 @@ def test_a_pod_that_asks_no_more_gets_its_value_back() -> None:
     node.passes()
     node.annotate(0, skip="1")
     change(node, 0)
-    node.reconciler.update_pods_once()
+    node.reconciler.update_once()
     assert (node.shares(0), node.shares(1)) == (before, "700")
     assert len(node.bed.journal) == 2
 
@@ -81,7 +81,7 @@ def test_a_pod_whose_groups_are_gone_is_forgotten_at_once() -> None:
     ended, node.subjects = node.subjects[0], node.subjects[1:]
     node.bed.kubelet.pods[uid_of(ended)].remove()
     node.reconciler.pods_changed(node.engine, {uid_of(ended): ()})
-    node.reconciler.update_pods_once()
+    node.reconciler.update_once()
     assert len(node.bed.journal) == 2
     assert node.reconciler.explain(ended.key) is None
 
@@ -92,7 +92,7 @@ def test_an_ended_pod_whose_groups_are_still_there_is_left_to_the_passes() -> No
     node.passes()
     everything, node.subjects = node.subjects, node.subjects[1:]
     node.reconciler.pods_changed(node.engine, {uid_of(everything[0]): ()})
-    node.reconciler.update_pods_once()
+    node.reconciler.update_once()
     assert node.bed.text(everything[0].cgroup, "cpu.shares") == "700"
     node.passes()
     assert node.bed.text(everything[0].cgroup, "cpu.shares") == before
@@ -104,7 +104,7 @@ def test_a_snapshot_outdates_what_was_queued_before_it() -> None:
     node.annotate(0, skip="1")
     change(node, 0)
     node.reconciler.snapshot_made()
-    assert node.reconciler.update_pods_once() is None
+    assert node.reconciler.update_once() is None
 
 
 def test_what_the_pods_of_a_class_add_up_to_brings_a_pass(running: Node) -> None:
