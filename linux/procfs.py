@@ -22,9 +22,38 @@ def parse_mounts(content: bytes) -> list[MountPoint]:
     for line in content.decode("utf-8", "replace").splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
-            path = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-            found.append(MountPoint(path, fields[2], frozenset(fields[3].split(","))))
+            found.append(
+                MountPoint(_unescape(fields[1]), fields[2], frozenset(fields[3].split(",")))
+            )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A line of /proc/<pid>/mountinfo. device: "major:minor" of the file system."""
+
+    point: str
+    device: str
+    type: str
+    source: str
+
+
+def parse_mountinfo(content: bytes) -> list[Mounted]:
+    """Parse /proc/<pid>/mountinfo, in its order; a line that is not understood is left out."""
+    found: list[Mounted] = []
+    for line in content.decode("utf-8", "replace").splitlines():
+        before, dash, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if dash and len(fields) >= 5 and len(rest) >= 2:
+            found.append(Mounted(_unescape(fields[4]), fields[2], rest[0], _unescape(rest[1])))
+    return found
+
+
+def _unescape(path: str) -> str:
+    """Undo the kernel's octal escapes of blank, tab, newline and backslash."""
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(octal, character)
+    return path
 
 
 def host_mounts(host: Host) -> list[MountPoint]:
