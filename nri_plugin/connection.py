@@ -26,6 +26,7 @@ from nri_plugin.ttrpc import (
     encode_failure,
     encode_response,
 )
+from service.scheduling import keep_interpreter
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +69,8 @@ class Connection(asyncio.Protocol):
         if transport is None or self._reason:
             return
         try:
-            for connection, piece in self._mux.feed(data):
-                if connection == PLUGIN_SERVICE:
-                    for event in self._server.receive(piece):
-                        transport.write(frame_message(PLUGIN_SERVICE, self._answer(event)))
-                        if self._reason:
-                            return
-                elif connection == RUNTIME_SERVICE:
-                    for reply in self._client.receive(piece):
-                        self._settle(reply)
+            with keep_interpreter():
+                self._receive(transport, data)
         except ProtocolError as error:
             self.close(f"protocol error: {error}")
 
@@ -105,6 +99,18 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     # ours
+
+    def _receive(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Answer what `data` completes. Raises ProtocolError."""
+        for connection, piece in self._mux.feed(data):
+            if connection == PLUGIN_SERVICE:
+                for event in self._server.receive(piece):
+                    transport.write(frame_message(PLUGIN_SERVICE, self._answer(event)))
+                    if self._reason:
+                        return
+            elif connection == RUNTIME_SERVICE:
+                for reply in self._client.receive(piece):
+                    self._settle(reply)
 
     @property
     def gathering(self) -> Gathering | None:

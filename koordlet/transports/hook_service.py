@@ -38,6 +38,7 @@ from linux.resources import Resource
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from service import unix
 from service.files import replacing
+from service.scheduling import keep_interpreter
 
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
@@ -391,7 +392,8 @@ def _asynchronous(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitabl
 
     async def handle(request: Any, context: Any) -> Any:
         try:
-            return answer(request)
+            with keep_interpreter():
+                return answer(request)
         except Refused as refused:
             await context.abort(grpc.StatusCode.UNKNOWN, str(refused))
 

@@ -45,6 +45,17 @@ def test_the_sandbox_is_in_force(service: Service) -> None:
     assert mounts["/run/koordlet"] == "rw"
 
 
+def test_the_event_loop_may_prefer_itself_in_the_sandbox(service: Service) -> None:
+    """LimitNICE= allows it; the unit's filter of system calls does not refuse it."""
+    tasks = Path(f"/proc/{service.pid}/task")
+    niceness = {
+        int(task.name): int((task / "stat").read_text().rpartition(")")[2].split()[16])
+        for task in tasks.iterdir()
+    }
+    assert niceness.pop(service.pid) == -10
+    assert set(niceness.values()) == {0}
+
+
 def test_it_is_connected_to_containerd(service: Service) -> None:
     status = service.status()
     assert "connected" in str(status).lower(), status

@@ -1,0 +1,129 @@
+"""Scheduling of threads: what the kernel has of it, and who keeps the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from service import scheduling
+from service.scheduling import keep_interpreter, schedule_this_thread
+from tests.conftest import require
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """Return what `work` returns in a thread of its own, whose scheduling ends with it."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def niceness() -> int:
+    """The calling thread's, as the kernel shows it."""
+    with open("/proc/thread-self/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[16])
+
+
+def slice_us() -> int:
+    """The calling thread's slice, where the kernel has one that can be set; otherwise 0."""
+    buffer = ctypes.create_string_buffer(56)
+    number = {"x86_64": 315, "aarch64": 275}[os.uname().machine]
+    assert ctypes.CDLL(None).syscall(number, 0, buffer, len(buffer), 0) == 0
+    return int.from_bytes(buffer.raw[24:32], sys.byteorder) // 1000
+
+
+@pytest.fixture
+def may_be_preferred() -> None:
+    def lowers() -> bool:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, -3)
+        except PermissionError:
+            return False
+        return True
+
+    require(in_thread(lowers), "needs CAP_SYS_NICE: run the tests with sudo")
+
+
+@pytest.mark.usefixtures("may_be_preferred")
+def test_the_kernel_has_slice_and_niceness_of_the_calling_thread() -> None:
+    before = niceness()
+
+    def work() -> tuple[bool, int, int]:
+        return schedule_this_thread(slice_us=150, niceness=-7), niceness(), slice_us()
+
+    took, nice, its_slice = in_thread(work)
+    assert (took, nice) == (True, -7)
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if release >= (6, 12):
+        assert its_slice == 150
+    assert niceness() == before
+
+
+@pytest.mark.usefixtures("may_be_preferred")
+def test_threads_and_processes_that_it_starts_are_ordinary() -> None:
+    def work() -> tuple[int, int, int, int]:
+        ordinary = in_thread(slice_us)
+        schedule_this_thread(slice_us=150, niceness=-7)
+        child = os.fork()
+        if not child:
+            os._exit(abs(niceness()))
+        _, status = os.waitpid(child, 0)
+        return in_thread(niceness), os.waitstatus_to_exitcode(status), in_thread(slice_us), ordinary
+
+    thread, process, its_slice, ordinary = in_thread(work)
+    assert (thread, process) == (0, 0)
+    assert its_slice == ordinary
+
+
+def test_a_thread_keeps_its_niceness_when_only_the_slice_is_given() -> None:
+    def work() -> tuple[bool, int]:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness() + 2)
+        return schedule_this_thread(slice_us=20_000), niceness()
+
+    assert in_thread(work) == (True, niceness() + 2)
+
+
+def test_where_it_is_refused_the_thread_goes_on_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Missing rights are tried with a whole daemon in tests/koordlet/daemon/test_scheduling.py."""
+    caplog.set_level(logging.INFO)
+    before = niceness()
+
+    def refused() -> tuple[bool, int]:
+        return schedule_this_thread(slice_us=100, niceness=3), niceness()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("platform.machine", lambda: "pdp11")
+        assert in_thread(refused) == (False, before)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.SCHED_OTHER", 77)  # the kernel knows no such policy
+        assert in_thread(refused) == (False, before)
+    assert [record.getMessage() for record in caplog.records] == [
+        "this thread keeps its scheduling: sched_setattr is not known on pdp11",
+        "this thread keeps its scheduling: sched_setattr: Invalid argument",
+    ]
+
+
+@pytest.mark.parametrize("interval_us", [1, 49, 50, 200, 5000])
+def test_the_switch_interval_is_restored_exactly_also_after_a_fault(interval_us: int) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval((interval_us + 0.5) / 1e6)
+    try:
+        for _ in range(10):
+            with pytest.raises(ZeroDivisionError), keep_interpreter():
+                assert sys.getswitchinterval() == scheduling._KEEP_S
+                _ = 1 / 0
+        assert sys.getswitchinterval() == pytest.approx(interval_us / 1e6)
+    finally:
+        sys.setswitchinterval(before)
