@@ -22,7 +22,8 @@ class Metric(StrEnum):
     NODE_NUMA_CPU = "node_numa_cpu_usage"  # cores; of: NUMA node
     NODE_NUMA_MEMORY = "node_numa_memory_usage"  # bytes; of: NUMA node
     SYSTEM_CPU = "sys_cpu_usage"  # cores: neither pods nor host applications
-    SYSTEM_MEMORY = "sys_memory_usage"  # bytes
+    SYSTEM_MEMORY = "sys_memory_usage"  # bytes, without page cache
+    SYSTEM_MEMORY_WITH_PAGE_CACHE = "sys_memory_usage_with_page_cache"  # bytes; our own
     SYSTEM_NUMA_CPU = "sys_numa_cpu_usage"  # cores; of: NUMA node
     SYSTEM_NUMA_MEMORY = "sys_numa_memory_usage"  # bytes; of: NUMA node
     NODE_GPU_CORE = "node_gpu_core_usage"  # percent of one GPU; of: UUID, detail: minor

@@ -1,0 +1,264 @@
+"""CPU, memory and throttling of cgroups, and the collector of pods and containers.
+
+A group's files stay open. Values and files: docs/measurement.md, "Pods and containers". Memory is
+stored from the first reading on, CPU and throttling from the second, since they are differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.counters import Rate, number_after, within
+from koordlet.measurement.kernel_files import GONE, KernelFile
+from koordlet.measurement.series import Metric, Series
+from linux.cgroup_paths import Layout
+
+GROUPS_OF_SLICE: Final = 20
+"""Groups between two pauses: each takes some 30 us, so that a slice lasts about 0.6 ms."""
+_MOST_SKIPPED: Final = 10
+"""A group that is not there is looked for again after 1, 2, ... and at most so many intervals: pods
+that have completed may be listed for days. Twice the value finds a late group 10 s later."""
+
+_V1_MEMORY: Final = (b"\ntotal_inactive_anon ", b"\ntotal_active_anon ", b"\ntotal_unevictable ")
+_V2_MEMORY: Final = (b"\ninactive_anon ", b"\nactive_anon ", b"\nunevictable ")
+_V1_CACHE: Final = (b"\ntotal_inactive_file ", b"\ntotal_active_file ")
+_V2_CACHE: Final = (b"\ninactive_file ", b"\nactive_file ")
+
+
+class GroupUsage(NamedTuple):
+    """What one group uses; None for what is not known in this round.
+
+    cpu: cores. memory, with_page_cache: bytes. throttled: ratio of periods, 0..1.
+    """
+
+    cpu: float | None = None
+    memory: float | None = None
+    with_page_cache: float | None = None
+    throttled: float | None = None
+
+
+NOTHING: Final = GroupUsage()
+
+
+class Group:
+    """The open files and last counters of one cgroup."""
+
+    __slots__ = (
+        "_cpu",
+        "_cpu_rate",
+        "_interval_s",
+        "_memory",
+        "_missed",
+        "_next_look",
+        "_periods",
+        "_stat",
+        "_throttled",
+        "cgroup",
+    )
+
+    def __init__(self, cgroup: str, interval_s: float) -> None:
+        self.cgroup = cgroup
+        self._interval_s = interval_s
+        self._cpu: KernelFile | None = None
+        self._stat: KernelFile | None = None
+        self._memory: KernelFile | None = None
+        self._cpu_rate = Rate(interval_s)
+        self._periods = -1
+        self._throttled = 0
+        self._missed = 0
+        self._next_look = -float("inf")
+
+    def close(self) -> None:
+        """Close the files and forget the counters."""
+        for file in (self._cpu, self._stat, self._memory):
+            if file is not None:
+                file.close()
+        self._cpu = self._stat = self._memory = None
+        self._cpu_rate.forget()
+        self._periods = -1
+
+    def read(self, round_: Round, layout: Layout, cpus: int) -> GroupUsage:
+        """Return what the group uses; nothing for a group that is gone.
+
+        cpus: of the machine. Raises OSError and ValueError for what is not a vanished group.
+        """
+        if round_.now < self._next_look:
+            return NOTHING
+        try:
+            return self._read(round_, layout, cpus)
+        except OSError as error:
+            self.close()
+            if error.errno in GONE:
+                # Half an interval less: a round that comes a little early is not skipped.
+                wait = min(self._missed, _MOST_SKIPPED) + 0.5
+                self._next_look = round_.now + wait * self._interval_s
+                self._missed += 1
+                return NOTHING
+            raise
+        except ValueError:
+            self.close()
+            raise
+
+    def _open(self, round_: Round, layout: Layout) -> None:
+        files = round_.files
+        if layout.version == 1:
+            self._cpu = files.open(f"{layout.directory('cpuacct', self.cgroup)}/cpuacct.usage", 64)
+        self._stat = files.open(f"{layout.directory('cpu', self.cgroup)}/cpu.stat")
+        self._memory = files.open(f"{layout.directory('memory', self.cgroup)}/memory.stat")
+
+    def _read(self, round_: Round, layout: Layout, cpus: int) -> GroupUsage:
+        if self._memory is None or self._stat is None:
+            self.close()
+            self._open(round_, layout)
+        assert self._memory is not None and self._stat is not None
+        stat = self._stat.read()
+        if self._cpu is not None:
+            used = self._cpu_rate.per_second(int(self._cpu.read()), round_.clock())
+            per_core = 1e9
+        else:
+            used = self._cpu_rate.per_second(number_after(stat, b"\nusage_usec "), round_.clock())
+            per_core = 1e6
+        memory, with_cache = memory_of(self._memory.read(), layout.version)
+        self._missed = 0
+        return GroupUsage(
+            cpu=None if used is None else within(used / per_core, cpus),
+            memory=memory,
+            with_page_cache=with_cache,
+            throttled=self._ratio(stat),
+        )
+
+    def _ratio(self, stat: bytes) -> float | None:
+        """Return throttled periods among all since the last reading; 0 if no period passed."""
+        if b"nr_periods " not in stat:
+            return None  # v2 without the cpu controller here
+        periods = number_after(stat, b"\nnr_periods ")
+        throttled = number_after(stat, b"\nnr_throttled ")
+        former, before = self._periods, self._throttled
+        self._periods, self._throttled = periods, throttled
+        if former < 0 or periods < former or throttled < before:
+            return None
+        if periods == former:
+            return 0.0
+        return min((throttled - before) / (periods - former), 1.0)
+
+
+def memory_of(stat: bytes, version: int) -> tuple[int, int]:
+    """Return bytes without and with page cache from `memory.stat`. ValueError for a missing field.
+
+    Without page cache: anonymous pages of both lists, and unevictable ones. The page cache: file
+    pages of both lists. On v1 the sums of the whole subtree.
+    """
+    without = 0
+    for key in _V1_MEMORY if version == 1 else _V2_MEMORY:
+        without += number_after(stat, key)
+    cache = 0
+    for key in _V1_CACHE if version == 1 else _V2_CACHE:
+        cache += number_after(stat, key)
+    return without, without + cache
+
+
+class _Subject(NamedTuple):
+    """A group with the series that it has."""
+
+    group: Group
+    cpu: Series
+    memory: Series
+    with_page_cache: Series
+    throttled: Series
+
+
+def _pod(uid: str, group: Group) -> _Subject:
+    return _Subject(
+        group,
+        Series(Metric.POD_CPU, uid),
+        Series(Metric.POD_MEMORY, uid),
+        Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, uid),
+        Series(Metric.POD_CPU_THROTTLED, uid),
+    )
+
+
+def _container(container_id: str, group: Group) -> _Subject:
+    return _Subject(
+        group,
+        Series(Metric.CONTAINER_CPU, container_id),
+        Series(Metric.CONTAINER_MEMORY, container_id),
+        Series(Metric.CONTAINER_MEMORY_WITH_PAGE_CACHE, container_id),
+        Series(Metric.CONTAINER_CPU_THROTTLED, container_id),
+    )
+
+
+class PodCollector:
+    """CPU, memory and throttling of all pods and containers."""
+
+    name = "pods"
+    gate = None
+
+    def __init__(self, cpus: int, *, interval_s: float = 1.0, retention_s: float = 330.0) -> None:
+        """cpus: of the machine. retention_s: upstream's reports aggregate pods over 300 s."""
+        self.interval_s = interval_s
+        self.retention_s = retention_s
+        self._cpus = cpus
+        self._targets: Targets | None = None
+        self._subjects: dict[tuple[str, str], _Subject] = {}
+
+    def sample(self, round_: Round) -> dict[Series, float]:
+        layout = round_.targets.layout
+        if layout is None:
+            raise Unavailable("the cgroup tree is not known yet")
+        if round_.targets is not self._targets:
+            self._follow(round_.targets)
+        samples: dict[Series, float] = {}
+        for index, (group, cpu, memory, with_cache, throttled) in enumerate(
+            self._subjects.values(), 1
+        ):
+            try:
+                used = group.read(round_, layout, self._cpus)
+            except (OSError, ValueError) as error:
+                round_.problem(f"{group.cgroup}: {error}")
+                continue
+            if used.cpu is not None:
+                samples[cpu] = used.cpu
+            if used.memory is not None and used.with_page_cache is not None:
+                samples[memory] = used.memory
+                samples[with_cache] = used.with_page_cache
+            if used.throttled is not None:
+                samples[throttled] = used.throttled
+            if not index % GROUPS_OF_SLICE:
+                round_.pause()
+        return samples
+
+    def close(self) -> None:
+        for subject in self._subjects.values():
+            subject.group.close()
+        self._subjects = {}
+        self._targets = None
+
+    def _follow(self, targets: Targets) -> None:
+        """Keep the groups that are still there, and close the others."""
+        layout_changed = self._targets is None or self._targets.layout != targets.layout
+        former = self._subjects
+        if layout_changed:
+            self.close()
+            former = {}
+        self._subjects = {}
+        for key, is_pod in _groups(targets):
+            known = former.pop(key, None)
+            if known is None:
+                group = Group(key[1], self.interval_s)
+                known = _pod(key[0], group) if is_pod else _container(key[0], group)
+            self._subjects[key] = known
+        for gone in former.values():
+            gone.group.close()
+        self._targets = targets
+
+
+def _groups(targets: Targets) -> Iterator[tuple[tuple[str, str], bool]]:
+    """Yield (uid or container id, cgroup) and whether it is a pod."""
+    for pod in targets.pods:
+        if pod.cgroup:
+            yield (pod.uid, pod.cgroup), True
+        for container in pod.containers:
+            if container.cgroup:
+                yield (container.id, container.cgroup), False

@@ -1,0 +1,128 @@
+"""What a collector is, and what it is given in a round.
+
+A collector reads the kernel and returns samples. It does no waiting and starts no process; the
+sampler calls it in the sampling thread at its interval, stores what it returns, and keeps it apart
+from the others: one that raises loses this round alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from koordlet.measurement.kernel_files import KernelFiles
+from koordlet.measurement.series import Metric, Series
+from linux.cgroup_paths import Layout
+
+
+class ContainerTarget(msgspec.Struct, frozen=True):
+    """A container with its cgroup. id: without a scheme. cgroup: relative to a hierarchy's root."""
+
+    id: str
+    cgroup: str
+
+
+class PodTarget(msgspec.Struct, frozen=True):
+    """A pod with its cgroup.
+
+    best_effort: its QoS label is BE. batch_cpu_request_milli: the sum of its containers' requests
+    of kubernetes.io/batch-cpu; 0 for a pod that has completed, which requests nothing any more.
+    """
+
+    uid: str
+    cgroup: str
+    containers: tuple[ContainerTarget, ...] = ()
+    best_effort: bool = False
+    batch_cpu_request_milli: int = 0
+
+
+class HostAppTarget(msgspec.Struct, frozen=True):
+    """A host application with its cgroup."""
+
+    name: str
+    cgroup: str
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What is measured beside the node itself.
+
+    A new value for each change; collectors compare by identity. layout: None until it is known.
+    """
+
+    layout: Layout | None = None
+    pods: tuple[PodTarget, ...] = ()
+    host_apps: tuple[HostAppTarget, ...] = ()
+
+
+class Recent(Protocol):
+    """The newest samples of all objects, as of the round."""
+
+    def latest_of(self, metric: Metric, *, within_s: float) -> Mapping[tuple[str, str], float]:
+        """Return the newest sample of each object, by `Series.of` and `Series.detail`."""
+        ...
+
+
+class Unavailable(Exception):
+    """The kernel or the node does not offer what a collector reads; the message says what."""
+
+
+def _no_pause() -> None:
+    """A round of a test runs in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One call of a collector.
+
+    now: the moment under which samples are stored, seconds of the monotonic clock.
+    clock: the same clock, for the moment at which a counter is read.
+    measured: what this round's collectors so far and former rounds have stored.
+    pause: to be called about every 20 files, so that hook replies get the interpreter.
+    problem: reports what was left out, while the other samples are good.
+    """
+
+    now: float
+    targets: Targets
+    files: KernelFiles
+    measured: Recent
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[], None] = _no_pause
+    problems: list[str] = field(default_factory=list)
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+
+
+class Collector(Protocol):
+    """See the module. Belongs to the sampling thread.
+
+    name: in status. interval_s: between two samples. retention_s: how long samples are kept.
+    gate: upstream's feature gate that switches it on; None: always on.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def interval_s(self) -> float: ...
+
+    @property
+    def retention_s(self) -> float: ...
+
+    @property
+    def gate(self) -> str | None: ...
+
+    def sample(self, round_: Round) -> Mapping[Series, float]:
+        """Return the samples of this round; empty while there are none yet.
+
+        Raises Unavailable, OSError or ValueError when there can be none.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what is open. A later `sample` starts again."""
+        ...

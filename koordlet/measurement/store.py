@@ -1,0 +1,412 @@
+"""The samples of the last minutes, in rings of NumPy arrays, and the statistics over them.
+
+A table has the series of one collector: a row for each series, a column for each round, and one
+time for each column. A sample that is missing is NaN. The oldest column is overwritten, so the
+number of columns is the retention. A row whose series has no sample any more is used for another.
+
+One thread records; any thread reads through a `View`, which shows the samples up to its moment. The
+lock is held while a column is written and while a window is copied, each well below a millisecond;
+sorting is outside it. The rules of the statistics: docs/measurement.md, "Statistics".
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from koordlet.measurement.series import Aggregate, Metric, Series
+
+Floats = NDArray[np.float64]
+Key = tuple[str, str]
+"""An object of a metric: `Series.of` and `Series.detail`."""
+
+_SPARE: Final = 8
+"""Columns beyond the retention: rounds that come a little early do not shorten a window."""
+_FIRST_ROWS: Final = 16
+"""Rows of a new table; it doubles from there."""
+_MOST_ROWS: Final = 16_384
+"""Chosen: rows of one table. 110 pods and 220 containers have 1,320 series of CPU, memory and
+throttling, and 5,940 of pressure. Beyond it samples of further series are left out and counted."""
+_MOST_COLUMNS: Final = 8192
+"""Chosen: columns of one table, 2 h and 16 min at one second: 64 KiB a series."""
+_EXPIRE_EVERY_S: Final = 30.0
+"""How often rows without samples are looked for."""
+PERCENTILES: Final = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of one metric for all objects with a sample in the window; arrays of one length.
+
+    keys: the objects, by `Series.of` and `Series.detail`. The other fields: see `Aggregate`.
+    """
+
+    keys: tuple[Key, ...]
+    samples: NDArray[np.int64]
+    span_s: Floats
+    average: Floats
+    p50: Floats
+    p90: Floats
+    p95: Floats
+    p99: Floats
+    latest: Floats
+
+
+class Table:
+    """A ring of one collector's samples. All access is under the store's lock."""
+
+    def __init__(self, name: str, interval_s: float, retention_s: float) -> None:
+        if not (interval_s > 0 and retention_s >= interval_s):
+            raise ValueError(
+                f"table {name}: interval {interval_s} s, retention {retention_s} s: the interval "
+                "must be positive, and the retention at least as long"
+            )
+        self.name = name
+        self.interval_s = interval_s
+        self.retention_s = retention_s
+        columns = min(math.ceil(retention_s / interval_s) + _SPARE, _MOST_COLUMNS)
+        self.times: Floats = np.full(columns, -np.inf)
+        self.values: Floats = np.full((_FIRST_ROWS, columns), np.nan)
+        self.last_seen: Floats = np.full(_FIRST_ROWS, -np.inf)
+        self.rows: dict[Series, int] = {}
+        self.free = list(range(_FIRST_ROWS - 1, -1, -1))
+        self.next_column = 0
+        self.newest = -math.inf
+        self.left_out = 0
+        self._by_metric: dict[Metric, tuple[tuple[Key, ...], NDArray[np.intp]]] = {}
+        self._expired_at = -math.inf
+
+    def record(self, now: float, samples: Mapping[Series, float]) -> None:
+        """Add one column. `now` must be later than the newest column's time."""
+        if not now > self.newest:
+            raise ValueError(f"table {self.name}: time {now} is not after {self.newest}")
+        known = self.rows
+        rows = [known.get(series, -1) for series in samples]
+        if -1 in rows or now - self._expired_at >= _EXPIRE_EVERY_S:
+            self._expire(now)
+            rows = [self._row(series) for series in samples]
+        at: NDArray[np.intp] = np.array(rows, dtype=np.intp)
+        values: Floats = np.array(list(samples.values()), dtype=np.float64)
+        # No metric is negative or infinite; what is would come of a defect and is left out.
+        good = (at >= 0) & (values >= 0) & (values < np.inf)
+        if not good.all():
+            self.left_out += int((~good).sum())
+            at, values = at[good], values[good]
+        column = self.next_column
+        self.values[:, column] = np.nan
+        self.values[at, column] = values
+        self.last_seen[at] = now
+        self.times[column] = now
+        self.newest = now
+        self.next_column = (column + 1) % len(self.times)
+
+    def _row(self, series: Series) -> int:
+        row = self.rows.get(series)
+        if row is not None:
+            return row
+        if not self.free:
+            have = len(self.last_seen)
+            if have >= _MOST_ROWS:
+                return -1
+            self._grow(min(have * 2, _MOST_ROWS))
+        row = self.free.pop()
+        self.rows[series] = row
+        self._by_metric.pop(series.metric, None)
+        return row
+
+    def _grow(self, rows: int) -> None:
+        have = len(self.last_seen)
+        values = np.full((rows, len(self.times)), np.nan)
+        values[:have] = self.values
+        last_seen = np.full(rows, -np.inf)
+        last_seen[:have] = self.last_seen
+        self.values, self.last_seen = values, last_seen
+        self.free.extend(range(rows - 1, have - 1, -1))
+
+    def _expire(self, now: float) -> None:
+        """Free the rows of series without a sample in the retention."""
+        if now - self._expired_at < min(_EXPIRE_EVERY_S, self.retention_s):
+            return
+        self._expired_at = now
+        gone = [
+            (series, row)
+            for series, row in self.rows.items()
+            if self.last_seen[row] < now - self.retention_s
+        ]
+        for series, row in gone:
+            del self.rows[series]
+            self.values[row] = np.nan
+            self.last_seen[row] = -np.inf
+            self.free.append(row)
+            self._by_metric.pop(series.metric, None)
+
+    def objects_of(self, metric: Metric) -> tuple[tuple[Key, ...], NDArray[np.intp]]:
+        """Return the objects of a metric and their rows."""
+        found = self._by_metric.get(metric)
+        if found is None:
+            pairs = [(s[1:], row) for s, row in self.rows.items() if s.metric is metric]
+            rows: NDArray[np.intp] = np.array([row for _, row in pairs], dtype=np.intp)
+            found = self._by_metric[metric] = (tuple((of, det) for (of, det), _ in pairs), rows)
+        return found
+
+    def columns(self, now: float, within_s: float) -> NDArray[np.intp]:
+        """Return the columns of the window [now - within_s, now], oldest first."""
+        chosen = np.flatnonzero((self.times >= now - within_s) & (self.times <= now))
+        if len(chosen) and chosen[0] == 0 and chosen[-1] == len(self.times) - 1:
+            # The window may cross the ring's end.
+            return chosen[np.argsort(self.times[chosen])]
+        return chosen
+
+    def restore(
+        self, times: Floats, series: Sequence[Series], values: Floats, *, now: float
+    ) -> None:
+        """Fill an empty table. times: (columns,), ascending, in the past. values: (rows, columns).
+
+        Samples older than the retention are left out, and series that have no other.
+        """
+        if self.rows or self.newest > -math.inf:
+            raise ValueError(f"table {self.name} has samples already")
+        young = (times <= now) & (times >= now - self.retention_s)
+        times, values = times[young][-len(self.times) :], values[:, young][:, -len(self.times) :]
+        count = len(times)
+        if not count:
+            return
+        self.times[:count] = times
+        for one, row_values in zip(series, values, strict=True):
+            kept = np.where((row_values >= 0) & (row_values < np.inf), row_values, np.nan)
+            present = np.flatnonzero(~np.isnan(kept))
+            if len(present) and (row := self._row(one)) >= 0:
+                self.values[row, :count] = kept
+                self.last_seen[row] = times[present[-1]]
+        self.newest = float(times[-1])
+        self.next_column = count % len(self.times)
+
+
+class Store:
+    """All tables. One thread records, any thread reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[str, Table] = {}
+        self._table_of: dict[Metric, list[Table]] = {}
+
+    def add_table(self, name: str, *, interval_s: float, retention_s: float) -> None:
+        """Make a table. Raises ValueError for a name that is taken and for bad durations."""
+        table = Table(name, interval_s, retention_s)
+        with self._lock:
+            if name in self._tables:
+                raise ValueError(f"table {name} exists already")
+            self._tables[name] = table
+
+    def record(self, table: str, now: float, samples: Mapping[Series, float]) -> None:
+        """Store one round of a table. Raises ValueError unless `now` is later than the last."""
+        with self._lock:
+            self._tables[table].record(now, samples)
+
+    def restore(
+        self, table: str, times: Floats, series: Sequence[Series], values: Floats, *, now: float
+    ) -> bool:
+        """Fill an empty table, see `Table.restore`; False if there is no table of that name."""
+        with self._lock:
+            known = self._tables.get(table)
+            if known is None:
+                return False
+            known.restore(times, series, values, now=now)
+            return True
+
+    def tables(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(self._tables)
+
+    def content(
+        self, table: str, *, now: float
+    ) -> tuple[Floats, tuple[Series, ...], NDArray[np.float32]]:
+        """Return the samples of a table: times (columns,), series, values (series, columns).
+
+        Values have 24 significant bits, enough for all statistics and half as large.
+        """
+        with self._lock:
+            known = self._tables[table]
+            columns = known.columns(now, known.retention_s)
+            series = tuple(known.rows)
+            rows = np.array(list(known.rows.values()), dtype=np.intp)
+            values = known.values[np.ix_(rows, columns)].astype(np.float32)
+            return known.times[columns], series, values
+
+    def view(self, now: float) -> View:
+        """Return the samples as of `now`."""
+        return View(self, now)
+
+    def sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Return each table's series, bytes, and samples that were left out."""
+        with self._lock:
+            return {
+                name: (len(table.rows), table.values.nbytes, table.left_out)
+                for name, table in self._tables.items()
+            }
+
+    # --- windows, for views ---------------------------------------------------------------------
+
+    def window(self, series: Series, now: float, within_s: float) -> tuple[Floats, Floats] | None:
+        """Return times and values of one series, oldest first, without missing ones."""
+        with self._lock:
+            for table in self._tables.values():
+                row = table.rows.get(series)
+                if row is not None:
+                    columns = table.columns(now, within_s)
+                    values, times = table.values[row, columns], table.times[columns]
+                    break
+            else:
+                return None
+        present = ~np.isnan(values)
+        return times[present], values[present]
+
+    def newest(self, series: Series, now: float, within_s: float) -> float | None:
+        """Return the newest sample of one series in the window."""
+        with self._lock:
+            for table in self._tables.values():
+                row = table.rows.get(series)
+                if row is None:
+                    continue
+                if table.last_seen[row] < now - within_s:
+                    return None
+                # The newest column is the usual answer; others only after a gap.
+                column = (table.next_column - 1) % len(table.times)
+                if now >= table.times[column] >= now - within_s:
+                    value = float(table.values[row, column])
+                    if value == value:
+                        return value
+                values = table.values[row, table.columns(now, within_s)]
+                break
+            else:
+                return None
+        present = np.flatnonzero(~np.isnan(values))
+        return float(values[present[-1]]) if len(present) else None
+
+    def windows(
+        self, metric: Metric, now: float, within_s: float
+    ) -> Iterable[tuple[tuple[Key, ...], Floats, Floats]]:
+        """Return objects, times (columns,) and values (objects, columns) of each table."""
+        found = []
+        with self._lock:
+            for table in self._tables.values():
+                keys, rows = table.objects_of(metric)
+                if keys:
+                    columns = table.columns(now, within_s)
+                    values = table.values[np.ix_(rows, columns)]
+                    found.append((keys, table.times[columns], values))
+        return found
+
+
+class View:
+    """The samples up to one moment. The `Measurements` of strategies, with reads of all objects."""
+
+    def __init__(self, store: Store, now: float) -> None:
+        self._store = store
+        self._now = now
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    def latest(self, series: Series, *, within_s: float) -> float | None:
+        return self._store.newest(series, self._now, within_s)
+
+    def average(self, series: Series, *, within_s: float) -> float | None:
+        window = self._store.window(series, self._now, within_s)
+        if window is None or not len(window[1]):
+            return None
+        return float(window[1].mean())
+
+    def aggregate(self, series: Series, *, within_s: float) -> Aggregate | None:
+        window = self._store.window(series, self._now, within_s)
+        if window is None or not len(window[1]):
+            return None
+        times, values = window
+        ordered = np.sort(values)
+        p50, p90, p95, p99 = (float(ordered[_index(len(ordered), p)]) for p in PERCENTILES)
+        return Aggregate(
+            samples=len(values),
+            span_s=float(times[-1] - times[0]),
+            average=float(values.mean()),
+            p50=p50,
+            p90=p90,
+            p95=p95,
+            p99=p99,
+            latest=float(values[-1]),
+        )
+
+    def latest_of(self, metric: Metric, *, within_s: float) -> dict[Key, float]:
+        """Return the newest sample of each object of a metric."""
+        result: dict[Key, float] = {}
+        for keys, _, values in self._store.windows(metric, self._now, within_s):
+            present = ~np.isnan(values)
+            have = np.flatnonzero(present.any(axis=1))
+            newest = values[have, _last(present[have])]
+            result.update(
+                zip((keys[index] for index in have.tolist()), newest.tolist(), strict=True)
+            )
+        return result
+
+    def averages(self, metric: Metric, *, within_s: float) -> dict[Key, float]:
+        """Return the mean of each object of a metric that has a sample in the window."""
+        result: dict[Key, float] = {}
+        for keys, _, values in self._store.windows(metric, self._now, within_s):
+            present = ~np.isnan(values)
+            counts = present.sum(axis=1)
+            have = np.flatnonzero(counts)
+            means = np.where(present[have], values[have], 0.0).sum(axis=1) / counts[have]
+            result.update(
+                zip((keys[index] for index in have.tolist()), means.tolist(), strict=True)
+            )
+        return result
+
+    def statistics(self, metric: Metric, *, within_s: float) -> Statistics:
+        """Return all statistics of a metric, for each object that has a sample in the window."""
+        keys: list[Key] = []
+        parts: list[Floats] = []
+        for names, times, values in self._store.windows(metric, self._now, within_s):
+            have = np.flatnonzero((~np.isnan(values)).any(axis=1))
+            keys.extend(names[index] for index in have.tolist())
+            parts.append(_statistics(times, values[have]))
+        whole = np.concatenate(parts, axis=1) if parts else np.empty((8, 0))
+        return Statistics(tuple(keys), whole[0].astype(np.int64), *whole[1:])
+
+
+def _index(count: int, percentile: float) -> int:
+    """Return the index of a percentile among `count` values in ascending order.
+
+    The product has single precision, as upstream's.
+    """
+    return max(int(np.float32(count) * np.float32(percentile)) - 1, 0)
+
+
+def _last(present: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the last column with a sample of each row; every row has one."""
+    last: NDArray[np.intp] = present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1)
+    return last
+
+
+def _statistics(times: Floats, values: Floats) -> Floats:
+    """Return the fields of `Statistics` after `keys`, as rows. Every row has a sample."""
+    present = ~np.isnan(values)
+    counts = present.sum(axis=1)
+    lines = np.arange(len(values))
+    ordered = np.sort(values, axis=1)  # NaN comes last
+    last = _last(present)
+    result = [
+        counts.astype(np.float64),
+        times[last] - times[np.argmax(present, axis=1)],
+        np.where(present, values, 0.0).sum(axis=1) / counts,
+    ]
+    for percentile in PERCENTILES:
+        product = counts.astype(np.float32) * np.float32(percentile)
+        result.append(ordered[lines, np.maximum(product.astype(np.intp) - 1, 0)])
+    result.append(values[lines, last])
+    return np.stack(result)
