@@ -18,6 +18,8 @@ GPU_WITHOUT_DEVICE_NODES: Final = "GPUWithoutDeviceNodes"
 MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
 NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
 OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
+EVICT_BE_BY_PRIORITY_ALONE: Final = "EvictBEByPriorityAlone"
+EVICTION_MEASURES_COARSELY: Final = "EvictionMeasuresCoarsely"
 
 SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -34,6 +36,12 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         OOM_GROUP_ON_QOS_DIRECTORIES: (
             "memory QoS writes memory.oom.group to kubepods and the QoS directories as well"
+        ),
+        EVICT_BE_BY_PRIORITY_ALONE: (
+            "evictions of best-effort pods ignore eviction-priority and eviction-enabled"
+        ),
+        EVICTION_MEASURES_COARSELY: (
+            "evictions by use count whole percents, and memory by one sample"
         ),
     }
 )
