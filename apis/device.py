@@ -89,7 +89,10 @@ class DeviceInfo(Wire, frozen=True):
     id: str = ""
     minor: Int32 | None = None
     module_id: Int32 | None = field(name="moduleID", default=None)
-    health: Annotated[bool, Meta(extra=REQUIRED, extra_json_schema={"default": False})] = False
+    # Not `= False`, which would leave false out of what is written; the CRD requires the field.
+    health: Annotated[bool, Meta(extra=REQUIRED, extra_json_schema={"default": False})] = field(
+        default_factory=bool
+    )
     resources: ResourceList = field(default_factory=dict)
     topology: DeviceTopology | None = None
     vf_groups: tuple[VirtualFunctionGroup, ...] = ()
