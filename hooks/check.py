@@ -13,6 +13,7 @@ from typing import Final
 from hooks.claim import Claim, Op
 from hooks.subject import Level
 from linux.cgroup_files import FILES, in_range
+from linux.kernel_settings import check_value
 from linux.resctrl import check_group, parse_schemata
 from linux.resources import DeviceNode, Mount, Resource, Value
 
@@ -34,6 +35,7 @@ LEVELS: Final[Mapping[Resource, frozenset[Level]]] = MappingProxyType(
         Resource.DEVICE: _CREATED,
         Resource.HOST_DIRECTORY: _CREATED,
         Resource.SYSCTL: frozenset({Level.NODE}),
+        Resource.KERNEL_SETTING: frozenset({Level.NODE}),
     }
 )
 """Resource -> levels on which it can be claimed."""
@@ -46,6 +48,7 @@ KEYED: Final = frozenset(
         Resource.DEVICE,
         Resource.HOST_DIRECTORY,
         Resource.SYSCTL,
+        Resource.KERNEL_SETTING,
     }
 )
 """Resources that need a key; the others must not have one."""
@@ -182,5 +185,6 @@ _CHECKS: Final[Mapping[Resource, Callable[[str, Value], None]]] = {
     Resource.MOUNT: _mount,
     Resource.DEVICE: _device,
     Resource.SYSCTL: _sysctl,
+    Resource.KERNEL_SETTING: lambda key, value: check_value(key, _text(value)),
     Resource.HOST_DIRECTORY: _host_directory,
 }

@@ -57,6 +57,7 @@ class KernelFacts(msgspec.Struct, frozen=True):
     core_sched: bool = False
     resctrl: ResctrlFacts | None = None
     page_size_bytes: int = 4096
+    memory_bytes: int = 0  # MemTotal; 0 when it is not known
     pods_cpus: CpuSet | None = None
     rdma: Mapping[str, DeviceNode] = {}
     rdma_cm: DeviceNode | None = None

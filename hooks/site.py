@@ -48,7 +48,9 @@ Bounds the reply to the runtime and the state kept for each claim."""
 
 _LONGEST_NAME: Final = 63
 """As long as a DNS label, since the name is a metric's label value."""
-_NOT_FOR_SITES: Final = frozenset({Resource.SYSCTL, Resource.HOST_DIRECTORY})
+_NOT_FOR_SITES: Final = frozenset(
+    {Resource.SYSCTL, Resource.KERNEL_SETTING, Resource.HOST_DIRECTORY}
+)
 
 
 class SiteClaimError(ValueError):

@@ -109,3 +109,16 @@ def cpu_vendor(content: bytes) -> str:
         if key.strip() == "vendor_id":
             return value.strip()
     return ""
+
+
+def total_memory_bytes(host: Host) -> int:
+    """Return the machine's memory as the kernel counts it (MemTotal); 0 when it is not known."""
+    try:
+        content = host.read("/proc/meminfo")
+    except OSError:
+        return 0
+    for line in content.splitlines():
+        fields = line.split()
+        if len(fields) >= 2 and fields[0] == b"MemTotal:" and fields[1].isdigit():
+            return int(fields[1]) * 1024
+    return 0

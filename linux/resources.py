@@ -56,7 +56,8 @@ class Resource(StrEnum):
     MOUNT = "mount"  # Mount, keyed by destination
     DEVICE = "device"  # DeviceNode, keyed by path
     # of the node
-    SYSCTL = "sysctl"  # str, keyed by dotted name
+    SYSCTL = "sysctl"  # str, keyed by dotted name: the scheduler's switches
+    KERNEL_SETTING = "kernel_setting"  # str, keyed by name: see `linux.kernel_settings`
     HOST_DIRECTORY = "host_directory"  # int: the mode; keyed by absolute path
 
     # Decisions are dictionaries of resources: str's hash is cached and needs no Python call.

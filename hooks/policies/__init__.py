@@ -16,6 +16,7 @@ from hooks.policies import (
     rdma_device,
     resctrl_class,
     resctrl_pod,
+    system_config,
 )
 from hooks.policy import Policy
 
@@ -31,4 +32,5 @@ BUILTIN: Final[tuple[Policy, ...]] = (
     rdma_device.POLICY,
     resctrl_class.POLICY,
     resctrl_pod.POLICY,
+    system_config.POLICY,
 )

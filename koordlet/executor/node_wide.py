@@ -12,6 +12,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from koordlet.executor import host_settings
 from koordlet.executor.records import Record
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
@@ -29,12 +30,16 @@ _MADE: Final = "made"
 def plan(
     table: SlotTable, virtual: Mapping[Resource, Sequence[Slot]], plan: Plan, now: float
 ) -> list[PlannedWrite]:
-    """Return the writes for the node, in order: directories, groups, switches off, switches on."""
+    """Return the writes for the node, in order: directories, groups, settings of the host,
+    switches off, switches on."""
     writes: list[PlannedWrite] = []
     for slot in virtual.get(Resource.HOST_DIRECTORY, ()):
         if slot.retry_at <= now:
             _directory(table, slot, plan, writes)
     _groups(table, virtual.get(Resource.RESCTRL_SCHEMATA, ()), plan, writes, now)
+    for slot in virtual.get(Resource.KERNEL_SETTING, ()):
+        if slot.retry_at <= now:
+            host_settings.plan_setting(table, slot, plan, writes)
     switches: list[PlannedWrite] = []
     # Off before on: a switch may go on only after the other one went off.
     for slot in sorted(virtual.get(Resource.SYSCTL, ()), key=lambda slot: _goal(table, slot)):
@@ -136,47 +141,13 @@ def _switch(table: SlotTable, slot: Slot, plan: Plan, out: list[PlannedWrite], n
         table.reject(slot, error)
         return
     slot.observe(found)
-    record = table.journal.get(*slot.slot_key)
-    if slot.want is None:
-        wanted = record.original if record is not None else None
-        if record is None or wanted is None or found not in record.ours or found == wanted:
-            plan.finish(slot)
-            return
-    else:
-        wanted = str(slot.want.value)
-        if found == wanted:
-            _applied(table, slot, found)
-            return
+    wanted = host_settings.wanted(table, slot, found, plan)
+    if wanted is None:
+        return
     if waits := _waits(table, slot, wanted, out, now):
         table.set_state(slot, State.PENDING, f"waits for {waits}")
         return
-    if slot.want is not None:
-        if record is None:
-            record = Record(place="", inode=0, resource=slot.resource, key=slot.key, original=found)
-        elif found not in record.ours:
-            record = Record(
-                place="",
-                inode=0,
-                resource=slot.resource,
-                key=slot.key,
-                original=found,
-                ours=record.ours,
-            )
-        plan.keep(record.with_ours(wanted))
-    slot.aim(wanted)
-    plan.add(
-        PlannedWrite(
-            act=Act.WRITE,
-            path=slot.path,
-            slot=slot.slot_key,
-            subject=slot.subject,
-            old=found,
-            new=wanted,
-            why=slot.why,
-            data=wanted.encode(),
-        ),
-        out,
-    )
+    host_settings.write(table, slot, found, wanted, wanted, plan, out)
 
 
 # -- control groups ------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from linux.cgroup_files import FILES, INT64_MAX, CgroupFile, Codec, field_text
 from linux.cgroup_paths import Layout
 from linux.device_nodes import read_gpus
 from linux.host import Host
-from linux.procfs import kernel_release
+from linux.procfs import kernel_release, total_memory_bytes
 from linux.rdma import read_rdma
 from linux.resctrl import MOUNT
 from linux.resctrl_groups import read_offer
@@ -38,7 +38,14 @@ SCRATCH: Final = "koordlet-probe"
 _GROUP_IDENTITY_SWITCH: Final = path_of(GROUP_IDENTITY)
 _SCHED_CORE_SWITCH: Final = path_of(SCHED_CORE)
 _NO_KERNEL_HELP: Final = frozenset(
-    {Resource.ENV, Resource.MOUNT, Resource.DEVICE, Resource.SYSCTL, Resource.HOST_DIRECTORY}
+    {
+        Resource.ENV,
+        Resource.MOUNT,
+        Resource.DEVICE,
+        Resource.SYSCTL,
+        Resource.KERNEL_SETTING,
+        Resource.HOST_DIRECTORY,
+    }
 )
 _TRIED: Final[Mapping[Resource, str]] = {
     Resource.CPU_SHARES: "512",
@@ -123,6 +130,7 @@ def probe_kernel(host: Host, layout: Layout) -> Probed:
             cdp=offer.cdp,
         ),
         page_size_bytes=os.sysconf("SC_PAGE_SIZE"),
+        memory_bytes=total_memory_bytes(host),
         pods_cpus=pods_cpus(host, layout),
         rdma=rdma,
         rdma_cm=rdma_cm,

@@ -35,7 +35,14 @@ from linux.resources import Resource
 
 AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})
 """Resources that only the runtime can set, at a container's creation."""
-_OF_NODE: Final = frozenset({Resource.SYSCTL, Resource.RESCTRL_SCHEMATA, Resource.HOST_DIRECTORY})
+_OF_NODE: Final = frozenset(
+    {
+        Resource.SYSCTL,
+        Resource.KERNEL_SETTING,
+        Resource.RESCTRL_SCHEMATA,
+        Resource.HOST_DIRECTORY,
+    }
+)
 _ABSENT_PASSES: Final = 2
 """Passes without a subject before its values are restored. Its cgroup, if it is to be removed, is
 gone by then as a rule. Twice the value delays the restore of what stays by that many passes."""

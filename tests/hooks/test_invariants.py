@@ -65,7 +65,8 @@ ALL_ON: dict[str, Any] = {
             "resctrlQOS": {"enable": True},
         }
         for name in ("lsr", "ls", "be")
-    }
+    },
+    "systemStrategy": {"watermarkScaleFactor": 20, "schedFeatures": {"HRTICK": True}},
 }
 CORE_SCHED = {
     "resourceQOSStrategy": ALL_ON["resourceQOSStrategy"] | {"policies": {"cpuPolicy": "coreSched"}}
@@ -434,6 +435,7 @@ def test_upstreams_gates_and_defaults() -> None:
         "OOMScoreAdj": False,
         "RdtResctrl": True,
         "CgroupReconcile": False,
+        "SystemConfig": False,
     }
 
 

@@ -104,6 +104,29 @@ def _switch(kernel: SimulatedKernel, name: str, high: int) -> File:
     return File(lambda: f"{kernel.switches[name]}\n", write)
 
 
+SCHED_FEATURES = ("GENTLE_FAIR_SLEEPERS", "WAKEUP_PREEMPTION", "HRTICK")
+_FEATURES_OFF = frozenset({"HRTICK"})
+
+
+def _sched_features(kernel: SimulatedKernel) -> File:
+    """All features in a row; one word, with or without NO_, switches one."""
+    for name in SCHED_FEATURES:
+        kernel.switches[name] = int(name not in _FEATURES_OFF)
+
+    def read() -> str:
+        words = [name if kernel.switches[name] else f"NO_{name}" for name in SCHED_FEATURES]
+        return " ".join(words) + "\n"
+
+    def write(content: str) -> None:
+        word = content.strip()
+        name = word.removeprefix("NO_")
+        if name not in SCHED_FEATURES:
+            refuse(errno.EINVAL, f"{name} is no feature")
+        kernel.switches[name] = int(not word.startswith("NO_"))
+
+    return File(read, write)
+
+
 def make_sysfs(kernel: SimulatedKernel) -> Tree:
     """The /sys of this kernel, less /sys/fs."""
     tree = Tree(SYSFS_MAGIC, Folder(closed=True))
@@ -117,6 +140,9 @@ def make_sysfs(kernel: SimulatedKernel) -> Tree:
     tree.put(f"{cpu_base}/present", text(_line(everything)))
     tree.put(f"{cpu_base}/possible", text(_line(everything)))
     tree.put(f"{cpu_base}/smt/active", text(f"{int(topology.threads > 1)}\n"))
+    old = kernel.profile.kernel < (5, 13)
+    features = "sched_features" if old else "sched/features"
+    tree.put(f"kernel/debug/{features}", _sched_features(kernel))
     node_base = "devices/system/node"
     for node in range(topology.nodes):
         cpus = topology.cpus_where("node", node)
