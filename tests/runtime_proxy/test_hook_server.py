@@ -11,6 +11,7 @@ import pytest
 from runtime_proxy import breaker as breaker_module
 from runtime_proxy.breaker import State
 from runtime_proxy.hook_server import HookCounts, HookError, HookServer
+from runtime_proxy.http2.frames import ErrorCode
 from runtime_proxy.registration import Registration
 from runtime_proxy.stages import Stage
 from tests.runtime_proxy.http2.h2_server import H2Server, Reply
@@ -56,6 +57,32 @@ def test_an_answer_is_returned_as_it_came(tmp_path: Path) -> None:
         ]
 
     assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("resets", "asked", "outcome"),
+    [
+        ([ErrorCode.REFUSED_STREAM], 2, "ok"),
+        ([ErrorCode.REFUSED_STREAM] * 2, 2, "error"),
+        ([ErrorCode.CANCEL], 1, "error"),
+    ],
+)
+def test_a_call_that_the_server_did_not_look_at_is_made_once_more(
+    tmp_path: Path, resets: list[int], asked: int, outcome: str
+) -> None:
+    """One that it may have looked at is not: hooks change things."""
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply, peer.resets = Reply(messages=[b"answer"]), list(resets)
+        if outcome == "ok":
+            assert await ask(server) == b"answer"
+        else:
+            with pytest.raises(HookError, match="stream reset by the server"):
+                await ask(server)
+        assert [request for _, request in peer.requests] == [b"request"] * asked
+        assert server.breaker.state is (State.CLOSED if outcome == "ok" else State.OPEN)
+
+    assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, outcome)]
 
 
 LIMIT = 4 * 1024 * 1024

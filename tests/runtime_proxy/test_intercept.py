@@ -18,7 +18,9 @@ from runtime_proxy.http2.grpc import add_prefix
 from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.intercept import CriInterceptor
 from runtime_proxy.model import Container, Pod, PodChanges, Resources
+from runtime_proxy.registration import Registration
 from runtime_proxy.server import Forward, InterceptedCall, Verdict
+from runtime_proxy.stages import Stage
 from runtime_proxy.store import NoJournal, Store
 
 
@@ -157,6 +159,43 @@ def test_a_shortened_id_is_the_whole_one() -> None:
 
     asyncio.run(remove())
     assert store.container("c0ffee") is None
+
+
+class Stored(Nowhere):
+    """A runtime that knows nothing more than the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def pod(self, identifier: str) -> Pod | None:
+        return self._store.pod(identifier)
+
+
+def test_a_sandboxes_update_that_no_hook_changes_goes_on_as_it_came() -> None:
+    store = Store(NoJournal())
+    store.put_pod(Pod(id="p"))
+    request = cri.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id="p", resources=cri.LinuxContainerResources(cpu_shares=7)
+    )
+
+    async def test() -> None:
+        servers = HookServers(timeout_s=1, counts=HookCounts(lambda *observed: None))
+        # Under policy Ignore, a server that is away changes nothing.
+        servers.apply([Registration("h.json", "/nowhere.sock", False, frozenset(Stage))])
+        hooks = Hooks(
+            servers=servers, store=store, recovery=Stored(store), skip_label=("skip", "true")
+        )
+        call = CriInterceptor(hooks, max_message_bytes=1 << 20).open(
+            held("UpdatePodSandboxResources", request)
+        )
+        assert await verdict_of(call.decide()) == Forward()
+        call.answered(add_prefix(b""))
+        servers.close()
+
+    asyncio.run(test())
+    pod = store.pod("p")
+    assert pod is not None
+    assert pod.resources == Resources(cpu_shares=7)
 
 
 def test_an_answer_that_is_compressed_is_remembered_too() -> None:

@@ -111,6 +111,9 @@ class FakeDockerd:
             return reply("200 OK", {"CgroupDriver": self.driver})
         if path == "/echo":
             return reply("200 OK", {"size": len(request.body), "headers": request.headers})
+        if path == "/nonsense":
+            connection.sendall(b"220 mail ready\r\n\r\n")
+            return True
         if path == "/containers/create":
             document = request.document()
             if document.get("Image") == "missing":

@@ -262,6 +262,36 @@ def test_an_absent_dockerd_is_said_and_found_again(tmp_path: Path) -> None:
             assert time.monotonic() - began < 5
 
 
+def test_an_answer_that_is_no_http_ends_that_connection_alone(
+    running: Proxy, docker: Docker
+) -> None:
+    with pytest.raises(ConnectionError):
+        docker.ask("GET", "/nonsense")
+    running.wait_for_log("broken HTTP")
+    assert "side=dockerd" in running.log_text()
+    assert "Traceback" not in running.log_text()
+    assert Docker(running.socket).ask("GET", "/info")[0] == 200
+
+
+def test_the_status_says_whether_dockerd_answers(tmp_path: Path) -> None:
+    port = free_port()
+    flags = ["--backend-runtime-mode=Docker", f"--http-address=127.0.0.1:{port}"]
+    path = tmp_path / "docker.sock"
+    with proxy(path, flags=flags) as running:
+
+        def status() -> Any:
+            return json.loads(fetch(f"http://127.0.0.1:{port}/status")[1])
+
+        Docker(running.socket).ask("GET", "/info")
+        assert status()["runtime"] == {"socket": str(path), "up": False}
+        with fake_dockerd(tmp_path):
+            wait_until(lambda: Docker(running.socket).ask("GET", "/info")[0] == 200, "dockerd")
+            wait_until(lambda: status()["recovered"], "recovery")
+            shown = status()
+    assert shown["runtime"] == {"socket": str(path), "up": True}
+    assert (shown["hookServers"], shown["unusableRegistrations"]) == ([], {})
+
+
 def test_clients_that_look_in_while_dockerd_is_away_leave_nothing_behind(tmp_path: Path) -> None:
     with proxy(tmp_path / "docker.sock", flags=["--backend-runtime-mode=Docker"]) as running:
         before = running.open_sockets()

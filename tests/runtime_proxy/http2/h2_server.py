@@ -47,6 +47,8 @@ class H2Server:
         self.reply: Reply | Callable[[str, bytes], Reply] = Reply()
         self.requests: list[tuple[str, bytes]] = []
         self.accepted = 0
+        self.resets: list[int] = []
+        """HTTP/2 codes that the next calls are reset with, in the place of a reply."""
         self.go_on = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +108,9 @@ class _Connection:
             elif isinstance(event, h2.events.StreamEnded):
                 stream = event.stream_id
                 self._server.requests.append((self._paths[stream], self._bodies[stream][5:]))
+                if self._server.resets:
+                    self._machine.reset_stream(stream, self._server.resets.pop(0))
+                    continue
                 reply = self._server.reply
                 if not isinstance(reply, Reply):
                     reply = reply(self._paths[stream], self._bodies[stream][5:])

@@ -132,6 +132,35 @@ def test_data_that_waits_for_a_server_that_has_answered_is_let_go() -> None:
     assert b"".join(relay.to_server[1:]) == _data(1, grown[65_535:], frames.END_STREAM)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_client_that_still_sends_is_asked_to_stop_when_its_call_has_ended(ended: bool) -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
+    relay.release(1, message(100_000))
+    relay.from_client(_data(3, b"x" * 9_000, frames.END_STREAM if ended else 0))
+    relay.to_client.clear()
+    relay.from_server(_answer(3, frames.END_STREAM))
+    stop = frames.rst_stream(3, ErrorCode.NO_ERROR)
+    assert (stop in relay.to_client) is not ended
+    if not ended:
+        relay.to_server.clear()
+        relay.from_client(_data(3, b"x" * 9_000, frames.END_STREAM))
+        assert relay.to_server == []
+
+
+def test_a_call_that_ends_early_costs_none_of_many_that_are_held() -> None:
+    relay = _settled_relay()
+    held = range(1, 201, 2)
+    for stream in held:
+        relay.from_client(_opened(stream) + _data(stream, message(10), frames.END_STREAM))
+    relay.from_client(_opened(201) + _data(201, message(40_000)[:16_384]))
+    relay.from_server(_answer(201, frames.END_STREAM))
+    for stream in held:
+        relay.to_server.clear()
+        relay.release(stream)
+        assert relay.to_server == [_data(stream, message(10), frames.END_STREAM)]
+
+
 def test_an_end_that_comes_behind_an_answer_does_not_wait_for_window() -> None:
     relay = _settled_relay()
     relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM) + _opened(3, PLAIN))
