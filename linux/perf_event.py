@@ -34,11 +34,18 @@ _FLAG_CLOEXEC: Final = 1 << 3
 _READ_FORMAT: Final = 1 | 2 | 8  # times enabled and running, and all members of the group
 _ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5: kernels from 4.1 on know it
 
-NO_COUNTERS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS}
-)
-"""What the kernel answers where this process may not count, or the machine has no such counters (a
-virtual machine without a PMU says ENOENT). ENODEV also means a CPU that has gone offline."""
+_REASONS: Final = {
+    errno.EACCES: "this process may not count: it needs CAP_PERFMON or CAP_SYS_ADMIN",
+    errno.EPERM: "this process may not count: it needs CAP_PERFMON or CAP_SYS_ADMIN",
+    errno.ENOENT: "this machine has no such counters; virtual machines often have none",
+    errno.ENODEV: "this machine has no such counters; virtual machines often have none",
+    errno.EOPNOTSUPP: "this machine's counters cannot count these events",
+    errno.ENOSYS: "this kernel has no performance counters (CONFIG_PERF_EVENTS)",
+}
+
+
+class NoCounters(OSError):
+    """This process cannot count on this machine, whatever the cgroup. strerror says why."""
 
 
 class Counted(NamedTuple):
@@ -68,14 +75,15 @@ class CgroupCounters:
     """Counters of one cgroup on several CPUs, counting from now until `close`.
 
     directory: the cgroup's, on this machine: of the v1 hierarchy perf_event, or of v2. A CPU that
-    went offline is left out. OSError: as perf_event_open; then nothing stays open.
+    went offline is left out. Raises NoCounters, or OSError (ENOENT: the group is gone); then
+    nothing stays open.
     """
 
     def __init__(self, directory: str, cpus: Sequence[int], events: Sequence[Event]) -> None:
         self._leaders: list[int] = []
         self._members: list[int] = []
         group = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        refused: OSError | None = None
+        offline: OSError | None = None
         try:
             for cpu in cpus:
                 try:
@@ -83,16 +91,17 @@ class CgroupCounters:
                 except OSError as error:
                     if error.errno != errno.ENODEV:
                         raise
-                    refused = error
+                    offline = error
                     continue
-                self._members += [
-                    _open(event, group, cpu, self._leaders[-1]) for event in events[1:]
-                ]
-            if refused is not None and not self._leaders:
-                raise refused
-        except BaseException:
+                leader = self._leaders[-1]
+                self._members += [_open(event, group, cpu, leader) for event in events[1:]]
+            if offline is not None and not self._leaders:
+                raise offline
+        except OSError as error:
             self.close()
-            raise
+            if error.errno not in _REASONS or not os.path.isdir(directory):
+                raise  # the group went while its descriptor was open: ENOENT too
+            raise NoCounters(error.errno, _REASONS[error.errno]) from error
         finally:
             os.close(group)
         self._bytes = 8 * (3 + len(events))

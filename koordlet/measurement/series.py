@@ -28,10 +28,12 @@ class Metric(StrEnum):
     SYSTEM_NUMA_MEMORY = "sys_numa_memory_usage"  # bytes; of: NUMA node
     NODE_GPU_CORE = "node_gpu_core_usage"  # percent of one GPU; of: UUID, detail: minor
     NODE_GPU_MEMORY = "node_gpu_memory_usage"  # bytes; of: UUID, detail: minor
-    NODE_PSI = "node_psi"  # percent; detail: "cpu.some.avg10" and so on
+    NODE_PSI = "node_psi"  # percent; detail: see psi.py
     NODE_DISK_READ = "node_disk_read_bytes"  # bytes/s; of: device name
     NODE_DISK_WRITE = "node_disk_write_bytes"  # bytes/s; of: device name
     NODE_DISK_BUSY = "node_disk_busy"  # ratio 0..1; of: device name
+    NODE_FILESYSTEM_SIZE = "node_filesystem_size_bytes"  # bytes; of: mount point
+    NODE_FILESYSTEM_USED = "node_filesystem_used_bytes"  # bytes; of: mount point
     NODE_NETWORK_RECEIVE = "node_network_receive_bytes"  # bytes/s; of: interface
     NODE_NETWORK_SEND = "node_network_send_bytes"  # bytes/s; of: interface
     # all best-effort pods
@@ -45,7 +47,7 @@ class Metric(StrEnum):
     POD_MEMORY_WITH_HOT_PAGES = "pod_memory_with_hot_page_usage"  # bytes
     POD_MEMORY_COLD = "pod_memory_cold_page_size"  # bytes
     POD_CPU_THROTTLED = "pod_cpu_throttled"  # ratio of periods, 0..1
-    POD_PSI = "pod_psi"  # percent; detail: "cpu.some.avg10" and so on
+    POD_PSI = "pod_psi"  # percent; detail: see psi.py
     POD_GPU_CORE = "pod_gpu_core_usage"  # percent of one GPU; detail: "UUID/minor"
     POD_GPU_MEMORY = "pod_gpu_memory_usage"  # bytes; detail: "UUID/minor"
     # containers; of: the id without a scheme
@@ -55,7 +57,7 @@ class Metric(StrEnum):
     CONTAINER_MEMORY_WITH_HOT_PAGES = "container_memory_with_hot_page_usage"  # bytes
     CONTAINER_MEMORY_COLD = "container_memory_cold_page_size"  # bytes
     CONTAINER_CPU_THROTTLED = "container_cpu_throttled"  # ratio of periods, 0..1
-    CONTAINER_PSI = "container_psi"  # percent; detail: "cpu.some.avg10" and so on
+    CONTAINER_PSI = "container_psi"  # percent; detail: see psi.py
     CONTAINER_CPI = "container_cpi"  # events in the window; detail: "cycle" or "instruction"
     CONTAINER_GPU_CORE = "container_gpu_core_usage"  # percent of one GPU; detail: "UUID/minor"
     CONTAINER_GPU_MEMORY = "container_gpu_memory_usage"  # bytes; detail: "UUID/minor"
@@ -63,6 +65,8 @@ class Metric(StrEnum):
     HOST_APP_CPU = "host_application_cpu_usage"  # cores
     HOST_APP_MEMORY = "host_application_memory_usage"  # bytes, without page cache
     HOST_APP_MEMORY_WITH_PAGE_CACHE = "host_application_memory_usage_with_page_cache"  # bytes
+    HOST_APP_MEMORY_WITH_HOT_PAGES = "host_application_memory_with_hot_page_usage"  # bytes
+    HOST_APP_MEMORY_COLD = "host_application_memory_cold_page_size"  # bytes
     # resctrl; of: group, detail: cache id, or "cache id/mbm_local_bytes" and so on
     RESCTRL_LLC = "resctrl_resource_llc"  # bytes
     RESCTRL_BANDWIDTH = "resctrl_resource_mb"  # bytes/s

@@ -17,10 +17,10 @@ import linux.perf_event
 from linux.perf_event import (
     CYCLES,
     INSTRUCTIONS,
-    NO_COUNTERS,
     CgroupCounters,
     Counted,
     Event,
+    NoCounters,
     parse_set,
 )
 from tests.conftest import require
@@ -118,16 +118,48 @@ def test_a_cpu_that_went_offline_is_left_out(group: Path, monkeypatch: pytest.Mo
     counters = CgroupCounters(str(group), [0, 1], (CPU_CLOCK,))
     assert counters.read() == (0.0,)
     counters.close()
-    with pytest.raises(OSError, match="offline"):
+    with pytest.raises(NoCounters):
         CgroupCounters(str(group), [1], (CPU_CLOCK,))
 
 
-def test_hardware_counters_count_or_are_refused_with_a_known_number(group: Path) -> None:
+def test_hardware_counters_count_or_say_why_not(group: Path) -> None:
     try:
         counters = CgroupCounters(str(group), [0], (CYCLES, INSTRUCTIONS))
-    except OSError as error:
-        assert error.errno in NO_COUNTERS
+    except NoCounters as error:
+        assert error.strerror and ("this machine" in error.strerror or "may not" in error.strerror)
     else:
         spin_in(group, 1)
         assert all(value >= 0 for value in counters.read())
         counters.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(errno.ENOENT, NoCounters), (errno.EACCES, NoCounters), (errno.EOPNOTSUPP, NoCounters),
+     (errno.ENODEV, NoCounters), (errno.ENOSYS, NoCounters), (errno.EMFILE, OSError)],
+)  # fmt: skip
+def test_a_machine_without_counters_differs_from_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, raised: type[OSError]
+) -> None:
+    def refuse(event: Event, directory: int, cpu: int, leader: int) -> int:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(linux.perf_event, "_open", refuse)
+    with pytest.raises(OSError) as refused:
+        CgroupCounters(str(tmp_path), [0], (CYCLES,))
+    assert isinstance(refused.value, NoCounters) is (raised is NoCounters)
+
+
+def test_a_group_that_goes_while_it_is_opened_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "group"
+    directory.mkdir()
+
+    def remove(event: Event, group: int, cpu: int, leader: int) -> int:
+        directory.rmdir()
+        raise OSError(errno.ENOENT, "the group is gone")
+
+    monkeypatch.setattr(linux.perf_event, "_open", remove)
+    with pytest.raises(FileNotFoundError):
+        CgroupCounters(str(directory), [0], (CYCLES,))

@@ -31,6 +31,7 @@ class MemoryState:
     oom_group: int = 0
     swappiness: int = 60
     file_bytes: int = 0
+    cold_bytes: int = 0  # of file_bytes: not used for 300 s
     peak_bytes: int = 0
     events: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
@@ -244,6 +245,33 @@ def _stat_v1(group: Cgroup) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _idle_page_stats(group: Cgroup) -> str:
+    """kidled's statistics; all zero while it does not scan."""
+    switches = group.kernel.switches
+    period = switches["kernel/mm/kidled/scan_period_in_seconds"]
+    hierarchy = switches["kernel/mm/kidled/use_hierarchy"]
+    counted = list(group.walk()) if hierarchy or group.parent is None else [group]
+    cold = sum(_state(one).cold_bytes for one in counted) if period else 0
+    warm = sum(_state(one).file_bytes for one in counted) - cold if period else 0
+    bounds = (1, 2, 5, 15, 30, 60, 120, 240)
+    at = next((at for at, bound in enumerate(bounds) if bound * period >= 300), len(bounds) - 1)
+    lines = [
+        "# version: 1.0", "# page_scans: 9", "# slab_scans: 0",
+        f"# scan_period_in_seconds: {period}", f"# use_hierarchy: {hierarchy}",
+        f"# buckets: {','.join(map(str, bounds))}", *["#"] * 8,
+    ]  # fmt: skip
+    for name in (
+        "csei", "dsei", "cfei", "dfei", "csui", "dsui", "cfui", "dfui", "csea", "dsea", "cfea",
+        "dfea", "csua", "dsua", "cfua", "dfua", "slab",
+    ):  # fmt: skip
+        row = [0] * len(bounds)
+        if name == "cfei":
+            row[0] += warm
+            row[at] += cold
+        lines.append(f"  {name} " + " ".join(f"{number:>15}" for number in row))
+    return "\n".join(lines) + "\n"
+
+
 def _hierarchical(group: Cgroup) -> int:
     return min(_state(above).max for above in [group, *group.ancestors()])
 
@@ -344,6 +372,7 @@ MEMORY = Controller(
         ),
         CgroupFile("memory.stat", _stat_v1),
         CgroupFile("memory.numa_stat", _numa_stat),
+        CgroupFile("memory.idle_page_stats", _idle_page_stats, feature=Feature.ALIBABA),
         CgroupFile(
             "memory.oom_control", lambda group: "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n"
         ),

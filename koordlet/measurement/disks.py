@@ -1,0 +1,152 @@
+"""Disks: bytes read and written, and how busy they are. File systems: size and use.
+
+A disk is a whole one: no partition, no volume or array on top of others, which would count the same
+bytes again, and no loop or memory device. Sources: docs/facts/kernel.md, "Block devices".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from koordlet.measurement.collecting import Round
+from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.series import Metric, Series
+from linux.block_devices import read_block_devices
+from linux.diskstats import parse_diskstats
+from linux.host import Host
+from linux.procfs import Mounted, parse_mountinfo
+
+_MOST_BYTES_S: Final = 1e12
+"""A rate above it is a defect of a counter and no sample: the fastest NVMe disks reach 15e9."""
+_NODE_ROOT: Final = "/proc/1/root"
+"""The mounts as the node's first process has them, also from within a container or a sandbox."""
+
+
+class _Disk:
+    """The series of one disk and its counters."""
+
+    __slots__ = ("busy", "busy_rate", "read", "read_rate", "write", "write_rate")
+
+    def __init__(self, name: str, interval_s: float) -> None:
+        self.read = Series(Metric.NODE_DISK_READ, name)
+        self.write = Series(Metric.NODE_DISK_WRITE, name)
+        self.busy = Series(Metric.NODE_DISK_BUSY, name)
+        self.read_rate, self.write_rate, self.busy_rate = (Rate(interval_s) for _ in range(3))
+
+
+class DiskCollector:
+    """Bytes per second and busy ratio of each disk."""
+
+    name = "disks"
+    gate = None
+
+    def __init__(
+        self, host: Host, *, sys_root: str = "/sys", interval_s: float = 1.0,
+        retention_s: float = 330.0,
+    ) -> None:  # fmt: skip
+        self.interval_s = interval_s
+        self.retention_s = retention_s
+        self._host = host
+        self._sys_root = sys_root
+        self._devices: frozenset[str] = frozenset()
+        self._disks: dict[str, _Disk] = {}
+
+    def sample(self, round_: Round) -> dict[Series, float]:
+        # Not a file that stays open: the kernel gives a page of it with each read.
+        counters = parse_diskstats(self._host.read("/proc/diskstats"))
+        at = round_.clock()
+        if counters.keys() != self._devices:
+            self._follow(frozenset(counters))
+        samples: dict[Series, float] = {}
+        for name, disk in self._disks.items():
+            found = counters[name]
+            for series, rate, value, unit, most in (
+                (disk.read, disk.read_rate, found.read_bytes, 1.0, _MOST_BYTES_S),
+                (disk.write, disk.write_rate, found.written_bytes, 1.0, _MOST_BYTES_S),
+                (disk.busy, disk.busy_rate, found.busy_ms, 1e-3, 1.0),
+            ):
+                per_second = rate.per_second(value, at)
+                known = None if per_second is None else within(per_second * unit, most)
+                if known is not None:
+                    samples[series] = known
+        return samples
+
+    def close(self) -> None:
+        self._devices = frozenset()
+        self._disks = {}
+
+    def _follow(self, devices: frozenset[str]) -> None:
+        """Find out which of the devices are disks; the counters of those known go on."""
+        # /proc/diskstats has the device's own name, sysfs a "!" for each slash in it.
+        disks = {
+            name.replace("!", "/")
+            for name in read_block_devices(self._host, sys_root=self._sys_root).disks()
+        }
+        self._disks = {
+            name: self._disks.get(name) or _Disk(name, self.interval_s)
+            for name in sorted(disks & devices)
+        }
+        self._devices = devices
+
+
+class Space(NamedTuple):
+    """A file system's size, and what is used of it, in bytes."""
+
+    size_bytes: int
+    used_bytes: int
+
+
+def local_space(path: str) -> Space:
+    """Return the space of the file system at `path`; OSError."""
+    found = os.statvfs(path)
+    return Space(found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
+
+
+class FileSystemCollector:
+    """Size and use of the file systems on block devices.
+
+    Each is counted once, at its first mount point: pods add bind mounts by the hundred. Network
+    and FUSE file systems are left out, because a server that does not answer would stall the round.
+    """
+
+    name = "filesystems"
+    gate = None
+
+    def __init__(
+        self, host: Host, space: Callable[[str], Space], *, sys_root: str = "/sys",
+        interval_s: float = 60.0, retention_s: float = 3660.0,
+    ) -> None:  # fmt: skip
+        """space: from a path of the node to its file system's space."""
+        self.interval_s = interval_s
+        self.retention_s = retention_s
+        self._host = host
+        self._space = space
+        self._sys_root = sys_root
+
+    def sample(self, round_: Round) -> dict[Series, float]:
+        devices = read_block_devices(self._host, sys_root=self._sys_root)
+        seen: set[str] = set()
+        samples: dict[Series, float] = {}
+        for mount in self._mounts():
+            if mount.device in seen or mount.type.startswith("fuse"):
+                continue
+            device = devices.find(mount.device) or devices.find(mount.source)
+            if device is None:
+                continue
+            seen.add(mount.device)
+            try:
+                space = self._space(f"{_NODE_ROOT}{mount.point}")
+            except OSError as error:
+                round_.problem(f"file system at {mount.point}: {error}")
+                continue
+            samples[Series(Metric.NODE_FILESYSTEM_SIZE, mount.point)] = space.size_bytes
+            samples[Series(Metric.NODE_FILESYSTEM_USED, mount.point)] = max(space.used_bytes, 0)
+        return samples
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _mounts(self) -> list[Mounted]:
+        return parse_mountinfo(self._host.read("/proc/1/mountinfo"))

@@ -1,0 +1,204 @@
+"""Pressure of the node, its pods and its containers.
+
+The detail of a series is `<resource>.<degree>.<measure>`: resource cpu, mem or io (the values of
+upstream's label); degree some or full; measure avg10, avg60 or avg300 (the kernel's moving
+averages) or `stall`, the percent of the time since the last sample. `stall` follows a change at
+once, while avg10 needs 20 s; a control loop reads it. A kernel without `full` for the CPU has no
+such series. Files: docs/facts/kernel.md, "Pressure".
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.kernel_files import GONE, KernelFile
+from koordlet.measurement.series import Metric, Series
+from linux.cgroup_paths import Layout
+from linux.psi import RESOURCES, Stall, parse_pressure
+
+_LABEL: Final = {"cpu": "cpu", "memory": "mem", "io": "io"}
+_FILE_BYTES: Final = 512
+"""Two lines of at most 80 bytes; the rest is for lines of later kernels."""
+_GROUPS_OF_SLICE: Final = 8
+"""Groups between two pauses, with three files each."""
+_PERCENT_OF_US: Final = 1e-4
+"""Microseconds of waiting per second, as percent of the time."""
+
+
+class _Lines:
+    """The series of one file, made once, and the counters of its lines."""
+
+    __slots__ = ("file", "full", "full_rate", "path", "some", "some_rate")
+
+    def __init__(
+        self, metric: Metric, of: str, resource: str, path: str, interval_s: float
+    ) -> None:
+        self.path = path
+        self.file: KernelFile | None = None
+        self.some = _series(metric, of, f"{_LABEL[resource]}.some")
+        self.full = _series(metric, of, f"{_LABEL[resource]}.full")
+        self.some_rate = Rate(interval_s)
+        self.full_rate = Rate(interval_s)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+        self.some_rate.forget()
+        self.full_rate.forget()
+
+    def read(self, round_: Round, samples: dict[Series, float]) -> bool:
+        """Add the samples; False where there is no such file. Raises OSError and ValueError."""
+        try:
+            if self.file is None:
+                self.file = round_.files.open(self.path, _FILE_BYTES)
+            content = self.file.read()
+            at = round_.clock()
+            pressure = parse_pressure(content)
+        except (OSError, ValueError) as error:
+            self.close()
+            if isinstance(error, OSError) and error.errno in GONE:
+                return False
+            raise
+        _add(samples, self.some, pressure.some, self.some_rate, at)
+        if pressure.full is not None:
+            _add(samples, self.full, pressure.full, self.full_rate, at)
+        return True
+
+
+def _series(metric: Metric, of: str, start: str) -> tuple[Series, Series, Series, Series]:
+    avg10, avg60, avg300, stall = (
+        Series(metric, of, f"{start}.{measure}")
+        for measure in ("avg10", "avg60", "avg300", "stall")
+    )
+    return avg10, avg60, avg300, stall
+
+
+def _add(
+    samples: dict[Series, float],
+    series: tuple[Series, Series, Series, Series],
+    stall: Stall,
+    rate: Rate,
+    at: float,
+) -> None:
+    samples[series[0]] = stall.avg10
+    samples[series[1]] = stall.avg60
+    samples[series[2]] = stall.avg300
+    waited_us = rate.per_second(stall.total_us, at)
+    share = None if waited_us is None else within(waited_us * _PERCENT_OF_US, 100.0)
+    if share is not None:
+        samples[series[3]] = share
+
+
+class PressureCollector:
+    """Pressure of node, pods and containers."""
+
+    name = "psi"
+    gate = "PSICollector"
+
+    def __init__(self, *, interval_s: float = 10.0, retention_s: float = 630.0) -> None:
+        """interval_s: upstream's psi-collector-interval. retention_s: chosen, ten minutes."""
+        self.interval_s = interval_s
+        self.retention_s = retention_s
+        self._targets: Targets | None = None
+        self._node: list[_Lines] = []
+        self._groups: dict[tuple[Metric, str, str], list[_Lines]] = {}
+        self._without_groups = False
+
+    def sample(self, round_: Round) -> dict[Series, float]:
+        if round_.targets is not self._targets:
+            self._follow(round_.targets)
+        samples: dict[Series, float] = {}
+        node = self._read(round_, self._node, samples, "the node")
+        if self._without_groups:
+            round_.problem("no pressure of groups: this kernel has no such files on cgroup v1")
+            return samples
+        groups = 0
+        for index, ((_, _, cgroup), lines) in enumerate(self._groups.items(), 1):
+            groups += self._read(round_, lines, samples, cgroup)
+            if not index % _GROUPS_OF_SLICE:
+                round_.pause()
+        if not node and not groups:
+            raise Unavailable("this kernel has no PSI (CONFIG_PSI)")
+        layout = round_.targets.layout
+        # The files of v1 are Alibaba's: tried again only when the groups change.
+        self._without_groups = (
+            layout is not None and layout.version == 1 and bool(self._groups) and not groups
+        )
+        return samples
+
+    def close(self) -> None:
+        for lines in (self._node, *self._groups.values()):
+            _close(lines)
+        self._node = []
+        self._groups = {}
+        self._targets = None
+
+    def _read(
+        self, round_: Round, lines: list[_Lines], samples: dict[Series, float], what: str
+    ) -> int:
+        """Return the number of files that were read."""
+        found = 0
+        for one in lines:
+            try:
+                found += one.read(round_, samples)
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    raise Unavailable(
+                        "PSI is off: psi=1 on the kernel's command line switches it on"
+                    ) from None
+                round_.problem(f"{what}: {error}")
+            except ValueError as error:
+                round_.problem(f"{what}: {error}")
+        return found
+
+    def _follow(self, targets: Targets) -> None:
+        """Keep the groups that are still there, and close the others."""
+        if self._targets is None or self._targets.layout != targets.layout:
+            self.close()
+        if not self._node:
+            self._node = self._lines(Metric.NODE_PSI, "", "/proc/pressure/{}")
+        former = self._groups
+        self._groups = {}
+        layout = targets.layout
+        if layout is not None and layout.has("cpuacct"):
+            for key in _groups(targets):
+                known = former.pop(key, None)
+                self._groups[key] = known or self._lines(key[0], key[1], _pattern(layout, key[2]))
+        for gone in former.values():
+            _close(gone)
+        self._targets = targets
+        self._without_groups = False
+
+    def _lines(self, metric: Metric, of: str, pattern: str) -> list[_Lines]:
+        return [
+            _Lines(metric, of, resource, pattern.format(resource), self.interval_s)
+            for resource in RESOURCES
+        ]
+
+
+def _pattern(layout: Layout, cgroup: str) -> str:
+    # On v1 Alibaba's kernel has the files in cpuacct; on v2 there is one hierarchy.
+    directory = layout.directory("cpuacct", cgroup).replace("{", "{{").replace("}", "}}")
+    return f"{directory}/{{}}.pressure"
+
+
+def _groups(targets: Targets) -> list[tuple[Metric, str, str]]:
+    found: list[tuple[Metric, str, str]] = []
+    for pod in targets.pods:
+        if pod.cgroup:
+            found.append((Metric.POD_PSI, pod.uid, pod.cgroup))
+        found += [
+            (Metric.CONTAINER_PSI, container.id, container.cgroup)
+            for container in pod.containers
+            if container.cgroup
+        ]
+    return found
+
+
+def _close(lines: list[_Lines]) -> None:
+    for one in lines:
+        one.close()
