@@ -21,14 +21,17 @@ import msgspec
 from koordlet.measurement import saved
 from koordlet.measurement.collecting import Collector, Round, Targets, Unavailable
 from koordlet.measurement.kernel_files import KernelFiles
-from koordlet.measurement.store import Store
+from koordlet.measurement.store import Store, View
 from service.repeats import Repeats
+from service.scheduling import schedule_this_thread
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.0005
 """The pause between slices of a round, as the reconciler's: longer than the event loop needs to
 take the interpreter."""
+_SLICE_US: Final = 20_000
+"""The thread's slice, as the reconciler's: it does not interrupt a thread that answers a hook."""
 _EARLY_S: Final = 0.001
 """A wait may end so much early; the tick counts as reached."""
 _UNAVAILABLE_AGAIN_S: Final = 30.0
@@ -47,9 +50,10 @@ _MOST_PROBLEMS: Final = 3
 class CollectorStatus(msgspec.Struct, frozen=True):
     """One collector, for status.
 
-    state: "off" (its gate or setting), "waiting" (before its first samples), "ready", "unavailable"
-    (the kernel or node does not offer it) or "failing". age_s: since its last samples; None without
-    any. error: why there are none now, or what is left out of them. took_ms: the last round's time.
+    state: "off" (its gate or setting), "waiting" (before its first round), "ready", "unavailable"
+    (the kernel or node does not offer it) or "failing". age_s: since its last good round, which may
+    have no samples on a node without pods; None before one. error: why the last round was not good,
+    or what it left out. took_ms: the last round's time.
     series, bytes: of its table. left_out: samples that the store did not take.
     """
 
@@ -101,7 +105,7 @@ def _always(_collector: Collector) -> bool:
     return True
 
 
-def _nothing(_now: float) -> None:
+def _nothing(_view: View) -> None:
     pass
 
 
@@ -111,7 +115,7 @@ class Sampler:
 
     targets: returns what is measured, a new value for each change; called once a round.
     enabled: whether a collector shall run now; called once a tick for each.
-    after_round: called after each round with its moment; what it raises is logged.
+    after_round: called after each round with the samples as of its moment; what it raises is logged.
     """
 
     store: Store
@@ -119,7 +123,7 @@ class Sampler:
     files: KernelFiles
     targets: Callable[[], Targets]
     enabled: Callable[[Collector], bool] = _always
-    after_round: Callable[[float], None] = _nothing
+    after_round: Callable[[View], None] = _nothing
     saved_file: SavedFile | None = None
     tick_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
@@ -194,6 +198,7 @@ class Sampler:
     # --- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        schedule_this_thread(slice_us=_SLICE_US)
         try:
             begun = self.clock()
             tick = 0
@@ -220,7 +225,7 @@ class Sampler:
                     self._sample(slot, now, targets)
             self._rounds += 1
             self._round_s = self.clock() - now
-            self.after_round(now)
+            self.after_round(self.store.view(now))
             if self.clock() - self._saved_at >= _SAVE_EVERY_S:
                 self.save()
         except Exception:
@@ -254,10 +259,7 @@ class Sampler:
             self._log_failure(collector.name, error)
         else:
             slot.error = _summary(round_.problems)
-            if samples:
-                slot.sampled_at, slot.state = now, "ready"
-            elif slot.state != "ready":
-                slot.state = "waiting"
+            slot.sampled_at, slot.state = now, "ready"
         slot.took_s = self.clock() - begun
 
     @staticmethod

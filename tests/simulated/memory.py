@@ -279,6 +279,7 @@ def _hierarchical(group: Cgroup) -> int:
 def _numa_stat(group: Cgroup) -> str:
     nodes = sorted(group.kernel.online_nodes)
     anon, file = anon_bytes(group), file_bytes(group)
+    own_anon = sum(task.anon_bytes for task in group.tasks.values())
     first = nodes[0]
 
     def line(number: int) -> str:
@@ -286,11 +287,15 @@ def _numa_stat(group: Cgroup) -> str:
 
     if group.hierarchy.version == 2:
         return f"anon {line(anon)}\nfile {line(file)}\nunevictable {line(0)}\n"
-    total, file_pages, anon_pages = (n // PAGE_SIZE for n in (anon + file, file, anon))
-    return (
-        f"total={total} {line(total)}\nfile={file_pages} {line(file_pages)}\n"
-        f"anon={anon_pages} {line(anon_pages)}\nunevictable=0 {line(0)}\n"
-    )
+    lines: list[str] = []
+    for prefix, of_file, of_anon in (
+        ("", _state(group).file_bytes, own_anon),
+        ("hierarchical_", file, anon),
+    ):
+        counts = {"total": of_anon + of_file, "file": of_file, "anon": of_anon, "unevictable": 0}
+        for name, number in counts.items():
+            lines.append(f"{prefix}{name}={number // PAGE_SIZE} {line(number // PAGE_SIZE)}")
+    return "\n".join(lines) + "\n"
 
 
 def _events(group: Cgroup) -> str:
