@@ -115,7 +115,7 @@ class Sampler:
 
     targets: returns what is measured, a new value for each change; called once a round.
     enabled: whether a collector shall run now; called once a tick for each.
-    after_round: called after each round with the samples as of its moment; what it raises is logged.
+    after_round: called after each round with the samples as of its moment; it may raise.
     """
 
     store: Store
