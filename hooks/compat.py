@@ -20,6 +20,8 @@ NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
 OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
 EVICT_BE_BY_PRIORITY_ALONE: Final = "EvictBEByPriorityAlone"
 EVICTION_MEASURES_COARSELY: Final = "EvictionMeasuresCoarsely"
+BEST_EFFORT_POOL_ALWAYS: Final = "BestEffortPoolAlways"
+SUPPRESS_WITHOUT_DAMPING: Final = "SuppressWithoutDamping"
 
 SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -43,6 +45,10 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
         EVICTION_MEASURES_COARSELY: (
             "evictions by use count whole percents, and memory by one sample"
         ),
+        BEST_EFFORT_POOL_ALWAYS: (
+            "best-effort pods are kept off LSE pods' and reserved CPUs while suppression is off"
+        ),
+        SUPPRESS_WITHOUT_DAMPING: "CPU suppression follows every change of one CPU at once",
     }
 )
 """Name -> what it does when it is on."""

@@ -31,7 +31,8 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
     """Return the outcome of `claims`, all on one resource and key, in the policies' order.
 
     requested: kubelet's request, the base when no claim sets a value. None, together with modifiers
-    alone, gives no outcome: there is nothing to modify.
+    alone, gives no outcome: there is nothing to modify. Of CPU sets the base is then all CPUs, so a
+    bound WITHIN is the value.
     """
     if len(claims) == 1 and claims[0].op is Op.SET:
         return Outcome(value=claims[0].value, winner=claims[0])
@@ -46,6 +47,8 @@ def compose(claims: Sequence[Claim], requested: Value | None) -> Outcome | None:
         if winner is None or claim.rank > winner.rank:
             winner = claim
     value = requested if winner is None else winner.value
+    if value is None:
+        value = _bound_of_cpus(modifiers)
     if value is None:
         return None
     effective: list[Claim] = []
@@ -81,6 +84,14 @@ def resolve_conflicts(outcomes: Mapping[ResourceKey, Outcome]) -> Mapping[Resour
     settled = {key: outcome for key, outcome in outcomes.items() if key != goes}
     settled[stays] = replace(settled[stays], losers=settled[stays].losers + overruled)
     return settled
+
+
+def _bound_of_cpus(modifiers: Sequence[Claim]) -> CpuSet | None:
+    """Return the first bound of a CPU set, which the others narrow; None without one."""
+    for claim in modifiers:
+        if claim.op is Op.WITHIN and isinstance(claim.value, CpuSet):
+            return claim.value
+    return None
 
 
 def _shape(claim: Claim, value: Value) -> Value:

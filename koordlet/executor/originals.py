@@ -61,12 +61,15 @@ class Originals:
         """Plan to journal the original, and `texts` as ours, before they are written."""
         record = self.record_of(slot, plan)
         if record is None:
+            inherited = self.inherited(slot, plan)
             record = Record(
                 place=slot.place,
                 inode=self._texts.inode(slot.directory),
                 resource=slot.resource,
                 key=slot.key,
-                original=self.inherited(slot, plan) or slot.found,
+                original=inherited or slot.found,
+                # The groups below may have inherited it as well.
+                ours=(slot.found,) if inherited and slot.found is not None else (),
             )
             record = self.as_requested(slot, record)
         if slot.want is not None:
@@ -103,10 +106,14 @@ class Originals:
     def inherited(self, slot: Slot, plan: Plan) -> str | None:
         """Return what a new group would have inherited from its parent without koordlet.
 
-        On Alibaba's kernel a new group inherits its parent's identity, so a value that no program
-        wrote there may be ours. None: this value is not.
+        On Alibaba's kernel a new group inherits its parent's identity, and on cgroup v1 runtimes
+        and kubelet copy the parent's CPU set to it, so a value that was there before our first
+        write may be ours. None: this value is not.
         """
-        if slot.resource is not Resource.CPU_BVT or slot.found is None:
+        copied = slot.resource is Resource.CPU_BVT or (
+            slot.resource is Resource.CPUSET_CPUS and self._texts.layout.version == 1
+        )
+        if not copied or slot.found is None:
             return None
         above = (parent_of(slot.place), slot.resource, "")
         record = plan.records.get(above) or self._journal.get(*above)

@@ -19,6 +19,7 @@ from hooks.facts import NodeInputs
 from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import ContainerSubject, HostAppSubject, Pod
 from koordlet.measurement.series import Measurements
+from linux.topology import Cpu
 
 
 class PodOnNode(msgspec.Struct, frozen=True):
@@ -31,11 +32,13 @@ class PodOnNode(msgspec.Struct, frozen=True):
 
 class NodeAmounts(msgspec.Struct, frozen=True):
     """What the node has. allocatable: the Node's, by resource name; CPU in milli-cores (batch-cpu
-    and mid-cpu too), memory in bytes; empty without an API server."""
+    and mid-cpu too), memory in bytes; empty without an API server. cpus: the CPUs that are online;
+    empty while their topology is not known."""
 
     cpu_milli: int
     memory_bytes: int
     allocatable: Mapping[str, int] = {}
+    cpus: tuple[Cpu, ...] = ()
 
 
 class Situation(msgspec.Struct, frozen=True):

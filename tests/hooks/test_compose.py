@@ -93,6 +93,11 @@ def _at_least(value: int, resource: Resource = QUOTA) -> Claim:
         ([_cpus("0-3"), _cpus("6-7", Op.WITHIN)], None, CpuSet.parse("0-3")),
         ([_cpus("0-3"), _cpus("6", Op.AT_LEAST)], None, CpuSet.parse("0-3,6")),
         ([_cpus("2-5", Op.WITHIN)], CpuSet.parse("0-7"), CpuSet.parse("2-5")),
+        # without a base the bounds of CPU sets are the value: all CPUs, within the bound
+        ([_cpus("2-5", Op.WITHIN)], None, CpuSet.parse("2-5")),
+        ([_cpus("2-5", Op.WITHIN), _cpus("4-7", Op.WITHIN)], None, CpuSet.parse("4-5")),
+        ([_cpus("2-5", Op.WITHIN), _cpus("8", Op.AT_LEAST)], None, CpuSet.parse("2-5,8")),
+        ([_cpus("8", Op.AT_LEAST)], None, None),
         ([_cpus("0-3"), _claim(3, Op.WITHIN, resource=CPUS)], None, CpuSet.parse("0-3")),
     ],
 )

@@ -1,0 +1,1 @@
+"""Tests of the QoS strategies: control laws as tables, invariants as properties."""
