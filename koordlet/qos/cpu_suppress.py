@@ -23,31 +23,30 @@ Upstream's rule and the worked examples: docs/facts/koordlet.md, "CPU suppressio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import ceil
 from typing import Final, NamedTuple
 
 import msgspec
 
-from apis.annotations import parse_resource_status
 from apis.cpuset import NO_CPUS, CpuSet
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
     ANNOTATION_RESOURCE_STATUS,
-    ANNOTATION_SYSTEM_QOS_RESOURCE,
     CPU,
 )
 from apis.nodeslo import CgroupBase, CPUSuppressPolicy
 from apis.qos import KubeQoS, QoSClass
 from apis.quantity import ZERO
-from apis.topology import parse_node_reservation, parse_system_qos_resource
+from apis.topology import parse_node_reservation
 from hooks import compat
 from hooks.claim import Claim, Op, Rank
 from hooks.standing import Claims, Standing
 from hooks.subject import Level, Pod, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.cpu_choice import choose, share
+from koordlet.qos.cpu_owners import ENDED, Owners, allocated, kubelet_is_static, owners_of
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
 
@@ -73,7 +72,6 @@ _HOLD_S: Final = 10.0
 shorter; a node that is not measured must not stay suppressed for ever."""
 
 _SLO: Final = "NodeSLO spec.resourceUsedThresholdWithBE"
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _ROOT: Final = QosSubject(KubeQoS.BESTEFFORT, "").key
 
 _USED_BY_LS: Final = ("be_suppress_ls_used_cpu_cores", ())
@@ -126,16 +124,6 @@ class State(msgspec.Struct, frozen=True):
     measured_at: float = 0.0
     last: Verdict = Verdict()
     complained: frozenset[str] = frozenset()
-
-
-class Owners(NamedTuple):
-    """Who has the CPUs. free: what best-effort pods may use; lsr: those of `free` that LSR pods
-    own. errors: bad annotations of the node."""
-
-    everything: CpuSet
-    free: CpuSet
-    lsr: CpuSet
-    errors: tuple[InputError, ...] = ()
 
 
 def step(state: State, situation: Situation) -> tuple[State, Verdict]:
@@ -272,67 +260,6 @@ def _reserved_milli(situation: Situation) -> int:
     return max(kept, reservation.amounts().get(CPU, ZERO).milli_value())
 
 
-# -- who has which CPU ------------------------------------------------------------------------
-
-
-def owners_of(situation: Situation) -> Owners:
-    """Return the CPUs that best-effort pods may use.
-
-    Where two pods name one CPU, the stricter class counts. Pods that ended own nothing.
-    """
-    inputs, kernel = situation.inputs, situation.inputs.kernel
-    everything = CpuSet(cpu.cpu for cpu in situation.node.cpus)
-    if kernel.pods_cpus is not None:
-        everything &= kernel.pods_cpus
-    errors: list[InputError] = []
-    obj = f"Node {inputs.node.name}"
-    reserved = exclusive = NO_CPUS
-    try:
-        text = inputs.node.annotations.get(ANNOTATION_NODE_RESERVATION) or "null"
-        reserved = parse_node_reservation(text, obj=obj).reserved_cpus
-    except InputError as error:
-        errors.append(error)
-    system = inputs.topology.system_qos if inputs.topology is not None else None
-    try:
-        text = inputs.node.annotations.get(ANNOTATION_SYSTEM_QOS_RESOURCE) or ""
-        system = parse_system_qos_resource(text, obj=obj) if text else system
-    except InputError as error:
-        errors.append(error)
-    if system is not None and system.cpuset_exclusive:
-        exclusive = system.cpus
-    lse = CpuSet.union(allocated(pod) for pod in _living(situation, QoSClass.LSE))
-    lsr = CpuSet.union(allocated(pod) for pod in _living(situation, QoSClass.LSR))
-    free = everything - reserved - exclusive - lse
-    if kubelet_is_static(situation):
-        # The pools lack what kubelet gave to single containers.
-        assert inputs.topology is not None
-        pools = CpuSet.union(pool.cpus for pool in inputs.topology.be_shared_pools)
-        free = free & pools or free
-    return Owners(everything, free, free & lsr, tuple(errors))
-
-
-def _living(situation: Situation, qos: QoSClass) -> Iterator[Pod]:
-    return (one.pod for one in situation.pods if one.pod.qos is qos and one.pod.phase not in _ENDED)
-
-
-def allocated(pod: Pod) -> CpuSet:
-    """Return the CPUs that the scheduler gave the pod; none where the annotation is bad, which
-    `CPUSetAllocator` reports."""
-    text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
-    if not text:
-        return NO_CPUS
-    try:
-        return parse_resource_status(text, obj=pod.obj).cpus
-    except InputError:
-        return NO_CPUS
-
-
-def kubelet_is_static(situation: Situation) -> bool:
-    """Return whether kubelet gives CPUs to single containers itself."""
-    topology = situation.inputs.topology
-    return topology is not None and topology.cpu_manager_policy.policy == "static"
-
-
 # -- policy cpuset ----------------------------------------------------------------------------
 
 
@@ -401,8 +328,8 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     """Return the claims that keep best-effort cgroups within `cpus`.
 
     Host applications below the besteffort directory are kept there too: on v1 a directory cannot
-    be narrower than one below it. A pod with CPUs of its own stays inside these; where none of them is in `cpus`, the
-    directories above it hold them as well, since the kernel would refuse them otherwise (v1).
+    be narrower than one below it. A pod with CPUs of its own stays inside these; where none of them
+    is in `cpus`, the directories above it hold them as well, or v1 would refuse them.
 
     Under kubelet's static policy the besteffort and pod directories are left alone: kubelet sets
     its shared CPUs on containers, which a narrower directory would refuse.
@@ -430,7 +357,7 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     by_subject |= {app.key: within for app in situation.host_apps if app.name in below}
     for one in situation.pods:
         own = NO_CPUS
-        if one.pod.kube_qos is KubeQoS.BESTEFFORT and one.pod.phase not in _ENDED:
+        if one.pod.kube_qos is KubeQoS.BESTEFFORT and one.pod.phase not in ENDED:
             own = allocated(one.pod) & owners.everything
         if own and not own & cpus:
             held = f"CPUs allocated to {one.pod.obj}"
