@@ -227,7 +227,7 @@ def is_best_effort(pod: Pod) -> bool:
 
 
 def apps_below_best_effort(situation: Situation) -> frozenset[str]:
-    """Return the names of the host applications whose cgroup lies below the besteffort directory."""
+    """Return the names of the host applications that run below the besteffort directory."""
     return frozenset(
         app.name
         for app in situation.inputs.slo.host_applications
