@@ -68,6 +68,9 @@ class KernelFacts(msgspec.Struct, frozen=True):
 class NodeMeta(msgspec.Struct, frozen=True):
     """The part of the Node object that policies and strategies read.
 
+    allocatable, capacity: by resource name; CPU in milli-cores (batch-cpu and mid-cpu too), memory
+        and others in their units. Only strategies and reports see these: the manager changes
+        batch resources every minute, and no policy's rule depends on them.
     pressures: kubelet's conditions MemoryPressure, DiskPressure and PIDPressure that are true now:
         kubelet then evicts pods itself.
     """
@@ -77,6 +80,8 @@ class NodeMeta(msgspec.Struct, frozen=True):
     annotations: Mapping[str, str] = {}
     allocatable_memory_bytes: int | None = None
     allocatable_cpu_milli: int | None = None
+    allocatable: Mapping[str, int] = {}
+    capacity: Mapping[str, int] = {}
     pressures: frozenset[str] = frozenset()
 
 

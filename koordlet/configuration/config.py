@@ -162,6 +162,40 @@ class Audit(Section, frozen=True):
     max_events: int = 2048
 
 
+class Measuring(Section, frozen=True):
+    """The collectors. All defaults are upstream's.
+
+    interval: of rounds, and of every collector without an interval of its own. page_cache, resctrl:
+    run the collectors of page cache, and of cache and memory bandwidth. cpi_window: how long events
+    are counted for a sample.
+    """
+
+    interval: Seconds = Seconds(1)
+    storage_interval: Seconds = Seconds(1)
+    psi_interval: Seconds = Seconds(10)
+    cpi_interval: Seconds = Seconds(60)
+    cpi_window: Seconds = Seconds(10)
+    cold_page_interval: Seconds = Seconds(5)
+    page_cache: bool = False
+    resctrl: bool = False
+    resctrl_interval: Seconds = Seconds(10)
+
+
+class Qos(Section, frozen=True):
+    """The strategies. All defaults are upstream's.
+
+    interval: between two steps of every strategy without an interval of its own. cool_down: after
+    evictions for a resource, before the next ones.
+    """
+
+    interval: Seconds = Seconds(1)
+    cpu_suppress_interval: Seconds = Seconds(1)
+    cpu_evict_interval: Seconds = Seconds(1)
+    cpu_evict_cool_down: Seconds = Seconds(20)
+    memory_evict_interval: Seconds = Seconds(1)
+    memory_evict_cool_down: Seconds = Seconds(4)
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -198,6 +232,8 @@ class Config(Section, frozen=True):
     feature_gates: Mapping[str, bool] = {}
     intervals: Intervals = Intervals()
     writes: Writes = Writes()
+    measuring: Measuring = Measuring()
+    qos: Qos = Qos()
     http: Http = Http()
     kubernetes: Kubernetes = Kubernetes()
     kubelet: Kubelet = Kubelet()

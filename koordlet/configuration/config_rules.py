@@ -29,6 +29,9 @@ _LEAST_PROBE_S: Final = 10
 _LEAST_TIMEOUT_S: Final = 0.1
 """Minimum values. Chosen: half of each keeps a full node busy with periodic work alone, and a
 time-out below 100 ms fails on a loaded node."""
+_LEAST_ROUND_S: Final = 1
+"""Upstream's minimum of a collector's interval, below which it does not start. A cgroup's CPU
+counter over half a second has an error of several percent."""
 _LONGEST_REBUILD_S: Final = 60
 """Chosen: an operator who changes a NodeSLO and sees nothing for a minute believes it lost."""
 _LONGEST_SITE_CALL_S: Final = 0.5
@@ -135,6 +138,16 @@ def _numbers(config: Config) -> Iterator[Wrong]:
         ("cri.interval", config.cri.interval, _LEAST_POLL_S),
         ("cri.timeout", config.cri.timeout, _LEAST_TIMEOUT_S),
         ("nri.backoff", config.nri.backoff, _LEAST_TIMEOUT_S),
+        ("measuring.interval", config.measuring.interval, _LEAST_ROUND_S),
+        ("measuring.storageInterval", config.measuring.storage_interval, _LEAST_ROUND_S),
+        ("measuring.psiInterval", config.measuring.psi_interval, _LEAST_ROUND_S),
+        ("measuring.cpiInterval", config.measuring.cpi_interval, _LEAST_ROUND_S),
+        ("measuring.coldPageInterval", config.measuring.cold_page_interval, _LEAST_ROUND_S),
+        ("measuring.resctrlInterval", config.measuring.resctrl_interval, _LEAST_ROUND_S),
+        ("qos.interval", config.qos.interval, _LEAST_ROUND_S),
+        ("qos.cpuSuppressInterval", config.qos.cpu_suppress_interval, _LEAST_ROUND_S),
+        ("qos.cpuEvictInterval", config.qos.cpu_evict_interval, _LEAST_ROUND_S),
+        ("qos.memoryEvictInterval", config.qos.memory_evict_interval, _LEAST_ROUND_S),
     ):
         if seconds < least:
             yield field, float(seconds), f"shorter than {least} s"

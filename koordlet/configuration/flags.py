@@ -135,17 +135,27 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "enable-node-metric-report": Flag(_B),
     "enable-pod-taskids": Flag(_B),
     "xpu-enforce-collect-from-device-infos": Flag(_B),
-    "collect-res-used-interval": Flag(_D),
+    "collect-res-used-interval": Flag(_D, "measuring.interval", "how often is measured"),
     "collect-sys-metric-outdated-interval": Flag(_D),
     "collect-node-cpu-info-interval": Flag(_D),
-    "collect-node-storage-info-interval": Flag(_D),
-    "cpi-collector-interval": Flag(_D),
-    "psi-collector-interval": Flag(_D),
-    "collect-cpi-timewindow": Flag(_D),
-    "coldpage-collector-interval": Flag(_D),
-    "enable-pagecache-collector": Flag(_B),
-    "enable-resctrl-collector": Flag(_B),
-    "resctrl-collector-interval": Flag(_D),
+    "collect-node-storage-info-interval": Flag(
+        _D, "measuring.storageInterval", "how often disks and file systems are measured"
+    ),
+    "cpi-collector-interval": Flag(_D, "measuring.cpiInterval", "how often CPI is measured"),
+    "psi-collector-interval": Flag(_D, "measuring.psiInterval", "how often pressure is measured"),
+    "collect-cpi-timewindow": Flag(
+        _D, "measuring.cpiWindow", "how long CPI is counted for a sample"
+    ),
+    "coldpage-collector-interval": Flag(
+        _D, "measuring.coldPageInterval", "how often cold memory is measured"
+    ),
+    "enable-pagecache-collector": Flag(_B, "measuring.pageCache", "measure page cache"),
+    "enable-resctrl-collector": Flag(
+        _B, "measuring.resctrl", "measure cache and memory bandwidth; needs gate ResctrlCollector"
+    ),
+    "resctrl-collector-interval": Flag(
+        _D, "measuring.resctrlInterval", "how often these are measured"
+    ),
     "metric-gc-interval-seconds": Flag(_S),
     "metric-expire-seconds": Flag(_S),
     "tsdb-path": Flag(_T),
@@ -158,12 +168,22 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "tsdb-min-block-duration": Flag(_D),
     "tsdb-max-block-duration": Flag(_D),
     "tsdb-head-chunks-write-buffer-size": Flag(_I),
-    "reconcile-interval-seconds": Flag(_S),
-    "cpu-suppress-interval-seconds": Flag(_S),
-    "cpu-evict-interval-seconds": Flag(_S),
-    "memory-evict-interval-seconds": Flag(_S),
-    "memory-evict-cool-time-seconds": Flag(_S),
-    "cpu-evict-cool-time-seconds": Flag(_S),
+    "reconcile-interval-seconds": Flag(_S, "qos.interval", "between two steps of a QoS strategy"),
+    "cpu-suppress-interval-seconds": Flag(
+        _S, "qos.cpuSuppressInterval", "between two steps of CPU suppression"
+    ),
+    "cpu-evict-interval-seconds": Flag(
+        _S, "qos.cpuEvictInterval", "between two steps of CPU eviction"
+    ),
+    "memory-evict-interval-seconds": Flag(
+        _S, "qos.memoryEvictInterval", "between two steps of memory eviction"
+    ),
+    "memory-evict-cool-time-seconds": Flag(
+        _S, "qos.memoryEvictCoolDown", "after evictions for memory, before the next ones"
+    ),
+    "cpu-evict-cool-time-seconds": Flag(
+        _S, "qos.cpuEvictCoolDown", "after evictions for CPU, before the next ones"
+    ),
     "only-evict-by-api": Flag(_B),
     "qos-extension-plugins": Flag(_T),
     "audit-log-dir": Flag(_T, "audit.directory", "where the audit log is written"),

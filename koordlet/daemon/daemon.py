@@ -109,6 +109,8 @@ class Daemon:
         parts.feeds.start()
         await self._endpoints.open_hook_service()
         self._background.spawn("audit", parts.audit.run())
+        parts.dynamics.start()
+        self._background.spawn("leases", parts.dynamics.end_leases())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))
         if config.nri.enabled:
@@ -125,6 +127,7 @@ class Daemon:
         parts = self.parts
         self._notifier.send(STOPPING="1")
         parts.nri.stop()
+        parts.dynamics.stop()
         parts.feeds.close()
         if parts.site_watch is not None:
             parts.site_watch.close()

@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from apis.effective_nodeslo import default_nodeslo
 from hooks.facts import NodeMeta
 from koordlet.configuration.config import Config
@@ -248,7 +250,10 @@ class Feeds:
         self._rules.change(
             slo=objects.slo if objects.slo is not None else default_nodeslo(),
             topology=objects.topology,
-            node=objects.node if objects.node is not None else NodeMeta(self._config.node_name),
+            node=NodeMeta(self._config.node_name)
+            if objects.node is None
+            # Batch resources change every minute, and no rule depends on them.
+            else msgspec.structs.replace(objects.node, allocatable={}, capacity={}),
         )
         self._daemon.objects_changed()
 

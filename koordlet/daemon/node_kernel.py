@@ -16,6 +16,7 @@ import msgspec
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
 from koordlet.events import Events, Severity
+from koordlet.node.hardware import Machine, read_machine
 from koordlet.node.machine import layout_of
 from koordlet.node.probe import Probed, pods_cpus, probe_kernel
 from linux.cgroup_paths import Layout
@@ -48,6 +49,8 @@ class NodeKernel:
         self._looking = False
         self.layout: Layout | None = None
         self.probed: Probed | None = None
+        self.machine: Machine | None = None
+        """CPUs and memory; None until they were read."""
 
     @property
     def burst_above_quota(self) -> bool:
@@ -67,6 +70,21 @@ class NodeKernel:
         loop = asyncio.get_running_loop()
         self.probed = await loop.run_in_executor(self._workers, probe_kernel, self._host, layout)
         self._rules.change(kernel=self.probed.facts)
+        await self._look_at_machine()
+
+    async def _look_at_machine(self) -> None:
+        """Read CPUs and memory; if that fails, the last ones stay."""
+        loop = asyncio.get_running_loop()
+        try:
+            self.machine = await loop.run_in_executor(self._workers, read_machine, self._host)
+        except (OSError, ValueError) as error:
+            self._events.add(
+                "kernel",
+                "machine",
+                f"CPUs and memory cannot be read, no strategy runs: {error}"
+                if self.machine is None
+                else f"CPUs and memory cannot be read, the last ones count: {error}",
+            )
 
     async def probe_again(self) -> None:
         """Probe the kernel's features again; if that fails, the last facts stay in force."""
@@ -84,6 +102,7 @@ class NodeKernel:
         facts = msgspec.structs.replace(self.probed.facts, pods_cpus=cpus)
         self.probed = msgspec.structs.replace(self.probed, facts=facts)
         self._rules.change(kernel=facts)
+        await self._look_at_machine()
 
     async def find_kubepods(self, live: Iterable[str]) -> None:
         """Look for the pods' root while it is not known, and probe there. live: pods' cgroups.

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
+from hooks.standing import Standing
 from koordlet.configuration.config import Config
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
+from koordlet.daemon.dynamics import Dynamics, Shortages
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
 from koordlet.daemon.node_kernel import NodeKernel
@@ -32,6 +34,8 @@ from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.strategy import Note
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -131,6 +135,18 @@ class Parts:
             workers=self.workers,
             surroundings=self,
         )
+        self.dynamics = Dynamics(
+            config,
+            STRATEGIES,
+            state=self.state,
+            inputs=lambda: self.rules.inputs,
+            node=lambda: self.feeds.objects.node,
+            machine=lambda: self.kernel.machine,
+            events=self.events,
+            claimed=self._claimed,
+            noted=self._noted,
+            short=self._short,
+        )
         self.sweep = Sweep(
             state=self.state, host=host, workers=self.workers, changed=self.state_changed
         )
@@ -166,6 +182,7 @@ class Parts:
 
     def state_changed(self, reason: str) -> None:
         self.passes.state_changed(reason)
+        self.dynamics.state_changed()
 
     # --- from the feeds and the rules ----------------------------------------------------------
 
@@ -175,6 +192,7 @@ class Parts:
 
     def _engine_swapped(self, engine: Engine) -> None:
         self._place_host_apps()
+        self.dynamics.settings_changed(engine.inputs.settings)
         self.state_changed("rules")
 
     # --- from the kernel -----------------------------------------------------------------------
@@ -209,6 +227,20 @@ class Parts:
     def _cpus_changed(self) -> None:
         self.spawn("cpus", self.kernel.look_at_cpus())
 
+    # --- from the strategies -------------------------------------------------------------------
+
+    def _claimed(self, standing: Standing) -> None:
+        """Put the strategies' claims in force. Any thread."""
+        self.hook_decider.standing = standing
+        self.passes.standing_changed(standing)
+
+    def _noted(self, strategy: str, note: Note) -> None:
+        """Pass an entry of a strategy on to the audit log. Any thread."""
+        self.audit.note(note.verbosity, note.reason, note.message, pod=note.obj)
+
+    def _short(self, shortages: Shortages) -> None:
+        """Pass on what only evictions end."""
+
     # --- from the NRI handler ------------------------------------------------------------------
 
     def after_reply(self, work: Callable[[], None]) -> None:
@@ -216,9 +248,11 @@ class Parts:
 
     def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
         self.passes.pod_changed(uid, can_wait=can_wait)
+        self.dynamics.state_changed()
 
     def pod_appeared(self, uid: str) -> None:
         self.passes.pod_appeared(uid)
+        self.dynamics.state_changed()
         self._ask_kubelet_about(uid)
 
     def _ask_kubelet_about(self, uid: str) -> None:

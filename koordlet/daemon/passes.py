@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from hooks.engine import Decide
+from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import Level
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
@@ -24,7 +25,8 @@ from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.slots import State as ValueState
 from koordlet.executor.table import Limits
-from koordlet.exposition.container_metrics import OF_PROCESSES, Standing
+from koordlet.exposition.container_metrics import OF_PROCESSES
+from koordlet.exposition.container_metrics import Standing as OfProcess
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.probe import pods_cpus
 from koordlet.reconciler.pass_log import PassLog
@@ -98,6 +100,7 @@ class Passes:
         """When a new pod was last queued at once."""
         self._scheduled = False
         self._stale = False
+        self._standing: Standing = NOTHING_STANDS
         self._passed_at = time.monotonic()
         self._pass_log = PassLog()
         self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
@@ -106,7 +109,7 @@ class Passes:
         self.executor: Executor | None = None
         self.reconciler: Reconciler | None = None
         self.values: Mapping[tuple[Resource, ValueState], int] = {}
-        self.of_processes: Sequence[Standing] = ()
+        self.of_processes: Sequence[OfProcess] = ()
         self.resctrl_groups: Sequence[str] = ()
 
     # --- life ----------------------------------------------------------------------------------
@@ -139,6 +142,7 @@ class Passes:
             watch=True,
             here=self._host.here if isinstance(self._host, LocalHost) else lambda path: path,
         )
+        self.reconciler.standing_changed(self._standing)
         self.reconciler.start()
 
     def set_layout(self, layout: Layout, *, burst_above_quota: bool) -> None:
@@ -232,6 +236,12 @@ class Passes:
                 self.reconciler.snapshot_made()
             self._published()
         return self._snapshot
+
+    def standing_changed(self, standing: Standing) -> None:
+        """Have the strategies' claims in force from now on. Any thread; never blocks."""
+        self._standing = standing
+        if self.reconciler is not None:
+            self.reconciler.standing_changed(standing)
 
     def ended(self, container_id: str) -> None:
         """A container has ended: its deliveries are forgotten after a pass."""

@@ -287,7 +287,9 @@ def _manifest(resource: Resource, data: bytes) -> Manifest:
 
 def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is read of a Node's status, without the times of kubelet's heartbeats."""
-    read = {"allocatable": status["allocatable"]} if status.get("allocatable") is not None else {}
+    read = {
+        name: status[name] for name in ("allocatable", "capacity") if status.get(name) is not None
+    }
     conditions = status.get("conditions")
     pressures = [
         {"type": each["type"], "status": "True"}

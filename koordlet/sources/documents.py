@@ -17,9 +17,11 @@ from apis.device import Device
 from apis.effective_nodeslo import decode_nodeslo
 from apis.errors import InputError, InputErrors, printable
 from apis.fields import Path, copy_tree, get_field, parse_dotted, remove_field, set_field
+from apis.keys import CPU
 from apis.nodeslo import (
     NodeSLOSpec,
 )
+from apis.quantity import Quantity
 from apis.topology import NodeResourceTopology, parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from koordlet.state.podspec import known_pod
@@ -230,12 +232,22 @@ def node_meta(node: Node) -> NodeMeta:
         annotations=node.metadata.annotations,
         allocatable_memory_bytes=None if memory is None else memory.value(),
         allocatable_cpu_milli=None if cpu is None else cpu.milli_value(),
+        allocatable=_amounts(node.status.allocatable),
+        capacity=_amounts(node.status.capacity),
         pressures=frozenset(
             condition.type
             for condition in node.status.conditions
             if condition.type in PRESSURES and condition.status == "True"
         ),
     )
+
+
+def _amounts(resources: Mapping[str, Quantity]) -> dict[str, int]:
+    """Return amounts in their units; CPU in milli-cores, which is batch-cpu's unit already."""
+    return {
+        name: quantity.milli_value() if name == CPU else quantity.value()
+        for name, quantity in resources.items()
+    }
 
 
 def each_of(error: InputError | InputErrors) -> tuple[InputError, ...]:

@@ -38,6 +38,7 @@ class PodView:
     """One pod, merged. Parts that did not change are the same objects as before.
 
     started: the containers whose processes run or ran. The others are not subjects yet.
+    deleting: the pod's deletion has begun.
     """
 
     pod: Pod
@@ -45,6 +46,7 @@ class PodView:
     sandboxes: tuple[SandboxSubject, ...]
     containers: tuple[ContainerSubject, ...]
     started: tuple[ContainerSubject, ...]
+    deleting: bool = False
 
 
 def merge_pod(
@@ -104,6 +106,7 @@ def merge_pod(
         ),
         containers=made,
         started=tuple(each for each in made if each.id not in waiting) if waiting else made,
+        deleting=known is not None and known.deleting,
     )
 
 

@@ -276,6 +276,15 @@ class NodeState:
         """Return all pods, merged."""
         return [view.subject for view in self._all_views()]
 
+    def pod_views(self) -> Collection[PodView]:
+        """Return all pods, merged, with their containers. An unchanged pod is the same object."""
+        return self._all_views()
+
+    @property
+    def host_apps(self) -> tuple[HostAppSubject, ...]:
+        """The host applications that the NodeSLO declares."""
+        return self._host_apps
+
     def container(self, container_id: str) -> ContainerSubject | None:
         """Return a container that the runtime reported, merged with the Pod object."""
         found = self._runtime.container(container_id)

@@ -46,6 +46,7 @@ class KnownPod(msgspec.Struct, frozen=True):
     containers: tuple[KnownContainer, ...]
     uids: tuple[str, ...]
     terminated: bool
+    deleting: bool = False  # its deletion has begun
 
     @property
     def name(self) -> tuple[str, str]:
@@ -103,6 +104,7 @@ def known_pod(pod: core.Pod) -> KnownPod:
         ),
         uids=uids,
         terminated=core.is_terminated(pod),
+        deleting=meta.deletion_timestamp is not None,
     )
 
 

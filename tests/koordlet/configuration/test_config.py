@@ -259,8 +259,8 @@ def test_a_bad_flag_says_what_is_wrong(argument: str, words: str) -> None:
 
 
 def test_flags_without_effect_are_known_and_named() -> None:
-    parsed = parse_flags(["-tsdb-path=/x", "--logtostderr", "-collect-cpi-timewindow=10s"])
-    assert parsed.without_effect == ("tsdb-path", "collect-cpi-timewindow")
+    parsed = parse_flags(["-tsdb-path=/x", "--logtostderr", "-metric-expire-seconds=10"])
+    assert parsed.without_effect == ("tsdb-path", "metric-expire-seconds")
     assert parsed.values == {}
 
 

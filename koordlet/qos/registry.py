@@ -1,0 +1,10 @@
+"""All strategies. Their order is the order of claims of equal rank: of two that set one value, the
+first wins."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from koordlet.qos.strategy import Strategy
+
+STRATEGIES: Final[tuple[Strategy, ...]] = ()

@@ -1,0 +1,254 @@
+"""The runner steps what is due and isolates strategies from each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from apis.errors import InputError
+from hooks.claim import Claim, Rank
+from hooks.facts import NodeInputs, Settings
+from hooks.policies import BUILTIN
+from hooks.standing import NOTHING_STANDS, Standing
+from koordlet.events import Events
+from koordlet.measurement.series import Aggregate, Series
+from koordlet.qos.board import Board
+from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.runner import Outcome, Runner
+from koordlet.qos.strategy import NodeAmounts, Note, Situation, Strategy, Verdict
+from linux.resources import Resource
+
+GATE = "CPUBurst"
+Step = Callable[[Any, Situation], tuple[Any, Verdict]]
+
+
+def claim(value: Any) -> Claim:
+    return Claim(
+        resource=Resource.CPU_SHARES,
+        value=value,
+        policy="one",
+        reason="r",
+        source="s",
+        rank=Rank.EMERGENCY,
+    )
+
+
+def standing(value: Any) -> Standing:
+    return Standing({"pod/u1": (claim(value),)})
+
+
+def counting(state: int, situation: Situation) -> tuple[int, Verdict]:
+    verdict = Verdict(
+        standing=standing(100 + state),
+        notes=(Note(0, "Step", f"step {state}"),),
+        gauges={("steps", (("of", "one"),)): float(state)},
+        summary=f"step {state}",
+    )
+    return state + 1, verdict
+
+
+def strategy(
+    step: Step = counting,
+    *,
+    name: str = "one",
+    gates: tuple[str, ...] = (GATE,),
+    interval: float = 1.0,
+) -> Strategy:
+    return Strategy(
+        name=name, gates=gates, interval_s=interval, ttl_s=10.0, initial=lambda: 0, step=step
+    )
+
+
+@dataclass
+class Unmeasured:
+    """Measurements of which there are none."""
+
+    now: float
+
+    def latest(self, series: Series, *, within_s: float) -> float | None:
+        return None
+
+    def average(self, series: Series, *, within_s: float) -> float | None:
+        return None
+
+    def aggregate(self, series: Series, *, within_s: float) -> Aggregate | None:
+        return None
+
+
+class Bed:
+    """A runner with a clock of its own."""
+
+    def __init__(self, *strategies: Strategy, **intervals: float) -> None:
+        self.now = 100.0
+        self.settings = Settings()
+        self.events = Events()
+        self.board = Board([each.name for each in strategies], lambda _: None)
+        self.runner = Runner(strategies, self.board, self.events, intervals=intervals)
+
+    def round(self, after: float = 1.0) -> Outcome:
+        self.now += after
+        self.board.expire(self.now)
+        situation = Situation(
+            now=self.now,
+            wall=self.now,
+            inputs=NodeInputs(settings=self.settings),
+            node=NodeAmounts(cpu_milli=4000, memory_bytes=1 << 30),
+            pods=(),
+            host_apps=(),
+            measurements=Unmeasured(self.now),
+        )
+        return self.runner.run(situation, lambda: self.settings)
+
+    @property
+    def value(self) -> Any:
+        claims = self.board.standing.by_subject.get("pod/u1", ())
+        return claims[0].value if claims else None
+
+
+def test_the_state_goes_from_step_to_step_and_the_verdict_is_seen() -> None:
+    bed = Bed(strategy())
+    assert [note.message for _, note in bed.round().notes] == ["step 0"]
+    bed.round()
+    assert bed.value == 101
+    (status,) = bed.runner.statuses
+    assert (status.on, status.steps, status.summary, status.leased) == (True, 2, "step 1", True)
+    assert list(bed.runner.gauges(bed.now)) == [("steps", (("of", "one"),), 1.0)]
+    assert not list(bed.runner.gauges(bed.now + 11))
+
+
+def test_a_strategy_is_stepped_at_its_interval_also_when_rounds_jitter() -> None:
+    bed = Bed(strategy(), strategy(name="slow", interval=3.0))
+    for jitter in (1.0, 1.004, 0.995, 1.0, 0.9995, 1.002, 1.0):
+        bed.round(jitter)
+    assert [status.steps for status in bed.runner.statuses] == [7, 3]
+
+
+def test_a_configured_interval_stretches_the_time_to_live_too() -> None:
+    bed = Bed(strategy(), one=5.0)
+    bed.round()
+    assert bed.board.next_expiry() == bed.now + 50.0
+
+
+def test_a_strategy_that_fails_keeps_its_claims_until_the_lease_ends_and_then_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken: list[bool] = []
+
+    def step(state: int, situation: Situation) -> tuple[int, Verdict]:
+        if broken:
+            raise ZeroDivisionError("no CPUs")
+        return counting(state, situation)
+
+    bed = Bed(strategy(step), strategy(name="other"))
+    bed.round()
+    broken.append(True)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(9):
+            bed.round()
+    assert bed.value == 100
+    bed.round()
+    assert bed.board.lease("one") is None
+    failed, other = bed.runner.statuses
+    assert (failed.failures, failed.problem, failed.leased) == (
+        10,
+        "ZeroDivisionError: no CPUs",
+        False,
+    )
+    assert (other.failures, other.steps) == (0, 11)
+    assert (
+        len([record for record in caplog.records if "strategy one failed" in record.message]) == 1
+    )
+    broken.clear()
+    bed.round()
+    assert bed.board.lease("one") is not None
+    assert bed.runner.statuses[0].problem == ""
+
+
+def test_bad_input_keeps_the_last_claims_in_force_for_as_long_as_it_is_bad() -> None:
+    bad: list[bool] = []
+
+    def step(state: int, situation: Situation) -> tuple[int, Verdict]:
+        if bad:
+            raise InputError(obj="NodeSLO n1", field="spec.x", value="y", problem="is bad")
+        return counting(state, situation)
+
+    bed = Bed(strategy(step))
+    bed.round()
+    bad.append(True)
+    for _ in range(30):
+        bed.round()
+    assert bed.value == 100
+    (status,) = bed.runner.statuses
+    assert "spec.x" in status.problem
+    assert status.failures == 0
+    assert bed.events.totals["bad-input"] == 30
+    bad.clear()
+    bed.round()
+    assert bed.value == 101
+
+
+def test_a_gate_that_is_switched_off_ends_the_claims_at_once_and_the_state() -> None:
+    bed = Bed(strategy())
+    bed.round()
+    bed.round()
+    bed.settings = Settings(feature_gates={GATE: False})
+    bed.runner.settings_changed(bed.settings)
+    assert bed.board.standing is NOTHING_STANDS
+    bed.round()
+    (status,) = bed.runner.statuses
+    assert (status.on, status.why, status.summary) == (False, "feature gate CPUBurst=false", "")
+    bed.settings = Settings()
+    bed.round()
+    assert bed.value == 100  # from the initial state
+
+
+def test_a_gate_that_goes_off_during_a_step_leaves_no_claim() -> None:
+    bed: Bed
+
+    def step(state: int, situation: Situation) -> tuple[int, Verdict]:
+        bed.settings = Settings(feature_gates={GATE: False})
+        bed.runner.settings_changed(bed.settings)
+        return counting(state, situation)
+
+    bed = Bed(strategy(step))
+    bed.round()
+    assert bed.board.standing is NOTHING_STANDS
+
+
+def test_a_strategy_with_several_gates_runs_while_any_is_on() -> None:
+    bed = Bed(strategy(gates=("CPUEvict", "BECPUEvict")))
+    bed.round()
+    assert bed.runner.statuses[0].why == "feature gates CPUEvict and BECPUEvict=false"
+    bed.settings = Settings(feature_gates={"BECPUEvict": True})
+    bed.round()
+    assert bed.runner.statuses[0].on
+
+
+def test_a_bad_claim_is_dropped_and_reported() -> None:
+    bed = Bed(strategy(lambda state, _: (state, Verdict(standing=standing("many")))))
+    bed.round()
+    assert bed.value is None
+    assert bed.events.totals["policy-fault"] == 1
+    (status,) = bed.runner.statuses
+    assert "needs a number" in status.problem
+    assert not status.leased
+
+
+def test_faults_of_a_verdict_are_events_and_show_in_the_status() -> None:
+    fault = InputError(obj="Pod default/web", field="annotation a", value="x", problem="is bad")
+    bed = Bed(strategy(lambda state, _: (state, Verdict(standing=standing(7), faults=(fault,)))))
+    bed.round()
+    assert bed.value == 7
+    assert [event.obj for event in bed.events.latest()] == ["Pod default/web"]
+    assert "annotation a" in bed.runner.statuses[0].problem
+
+
+def test_no_strategy_has_the_name_of_a_policy_or_of_another_one() -> None:
+    """A claim's policy name tells whose it is: in `explain`, and when a policy's input is bad."""
+    names = [each.name for each in STRATEGIES]
+    assert len(set(names)) == len(names)
+    assert not {policy.name for policy in BUILTIN} & set(names)
