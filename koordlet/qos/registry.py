@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from koordlet.qos import cpu_evict, memory_evict
 from koordlet.qos.strategy import Strategy
 
-STRATEGIES: Final[tuple[Strategy, ...]] = ()
+STRATEGIES: Final[tuple[Strategy, ...]] = (
+    cpu_evict.STRATEGY,
+    memory_evict.STRATEGY,
+)
