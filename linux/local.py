@@ -65,8 +65,11 @@ class LocalHost:
         keep_open: int | None = None,
     ) -> None:
         self._roots = sorted(
-            ((path.rstrip("/"), here.rstrip("/")) for path, here in roots.items()),
-            key=lambda pair: -len(pair[0]),
+            (
+                (path.rstrip("/"), f"{path.rstrip('/')}/", here.rstrip("/"))
+                for path, here in roots.items()
+            ),
+            key=lambda entry: -len(entry[0]),
         )
         self._kept_prefix = kept_root.rstrip("/") + "/"
         if keep_open is None:
@@ -78,8 +81,8 @@ class LocalHost:
 
     def here(self, path: str) -> str:
         """Return where the node's `path` is on this machine."""
-        for root, mapped in self._roots:
-            if path == root or path.startswith(root + "/"):
+        for root, prefix, mapped in self._roots:
+            if path.startswith(prefix) or path == root:
                 return mapped + path[len(root) :]
         return path
 

@@ -251,11 +251,12 @@ class AppendLog:
         if self.retry_in_s:
             return False
         try:
-            if not self._ready():
+            size = self._ready()
+            if size is None:
                 return self.rewrite()
             if not lines:
                 return True
-            self._append(b"".join(lines))
+            self._append(b"".join(lines), size)
         except OSError as error:
             self._failed(error)
             return False
@@ -282,31 +283,36 @@ class AppendLog:
             os.close(self._file)
             self._file = -1
 
-    def _ready(self) -> bool:
-        """Return whether the open file is the one at the path, and lacks nothing."""
+    def _ready(self) -> int | None:
+        """Return the size of the open file; None if it is not the one at the path, or incomplete.
+
+        A file at the path that another process has begun is opened.
+        """
         if self.problem and self._rewrites:
-            return False
-        if self._file < 0 or not os.fstat(self._file).st_nlink:
+            return None
+        if self._file >= 0:
+            status = os.fstat(self._file)
+            if status.st_nlink:
+                return status.st_size
             # Removed, or replaced by another process that uses the log.
             self.close()
-            return self._reopen()
-        return True
+        return self._reopen()
 
-    def _reopen(self) -> bool:
+    def _reopen(self) -> int | None:
         try:
             descriptor = _open_checked(self.path, os.O_RDWR | os.O_APPEND, self._max_bytes)
         except FileNotFoundError:
-            return False
+            return None
         first = encode_line(self._header)
         if os.pread(descriptor, len(first), 0) != first:
             os.close(descriptor)
-            return False
+            return None
         self._file = descriptor
         self._starts_line = False
-        return True
+        return os.fstat(descriptor).st_size
 
-    def _append(self, data: bytes) -> None:
-        size = os.fstat(self._file).st_size
+    def _append(self, data: bytes, size: int) -> None:
+        """Append lines to the open file, which has `size` bytes. Raises OSError."""
         if self._outdated(size + len(data)):
             try:
                 self._replace()

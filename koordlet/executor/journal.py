@@ -20,6 +20,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import msgspec
@@ -90,6 +91,9 @@ class Journal:
         self.lost = ""
         """Which part of the file could not be read, and where the file is kept. "" for none."""
         self._unread = False
+        self._gathers = False
+        self._gathered: list[_Line] = []
+        """Lines that the next update appends."""
         self._log: AppendLog | None = None
         if path is not None:
             self._log = AppendLog(
@@ -152,6 +156,8 @@ class Journal:
         """Close the file. What a failure kept back is tried a last time, also within the pause."""
         if self._log is None:
             return
+        if self._gathered and not self._unread:
+            self._log.append(_ENCODER.encode(line) for line in self._gathered)
         if self.problem and not self._unread:
             self._log.rewrite()
         self._log.close()
@@ -244,6 +250,19 @@ class Journal:
                 lines.append(_Line(forget=key))
         self._append(lines)
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Keep the lines of the block in memory; they precede those of the next update.
+
+        For changes that no kernel write follows before that update: one append takes them all. A
+        crash of this process in between loses what it would have lost a moment earlier.
+        """
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+
     def forget_deliveries(self, container_id: str) -> None:
         """Forget a container's deliveries: they have become records, or the container is gone."""
         self._requested_again.pop(container_id, None)
@@ -303,6 +322,10 @@ class Journal:
     def _append(self, lines: list[_Line]) -> None:
         if self._log is None:
             return
+        if self._gathers:
+            self._gathered += lines
+            return
+        lines, self._gathered = [*self._gathered, *lines], []
         if self._unread and not self._log.retry_in_s:
             self._open(self._log)
         if self._unread or not self._log.append(_ENCODER.encode(line) for line in lines):

@@ -197,7 +197,7 @@ class Originals:
         if not deliveries or not place:
             return ()
         file = FILES[Resource.CPU_SHARES]
-        if not self._texts.layout.has(file.controller) or not self._texts.host.is_dir(
+        if not self._texts.layout.has(file.controller) or not self._texts.inode(
             self._texts.layout.directory(file.controller, place)
         ):
             return ()

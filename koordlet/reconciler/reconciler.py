@@ -349,11 +349,8 @@ class Reconciler:
         reasons = ("pods",) if self._pods or self._outside_pods else ("standing claims",)
         pods, qos = self._pods.take()
         self._wishes.standing = self._standing
-        try:
+        with self._journal.gathering(), self._executor.one_look():
             self._journal.update()
-        except JournalError as error:
-            self._stats = msgspec.structs.replace(self._stats, journal_error=str(error))
-        with self._executor.one_look():
             update = self._wishes.update_pods(pods)
             restood = self._wishes.restand()
             subjects = {*update.subjects, *self._outside_pods, *restood.around}
@@ -363,6 +360,7 @@ class Reconciler:
         done = self._executor.apply(plan, pause if restood.changed else None)
         self._stats = msgspec.structs.replace(
             self._stats,
+            journal_error=self._journal.problem or self._stats.journal_error,
             pod_updates=self._stats.pod_updates + len(pods),
             standing_updates=self._stats.standing_updates + len(restood.changed),
             journal_records=len(self._journal),

@@ -118,6 +118,8 @@ class Wishes:
         """The engine of the latest decisions."""
         self.standing: Standing = NOTHING_STANDS
         """The standing claims of the next decisions; `restand` brings the known ones up to them."""
+        self._followed: Standing = NOTHING_STANDS
+        """The standing claims that the desired values of all subjects follow."""
         self._held: set[str] = set()
         """Policies of that engine that are off because their input is bad."""
         self._of_pod: dict[str, list[str]] = {}
@@ -145,6 +147,7 @@ class Wishes:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
             decided += self._update_one(subject, known_before.get(subject.key))
             faults += len(self.known[subject.key].plain.faults)
+        self._followed = self.standing
         self._let_go(snapshot)
         return decided, faults
 
@@ -171,6 +174,8 @@ class Wishes:
 
     def restand(self) -> Restood:
         """Set the desired values of the known subjects whose standing claims have changed."""
+        if self._followed is self.standing:
+            return Restood((), ())
         changed: list[str] = []
         around: set[str] = set()
         for key, known in self.known.items():
@@ -183,6 +188,7 @@ class Wishes:
                 self._executor.want(key, self._wants(known.subject, known.decision, self._held))
                 changed.append(key)
                 around.update(self._with_those_below(known.subject))
+        self._followed = self.standing
         return Restood(changed, around)
 
     def _with_those_below(self, subject: Subject) -> Iterable[str]:

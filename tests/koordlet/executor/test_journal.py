@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,62 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
         journal.update([record(1, str(number))])
     assert path.stat().st_size < 1_200_000
     assert Journal(str(path), boot="b1").get(*record(1).record_key) == record(1, "19999")
+
+
+def test_what_is_gathered_goes_to_the_file_with_the_next_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(str(path), boot="b1")
+    journal.update([record(1), record(2)])
+    before = path.read_bytes()
+    with journal.gathering():
+        journal.update([record(3)])
+        journal.update(forget=[record(1).record_key, record(3).record_key])
+        assert journal.records() == [record(2)]
+    assert path.read_bytes() == before
+    writes: list[int] = []
+
+    def counted(descriptor: int, data: bytes, real: Callable[..., int] = os.write) -> int:
+        writes.append(descriptor)
+        return real(descriptor, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", counted)
+        journal.update([record(4)])
+    assert len(writes) == 1
+    assert Journal(str(path), boot="b1").records() == [record(2), record(4)]
+
+
+def test_what_is_gathered_is_in_the_file_at_the_end_and_after_a_fault(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = Journal(path, boot="b1")
+    with pytest.raises(ZeroDivisionError), journal.gathering():
+        journal.update([record(1)])
+        _ = 1 / 0
+    journal.update([record(2)])
+    assert Journal(path, boot="b1").records() == [record(1), record(2)]
+    with journal.gathering():
+        journal.update(forget=[record(2).record_key])
+    journal.close()
+    assert Journal(path, boot="b1").records() == [record(1)]
+
+
+def test_a_full_disk_is_noticed_by_the_update_after_gathering(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "journal"
+    journal = journal_at(path, clock)
+    with journal.gathering():
+        journal.update([record(1)])
+    fill_disk(journal)
+    with journal.gathering():
+        journal.update([record(3)])
+        assert not journal.problem
+    with pytest.raises(JournalError):
+        journal.update()
+    clock.now += 60
+    journal.update([record(2)])
+    assert journal_at(path, clock).records() == [record(1), record(3), record(2)]
 
 
 def test_the_same_record_twice_is_one_line(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +134,31 @@ def running() -> Iterator[Node]:
     yield node
     assert node.reconciler.stop()
     node.reconciler.close()
+
+
+def test_an_update_of_several_pods_appends_to_the_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pods have ended, a third one gets its first value: one append before the write."""
+    node = make_node(journal_path=str(tmp_path / "journal"))
+    all_of, node.subjects = node.subjects, node.subjects[:2]
+    node.passes()
+    appended: list[tuple[int, int]] = []
+
+    def noted(descriptor: int, data: bytes, real: Callable[..., int] = os.write) -> int:
+        appended.append((data.count(b"\n"), len(node.bed.kernel.writes)))
+        return real(descriptor, data)
+
+    for ended in all_of[:2]:
+        node.bed.kubelet.pods[uid_of(ended)].remove()
+    pods: dict[str, tuple[Subject, ...]] = {uid_of(ended): () for ended in all_of[:2]}
+    pods[uid_of(all_of[2])] = (all_of[2],)
+    node.reconciler.pods_changed(node.engine, pods)
+    node.bed.kernel.writes.clear()
+    monkeypatch.setattr(os, "write", noted)
+    report = node.reconciler.update_once()
+    assert report is not None and report.written == 1
+    assert appended == [(3, 0)]
+    monkeypatch.undo()
+    node.bed.restart()
+    assert [record.place for record in node.bed.journal.records()] == [all_of[2].cgroup]
