@@ -255,6 +255,10 @@ class FakeCri:
             (
                 grpc.method_handlers_generic_handler(f"{self.package}.RuntimeService", service),
                 grpc.method_handlers_generic_handler("test.Bytes", octets),
+                grpc.method_handlers_generic_handler("grpc.health.v1.Health", octets),
+                grpc.method_handlers_generic_handler(
+                    "containerd.services.events.v1.Events", {"Subscribe": octets["Watch"]}
+                ),
             )
         )
         self._server.add_insecure_port(f"unix://{self.socket}")

@@ -15,6 +15,7 @@ from runtime_proxy.http2.frames import ErrorCode
 from runtime_proxy.registration import Registration
 from runtime_proxy.stages import Stage
 from tests.runtime_proxy.http2.h2_server import H2Server, Reply
+from tests.waiting import until
 
 
 def with_server(
@@ -83,6 +84,22 @@ def test_a_call_that_the_server_did_not_look_at_is_made_once_more(
         assert server.breaker.state is (State.CLOSED if outcome == "ok" else State.OPEN)
 
     assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, outcome)]
+
+
+def test_a_server_whose_registration_is_gone_is_not_looked_for(tmp_path: Path) -> None:
+    """Its last calls end with it, and nothing dials it again."""
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = Reply(messages=[b"answer"], pause_before_end=True)
+        last = asyncio.create_task(ask(server))
+        await until(lambda: peer.requests, "the call")
+        server.close()
+        await peer.cut_off()
+        with pytest.raises(HookError):
+            await last
+        assert server._probe is None
+
+    with_server(tmp_path, test)
 
 
 LIMIT = 4 * 1024 * 1024

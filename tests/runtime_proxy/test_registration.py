@@ -172,6 +172,16 @@ def test_links_folders_pipes_and_giants_do_no_harm(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("more", "good"), [(0, True), (1, False)])
+def test_a_file_counts_up_to_64_kib(tmp_path: Path, more: int, good: bool) -> None:
+    path = write(tmp_path, "a.json")
+    path.write_text(path.read_text().ljust(64 * 1024 + more))
+    registrations = Registrations(str(tmp_path))
+    assert registrations.scan() is good
+    expected = {} if good else {"a.json": "a.json: larger than 65536 bytes"}
+    assert registrations.complaints == expected
+
+
 def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
     registrations = Registrations(str(tmp_path / "none"))
     assert not registrations.scan()

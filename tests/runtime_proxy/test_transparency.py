@@ -320,11 +320,21 @@ def test_a_drain_lets_running_calls_end_and_drops_none(tmp_path: Path) -> None:
         assert "ended calls_cut_off=0" in running.log_text()
 
 
-def test_a_drain_waits_for_calls_and_not_for_streams_without_an_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/runtime.v1.RuntimeService/GetContainerEvents",
+        "/containerd.services.events.v1.Events/Subscribe",
+        "/grpc.health.v1.Health/Watch",
+    ],
+)
+def test_a_drain_waits_for_calls_and_not_for_streams_without_an_end(
+    tmp_path: Path, method: str
+) -> None:
     flags = ("--drain-timeout=1h",)
     with fake_cri(tmp_path) as runtime, proxy(runtime.socket, flags=flags) as running:
         with connected(running.socket) as channel:
-            events = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
+            events = channel.unary_stream(method)(b"")
             hang = channel.unary_unary("/test.Bytes/Hang").future(b"", timeout=20)
             assert next(events) == b"event"
             assert runtime.hanging.wait(5)

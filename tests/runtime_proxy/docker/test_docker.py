@@ -160,6 +160,7 @@ def test_after_a_restart_the_pods_names_and_labels_are_right(
     running.stop(signal.SIGKILL)
     running.start()
     running.wait_for_log("recovered pods=1 containers=1")
+    assert "cannot be made" not in running.log_text()
     again = Docker(running.socket)
     assert again.ask("POST", f"/containers/{container}/update", {"CpuQuota": 5})[0] == 200
     (asked,) = service.asked("PreUpdateContainerResources")

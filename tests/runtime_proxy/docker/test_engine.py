@@ -220,3 +220,36 @@ def test_a_list_of_another_shape_holds_nothing(tmp_path: Path, listed: Any) -> N
         assert await engine._list() == set()
 
     asyncio.run(main())
+
+
+def answered_with(folder: Path, octets: bytes) -> str:
+    """Ask for the driver where dockerd answers with these octets and closes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(octets)
+        writer.close()
+
+    async def main() -> str:
+        path = str(folder / "docker.sock")
+        async with asyncio.timeout(30), await asyncio.start_unix_server(answer, path):
+            return await Engine(path, Store(NoJournal()), Recorded()).driver()
+
+    return asyncio.run(main())
+
+
+INFO = b'{"CgroupDriver":"systemd"}'
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 26\r\n\r\n" + INFO,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 26\r\n\r\n" + INFO + b"more",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1a\r\n" + INFO + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + INFO,
+    ],
+    ids=["a length", "a length, and more", "chunks", "the end of the connection"],
+)
+def test_an_answer_is_read_whatever_ends_it(tmp_path: Path, octets: bytes) -> None:
+    assert answered_with(tmp_path, octets) == "systemd"

@@ -65,6 +65,10 @@ class H2Server:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await self.cut_off()
+
+    async def cut_off(self) -> None:
+        """End all connections; further ones are taken."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -75,11 +79,13 @@ class H2Server:
         assert task is not None
         self._tasks.add(task)
         connection = _Connection(self, writer)
-        with suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                connection.receive(data)
-        connection.stop()
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                while data := await reader.read(65_536):
+                    connection.receive(data)
+        finally:
+            connection.stop()
+            writer.close()
 
 
 class _Connection:
