@@ -165,11 +165,13 @@ class Audit(Section, frozen=True):
 class Measuring(Section, frozen=True):
     """The collectors. All defaults are upstream's.
 
+    enabled: measure; without measurements no strategy runs and nothing is reported.
     interval: of rounds, and of every collector without an interval of its own. page_cache, resctrl:
     run the collectors of page cache, and of cache and memory bandwidth. cpi_window: how long events
     are counted for a sample.
     """
 
+    enabled: bool = True
     interval: Seconds = Seconds(1)
     storage_interval: Seconds = Seconds(1)
     psi_interval: Seconds = Seconds(10)

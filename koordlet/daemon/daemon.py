@@ -109,7 +109,7 @@ class Daemon:
         parts.feeds.start()
         await self._endpoints.open_hook_service()
         self._background.spawn("audit", parts.audit.run())
-        parts.dynamics.start()
+        await parts.start_measuring()
         self._background.spawn("leases", parts.dynamics.end_leases())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))
@@ -127,10 +127,10 @@ class Daemon:
         parts = self.parts
         self._notifier.send(STOPPING="1")
         parts.nri.stop()
-        parts.dynamics.stop()
         parts.feeds.close()
         if parts.site_watch is not None:
             parts.site_watch.close()
+        await parts.stop_measuring()
         await self._background.cancel()
         await self._endpoints.close()
         await parts.passes.stop()

@@ -8,6 +8,7 @@ mutable state. I/O on disks and the kernel runs in the worker threads or in the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from koordlet.daemon.background import Background
 from koordlet.daemon.dynamics import Dynamics, Shortages
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
+from koordlet.daemon.measuring import NodesTargets, sampler
 from koordlet.daemon.node_kernel import NodeKernel
 from koordlet.daemon.passes import Passes
 from koordlet.daemon.sweep import Sweep
@@ -32,6 +34,8 @@ from koordlet.decisions.site_watch import SiteWatch
 from koordlet.events import Events, Severity
 from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.node_wide import make_host_directory
+from koordlet.measurement.collecting import Targets
+from koordlet.measurement.sampler import Sampler
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
@@ -46,6 +50,8 @@ from linux.procfs import boot_id
 from linux.resources import Resource, Value
 from nri_plugin.options import Launch
 from service.locks import LockHeld
+
+_LOG = logging.getLogger("koordlet")
 
 _WORKERS: Final = 3
 """Threads for I/O. Chosen: kubelet and the CRI may both wait for an answer, and files are read all
@@ -76,7 +82,8 @@ class Parts:
         self.workers = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="koordlet-io")
         self.events = Events()
         self.audit = Auditing(config, self.workers)
-        self.journal = Journal(f"{config.run_dir}/{FILE_NAME}", boot=boot_id(host))
+        self._boot = boot_id(host)
+        self.journal = Journal(f"{config.run_dir}/{FILE_NAME}", boot=self._boot)
         requests_path = f"{config.run_dir}/requests.log"
         self.state = NodeState(remembered=load_requests(requests_path), awaited=awaited(config))
         self.requests = RequestsLog(requests_path, self.state.all_remembered)
@@ -147,6 +154,9 @@ class Parts:
             noted=self._noted,
             short=self._short,
         )
+        self.sampler: Sampler | None = None
+        """The sampling thread; None until it was started, and where nothing is measured."""
+        self._targets = NodesTargets()
         self.sweep = Sweep(
             state=self.state, host=host, workers=self.workers, changed=self.state_changed
         )
@@ -166,6 +176,39 @@ class Parts:
             events=self.events,
             pass_interval_s=config.intervals.reconcile,
         )
+
+    # --- measuring -----------------------------------------------------------------------------
+
+    async def start_measuring(self) -> None:
+        """Start the sampling thread, in which the strategies run too."""
+        machine = self.kernel.machine
+        if not self.config.measuring.enabled or machine is None:
+            return
+        self.dynamics.start()
+        self.sampler = sampler(
+            self.config,
+            self.host,
+            cpus=len(machine.cpus),
+            boot=self._boot,
+            targets=self._measured,
+            settings=lambda: self.rules.inputs.settings,
+            step=self.dynamics.step,
+        )
+        # In a worker thread: it reads the samples of the daemon's last run from the disk.
+        await asyncio.get_running_loop().run_in_executor(self.workers, self.sampler.start)
+
+    def _measured(self) -> Targets:
+        """Return what is measured. In the sampling thread."""
+        dynamics = self.dynamics
+        return self._targets.of(self.kernel.layout, dynamics.views, dynamics.host_apps)
+
+    async def stop_measuring(self) -> None:
+        """End the sampling thread after the round in progress."""
+        self.dynamics.stop()
+        if self.sampler is not None:
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(None, self.sampler.stop):
+                _LOG.warning("the sampling thread is stuck in a read of the kernel; leaving it")
 
     # --- for several parts ---------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 from apis.cpuset import CpuSet
@@ -10,7 +11,9 @@ from koordlet.daemon.parts import Parts
 from koordlet.decisions.decider import RepairKey, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
+from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.node.machine import TimedHost, WriteKey
+from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
 from linux.resources import Resource
 from nri_plugin.statistics import Statistics
@@ -100,6 +103,14 @@ class DaemonReadings:
     @property
     def subjects(self) -> Iterable[Subject]:
         return self._parts.passes.snapshot.subjects
+
+    @property
+    def gauges(self) -> Iterable[Gauge]:
+        return self._parts.dynamics.runner.gauges(time.monotonic())
+
+    @property
+    def strategies(self) -> Iterable[StrategyStatus]:
+        return self._parts.dynamics.runner.statuses
 
     @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:

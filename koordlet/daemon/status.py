@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import msgspec
 import psutil
@@ -43,6 +44,8 @@ def of_daemon(parts: Parts) -> Plain:
             }
             for each in parts.engine.states
         ],
+        "strategies": _strategies(parts),
+        "measuring": _measuring(parts),
         "sitePolicies": _site(parts),
         "pods": pods,
         "containers": containers,
@@ -61,6 +64,57 @@ def of_daemon(parts: Parts) -> Plain:
         "kernel": _kernel(parts),
         "memoryBytes": psutil.Process().memory_info().rss,
         "worstLoopLagMs": round(parts.health.worst_loop_lag_s * 1000, 2),
+    }
+
+
+def _strategies(parts: Parts) -> list[Plain]:
+    now = time.monotonic()
+    return [
+        {
+            "name": each.name,
+            "state": "on" if each.on else "off",
+            "why": each.why,
+            "summary": each.summary,
+            "problem": each.problem,
+            "claims": each.leased,
+            "intervalSeconds": each.interval_s,
+            "timeToLiveSeconds": each.ttl_s,
+            "stepAgeSeconds": None if each.stepped_at is None else round(now - each.stepped_at, 1),
+            "steps": each.steps,
+            "failures": each.failures,
+            "lastStepMs": round(each.took_s * 1000, 2),
+            "worstStepMs": round(each.worst_s * 1000, 2),
+        }
+        for each in parts.dynamics.runner.statuses
+    ]
+
+
+def _measuring(parts: Parts) -> Plain:
+    if parts.sampler is None:
+        return {"enabled": parts.config.measuring.enabled, "running": False, "collectors": []}
+    status = parts.sampler.status(time.monotonic())
+    return {
+        "enabled": True,
+        "running": status.running,
+        "rounds": status.rounds,
+        "skippedTicks": status.skipped_ticks,
+        "lastRoundMs": status.round_ms,
+        "saving": status.saving,
+        "collectors": [
+            {
+                "name": each.name,
+                "state": each.state,
+                "error": each.error,
+                "intervalSeconds": each.interval_s,
+                "ageSeconds": each.age_s,
+                "tookMs": each.took_ms,
+                "failures": each.failures,
+                "series": each.series,
+                "bytes": each.bytes,
+                "leftOut": each.left_out,
+            }
+            for each in status.collectors
+        ],
     }
 
 

@@ -23,9 +23,11 @@ from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.decisions.decider import RepairKey, Stage, TimingKey
 from koordlet.executor.slots import State as ValueState
-from koordlet.exposition import container_metrics
+from koordlet.exposition import container_metrics, strategy_metrics
 from koordlet.exposition.container_metrics import CookieKey, Standing
+from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.node.machine import WriteKey
+from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
 from linux.resources import Resource
 from nri_plugin.statistics import State, Statistics
@@ -111,6 +113,14 @@ class Readings(Protocol):
     def subjects(self) -> Iterable[Subject]: ...
 
     @property
+    def gauges(self) -> Iterable[Gauge]:
+        """The gauges of strategies and collectors."""
+        ...
+
+    @property
+    def strategies(self) -> Iterable[StrategyStatus]: ...
+
+    @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
         """CPUs of the share pool and of the best-effort pool; None without a topology."""
         ...
@@ -162,6 +172,8 @@ class _Internal(Collector):
         yield from _pools(readings)
         yield from container_metrics.of_processes(node, readings.of_processes)
         yield from container_metrics.of_cookies(node, readings.cookie_changes)
+        yield from strategy_metrics.of_gauges(node, readings.gauges)
+        yield from strategy_metrics.of_strategies(readings.strategies)
 
 
 class _External(Collector):

@@ -1,0 +1,52 @@
+"""The series of strategies: their gauges under upstream's names, and how their steps go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from koordlet.qos.runner import StrategyStatus
+
+Gauge = tuple[str, tuple[tuple[str, str], ...], float]
+"""Upstream's name without `koordlet_`, labels beside `node`, and the value."""
+
+
+def of_gauges(node: str, gauges: Iterable[Gauge]) -> Iterator[Metric]:
+    """Yield one family for each name; every series has upstream's label `node` too."""
+    families: dict[str, GaugeMetricFamily] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for name, labels, value in gauges:
+        family = families.get(name)
+        if family is None:
+            names[name] = tuple(label for label, _ in labels)
+            family = families[name] = GaugeMetricFamily(
+                f"koordlet_{name}",
+                "Of a QoS strategy or a collector: docs/facts/koordlet.md.",
+                labels=["node", *names[name]],
+            )
+        given = dict(labels)
+        family.add_metric([node, *(given.get(label, "") for label in names[name])], value)
+    yield from families.values()
+
+
+def of_strategies(strategies: Iterable[StrategyStatus]) -> Iterator[Metric]:
+    """Yield state, steps, failures and durations of the strategies."""
+    on = GaugeMetricFamily("koordlet_strategy_on", "1 while a gate is on.", labels=["strategy"])
+    claims = GaugeMetricFamily(
+        "koordlet_strategy_claims", "1 while its claims are in force.", labels=["strategy"]
+    )
+    steps = CounterMetricFamily("koordlet_strategy_steps", "Steps made.", labels=["strategy"])
+    failures = CounterMetricFamily(
+        "koordlet_strategy_failures", "Steps that failed by a defect.", labels=["strategy"]
+    )
+    took = GaugeMetricFamily(
+        "koordlet_strategy_last_step_seconds", "Time of the last step.", labels=["strategy"]
+    )
+    for each in strategies:
+        on.add_metric([each.name], float(each.on))
+        claims.add_metric([each.name], float(each.leased))
+        steps.add_metric([each.name], float(each.steps))
+        failures.add_metric([each.name], float(each.failures))
+        took.add_metric([each.name], each.took_s)
+    yield from (on, claims, steps, failures, took)
