@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ class _TableHeader(msgspec.Struct, frozen=True):
     """One table: rows of float32 follow one row of float64 times, `columns` long each."""
 
     name: str
-    columns: int
+    columns: Annotated[int, msgspec.Meta(ge=0)]
     series: tuple[tuple[str, str, str], ...]
 
 
@@ -108,14 +108,13 @@ def load(store: Store, path: str, *, boot: str, now: float) -> int:
             Series(Metric(metric), of, detail)
             for metric, of, detail in (table.series[index] for index in known)
         ]
-        if store.restore(
+        count += store.restore(
             table.name,
             times.astype(np.float64),
             series,
             values[known].astype(np.float64),
             now=now,
-        ):
-            count += len(series)
+        )
     return count
 
 
@@ -139,10 +138,7 @@ def _parse(path: str, content: bytes) -> tuple[_Header, bytes]:
         arrays = unpacker.decompress(content[start + length : -_LENGTH.size], _MOST_BYTES)
     except (msgspec.MsgspecError, zlib.error) as error:
         raise SavedError(f"{path} is not readable: {error}") from error
-    expected = sum(
-        table.columns * (8 + 4 * len(table.series)) if table.columns >= 0 else -1
-        for table in header.tables
-    )
+    expected = sum(max(table.columns, 0) * (8 + 4 * len(table.series)) for table in header.tables)
     if len(arrays) != expected:
         raise SavedError(f"{path} has {len(arrays)} bytes of samples; its header says {expected}")
     return header, arrays

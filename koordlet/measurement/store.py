@@ -165,10 +165,11 @@ class Table:
 
     def restore(
         self, times: Floats, series: Sequence[Series], values: Floats, *, now: float
-    ) -> None:
-        """Fill an empty table. times: (columns,), ascending, in the past. values: (rows, columns).
+    ) -> int:
+        """Fill an empty table; returns the number of series that it has then.
 
-        Samples older than the retention are left out, and series that have no other.
+        times: (columns,), ascending, in the past. values: (series, columns). Samples older than the
+        retention are left out, and series that have no other.
         """
         if self.rows or self.newest > -math.inf:
             raise ValueError(f"table {self.name} has samples already")
@@ -176,7 +177,7 @@ class Table:
         times, values = times[young][-len(self.times) :], values[:, young][:, -len(self.times) :]
         count = len(times)
         if not count:
-            return
+            return 0
         self.times[:count] = times
         for one, row_values in zip(series, values, strict=True):
             kept = np.where((row_values >= 0) & (row_values < np.inf), row_values, np.nan)
@@ -186,6 +187,7 @@ class Table:
                 self.last_seen[row] = times[present[-1]]
         self.newest = float(times[-1])
         self.next_column = count % len(self.times)
+        return len(self.rows)
 
 
 class Store:
@@ -211,14 +213,11 @@ class Store:
 
     def restore(
         self, table: str, times: Floats, series: Sequence[Series], values: Floats, *, now: float
-    ) -> bool:
-        """Fill an empty table, see `Table.restore`; False if there is no table of that name."""
+    ) -> int:
+        """Fill an empty table, see `Table.restore`; 0 if there is no table of that name."""
         with self._lock:
             known = self._tables.get(table)
-            if known is None:
-                return False
-            known.restore(times, series, values, now=now)
-            return True
+            return 0 if known is None else known.restore(times, series, values, now=now)
 
     def tables(self) -> tuple[str, ...]:
         with self._lock:
