@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 from msgspec import Meta, Struct, field
 
 from apis.cpuset import NO_CPUS, CpuSet
-from apis.decode import Embedded, decode_text, field_decoder, remembered
+from apis.decode import Embedded, decode_field, decode_text, field_decoder, remembered
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_BLKIO_QOS,
@@ -29,6 +29,7 @@ from apis.keys import (
     ANNOTATION_NETWORK_QOS,
     ANNOTATION_OOM_SCORE_ADJ,
     ANNOTATION_OOM_SCORE_ADJ_SPEC,
+    ANNOTATION_RAW_ALLOCATABLE,
     ANNOTATION_RESCTRL,
     ANNOTATION_RESOURCE_STATUS,
     LABEL_CORE_SCHED_GROUP_ID,
@@ -97,6 +98,18 @@ _parse_resource_status = _parser(_ResourceStatus, ANNOTATION_RESOURCE_STATUS, _r
 def parse_resource_status(text: str, *, obj: str) -> ResourceStatus:
     """Return the scheduler's CPU and NUMA allocation of a pod."""
     return _parse_resource_status(text, obj)
+
+
+# --- raw-allocatable -----------------------------------------------------------------------------
+
+_decode_raw_allocatable: Final = field_decoder(ResourceList)
+
+
+def parse_raw_allocatable(text: str, *, obj: str) -> ResourceList:
+    """Return what a Node had to allocate before amplification. Raises InputError."""
+    return decode_field(
+        _decode_raw_allocatable, text, obj=obj, field=annotation_field(ANNOTATION_RAW_ALLOCATABLE)
+    )
 
 
 # --- extended-resource-spec --------------------------------------------------------------------

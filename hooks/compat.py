@@ -18,6 +18,7 @@ GPU_WITHOUT_DEVICE_NODES: Final = "GPUWithoutDeviceNodes"
 MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
 NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
 OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
+COLD_START_BY_AGE_ONLY: Final = "PredictionColdStartByAge"
 EVICT_BE_BY_PRIORITY_ALONE: Final = "EvictBEByPriorityAlone"
 EVICTION_MEASURES_COARSELY: Final = "EvictionMeasuresCoarsely"
 BEST_EFFORT_POOL_ALWAYS: Final = "BestEffortPoolAlways"
@@ -39,6 +40,7 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
         OOM_GROUP_ON_QOS_DIRECTORIES: (
             "memory QoS writes memory.oom.group to kubepods and the QoS directories as well"
         ),
+        COLD_START_BY_AGE_ONLY: "prediction trusts the model of an old pod after its first sample",
         EVICT_BE_BY_PRIORITY_ALONE: (
             "evictions of best-effort pods ignore eviction-priority and eviction-enabled"
         ),

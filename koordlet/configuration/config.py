@@ -62,6 +62,7 @@ class Kubelet(Section, frozen=True):
     """Kubelet's pod list as a source of pods.
 
     port, read_only_port: kubelet's defaults. interval, timeout: upstream's.
+    directory: kubelet's own, with the state of its CPU manager.
     """
 
     enabled: bool = False
@@ -76,6 +77,7 @@ class Kubelet(Section, frozen=True):
     insecure_skip_tls_verify: bool = False
     interval: Seconds = Seconds(10)
     timeout: Seconds = Seconds(3)
+    directory: str = "/var/lib/kubelet"
 
 
 class Kubernetes(Section, frozen=True):
@@ -198,6 +200,36 @@ class Qos(Section, frozen=True):
     memory_evict_cool_down: Seconds = Seconds(4)
 
 
+class Reports(Section, frozen=True):
+    """What the node reports to the cluster, or to files on a node without an API server.
+
+    node_metric, topology_interval, disable_query_kubelet_config: upstream's flags and defaults.
+    directory: where reports are kept as files; "" is `reports` in the run directory on a node
+        without an API server, and nowhere with one.
+    """
+
+    node_metric: bool = True
+    topology_interval: Seconds = Seconds(3)
+    disable_query_kubelet_config: bool = False
+    directory: str = ""
+
+
+class Prediction(Section, frozen=True):
+    """The prediction of the peak of prod pods. All defaults but the directory are upstream's.
+
+    directory: where models are kept over a restart; "" is `prediction` in the run directory.
+    """
+
+    directory: str = ""
+    training_interval: Seconds = Seconds(60)
+    cold_start: Seconds = Seconds(24 * 3600)
+    safety_margin_percent: int = 10
+    cpu_half_life: Seconds = Seconds(12 * 3600)
+    memory_half_life: Seconds = Seconds(24 * 3600)
+    model_expiration: Seconds = Seconds(1800)
+    checkpoint_interval: Seconds = Seconds(600)
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -246,6 +278,8 @@ class Config(Section, frozen=True):
     disable_unset_cpu_quota: bool = False
     hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
     audit: Audit = Audit()
+    reports: Reports = Reports()
+    prediction: Prediction = Prediction()
     log: Log = Log()
 
     def settings(self) -> Settings:

@@ -32,6 +32,12 @@ time-out below 100 ms fails on a loaded node."""
 _LEAST_ROUND_S: Final = 1
 """Upstream's minimum of a collector's interval, below which it does not start. A cgroup's CPU
 counter over half a second has an error of several percent."""
+_MOST_MARGIN_PERCENT: Final = 1000
+"""Chosen: eleven times the peak; more is a typing error."""
+_LEAST_TRAINING_S: Final = 5
+"""Chosen: a percentile of fewer than five samples is not one."""
+_LEAST_HALF_LIFE_S: Final = 60
+"""Chosen: models that forget within a minute predict nothing."""
 _LONGEST_REBUILD_S: Final = 60
 """Chosen: an operator who changes a NodeSLO and sees nothing for a minute believes it lost."""
 _LONGEST_SITE_CALL_S: Final = 0.5
@@ -70,6 +76,7 @@ def _paths(config: Config) -> Iterator[Wrong]:
         ("hamiCoreLibrary", config.hami_core_library),
         ("sitePolicies.directory", config.site_policies.directory),
         ("hookService.registrationDir", config.hook_service.registration_dir),
+        ("kubelet.directory", config.kubelet.directory),
     ):
         yield from _absolute(field, path)
     for field, path in (("objectsDir", config.objects_dir), ("runDir", config.run_dir)):
@@ -81,6 +88,8 @@ def _paths(config: Config) -> Iterator[Wrong]:
         ("kubelet.clientCertFile", config.kubelet.client_cert_file),
         ("kubelet.clientKeyFile", config.kubelet.client_key_file),
         ("kubelet.tokenFile", config.kubelet.token_file),
+        ("reports.directory", config.reports.directory),
+        ("prediction.directory", config.prediction.directory),
     ):
         if path:
             yield from _absolute(field, path)
@@ -148,6 +157,10 @@ def _numbers(config: Config) -> Iterator[Wrong]:
         ("qos.cpuSuppressInterval", config.qos.cpu_suppress_interval, _LEAST_ROUND_S),
         ("qos.cpuEvictInterval", config.qos.cpu_evict_interval, _LEAST_ROUND_S),
         ("qos.memoryEvictInterval", config.qos.memory_evict_interval, _LEAST_ROUND_S),
+        ("prediction.trainingInterval", config.prediction.training_interval, _LEAST_TRAINING_S),
+        ("prediction.cpuHalfLife", config.prediction.cpu_half_life, _LEAST_HALF_LIFE_S),
+        ("prediction.memoryHalfLife", config.prediction.memory_half_life, _LEAST_HALF_LIFE_S),
+        ("prediction.checkpointInterval", config.prediction.checkpoint_interval, _LEAST_PROBE_S),
     ):
         if seconds < least:
             yield field, float(seconds), f"shorter than {least} s"
@@ -157,6 +170,13 @@ def _numbers(config: Config) -> Iterator[Wrong]:
         yield "intervals.rebuildDelay", delay, problem
     if config.writes.budget_per_second < 1:
         yield "writes.budgetPerSecond", config.writes.budget_per_second, "less than 1"
+    if config.prediction.model_expiration < config.prediction.training_interval:
+        expiration = float(config.prediction.model_expiration)
+        problem = "shorter than prediction.trainingInterval: models would go between two samples"
+        yield "prediction.modelExpiration", expiration, problem
+    if not 0 <= config.prediction.safety_margin_percent <= _MOST_MARGIN_PERCENT:
+        margin = config.prediction.safety_margin_percent
+        yield "prediction.safetyMarginPercent", margin, f"not between 0 and {_MOST_MARGIN_PERCENT}"
     if not 0 < config.site_policies.time_limit <= _LONGEST_SITE_CALL_S:
         yield (
             "sitePolicies.timeLimit",

@@ -73,7 +73,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "proc-root-dir": Flag(_T, "procRoot", "where the host's procfs is mounted"),
     "var-run-root-dir": Flag(_T, "varRunRoot", "/var/run of the host"),
     "run-root-dir": Flag(_T),
-    "var-lib-kubelet-dir": Flag(_T),
+    "var-lib-kubelet-dir": Flag(
+        _T, "kubelet.directory", "kubelet's directory, with cpu_manager_state"
+    ),
     "hami-core-library-directory-path": Flag(_T, "hamiCoreLibrary", "HAMi core library"),
     "containerd-endpoint": Flag(_T, "cri.socket", "the runtime's CRI socket"),
     "docker-endpoint": Flag(_T),
@@ -128,11 +130,15 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "kubelet-sync-timeout": Flag(_D, "kubelet.timeout", "time limit of one request to kubelet"),
     "kubelet-insecure-tls": Flag(_B, "kubelet.readOnly", "use kubelet's plain read-only port"),
     "kubelet-read-only-port": Flag(_I, "kubelet.readOnlyPort", "kubelet's plain read-only port"),
-    "node-topology-sync-interval": Flag(_D),
-    "disable-query-kubelet-config": Flag(_B),
+    "node-topology-sync-interval": Flag(
+        _D, "reports.topologyInterval", "how often topology and devices are compared"
+    ),
+    "disable-query-kubelet-config": Flag(
+        _B, "reports.disableQueryKubeletConfig", "do not ask kubelet for its configuration"
+    ),
     # reporting, collectors, dynamic QoS
     "report-interval": Flag(_D),
-    "enable-node-metric-report": Flag(_B),
+    "enable-node-metric-report": Flag(_B, "reports.nodeMetric", "report the NodeMetric"),
     "enable-pod-taskids": Flag(_B),
     "xpu-enforce-collect-from-device-infos": Flag(_B),
     "collect-res-used-interval": Flag(_D, "measuring.interval", "how often is measured"),
@@ -193,14 +199,30 @@ FLAGS: Final[Mapping[str, Flag]] = {
         _I, "audit.maxConcurrentReaders", "of /events; beyond, the oldest expires"
     ),
     "audit-max-events-limit": Flag(_I, "audit.maxEvents", "of one page of /events"),
-    "prediction-checkpoint-filepath": Flag(_T),
-    "prediction-cold-start-duration": Flag(_D),
-    "prediction-safety-margin-percent": Flag(_I),
-    "prediction-memory-histogram-decay-halflife": Flag(_D),
-    "prediction-cpu-histogram-decay-halflife": Flag(_D),
-    "prediction-training-interval": Flag(_D),
-    "prediction-model-expiration-duration": Flag(_D),
-    "prediction-model-checkpoint-interval": Flag(_D),
+    "prediction-checkpoint-filepath": Flag(
+        _T, "prediction.directory", "where prediction keeps its models"
+    ),
+    "prediction-cold-start-duration": Flag(
+        _D, "prediction.coldStart", "age from which a pod is predicted"
+    ),
+    "prediction-safety-margin-percent": Flag(
+        _I, "prediction.safetyMarginPercent", "added to each predicted peak"
+    ),
+    "prediction-memory-histogram-decay-halflife": Flag(
+        _D, "prediction.memoryHalfLife", "after which memory samples weigh half"
+    ),
+    "prediction-cpu-histogram-decay-halflife": Flag(
+        _D, "prediction.cpuHalfLife", "after which CPU samples weigh half"
+    ),
+    "prediction-training-interval": Flag(
+        _D, "prediction.trainingInterval", "between two samples of each model"
+    ),
+    "prediction-model-expiration-duration": Flag(
+        _D, "prediction.modelExpiration", "after which an untrained model goes"
+    ),
+    "prediction-model-checkpoint-interval": Flag(
+        _D, "prediction.checkpointInterval", "how often the models are written"
+    ),
     "prediction-model-checkpoint-max-per-step": Flag(_I),
     "resource-force-update-seconds": Flag(_S),
     # logging (klog)

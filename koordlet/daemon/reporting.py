@@ -1,0 +1,338 @@
+"""Reports in the daemon: trains the prediction, and sends the node's reports to the API server.
+
+Measurements, pods and the node are read as immutable values; training and building run in worker
+threads. Each report has a loop of its own, and a report that fails neither ends the daemon nor
+another report. A node without an API server keeps its reports as files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, TypeVar
+
+from apis.annotations import parse_raw_allocatable
+from apis.errors import InputError
+from apis.keys import ANNOTATION_RAW_ALLOCATABLE, CPU, MEMORY
+from apis.nodemetric import NodeMetricStatus, ResourceMap
+from apis.qos import PriorityClass
+from hooks.compat import COLD_START_BY_AGE_ONLY
+from hooks.facts import NodeMeta
+from hooks.subject import HostAppSubject, Pod
+from koordlet.configuration.config import Config
+from koordlet.events import Events
+from koordlet.measurement.bulk import BulkMeasurements
+from koordlet.prediction.models import Models
+from koordlet.prediction.peak import Both, Prediction, Predictions, Settings, predict
+from koordlet.prediction.training import Schedule, Trainer
+from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.node_metric import Gpu, Policy, amounts, measured, node_metric_status
+from koordlet.reporters.node_metric_loop import NodeMetricReporter
+from kube.client import Client
+from kube.connection import Connection, ConnectionConfigError, load_connection
+from service.repeats import Repeats
+
+_T = TypeVar("_T")
+
+_LOG = logging.getLogger("koordlet.reporters")
+
+_LONGEST_BACKOFF_S: Final = 60.0
+"""The longest pause between two attempts to find the API server. Chosen: as for its objects."""
+_RECONNECT_S: Final = 300.0
+"""After reports have failed for so long the kubeconfig is read again: certificates and servers
+change. Chosen: as for the objects of the API server."""
+_LOOK_EVERY_S: Final = 5.0
+_UNMEASURED_S: Final = 1.0
+"""How often a training waits for the first measurements."""
+
+PodsOf = Callable[[], Sequence[tuple[Pod, bool]]]
+"""Returns the node's pods, each with whether its deletion has begun. Called by any thread."""
+
+Gauges = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+"""Figures for metrics, by the name without prefix and by the labels."""
+
+
+class Reporting:
+    """All reports of one daemon. Belongs to the event loop, except where stated."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        measurements: Callable[[], BulkMeasurements | None],
+        pods: PodsOf,
+        host_apps: Callable[[], Sequence[HostAppSubject]],
+        node: Callable[[], NodeMeta | None],
+        node_amounts: Callable[[], NodeAmounts | None],
+        gpus: Callable[[], Mapping[str, Gpu]],
+        events: Events,
+        workers: Executor,
+        connect: Callable[[], Connection] | None = None,
+    ) -> None:
+        """The callables return the newest values, None while they are not known; any thread calls
+        them. gpus: by UUID."""
+        prediction = config.prediction
+        self._config = config
+        self._measurements = measurements
+        self._pods = pods
+        self._host_apps = host_apps
+        self._node = node
+        self._node_amounts = node_amounts
+        self._gpus = gpus
+        self._events = events
+        self._workers = workers
+        kubeconfig = config.kubernetes.kubeconfig or None
+        self._connect = connect or (lambda: load_connection(kubeconfig))
+        self._settings = Settings(
+            safety_margin_percent=prediction.safety_margin_percent,
+            cold_start_s=float(prediction.cold_start),
+            training_s=float(prediction.training_interval),
+            by_age_only=COLD_START_BY_AGE_ONLY in config.compat,
+        )
+        self.trainer = Trainer(
+            Models(
+                cpu_half_life_s=float(prediction.cpu_half_life),
+                memory_half_life_s=float(prediction.memory_half_life),
+            ),
+            Schedule(
+                training_s=float(prediction.training_interval),
+                expiration_s=float(prediction.model_expiration),
+                checkpoint_s=float(prediction.checkpoint_interval),
+            ),
+            prediction.directory or f"{config.run_dir}/prediction",
+        )
+        directory = config.reports.directory
+        if not directory and not config.kubernetes.wanted:
+            directory = f"{config.run_dir}/reports"
+        self.node_metric = NodeMetricReporter(
+            config.node_name, self.build, workers=workers, events=events, directory=directory
+        )
+        self.predictions: Predictions | None = None
+        """Of the last report; None before the first training."""
+        self._training_problem = ""
+        self._repeats = Repeats()
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Train and report until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._train_forever())
+            if self._config.kubernetes.wanted:
+                group.create_task(self._report_to_server())
+            else:
+                await self._report(None)
+
+    def close(self) -> None:
+        """Keep the models for the next start. Blocks on the disk."""
+        if self.trainer.trainings:
+            self.trainer.save()
+
+    async def _train_forever(self) -> None:
+        for problem in await self._in_worker(self.trainer.load):
+            self._events.add("prediction", "checkpoints", problem)
+        while True:
+            trained = await self._in_worker(self.train)
+            await asyncio.sleep(
+                float(self._config.prediction.training_interval) if trained else _UNMEASURED_S
+            )
+
+    async def _report_to_server(self) -> None:
+        pause = 1.0
+        while True:
+            try:
+                connection = await asyncio.to_thread(self._connect)
+            except ConnectionConfigError:
+                # The source of objects reads the same configuration, and reports the problem.
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_BACKOFF_S)
+                continue
+            pause = 1.0
+            async with Client(connection, user_agent="koordlet") as client:
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._report(client))
+                        group.create_task(self._look_after())
+                except* _AwayForLong:
+                    _LOG.info("reports fail; reading how to reach the API server again")
+
+    async def _report(self, client: Client | None) -> None:
+        """Run the loop of each report that is on."""
+        loops: list[Coroutine[Any, Any, None]] = []
+        if self._config.reports.node_metric:
+            loops.append(self.node_metric.run(client))
+        await asyncio.gather(*loops)
+
+    async def _look_after(self) -> None:
+        """Raise _AwayForLong when reports have failed for long."""
+        good_at = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if not self.node_metric.problem:
+                good_at = time.monotonic()
+            elif time.monotonic() - good_at > _RECONNECT_S:
+                raise _AwayForLong
+
+    # --- the worker threads --------------------------------------------------------------------
+
+    def train(self) -> bool:
+        """Add a sample to the models; return whether there were measurements. Raises nothing."""
+        try:
+            measurements = self._measurements()
+            if measurements is None:
+                return False
+            self.trainer.train(measurements, [pod for pod, _ in self._pods()])
+        except Exception as error:  # noqa: BLE001 - the next training is made all the same
+            self._training_problem = f"{type(error).__name__}: {error}"
+            if (left_out := self._repeats.due(type(error).__name__)) is not None:
+                _LOG.error(
+                    "a training of the prediction failed",
+                    exc_info=error,
+                    extra={"same_failure_not_logged": left_out} if left_out else None,
+                )
+        else:
+            self._training_problem = ""
+        return True
+
+    def build(self, policy: Policy) -> NodeMetricStatus:
+        """Return the NodeMetric's status of this moment."""
+        measurements = self._measurements()
+        if measurements is None:
+            raise RuntimeError("nothing was measured yet")
+        pods = self._pods()
+        predicted = self._predict(measurements, pods, policy)
+        self.predictions = predicted
+        return node_metric_status(
+            measurements,
+            [pod for pod, _ in pods],
+            self._host_apps(),
+            policy,
+            wall_s=time.time(),
+            gpus=self._gpus(),
+            reclaimable=None if predicted is None else _map(predicted.careful.reclaimable),
+            peak=None if predicted is None else _map(predicted.careful.peak),
+        )
+
+    def _predict(
+        self, measurements: BulkMeasurements, pods: Sequence[tuple[Pod, bool]], policy: Policy
+    ) -> Predictions | None:
+        allocatable = self._allocatable()
+        if not self.trainer.trainings or allocatable is None:
+            return None
+        return predict(
+            self.trainer.models,
+            pods,
+            allocatable=allocatable,
+            settings=self._settings,
+            wall_s=time.time(),
+            measured=measured(measurements, within_s=policy.aggregate_s),
+        )
+
+    def _allocatable(self) -> Both | None:
+        """Return what pods may request: before amplification, else the machine's capacity."""
+        amounts_of_node = self._node_amounts()
+        if amounts_of_node is None:
+            return None
+        known = {**amounts_of_node.allocatable, **self._raw_allocatable()}
+        return Both(
+            known.get(CPU, amounts_of_node.cpu_milli),
+            known.get(MEMORY, amounts_of_node.memory_bytes),
+        )
+
+    def _raw_allocatable(self) -> dict[str, int]:
+        """Return what kubelet reported before the Node was amplified; nothing where it was not."""
+        node = self._node()
+        text = None if node is None else node.annotations.get(ANNOTATION_RAW_ALLOCATABLE)
+        if node is None or not text:
+            return {}
+        try:
+            resources = parse_raw_allocatable(text, obj=f"Node {node.name}")
+        except InputError as error:
+            self._events.add("bad-object", error.obj, str(error))
+            return {}
+        found = {}
+        if CPU in resources:
+            found[CPU] = resources[CPU].milli_value()
+        if MEMORY in resources:
+            found[MEMORY] = resources[MEMORY].value()
+        return found
+
+    # --- for status and metrics ----------------------------------------------------------------
+
+    @property
+    def problem(self) -> str:
+        """What keeps the reports or the prediction from working; "" for nothing."""
+        return self.node_metric.problem or self._training_problem or self.trainer.problem
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The state for `koordctl status`."""
+        at = self.node_metric.last_at
+        return {
+            "nodeMetric": {
+                "enabled": self._config.reports.node_metric,
+                "reports": self.node_metric.reports,
+                "intervalSeconds": self.node_metric.policy.report_interval_s,
+                "ageSeconds": None if at is None else round(time.monotonic() - at, 1),
+                "problem": self.node_metric.problem,
+            },
+            "prediction": {
+                "models": len(self.trainer.models),
+                "trainings": self.trainer.trainings,
+                "problem": self._training_problem or self.trainer.problem,
+            },
+        }
+
+    @property
+    def gauges(self) -> Gauges:
+        """The figures of the last prediction, with upstream's names and labels."""
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        prod = ("priority", PriorityClass.PROD.value)
+        predictions = self.predictions
+        if self.node_metric.reports:
+            failed = float(predictions is None)
+            found["node_resource_priority_reclaimable_status", (prod,)] = failed
+        if predictions is None:
+            return found
+        careful = predictions.careful
+        for resource, unit, value in _amounts(careful.reclaimable):
+            key = (prod, ("resource", resource), ("unit", unit))
+            found["node_priority_resource_reclaimable", key] = value
+        for name, each in _by_predictor(predictions):
+            for series, both in (
+                ("node_predicted_resource_reclaimable", each.reclaimable),
+                ("node_predicted_resource_peak", each.peak),
+            ):
+                for resource, unit, value in _amounts(both):
+                    labels = (("predictor", name), ("resource", resource), ("unit", unit))
+                    found[series, labels] = value
+        return found
+
+    async def _in_worker(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+
+class _AwayForLong(Exception):
+    """No report was taken for `_RECONNECT_S`."""
+
+
+def _map(both: Both) -> ResourceMap:
+    return amounts(both.cpu_milli, both.memory_bytes)
+
+
+def _by_predictor(predictions: Predictions) -> tuple[tuple[str, Prediction], ...]:
+    """Return the predictions by upstream's names of the predictors."""
+    return (
+        ("podReclaimablePredictor", predictions.by_pod),
+        ("priorityReclaimablePredictor", predictions.by_class),
+        ("minPredictor", predictions.careful),
+    )
+
+
+def _amounts(both: Both) -> tuple[tuple[str, str, float], ...]:
+    """Return (resource, unit, value) of both amounts."""
+    return (CPU, "core", both.cpu_milli / 1000), (MEMORY, "byte", float(both.memory_bytes))
