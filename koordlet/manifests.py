@@ -1,4 +1,4 @@
-"""The manifests for the daemon in a cluster: an account, and rights to read its node's objects.
+"""The manifests for the daemon in a cluster: an account, and rights to its node's objects.
 
 Names are upstream's: docs/facts/koordlet.md, "Names in a cluster". The rights are exactly those
 that this code uses; a test runs with them. RBAC cannot express "its own node": the daemon selects
@@ -26,6 +26,11 @@ CLUSTER_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     )
 )
 
+REPORT_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"apiGroups": ["slo.koordinator.sh"], "resources": ["nodemetrics"], "verbs": ["get"]},
+    {"apiGroups": ["slo.koordinator.sh"], "resources": ["nodemetrics/status"], "verbs": ["patch"]},
+)
+"""Rights to report. The manager creates NodeMetrics; koordlet patches their status."""
 
 KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
@@ -44,7 +49,7 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
                 "kind": "ServiceAccount",
                 "metadata": {"name": ACCOUNT, "namespace": namespace},
             },
-            *_granted("koordlet", CLUSTER_RULES, namespace),
+            *_granted("koordlet", CLUSTER_RULES + REPORT_RULES, namespace),
         ],
         "rbac-kubelet.yaml": _granted("koordlet-kubelet", KUBELET_RULES, namespace),
     }

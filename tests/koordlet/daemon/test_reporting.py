@@ -1,0 +1,199 @@
+"""Training and reports in the daemon, with measurements that a test writes down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hooks.facts import NodeMeta
+from hooks.subject import Pod
+from koordlet.configuration.config import Config, Mode
+from koordlet.configuration.config_file import build
+from koordlet.configuration.flags import parse_flags
+from koordlet.daemon.reporting import Reporting
+from koordlet.events import Events
+from koordlet.measurement.series import Metric, Series
+from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.node_metric import Policy
+from kube.connection import Connection, ConnectionConfigError
+from tests.koordlet.measured import Measured
+from tests.koordlet.prediction.pods import GIB, pod
+from tests.waiting import until
+
+DAY = 24 * 3600.0
+
+
+def config(folder: Path, **changes: Any) -> Config:
+    tree = {"nodeName": "n1", "runDir": str(folder), **changes}
+    return build(tree, obj="test", flags=parse_flags([]), environment={}, mode=Mode.HOST)
+
+
+class Bed:
+    """A node with 16 cores and 64 GiB, and one pod that uses 2 cores and 4 GiB."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.measured: Measured | None = Measured(now=1000.0)
+        self.use("a", 2.0, 4 * GIB)
+        self.measured.constant(Series(Metric.NODE_CPU), 3.0)
+        self.measured.constant(Series(Metric.NODE_MEMORY), 6 * GIB)
+        young = pod("a", cpu_milli=8000, memory_bytes=16 * GIB)
+        age = time.time() - 3 * DAY
+        self.pods: list[tuple[Pod, bool]] = [(_aged(young, age), False)]
+        self.node = NodeMeta("n1")
+        self.amounts = NodeAmounts(cpu_milli=16000, memory_bytes=64 * GIB)
+        self.events = Events()
+        self.connect: Callable[[], Connection] | None = None
+        self.reporting = Reporting(
+            config(folder, **changes),
+            measurements=lambda: self.measured,
+            pods=lambda: self.pods,
+            host_apps=lambda: (),
+            node=lambda: self.node,
+            node_amounts=lambda: self.amounts,
+            gpus=dict,
+            events=self.events,
+            workers=ThreadPoolExecutor(1),
+            connect=self._connect,
+        )
+
+    def _connect(self) -> Connection:
+        assert self.connect is not None
+        return self.connect()
+
+    def use(self, uid: str, cpu: float, memory: float) -> None:
+        assert self.measured is not None
+        self.measured.constant(Series(Metric.POD_CPU, uid), cpu)
+        self.measured.constant(Series(Metric.POD_MEMORY, uid), memory)
+
+    def train(self, times: int = 800) -> None:
+        for _ in range(times):
+            self.reporting.train()
+
+    def reclaimable(self) -> dict[str, str]:
+        found = self.reporting.build(Policy()).prod_reclaimable_metric
+        assert found is not None
+        return {name: str(amount) for name, amount in found.resource.resources.items()}
+
+
+def _aged(pod_: Pod, created_at: float) -> Pod:
+    return msgspec.structs.replace(pod_, created_at=created_at)
+
+
+def test_a_report_has_a_prediction_after_the_first_training(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    status = bed.reporting.build(Policy())
+    assert status.prod_peak_metric is None
+    assert bed.reclaimable() == {}
+    bed.train()
+    assert bed.reclaimable() == {"cpu": "4633m", "memory": "9972462999"}
+    assert bed.reporting.build(Policy()).prod_peak_metric is not None
+
+
+def test_compat_cold_start_by_age_trusts_the_first_sample(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.train(1)
+    assert bed.reclaimable() == {"cpu": "0", "memory": "0"}
+    compatible = Bed(tmp_path, compat=["PredictionColdStartByAge"])
+    compatible.train(1)
+    assert compatible.reclaimable()["cpu"] == "4633m"
+
+
+def test_what_is_reclaimable_is_bounded_by_the_raw_allocatable_of_an_amplified_node(
+    tmp_path: Path,
+) -> None:
+    bed = Bed(tmp_path)
+    bed.amounts = NodeAmounts(16000, 64 * GIB, allocatable={"cpu": 32000, "memory": 64 * GIB})
+    annotation = "node.koordinator.sh/raw-allocatable"
+    bed.node = NodeMeta("n1", annotations={annotation: '{"cpu":"4","memory":"8Gi"}'})
+    bed.train()
+    amplified = bed.reclaimable()
+    # used by class at the peak: (2001 + 25 + 1035) x 1.1
+    assert amplified["cpu"] == f"{4000 - 3367}m"
+    bed.node = NodeMeta("n1", annotations={annotation: '{"cpu":"four"}'})
+    assert bed.reclaimable()["cpu"] == "4633m"
+    (event,) = bed.events.latest()
+    assert (event.kind, event.obj) == ("bad-object", "Node n1")
+    assert "four" in event.message
+
+
+def test_gauges_have_upstreams_names_and_labels(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    assert bed.reporting.gauges == {}
+    bed.train()
+    asyncio.run(bed.reporting.node_metric.round(None))
+    gauges = bed.reporting.gauges
+    prod = ("priority", "koord-prod")
+    cpu = (("resource", "cpu"), ("unit", "core"))
+    assert gauges["node_resource_priority_reclaimable_status", (prod,)] == 0
+    assert gauges["node_priority_resource_reclaimable", (prod, *cpu)] == 4.633
+    by_pod = (("predictor", "podReclaimablePredictor"), *cpu)
+    assert gauges["node_predicted_resource_reclaimable", by_pod] == 5.799
+    assert gauges["node_predicted_resource_peak", by_pod] == 2.201
+    assert len(gauges) == 1 + 2 + 3 * 2 * 2
+
+
+def test_a_training_that_fails_is_a_problem_and_the_next_one_is_made(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.pods = [None]  # type: ignore[list-item]
+    assert bed.reporting.train()
+    assert "TypeError" in bed.reporting.problem
+    bed.pods = []
+    bed.train(1)
+    assert (bed.reporting.problem, bed.reporting.trainer.trainings) == ("", 1)
+
+
+def test_nothing_is_trained_before_the_first_measurements(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.measured = None
+    assert not bed.reporting.train()
+    asyncio.run(bed.reporting.node_metric.round(None))
+    assert "nothing was measured yet" in bed.reporting.node_metric.problem
+
+
+def test_a_bare_node_trains_reports_to_a_file_and_keeps_its_models(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    path = tmp_path / "reports" / "nodemetric.json"
+
+    async def test() -> None:
+        task = asyncio.ensure_future(bed.reporting.run())
+        await until(path.exists, "the report")
+        await until(lambda: bed.reporting.trainer.trainings == 1, "the first training")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+    status = json.loads(path.read_text())["status"]
+    assert [each["name"] for each in status["podsMetric"]] == ["a"]
+    assert bed.reporting.status["nodeMetric"]["reports"] == 1
+    bed.reporting.close()
+    again = Bed(tmp_path)
+    assert again.reporting.trainer.load() == ()
+    assert again.reporting.trainer.models.samples_of("a") == 1
+
+
+def test_reports_wait_for_a_configuration_of_the_api_server(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, kubernetes={"enabled": True})
+    asked: list[None] = []
+
+    def connect() -> Connection:
+        asked.append(None)
+        raise ConnectionConfigError("none here")
+
+    bed.connect = connect
+
+    async def test() -> None:
+        task = asyncio.ensure_future(bed.reporting.run())
+        await until(lambda: len(asked) >= 2, "the second attempt")
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+    assert not (tmp_path / "reports").exists()
