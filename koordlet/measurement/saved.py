@@ -138,7 +138,7 @@ def _parse(path: str, content: bytes) -> tuple[_Header, bytes]:
         arrays = unpacker.decompress(content[start + length : -_LENGTH.size], _MOST_BYTES)
     except (msgspec.MsgspecError, zlib.error) as error:
         raise SavedError(f"{path} is not readable: {error}") from error
-    expected = sum(max(table.columns, 0) * (8 + 4 * len(table.series)) for table in header.tables)
+    expected = sum(table.columns * (8 + 4 * len(table.series)) for table in header.tables)
     if len(arrays) != expected:
         raise SavedError(f"{path} has {len(arrays)} bytes of samples; its header says {expected}")
     return header, arrays
