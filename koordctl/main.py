@@ -19,8 +19,11 @@ from apis.errors import InputError, InputErrors
 from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
 from koordctl.errors import CommandError
+from koordctl.report import page
+from koordctl.top import INTERVAL_S, SORTS, follow, screen
 from koordlet import VERSION
 from koordlet.console import guarded
+from service.files import replacing
 
 DEFAULT_RUN_DIR = "/run/koordlet"
 _MOST_MANIFEST_BYTES = 24 << 20
@@ -34,6 +37,8 @@ examples:
   koordctl explain node worker-1 batch-cpu
   koordctl plan --objects ./new-objects
   koordctl doctor
+  koordctl top
+  koordctl report > node.html
 """
 
 
@@ -102,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--config", metavar="FILE", help="koordlet's configuration, with --offline")
     command("status", _status, "connection, policies, values, and unprotected containers")
+    top = command("top", _top, "usage of node, classes and pods, and what the strategies do, live")
+    top.add_argument("--sort", choices=tuple(SORTS), default="cpu", help="order of the pods")
+    top.add_argument(
+        "--interval", type=_seconds, default=INTERVAL_S, metavar="SECONDS", help="default: 2"
+    )
+    top.add_argument("--once", action="store_true", help="print one look and end")
+    report = command("report", _report, "the last hour as one HTML file, on standard output")
+    report.add_argument("--file", metavar="FILE", help="write it into FILE instead")
     command("events", _events, "recent events that need an operator's attention")
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
     doctor.add_argument(
@@ -194,6 +207,46 @@ def _status(options: argparse.Namespace) -> int:
 def _events(options: argparse.Namespace) -> int:
     _show(options, _client(options).get("/events"), render.events)
     return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    client = _client(options)
+    if options.output == "json":
+        _show(options, client.get("/top"), screen)
+    elif options.once or not sys.stdout.isatty():
+        print(screen(client.get("/top"), sort=options.sort))
+    else:
+        follow(lambda: client.get("/top"), sort=options.sort, interval_s=options.interval)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    client = _client(options)
+    history, overview = client.get("/history"), client.get("/top")
+    if options.output == "json":
+        _show(options, {"history": history, "now": overview}, str)
+        return 0
+    if not overview["measured"]:
+        raise CommandError(screen(overview))
+    text = page(history, overview)
+    if not options.file:
+        print(text, end="")
+        return 0
+    try:
+        with replacing(options.file, mode=0o600) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise CommandError(f"cannot write {options.file}: {error.strerror or error}") from None
+    print(f"wrote {options.file}")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    """Read a positive number of seconds; raises ValueError, which argparse reports."""
+    seconds = float(text)
+    if not 0.1 <= seconds <= 3600:
+        raise ValueError
+    return seconds
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -17,6 +17,11 @@ _BOTTOM: Final = 22
 _LINES_Y: Final = 4
 """Horizontal lines of a chart beside the axis."""
 
+_COLOURS: Final[Mapping[str, int]] = {
+    "LS": 0, "BE": 1, "LSR": 2, "node": 3, "LSE": 4, "system": 5, "SYSTEM": 5, "uses": 1,
+}  # fmt: skip
+"""A class has the same colour in every chart; other lines take the colours in turn."""
+
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d7dce5; --paper: #fff;
   --c0: #2563b8; --c1: #b4560f; --c2: #18794e; --c3: #8a3ffc; --c4: #b3261e; --c5: #0f7c8a; }
@@ -157,7 +162,7 @@ def _chart(
         )
     paths, keys = [], []
     for number, (label, values) in enumerate(drawn):
-        colour = f"var(--c{number % 6})"
+        colour = f"var(--c{_COLOURS.get(label, number % 6)})"
         dash = ' stroke-dasharray="5 3"' if number >= 6 else ""
         paths.append(
             f'<path d="{_path(times, values, x, y)}" fill="none" stroke="{colour}"'

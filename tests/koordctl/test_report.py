@@ -1,0 +1,93 @@
+"""`koordctl report`: a whole page, without network, with every value escaped."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from koordctl.report import page
+from tests.koordctl.looks import hour, look
+
+_VOID = {"meta", "line", "path", "br"}
+
+
+class _Strict(HTMLParser):
+    """Checks that every element is closed in order, and collects texts and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def _parsed(text: str) -> _Strict:
+    parser = _Strict()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_is_whole_and_asks_nothing_of_a_network() -> None:
+    text = page(hour(), look())
+    parser = _parsed(text)
+    assert "script" not in parser.tags and "link" not in parser.tags
+    assert not [name for name, _ in parser.attributes if name in ("src", "href")]
+    assert "http" not in text and "url(" not in text and "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_texts_are_shown_as_texts() -> None:
+    parser = _parsed(page(hour(), look()))
+    assert "batch/<script>alert(1)</script>" in parser.texts
+    assert "3 CPUs <because of load>" in parser.texts
+
+
+def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
+    text = page(hour(), look())
+    for title in (
+        "CPU used, in cores",
+        "Memory used, without page cache, in GiB",
+        "Best effort: the cores that it may use, and uses",
+        "Pressure: share of time in which tasks waited, in percent",
+        "CPUs and who owns them",
+        "Strategies",
+        "What the strategies did",
+        "Pods now",
+    ):
+        assert f">{title}<" in text, title
+    assert "Prediction" not in text  # nothing was predicted
+    assert "CPU 0, core 0: default/db-0" in text
+    assert "CPU 1, core 1: shared" in text
+
+
+def test_lines_stay_inside_their_chart_and_break_where_a_value_is_missing() -> None:
+    text = page(hour(), look())
+    paths = re.findall(r'<path d="([^"]+)"', text)
+    assert any(path.count("M") == 2 for path in paths)  # cpu.LS has a gap
+    for path in paths:
+        for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path):
+            assert 56 <= float(x) <= 960 and 0 <= float(y) <= 200
+
+
+def test_a_daemon_that_has_just_started_has_a_page_without_charts() -> None:
+    empty = {"step_s": 10.0, "times": [], "series": {}, "notes": []}
+    answer = look() | {"topology": None}
+    parser = _parsed(page(empty, answer))
+    assert "svg" not in parser.tags
+    assert "Strategies" in parser.texts
