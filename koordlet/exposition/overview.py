@@ -10,7 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from apis.qos import QoSClass, qos_class_with_default
+from apis.qos import (
+    PriorityClass,
+    QoSClass,
+    priority_class_with_default,
+    qos_class_with_default,
+)
 from hooks.subject import Pod
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 
@@ -74,6 +79,9 @@ def overview(
             "uid": pod.uid,
             "class": str(class_of(pod)),
             "priority": pod.priority,
+            "priorityClass": str(
+                priority_class_with_default(pod.labels, pod.priority, pod.kube_qos)
+            ),
             "cpu": cpu.get((pod.uid, "")),
             "memory": memory.get((pod.uid, "")),
             "throttled": throttled.get((pod.uid, "")),
@@ -148,11 +156,13 @@ class History:
     def add(self, wall: float, shown: Plain, gauges: Mapping[str, float]) -> None:
         """Add a point from an overview. wall: seconds since the epoch."""
         node = shown["node"]
+        prod = [pod["cpu"] for pod in shown["pods"] if pod["priorityClass"] == PriorityClass.PROD]
         point: dict[str, float | None] = {
             "cpu.node": node["cpu"]["used"],
             "cpu.system": node["cpu"]["system"],
             "memory.node": node["memory"]["used"],
             "memory.system": node["memory"]["system"],
+            "cpu.prod": sum(each or 0.0 for each in prod) if prod else None,
             "be.limit": shown["bestEffort"]["limit"],
             **{f"psi.{name}": value for name, value in node["pressure"].items()},
             **{f"cpu.{row['class']}": row["cpu"] for row in shown["classes"] if row["pods"]},
