@@ -60,6 +60,8 @@ def admin_routes(parts: Parts) -> Routes:
         ("GET", "/explain"): answers.served(answers.explain),
         ("GET", "/events"): answers.served(answers.events),
         ("GET", "/config"): answers.served(answers.config),
+        ("GET", "/top"): answers.served(answers.top),
+        ("GET", "/history"): answers.served(answers.history),
         ("POST", "/plan"): answers.served(answers.plan),
     }
 
@@ -88,6 +90,12 @@ class _Answers:
 
     async def config(self, request: Request) -> Plain:
         return as_tree(self._parts.config)
+
+    async def top(self, request: Request) -> Plain:
+        return await self._in_thread(self._parts.showing.top)
+
+    async def history(self, request: Request) -> Plain:
+        return await self._in_thread(self._parts.showing.history)
 
     async def status(self, request: Request) -> Plain:
         reconciler = await self._in_thread(lambda: status.of_reconciler(self._parts))

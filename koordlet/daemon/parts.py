@@ -26,6 +26,7 @@ from koordlet.daemon.health import Health
 from koordlet.daemon.measuring import NodesTargets, sampler
 from koordlet.daemon.node_kernel import NodeKernel
 from koordlet.daemon.passes import Passes
+from koordlet.daemon.showing import Showing
 from koordlet.daemon.sweep import Sweep
 from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
@@ -36,6 +37,7 @@ from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.measurement.collecting import Targets
 from koordlet.measurement.sampler import Sampler
+from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
@@ -157,6 +159,12 @@ class Parts:
         self.sampler: Sampler | None = None
         """The sampling thread; None until it was started, and where nothing is measured."""
         self._targets = NodesTargets()
+        self.showing = Showing(
+            config.node_name,
+            dynamics=self.dynamics,
+            machine=lambda: self.kernel.machine,
+            interval_s=float(config.measuring.interval),
+        )
         self.sweep = Sweep(
             state=self.state, host=host, workers=self.workers, changed=self.state_changed
         )
@@ -192,10 +200,15 @@ class Parts:
             boot=self._boot,
             targets=self._measured,
             settings=lambda: self.rules.inputs.settings,
-            step=self.dynamics.step,
+            step=self._round,
         )
         # In a worker thread: it reads the samples of the daemon's last run from the disk.
         await asyncio.get_running_loop().run_in_executor(self.workers, self.sampler.start)
+
+    def _round(self, measured: View) -> None:
+        """Use a round's measurements. In the sampling thread."""
+        self.dynamics.step(measured)
+        self.showing.round(measured)
 
     def _measured(self) -> Targets:
         """Return what is measured. In the sampling thread."""
@@ -280,6 +293,7 @@ class Parts:
     def _noted(self, strategy: str, note: Note) -> None:
         """Pass an entry of a strategy on to the audit log. Any thread."""
         self.audit.note(note.verbosity, note.reason, note.message, pod=note.obj)
+        self.showing.noted(strategy, note)
 
     def _short(self, shortages: Shortages) -> None:
         """Pass on what only evictions end."""

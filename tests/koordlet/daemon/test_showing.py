@@ -1,0 +1,53 @@
+"""`/top` and `/history` of a running daemon, on the simulated kernel."""
+
+from __future__ import annotations
+
+from koordctl.report import page
+from koordctl.top import screen
+from tests.koordlet.daemon.bed import ONE_CPU, SLO, node, node_object, run, until
+
+
+def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                showing = daemon.parts.showing
+
+                def shown() -> bool:
+                    look = showing.top()
+                    return look["measured"] and any(
+                        each["cpu"] is not None for each in look["pods"]
+                    )
+
+                await until("a look with a measured pod", shown)
+                status, look = await n.ask("GET", "/top")
+                assert status == 200
+                [row] = [each for each in look["pods"] if each["uid"] == pod.uid]
+                assert row["cpu"] >= 0 and row["memory"] >= 0
+                assert look["node"]["cpu"]["capacity"] == len(n.kernel.online_cpus)
+                assert {each["name"] for each in look["strategies"]} >= {"CPUEvict"}
+                cpus = [cpu for each in look["topology"]["nodes"] for cpu in each["cpus"]]
+                assert {cpu["id"] for cpu in cpus} == set(n.kernel.online_cpus)
+                assert f"{row['namespace']}/{row['name']}" in screen(look)
+                status, history = await n.ask("GET", "/history")
+                assert status == 200
+                assert len(history["times"]) == 1  # the next one is due 10 s later
+                assert "cpu.node" in history["series"]
+                assert "Strategies" in page(history, look)
+
+    run(test)
+
+
+def test_without_measurements_the_look_says_so() -> None:
+    async def test() -> None:
+        async with node(measuring={"enabled": False}) as n, n.running():
+            status, look = await n.ask("GET", "/top")
+            assert status == 200 and look["measured"] is False
+            assert "koordctl status" in screen(look)
+            assert (await n.ask("GET", "/history"))[1]["times"] == []
+
+    run(test)
