@@ -51,8 +51,8 @@ class Showing:
             if not self._history.due(wall):
                 return
         shown = self._overview(measured)
-        if shown is None:
-            return
+        if shown is None or shown["node"]["cpu"]["used"] is None:
+            return  # usage is a difference of two rounds
         gauges = {
             _label(name, labels): value
             for name, labels, value in self._dynamics.runner.gauges(measured.now)

@@ -33,6 +33,7 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 cpus = [cpu for each in look["topology"]["nodes"] for cpu in each["cpus"]]
                 assert {cpu["id"] for cpu in cpus} == set(n.kernel.online_cpus)
                 assert f"{row['namespace']}/{row['name']}" in screen(look)
+                await until("a point", lambda: showing.history()["times"])
                 status, history = await n.ask("GET", "/history")
                 assert status == 200
                 assert len(history["times"]) == 1  # the next one is due 10 s later
