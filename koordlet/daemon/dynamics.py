@@ -3,7 +3,7 @@
 Strategies run in the sampling thread after each round. They see immutable values only: the pods
 that the event loop published last, the newest inputs of the rules, and the measurements. What they
 claim goes over the board of leases to the hooks' decider and to the reconciler, each of which takes
-it as one reference; what they want evicted goes to the event loop. The event loop ends leases that
+it as one reference; what only evictions end goes to the evictor. The event loop ends leases that
 are not renewed, so a sampling thread that stalls takes its claims with it. Whatever fails in here
 neither reaches the hooks nor the reconciler.
 """
@@ -42,8 +42,8 @@ _MOST_WAIT_S: Final = 1.0
 none ends later than a second after its time. Twice the bound lets a stalled strategy's claims stand
 a second longer."""
 
-Shortages = Sequence[tuple[str, Shortage]]
-"""Shortages with the names of the strategies that found them."""
+Short = Callable[[Sequence[Shortage], Situation], None]
+"""Takes the shortages of one round, with the situation that they were found in. Must not block."""
 
 
 def strategy_intervals(config: Qos, strategies: Sequence[Strategy]) -> dict[str, float]:
@@ -74,12 +74,12 @@ class Dynamics:
         events: Events,
         claimed: Callable[[Standing], None],
         noted: Callable[[str, Note], None],
-        short: Callable[[Shortages], None],
+        short: Short,
     ) -> None:
         """inputs, node, machine: return the newest values; called by the sampling thread.
         claimed: called by any thread with all claims in force; must not block. noted: called by the
-        sampling thread with a strategy's name and an audit entry. short: called on the event loop
-        with what only evictions end.
+        sampling thread with a strategy's name and an audit entry. short: called by the sampling
+        thread with what only evictions end.
         """
         self._state = state
         self._inputs = inputs
@@ -88,10 +88,6 @@ class Dynamics:
         self._noted = noted
         self._short = short
         self._interval_s = float(config.measuring.interval)
-        self._cool_downs = {
-            "CPUEvict": float(config.qos.cpu_evict_cool_down),
-            "memoryEvict": float(config.qos.memory_evict_cool_down),
-        }
         self.board = Board([each.name for each in strategies], claimed)
         intervals = strategy_intervals(config.qos, strategies)
         self.runner = Runner(strategies, self.board, events, intervals=intervals)
@@ -164,8 +160,8 @@ class Dynamics:
                 )
 
     def _step(self, measurements: Measurements) -> None:
-        machine, loop = self._machine(), self._loop
-        if machine is None or loop is None:
+        machine = self._machine()
+        if machine is None or self._loop is None:
             return  # the daemon is starting or stopping
         situation = Situation(
             now=measurements.now,
@@ -181,4 +177,4 @@ class Dynamics:
         for name, note in outcome.notes:
             self._noted(name, note)
         if outcome.shortages:
-            loop.call_soon_threadsafe(self._short, outcome.shortages)
+            self._short(outcome.shortages, situation)

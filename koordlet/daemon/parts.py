@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from hooks.standing import Standing
 from koordlet.configuration.config import Config
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
-from koordlet.daemon.dynamics import Dynamics, Shortages
+from koordlet.daemon.dynamics import Dynamics
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
 from koordlet.daemon.measuring import NodesTargets, sampler
@@ -41,7 +41,7 @@ from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
-from koordlet.qos.strategy import Note
+from koordlet.qos.strategy import Note, Shortage, Situation
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -295,8 +295,8 @@ class Parts:
         self.audit.note(note.verbosity, note.reason, note.message, pod=note.obj)
         self.showing.noted(strategy, note)
 
-    def _short(self, shortages: Shortages) -> None:
-        """Pass on what only evictions end."""
+    def _short(self, shortages: Sequence[Shortage], situation: Situation) -> None:
+        """Pass on what only evictions end. In the sampling thread."""
 
     # --- from the NRI handler ------------------------------------------------------------------
 

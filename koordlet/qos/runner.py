@@ -55,9 +55,9 @@ class StrategyStatus(msgspec.Struct, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """What the steps of one round demand besides claims. Each is with its strategy's name."""
+    """What the steps of one round demand besides claims; notes with their strategy's name."""
 
-    shortages: tuple[tuple[str, Shortage], ...]
+    shortages: tuple[Shortage, ...]
     notes: tuple[tuple[str, Note], ...]
 
 
@@ -145,7 +145,7 @@ class Runner:
         settings: those in force now. A gate may be switched off while a strategy is stepped, and
         then the claims must not come back with the end of the step.
         """
-        shortages: list[tuple[str, Shortage]] = []
+        shortages: list[Shortage] = []
         notes: list[tuple[str, Note]] = []
         for name, run in self._runs.items():
             why = gates_off(run.strategy, situation.inputs.settings)
@@ -164,7 +164,7 @@ class Runner:
             verdict = self._step(run, situation)
             if verdict is None:
                 continue
-            shortages += [(name, shortage) for shortage in verdict.shortages]
+            shortages += verdict.shortages
             notes += [(name, note) for note in verdict.notes]
             if gates_off(run.strategy, settings()):
                 self._board.drop(name)
