@@ -59,8 +59,9 @@ _LONGEST_PATH: Final = 4096
 """The kernel's PATH_MAX, also far above any sysctl's value."""
 _LONGEST_KEY: Final = 256
 """Chosen, for names of variables and of core scheduling groups; label values have at most 63."""
-_LARGEST_FACTOR: Final = 1000.0
-"""As `apis.annotations.parse_cpu_normalization_ratio`: no CPU is this much faster than another."""
+LARGEST_FACTOR: Final = 1000.0
+"""As `apis.annotations.parse_cpu_normalization_ratio`: no CPU is this much faster than another. For
+a multiplied quota, chosen: a larger factor gives more than a node has."""
 _LARGEST_DEVICE_NUMBER: Final = (1 << 20) - 1
 """A minor number has 20 bits. A major has 12; the runtime refuses larger ones."""
 
@@ -73,11 +74,12 @@ def claim_problem(claim: Claim, level: Level) -> str:
         return f"{resource} cannot be claimed for a {level}, only for: {allowed}"
     if bool(claim.key) != (resource in KEYED):
         return f"{resource} {'needs a key' if resource in KEYED else 'takes no key'}"
-    if claim.op is Op.DIVIDE:
+    if claim.op in (Op.DIVIDE, Op.MULTIPLY):
+        done = "divided" if claim.op is Op.DIVIDE else "multiplied"
         if resource is not Resource.CPU_CFS_QUOTA:
-            return f"only {Resource.CPU_CFS_QUOTA} can be divided"
-        if not 1.0 <= claim.factor <= _LARGEST_FACTOR:
-            return f"a quota is divided by 1 to {_LARGEST_FACTOR:g}, not by {claim.factor}"
+            return f"only {Resource.CPU_CFS_QUOTA} can be {done}"
+        if not 1.0 <= claim.factor <= LARGEST_FACTOR:
+            return f"a quota is {done} by 1 to {LARGEST_FACTOR:g}, not by {claim.factor}"
         return ""
     if claim.op is not Op.SET and resource not in FILES and resource is not Resource.OOM_SCORE_ADJ:
         return f"{resource} can only be set, not bounded"

@@ -19,6 +19,9 @@ class Op(StrEnum):
     DIVIDE = "divide"
     """Divide a finite quota by `factor`, rounded up; unlimited stays unlimited."""
 
+    MULTIPLY = "multiply"
+    """Multiply a finite quota by `factor`, rounded to the nearest; unlimited stays unlimited."""
+
     WITHIN = "within"
     """At most this: the smaller number; of CPU sets the intersection, unless it is empty."""
 
@@ -43,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     resource, key: what is set; `key` for keyed resources (environment variable, mount
         destination, …).
-    value: canonical (see `linux.resources`); for DIVIDE it is 0, and `factor` divides.
+    value: canonical (see `linux.resources`); for DIVIDE and MULTIPLY it is 0, and `factor` counts.
     reason: short, for a person: "share pool of NUMA node 0".
     source: the input field: 'annotation scheduling.koordinator.sh/resource-status', 'NodeSLO
         spec.resourceQOSStrategy.beClass.cpuQOS.groupIdentity', 'gate CPUSetAllocator'.

@@ -23,6 +23,8 @@ EVICT_BE_BY_PRIORITY_ALONE: Final = "EvictBEByPriorityAlone"
 EVICTION_MEASURES_COARSELY: Final = "EvictionMeasuresCoarsely"
 BEST_EFFORT_POOL_ALWAYS: Final = "BestEffortPoolAlways"
 SUPPRESS_WITHOUT_DAMPING: Final = "SuppressWithoutDamping"
+BURST_ON_ANY_THROTTLING: Final = "BurstOnAnyThrottling"
+BURST_QUOTA_STAYS: Final = "BurstQuotaStays"
 
 SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -51,6 +53,8 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
             "best-effort pods are kept off LSE pods' and reserved CPUs while suppression is off"
         ),
         SUPPRESS_WITHOUT_DAMPING: "CPU suppression follows every change of one CPU at once",
+        BURST_ON_ANY_THROTTLING: "one throttled period in the last sample raises a quota",
+        BURST_QUOTA_STAYS: "a raised quota stays until the node is overloaded",
     }
 )
 """Name -> what it does when it is on."""

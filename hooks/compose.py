@@ -1,9 +1,10 @@
 """Composition: how several claims on one resource become one value.
 
 Written once, for every resource: the highest-ranking SET claim gives the base (or, when only
-modifiers claim, kubelet's request does); then DIVIDE, WITHIN and AT_LEAST shape it, in that order.
-So a CFS quota is batch limit ÷ normalisation ratio, and 'unlimited' survives a division; a CPU set
-is an allocation or a share pool, narrowed by suppression, but never to the empty set.
+modifiers claim, kubelet's request does); then DIVIDE, MULTIPLY, WITHIN and AT_LEAST shape it, in
+that order. So a CFS quota is batch limit ÷ normalisation ratio × burst, and 'unlimited' survives
+both; a CPU set is an allocation or a share pool, narrowed by suppression, but never to the empty
+set.
 
 Values that the kernel does not accept together are settled afterwards: it refuses a weight for a
 group with cpu.idle=1, so the claim on one of the two is overruled.
@@ -22,7 +23,7 @@ from hooks.decision import Outcome, ResourceKey
 from linux.cgroup_files import LIMITS, MIN_QUOTA_US
 from linux.resources import UNLIMITED, Resource, Value
 
-_MODIFIER_ORDER = {Op.DIVIDE: 0, Op.WITHIN: 1, Op.AT_LEAST: 2}
+_MODIFIER_ORDER = {Op.DIVIDE: 0, Op.MULTIPLY: 1, Op.WITHIN: 2, Op.AT_LEAST: 3}
 _IDLE = (Resource.CPU_IDLE, "")
 _SHARES = (Resource.CPU_SHARES, "")
 
@@ -108,6 +109,8 @@ def _shape(claim: Claim, value: Value) -> Value:
         if value <= 0 or claim.factor <= 1.0:
             return value
         return max(ceil(value / claim.factor), MIN_QUOTA_US)
+    if claim.op is Op.MULTIPLY:
+        return value if value <= 0 or claim.factor <= 1.0 else round(value * claim.factor)
     if not isinstance(claim.value, int):
         return value
     unlimited = claim.resource in LIMITS and UNLIMITED in (value, claim.value)

@@ -102,12 +102,17 @@ def shown(resource: Resource, value: Value | None) -> str | None:
     return str(value)
 
 
+_SIGNS: Final = {Op.DIVIDE: "/", Op.MULTIPLY: "x"}
+
+
 def claim(one: Claim) -> Plain:
     """Return a claim with its reason and source."""
     made: Plain = {
         "policy": one.policy,
         "op": one.op.value,
-        "value": shown(one.resource, one.value) if one.op is not Op.DIVIDE else f"/ {one.factor:g}",
+        "value": f"{_SIGNS[one.op]} {one.factor:g}"
+        if one.op in _SIGNS
+        else shown(one.resource, one.value),
         "reason": one.reason,
         "source": one.source,
         "rank": int(one.rank),

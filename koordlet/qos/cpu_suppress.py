@@ -113,7 +113,6 @@ class State(msgspec.Struct, frozen=True):
     cpus, quota_us: in force; no CPUs and UNLIMITED while that policy is not used. fewer, more:
     steps in a row that asked for less or more CPUs than `cpus`. terms: the amount that led to
     what is in force. measured_at, last: of the last step that had measurements.
-    complained: errors of the input that were noted.
     """
 
     cpus: CpuSet = NO_CPUS
@@ -123,30 +122,26 @@ class State(msgspec.Struct, frozen=True):
     terms: str = ""
     measured_at: float = 0.0
     last: Verdict = Verdict()
-    complained: frozenset[str] = frozenset()
 
 
 def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     """Return the next state, and the claims on best-effort pods' CPU sets or their quota."""
     inputs, config = situation.inputs, situation.inputs.slo.resource_used_threshold_with_be
     owners = owners_of(situation)
-    complained = frozenset(str(error) for error in owners.errors)
-    notes = tuple(Note(0, "BadInput", text) for text in sorted(complained - state.complained))
     be_cpu_manager = inputs.settings.gate("BECPUManager", default=False)
     if not config.enable:
         keeps_pool = compat.BEST_EFFORT_POOL_ALWAYS in inputs.settings.compat
         standing = Standing()
         if keeps_pool and not be_cpu_manager:
             standing = _pool_claims(owners, situation)
-        return State(complained=complained), Verdict(standing=standing, notes=notes)
+        return State(), Verdict(standing=standing, faults=owners.errors)
     amount = amount_of(situation)
     if amount is None:
         if state.measured_at and situation.now - state.measured_at <= _HOLD_S:
             summary = f"no measurement of the node's CPU; unchanged: {state.last.summary}"
-            held = msgspec.structs.replace(state.last, notes=notes, summary=summary)
-            return msgspec.structs.replace(state, complained=complained), held
+            return state, msgspec.structs.replace(state.last, notes=(), summary=summary)
         summary = "no measurement of the node's CPU: nothing is suppressed"
-        return State(complained=complained), Verdict(notes=notes, summary=summary)
+        return State(), Verdict(summary=summary, faults=owners.errors)
     if config.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA:
         after, verdict = _by_quota(state, situation, owners, amount)
     elif be_cpu_manager:
@@ -162,13 +157,10 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         after, verdict = _by_cpus(state, situation, owners, amount)
     verdict = msgspec.structs.replace(
         verdict,
-        notes=(*notes, *verdict.notes),
+        faults=owners.errors,
         gauges={**verdict.gauges, **_usage(situation, amount)},
     )
-    after = msgspec.structs.replace(
-        after, measured_at=situation.now, last=verdict, complained=complained
-    )
-    return after, verdict
+    return msgspec.structs.replace(after, measured_at=situation.now, last=verdict), verdict
 
 
 def _usage(

@@ -43,6 +43,10 @@ def _divide(factor: float) -> Claim:
     return _claim(0, Op.DIVIDE, factor=factor)
 
 
+def _multiply(factor: float) -> Claim:
+    return _claim(0, Op.MULTIPLY, factor=factor)
+
+
 def _cpus(text: str, op: Op = Op.SET) -> Claim:
     return _claim(CpuSet.parse(text), op, resource=CPUS)
 
@@ -75,6 +79,14 @@ def _at_least(value: int, resource: Resource = QUOTA) -> Claim:
         ([_claim(UNLIMITED), _divide(2.0)], 400000, UNLIMITED),
         ([_divide(0.5)], 400000, 400000),
         ([_divide(1000.0)], 2000, 1000),
+        ([_multiply(1.2)], 200000, 240000),
+        ([_multiply(597196 / 200000)], 200000, 597196),  # rounded to the nearest
+        ([_multiply(1.2)], None, None),
+        ([_multiply(3.0)], UNLIMITED, UNLIMITED),
+        ([_multiply(0.5)], 200000, 200000),
+        ([_multiply(3.0), _divide(1.14)], 400000, 1052634),  # of the divided quota
+        ([_claim(UNLIMITED), _multiply(3.0)], 200000, UNLIMITED),
+        ([_within(300000), _multiply(3.0)], 200000, 300000),
         ([_within(300)], 400, 300),
         ([_within(300)], 200, 200),
         ([_within(300)], UNLIMITED, 300),

@@ -384,13 +384,11 @@ def test_without_a_topology_a_quota_takes_the_place_of_the_set() -> None:
     assert "topology" in verdict.summary
 
 
-def test_a_bad_reservation_is_named_once_and_the_rest_counts() -> None:
+def test_a_bad_reservation_is_reported_and_the_rest_counts() -> None:
     bad = node(annotations={ANNOTATION_NODE_RESERVATION: '{"reservedCPUs": "x"}'})
-    state, verdict = step(State(), at(inputs=bad))
-    assert [note.reason for note in verdict.notes] == ["BadInput", "AdjustBEByNodeCPUUsage"]
-    assert "reservedCPUs" in verdict.notes[0].message
-    _, verdict = step(state, at(inputs=bad))
-    assert not verdict.notes and verdict.standing.of(ROOT)
+    _, verdict = step(State(), at(inputs=bad))
+    (fault,) = verdict.faults
+    assert "reservedCPUs" in str(fault) and verdict.standing.of(ROOT)
 
 
 def test_a_pod_with_cpus_of_its_own_stays_inside_them() -> None:
