@@ -52,4 +52,5 @@ def node_amounts(machine: Machine, node: NodeMeta | None) -> NodeAmounts:
         cpu_milli=capacity.get(CPU) or machine.cpu_milli,
         memory_bytes=capacity.get(MEMORY) or machine.memory_bytes,
         allocatable={} if node is None else node.allocatable,
+        cpus=machine.cpus,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from koordlet.qos import cpu_evict, memory_evict
+from koordlet.qos import cpu_burst, cpu_evict, cpu_suppress, memory_evict
 from koordlet.qos.strategy import Strategy
 
 STRATEGIES: Final[tuple[Strategy, ...]] = (
+    cpu_suppress.STRATEGY,
+    cpu_burst.STRATEGY,
     cpu_evict.STRATEGY,
     memory_evict.STRATEGY,
 )
