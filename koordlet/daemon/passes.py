@@ -47,6 +47,10 @@ _GATHER_S: Final = 0.05
 """How long changes of pods are gathered. Containers have their values from the runtime by then, so
 only noting and comparing is left, which costs less for several pods at a time. Twice the value
 doubles the time until values that a reply cannot deliver are in force."""
+_GATHER_NEW_S: Final = 0.005
+"""How long new pods of a burst are gathered, whose own groups have no values yet. Measured with
+pods that start back to back: 5 ms cost the hooks the same as 50 ms, and an eighth more processor
+time a pod. Twice the value doubles the time until the values of their groups are in force."""
 
 _SNAPSHOT_PATIENCE_S: Final = 10.0
 """How long a pass waits for the event loop. Chosen: the loop answers within milliseconds, so after
@@ -96,8 +100,9 @@ class Passes:
         self._new_pods: set[str] = set()
         """Uids of new pods, which are queued at once."""
         self._gathering: asyncio.TimerHandle | None = None
-        self._appeared_at = -math.inf
-        """When a new pod was last queued at once."""
+        self._gathering_new: asyncio.TimerHandle | None = None
+        self._new_queued_at = -math.inf
+        """When new pods were last queued."""
         self._scheduled = False
         self._stale = False
         self._standing: Standing = NOTHING_STANDS
@@ -174,17 +179,18 @@ class Passes:
     def pod_appeared(self, uid: str) -> None:
         """A pod is about to run: write the values of its own group at once.
 
-        In a burst of new pods the first is queued at once, and the others are gathered. Otherwise
-        the reconciler's thread would take the processor from the hooks of the burst.
+        In a burst of new pods the first is queued at once, and the others are gathered for a
+        moment. Otherwise the reconciler's thread would take the processor from the hooks of the
+        burst.
         """
-        now = asyncio.get_running_loop().time()
-        if now - self._appeared_at < _GATHER_S:
-            self.pod_changed(uid)
-            return
-        self._appeared_at = now
         self._stale = True
         self._new_pods.add(uid)
-        self._soon()
+        loop = asyncio.get_running_loop()
+        queue_at = self._new_queued_at + _GATHER_NEW_S
+        if queue_at <= loop.time():
+            self._soon()
+        elif self._gathering_new is None:
+            self._gathering_new = loop.call_at(queue_at, self._pass_on)
 
     def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
         """Queue a pod soon, together with others. can_wait: only when others are queued."""
@@ -202,7 +208,11 @@ class Passes:
 
     def _pass_on(self) -> None:
         self._scheduled = False
+        if self._gathering_new is not None:
+            self._gathering_new.cancel()
+            self._gathering_new = None
         if self._new_pods:
+            self._new_queued_at = asyncio.get_running_loop().time()
             pods, self._new_pods = self._new_pods, set()
             if self._layout is not None and not self._layout.kubepods:
                 self._reasons.add("first pod")  # with the snapshot, the pods' root is looked for

@@ -64,16 +64,31 @@ async def until(recorder: Recorder, count: int) -> None:
             await recorder.arrived.wait()
 
 
-def test_a_new_pod_is_handed_over_at_once_and_those_that_follow_it_closely_together() -> None:
+def test_a_new_pod_is_queued_at_once_and_those_that_follow_it_closely_together() -> None:
     async def run() -> None:
         made, recorder = passes()
-        for uid in ("a", "b", "c"):
-            made.pod_appeared(uid)
+        made.pod_appeared("a")
         assert recorder.pods == []  # not before the reply
         await asyncio.sleep(0)
         assert recorder.pods == [{"a"}]
+        made.pod_appeared("b")
+        await asyncio.sleep(0)
+        made.pod_appeared("c")
         await until(recorder, 2)
         assert recorder.pods == [{"a"}, {"b", "c"}]
+
+    asyncio.run(run())
+
+
+def test_new_pods_do_not_wait_as_long_as_changes_of_others() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_appeared("a")
+        await asyncio.sleep(0)
+        made.pod_changed("a")  # its container was created
+        made.pod_appeared("b")
+        await until(recorder, 3)
+        assert recorder.pods == [{"a"}, {"b"}, {"a"}]
 
     asyncio.run(run())
 
