@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from koordctl.report import page
 from koordctl.top import screen
 from tests.koordlet.daemon.bed import ONE_CPU, SLO, node, node_object, run, until
@@ -17,15 +19,16 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 await n.create(pod, "c1")
                 showing = daemon.parts.showing
 
+                look: dict[str, Any] = {}
+
                 def shown() -> bool:
-                    look = showing.top()
+                    look.update(showing.top())
                     return look["measured"] and any(
                         each["cpu"] is not None for each in look["pods"]
                     )
 
                 await until("a look with a measured pod", shown)
-                status, look = await n.ask("GET", "/top")
-                assert status == 200
+                assert (await n.ask("GET", "/top"))[0] == 200
                 [row] = [each for each in look["pods"] if each["uid"] == pod.uid]
                 assert row["cpu"] >= 0 and row["memory"] >= 0
                 assert look["node"]["cpu"]["capacity"] == len(n.kernel.online_cpus)
