@@ -25,7 +25,9 @@ from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
 from koordlet.daemon.measuring import NodesTargets, sampler
 from koordlet.daemon.node_kernel import NodeKernel
+from koordlet.daemon.on_node import node_amounts
 from koordlet.daemon.passes import Passes
+from koordlet.daemon.reporting import Reporting
 from koordlet.daemon.showing import Showing
 from koordlet.daemon.sweep import Sweep
 from koordlet.decisions.decider import Decider
@@ -41,7 +43,7 @@ from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
-from koordlet.qos.strategy import Note, Shortage, Situation
+from koordlet.qos.strategy import NodeAmounts, Note, Shortage, Situation
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -165,6 +167,17 @@ class Parts:
             machine=lambda: self.kernel.machine,
             interval_s=float(config.measuring.interval),
         )
+        self.reporting = Reporting(
+            config,
+            measurements=self._view,
+            pods=lambda: [(view.pod, view.deleting) for view in self.dynamics.views],
+            host_apps=lambda: self.dynamics.host_apps,
+            node=lambda: self.feeds.objects.node,
+            node_amounts=self._node_amounts,
+            gpus=dict,
+            events=self.events,
+            workers=self.workers,
+        )
         self.sweep = Sweep(
             state=self.state, host=host, workers=self.workers, changed=self.state_changed
         )
@@ -214,6 +227,16 @@ class Parts:
         """Return what is measured. In the sampling thread."""
         dynamics = self.dynamics
         return self._targets.of(self.kernel.layout, dynamics.views, dynamics.host_apps)
+
+    def _view(self) -> View | None:
+        """Return the measurements as of now, if anything is measured. Any thread."""
+        sampler = self.sampler
+        return None if sampler is None else sampler.store.view(time.monotonic())
+
+    def _node_amounts(self) -> NodeAmounts | None:
+        """Return what the node has, once that is known. Any thread."""
+        machine = self.kernel.machine
+        return None if machine is None else node_amounts(machine, self.feeds.objects.node)
 
     async def stop_measuring(self) -> None:
         """End the sampling thread after the round in progress."""

@@ -106,7 +106,8 @@ class DaemonReadings:
 
     @property
     def gauges(self) -> Iterable[Gauge]:
-        return self._parts.dynamics.runner.gauges(time.monotonic())
+        of_strategies = self._parts.dynamics.runner.gauges(time.monotonic())
+        return [*of_strategies, *self._parts.reporting.gauges]
 
     @property
     def strategies(self) -> Iterable[StrategyStatus]:

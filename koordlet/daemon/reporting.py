@@ -52,8 +52,8 @@ _UNMEASURED_S: Final = 1.0
 PodsOf = Callable[[], Sequence[tuple[Pod, bool]]]
 """Returns the node's pods, each with whether its deletion has begun. Called by any thread."""
 
-Gauges = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
-"""Figures for metrics, by the name without prefix and by the labels."""
+Gauge = tuple[str, tuple[tuple[str, str], ...], float]
+"""A figure for metrics: the name without prefix, the labels beside the node, and the value."""
 
 
 class Reporting:
@@ -119,7 +119,9 @@ class Reporting:
     # --- life ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Train and report until cancelled."""
+        """Train and report until cancelled. Without measurements there is nothing to do."""
+        if not self._config.measuring.enabled:
+            return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._train_forever())
             if self._config.kubernetes.wanted:
@@ -288,28 +290,25 @@ class Reporting:
         }
 
     @property
-    def gauges(self) -> Gauges:
+    def gauges(self) -> list[Gauge]:
         """The figures of the last prediction, with upstream's names and labels."""
-        found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        found: list[Gauge] = []
         prod = ("priority", PriorityClass.PROD.value)
         predictions = self.predictions
         if self.node_metric.reports:
             failed = float(predictions is None)
-            found["node_resource_priority_reclaimable_status", (prod,)] = failed
+            found.append(("node_resource_priority_reclaimable_status", (prod,), failed))
         if predictions is None:
             return found
-        careful = predictions.careful
-        for resource, unit, value in _amounts(careful.reclaimable):
-            key = (prod, ("resource", resource), ("unit", unit))
-            found["node_priority_resource_reclaimable", key] = value
+        for labels, value in _amounts(predictions.careful.reclaimable):
+            found.append(("node_priority_resource_reclaimable", (prod, *labels), value))
         for name, each in _by_predictor(predictions):
             for series, both in (
                 ("node_predicted_resource_reclaimable", each.reclaimable),
                 ("node_predicted_resource_peak", each.peak),
             ):
-                for resource, unit, value in _amounts(both):
-                    labels = (("predictor", name), ("resource", resource), ("unit", unit))
-                    found[series, labels] = value
+                for labels, value in _amounts(both):
+                    found.append((series, (("predictor", name), *labels), value))
         return found
 
     async def _in_worker(self, work: Callable[[], _T]) -> _T:
@@ -333,6 +332,9 @@ def _by_predictor(predictions: Predictions) -> tuple[tuple[str, Prediction], ...
     )
 
 
-def _amounts(both: Both) -> tuple[tuple[str, str, float], ...]:
-    """Return (resource, unit, value) of both amounts."""
-    return (CPU, "core", both.cpu_milli / 1000), (MEMORY, "byte", float(both.memory_bytes))
+def _amounts(both: Both) -> tuple[tuple[tuple[tuple[str, str], ...], float], ...]:
+    """Return the labels and the value of both amounts."""
+    return (
+        ((("resource", CPU), ("unit", "core")), both.cpu_milli / 1000),
+        ((("resource", MEMORY), ("unit", "byte")), float(both.memory_bytes)),
+    )

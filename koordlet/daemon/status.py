@@ -46,6 +46,7 @@ def of_daemon(parts: Parts) -> Plain:
         ],
         "strategies": _strategies(parts),
         "measuring": _measuring(parts),
+        "reports": parts.reporting.status,
         "sitePolicies": _site(parts),
         "pods": pods,
         "containers": containers,

@@ -23,6 +23,7 @@ from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.node_metric import Policy
 from kube.connection import Connection, ConnectionConfigError
+from tests.koordlet.daemon import bed
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, pod
 from tests.waiting import until
@@ -87,19 +88,19 @@ def _aged(pod_: Pod, created_at: float) -> Pod:
 
 
 def test_a_report_has_a_prediction_after_the_first_training(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    status = bed.reporting.build(Policy())
+    made = Bed(tmp_path)
+    status = made.reporting.build(Policy())
     assert status.prod_peak_metric is None
-    assert bed.reclaimable() == {}
-    bed.train()
-    assert bed.reclaimable() == {"cpu": "4633m", "memory": "9972462999"}
-    assert bed.reporting.build(Policy()).prod_peak_metric is not None
+    assert made.reclaimable() == {}
+    made.train()
+    assert made.reclaimable() == {"cpu": "4633m", "memory": "9972462999"}
+    assert made.reporting.build(Policy()).prod_peak_metric is not None
 
 
 def test_compat_cold_start_by_age_trusts_the_first_sample(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    bed.train(1)
-    assert bed.reclaimable() == {"cpu": "0", "memory": "0"}
+    made = Bed(tmp_path)
+    made.train(1)
+    assert made.reclaimable() == {"cpu": "0", "memory": "0"}
     compatible = Bed(tmp_path, compat=["PredictionColdStartByAge"])
     compatible.train(1)
     assert compatible.reclaimable()["cpu"] == "4633m"
@@ -108,27 +109,27 @@ def test_compat_cold_start_by_age_trusts_the_first_sample(tmp_path: Path) -> Non
 def test_what_is_reclaimable_is_bounded_by_the_raw_allocatable_of_an_amplified_node(
     tmp_path: Path,
 ) -> None:
-    bed = Bed(tmp_path)
-    bed.amounts = NodeAmounts(16000, 64 * GIB, allocatable={"cpu": 32000, "memory": 64 * GIB})
+    made = Bed(tmp_path)
+    made.amounts = NodeAmounts(16000, 64 * GIB, allocatable={"cpu": 32000, "memory": 64 * GIB})
     annotation = "node.koordinator.sh/raw-allocatable"
-    bed.node = NodeMeta("n1", annotations={annotation: '{"cpu":"4","memory":"8Gi"}'})
-    bed.train()
-    amplified = bed.reclaimable()
+    made.node = NodeMeta("n1", annotations={annotation: '{"cpu":"4","memory":"8Gi"}'})
+    made.train()
+    amplified = made.reclaimable()
     # used by class at the peak: (2001 + 25 + 1035) x 1.1
     assert amplified["cpu"] == f"{4000 - 3367}m"
-    bed.node = NodeMeta("n1", annotations={annotation: '{"cpu":"four"}'})
-    assert bed.reclaimable()["cpu"] == "4633m"
-    (event,) = bed.events.latest()
+    made.node = NodeMeta("n1", annotations={annotation: '{"cpu":"four"}'})
+    assert made.reclaimable()["cpu"] == "4633m"
+    (event,) = made.events.latest()
     assert (event.kind, event.obj) == ("bad-object", "Node n1")
     assert "four" in event.message
 
 
 def test_gauges_have_upstreams_names_and_labels(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    assert bed.reporting.gauges == {}
-    bed.train()
-    asyncio.run(bed.reporting.node_metric.round(None))
-    gauges = bed.reporting.gauges
+    made = Bed(tmp_path)
+    assert made.reporting.gauges == []
+    made.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    gauges = {(name, labels): value for name, labels, value in made.reporting.gauges}
     prod = ("priority", "koord-prod")
     cpu = (("resource", "cpu"), ("unit", "core"))
     assert gauges["node_resource_priority_reclaimable_status", (prod,)] == 0
@@ -140,56 +141,56 @@ def test_gauges_have_upstreams_names_and_labels(tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails_is_a_problem_and_the_next_one_is_made(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    bed.pods = [None]  # type: ignore[list-item]
-    assert bed.reporting.train()
-    assert "TypeError" in bed.reporting.problem
-    bed.pods = []
-    bed.train(1)
-    assert (bed.reporting.problem, bed.reporting.trainer.trainings) == ("", 1)
+    made = Bed(tmp_path)
+    made.pods = [None]  # type: ignore[list-item]
+    assert made.reporting.train()
+    assert "TypeError" in made.reporting.problem
+    made.pods = []
+    made.train(1)
+    assert (made.reporting.problem, made.reporting.trainer.trainings) == ("", 1)
 
 
 def test_nothing_is_trained_before_the_first_measurements(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    bed.measured = None
-    assert not bed.reporting.train()
-    asyncio.run(bed.reporting.node_metric.round(None))
-    assert "nothing was measured yet" in bed.reporting.node_metric.problem
+    made = Bed(tmp_path)
+    made.measured = None
+    assert not made.reporting.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert "nothing was measured yet" in made.reporting.node_metric.problem
 
 
 def test_a_bare_node_trains_reports_to_a_file_and_keeps_its_models(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    made = Bed(tmp_path)
     path = tmp_path / "reports" / "nodemetric.json"
 
     async def test() -> None:
-        task = asyncio.ensure_future(bed.reporting.run())
+        task = asyncio.ensure_future(made.reporting.run())
         await until(path.exists, "the report")
-        await until(lambda: bed.reporting.trainer.trainings == 1, "the first training")
+        await until(lambda: made.reporting.trainer.trainings == 1, "the first training")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(test(), 20))
     status = json.loads(path.read_text())["status"]
     assert [each["name"] for each in status["podsMetric"]] == ["a"]
-    assert bed.reporting.status["nodeMetric"]["reports"] == 1
-    bed.reporting.close()
+    assert made.reporting.status["nodeMetric"]["reports"] == 1
+    made.reporting.close()
     again = Bed(tmp_path)
     assert again.reporting.trainer.load() == ()
     assert again.reporting.trainer.models.samples_of("a") == 1
 
 
 def test_reports_wait_for_a_configuration_of_the_api_server(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, kubernetes={"enabled": True})
+    made = Bed(tmp_path, kubernetes={"enabled": True})
     asked: list[None] = []
 
     def connect() -> Connection:
         asked.append(None)
         raise ConnectionConfigError("none here")
 
-    bed.connect = connect
+    made.connect = connect
 
     async def test() -> None:
-        task = asyncio.ensure_future(bed.reporting.run())
+        task = asyncio.ensure_future(made.reporting.run())
         await until(lambda: len(asked) >= 2, "the second attempt")
         assert not task.done()
         task.cancel()
@@ -197,3 +198,22 @@ def test_reports_wait_for_a_configuration_of_the_api_server(tmp_path: Path) -> N
 
     asyncio.run(asyncio.wait_for(test(), 20))
     assert not (tmp_path / "reports").exists()
+
+
+def test_a_daemon_reports_what_it_measures_and_shows_it_in_status() -> None:
+    async def test() -> None:
+        async with bed.node() as node:
+            async with node.running():
+                path = node.folder / "run" / "reports" / "nodemetric.json"
+                await until(path.exists, "the report", timeout_s=20)
+                report = json.loads(path.read_text())
+                assert report["metadata"]["name"] == bed.NODE
+                usage = report["status"]["nodeMetric"]["nodeUsage"]["resources"]
+                assert set(usage) == {"cpu", "memory"}
+                _, status = await node.ask("GET", "/status")
+                shown = status["reports"]["nodeMetric"]
+                assert (shown["reports"], shown["problem"]) == (1, "")
+                await until(lambda: node.daemon.parts.reporting.trainer.trainings, "a training")
+            assert (node.folder / "run" / "prediction" / "models.log").exists()
+
+    bed.run(test)
