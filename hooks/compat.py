@@ -25,6 +25,7 @@ BEST_EFFORT_POOL_ALWAYS: Final = "BestEffortPoolAlways"
 SUPPRESS_WITHOUT_DAMPING: Final = "SuppressWithoutDamping"
 BURST_ON_ANY_THROTTLING: Final = "BurstOnAnyThrottling"
 BURST_QUOTA_STAYS: Final = "BurstQuotaStays"
+EVICTION_STOPS_CONTAINERS: Final = "EvictionStopsContainers"
 
 SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -47,7 +48,10 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
             "evictions of best-effort pods ignore eviction-priority and eviction-enabled"
         ),
         EVICTION_MEASURES_COARSELY: (
-            "evictions by use count whole percents, and memory by one sample"
+            "evictions by use count whole percents, of one sample (memory) or of the mean (CPU)"
+        ),
+        EVICTION_STOPS_CONTAINERS: (
+            "evictions stop containers at once unless only-evict-by-api is set, without the API"
         ),
         BEST_EFFORT_POOL_ALWAYS: (
             "best-effort pods are kept off LSE pods' and reserved CPUs while suppression is off"

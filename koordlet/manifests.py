@@ -32,6 +32,13 @@ REPORT_RULES: Final[tuple[dict[str, Any], ...]] = (
 )
 """Rights to report. The manager creates NodeMetrics; koordlet patches their status."""
 
+EVICTION_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+)
+"""Rights to evict pods and to write events about it; `patch` counts an event that repeats."""
+
+
 KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
     for part in ("pods", "proxy")
@@ -49,7 +56,7 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
                 "kind": "ServiceAccount",
                 "metadata": {"name": ACCOUNT, "namespace": namespace},
             },
-            *_granted("koordlet", CLUSTER_RULES + REPORT_RULES, namespace),
+            *_granted("koordlet", CLUSTER_RULES + REPORT_RULES + EVICTION_RULES, namespace),
         ],
         "rbac-kubelet.yaml": _granted("koordlet-kubelet", KUBELET_RULES, namespace),
     }

@@ -52,9 +52,10 @@ class _Remark:
 class EventRecorder:
     """Writes events in the background; run it with `run`."""
 
-    def __init__(self, client: Client, *, component: str) -> None:
+    def __init__(self, client: Client, *, component: str, host: str = "") -> None:
+        """component, host: the source that the events name. host: a node's name, "" for none."""
         self._client = client
-        self._component = component
+        self._source = {"component": component, "host": host} if host else {"component": component}
         self._waiting: deque[_Remark] = deque(maxlen=_MOST_WAITING)
         self._known: OrderedDict[_Remark, _Known] = OrderedDict()
         self._wake = asyncio.Event()
@@ -119,7 +120,7 @@ class EventRecorder:
                     "type": remark.kind,
                     "reason": remark.reason,
                     "message": remark.message,
-                    "source": {"component": self._component},
+                    "source": self._source,
                     "count": 1,
                     "firstTimestamp": stamp,
                     "lastTimestamp": stamp,

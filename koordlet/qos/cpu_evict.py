@@ -14,8 +14,9 @@ Of mean and newest the smaller amount counts, so an eviction that began to help 
 L is the limit that suppression leaves, or with `evictByAllocatable` the Node's batch-cpu.
 The mean counts only if its samples cover a third of W.
 
-CPUEvict, use. The mean of the node's use over W against cpuEvictThresholdPercent; pods up to
-`evictEnabledPriorityThreshold` go until cpuEvictLowerPercent is reached.
+CPUEvict, use. The node's use against cpuEvictThresholdPercent; pods up to
+`evictEnabledPriorityThreshold` go until cpuEvictLowerPercent is reached. Use is the smaller of the
+mean over W and the newest sample: a mean stays high for a while after an eviction that was enough.
 
 CPUAllocatableEvict, requests. `koordlet.qos.eviction_rules.allocatable_rule` with cpu, mid-cpu and
 batch-cpu: for a node whose batch or mid resources shrank after pods were placed.
@@ -181,6 +182,8 @@ def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tupl
     cores = situation.measurements.average(Series(Metric.NODE_CPU), within_s=window_s)
     if cores is None:
         return ()
+    if not coarsely(situation):
+        cores = min(cores, latest(situation, Metric.NODE_CPU) or 0.0)
     capacity = situation.node.cpu_milli
     over = over_use(cores * 1000, capacity, limits, whole_percents=coarsely(situation))
     if over is None:

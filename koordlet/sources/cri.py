@@ -93,6 +93,17 @@ _UNKNOWN: Final = _Info()
 RuntimeList = tuple[tuple[Sandbox, ...], tuple[Container, ...]]
 
 
+def runtime_channel(socket: str) -> grpc.Channel:
+    """Return a channel to the runtime; it connects with the first call."""
+    return grpc.insecure_channel(
+        f"unix://{socket}",
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE),
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+
+
 class CriClient:
     """Lists the runtime's sandboxes and containers. Used by one worker thread at a time."""
 
@@ -144,13 +155,7 @@ class CriClient:
 
     def _connect(self) -> Any:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(
-                f"unix://{self._config.socket}",
-                options=[
-                    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-                    ("grpc.enable_http_proxy", 0),
-                ],
-            )
+            self._channel = runtime_channel(self._config.socket)
             self._stub = api_pb2_grpc.RuntimeServiceStub(self._channel)
         return self._stub
 

@@ -78,11 +78,12 @@ def a_pod(
     eviction_priority: object = None,
     labels: Mapping[str, str] | None = None,
     phase: str = "Running",
+    uid: str = "",
     requests: Mapping[str, int] | None = None,
     more: Iterable[ContainerSpec] = (),
     **fields: Any,
 ) -> Pod:
-    """Return a pod. requests: fields of Amounts without `_request`-suffixes' units spelled out."""
+    """Return a pod. requests: fields of Amounts of its first container; more: its other ones."""
     every = dict(labels or {})
     if qos:
         every[LABEL_QOS_CLASS] = qos
@@ -102,7 +103,7 @@ def a_pod(
     return make_pod(
         namespace="default",
         name=name,
-        uid=f"uid-{name}",
+        uid=uid or f"uid-{name}",
         labels=every,
         annotations={**annotations, **fields.pop("annotations", {})},
         kube_qos=kube_qos,

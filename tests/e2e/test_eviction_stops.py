@@ -1,0 +1,124 @@
+"""Evictions without an API server, on a real containerd: all containers of the right pod end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hooks.subject import ContainerSubject
+from koordlet.events import Events
+from koordlet.qos.evictor import EvictionOptions, Evictor
+from koordlet.qos.strategy import Note, PodOnNode, Shortage, Victim
+from koordlet.sources.cri_stop import ContainerStopper
+from protos.cri.v1 import api_pb2 as cri
+from tests.beds.containerd import Containerd
+from tests.beds.kubelet import RunningPod, running_pod
+from tests.e2e.manifests import pod
+from tests.koordlet.qos.eviction_making import a_pod, a_situation
+from tests.waiting import until
+
+pytestmark = pytest.mark.containerd
+
+_STUBBORN = "trap '' TERM; echo ready > /dev/null; while true; do sleep 1; done"
+_POLITE = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
+
+
+def scripted(name: str, *scripts: str) -> dict[str, object]:
+    manifest = pod(name)
+    manifest["spec"]["containers"] = [
+        {"name": f"c{index}", "command": ["/bin/sh", "-c", script]}
+        for index, script in enumerate(scripts)
+    ]
+    return manifest
+
+
+@pytest.fixture
+def pods(bed: Containerd) -> Iterator[tuple[RunningPod, RunningPod]]:
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(running_pod(bed, scripted("victim", _STUBBORN, _POLITE))),
+            stack.enter_context(running_pod(bed, scripted("spared", _STUBBORN))),
+        )
+
+
+def seen(running: RunningPod) -> PodOnNode:
+    subject = a_pod(running.name, qos="BE", uid=running.uid, restart_policy="Never")
+    return PodOnNode(
+        subject,
+        tuple(
+            ContainerSubject(pod=subject, name=name, id=container_id)
+            for name, container_id in running.containers.items()
+        ),
+    )
+
+
+def status_of(bed: Containerd, container_id: str) -> cri.ContainerStatus:
+    return bed.cri.container_status(container_id).status
+
+
+def test_a_container_that_ignores_sigterm_ends_after_the_grace(
+    bed: Containerd, pods: tuple[RunningPod, RunningPod]
+) -> None:
+    victim, spared = pods
+    notes: list[Note] = []
+
+    async def test() -> Evictor:
+        stopper = ContainerStopper(str(bed.socket))
+        evictor = Evictor(
+            EvictionOptions(stop_grace_s=2.0),
+            api=lambda: None,
+            stopper=stopper,
+            events=Events(),
+            note=notes.append,
+        )
+        on_node = (seen(victim), seen(spared))
+        short = Shortage(
+            gate="BEMemoryEvict",
+            resource="memory",
+            of_requests=False,
+            needed=5,
+            numbers="the node uses 79.3 %",
+            victims=tuple(Victim(each.pod, 10) for each in on_node),
+            cool_down_s=4.0,
+        )
+        running = asyncio.create_task(evictor.run())
+        evictor.submit([short], a_situation(on_node, now=time.monotonic()))
+        await until(lambda: evictor.evictions == 1)
+        running.cancel()
+        stopper.close()
+        return evictor
+
+    asyncio.run(test())
+    ended = [status_of(bed, each) for each in victim.containers.values()]
+    assert [each.state for each in ended] == [cri.CONTAINER_EXITED] * 2
+    stubborn, polite = ended
+    assert (stubborn.exit_code, polite.exit_code) == (128 + 9, 0)
+    (kept,) = spared.containers.values()
+    assert status_of(bed, kept).state == cri.CONTAINER_RUNNING
+    assert [note.obj for note in notes] == ["default/victim"]
+    assert "stopped its containers" in notes[0].message
+
+
+def test_errors_name_the_container_and_a_missing_one_is_stopped(
+    bed: Containerd, tmp_path: Path
+) -> None:
+    async def test() -> tuple[str, str]:
+        gone = ContainerStopper(str(bed.socket))
+        nobody = ContainerStopper(str(tmp_path / "nothing.sock"))
+        try:
+            return (
+                await gone.stop(["0" * 64], grace_s=1),
+                await nobody.stop(["1" * 64], grace_s=0),
+            )
+        finally:
+            gone.close()
+            nobody.close()
+
+    missing, unserved = asyncio.run(test())
+    assert missing == ""
+    assert unserved.startswith("container 111111111111: UNAVAILABLE")
