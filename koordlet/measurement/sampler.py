@@ -143,7 +143,8 @@ class Sampler:
             self.store.add_table(
                 collector.name,
                 interval_s=collector.interval_s,
-                retention_s=collector.retention_s,
+                # An interval may be configured longer than the retention that a reader needs.
+                retention_s=max(collector.retention_s, collector.interval_s),
             )
             self._slots.append(_Slot(collector))
         self._saved_at = self.clock()

@@ -116,6 +116,14 @@ def test_a_collector_that_fails_keeps_its_last_samples_with_their_age() -> None:
     assert sampler.status(5.0).collectors[0].state == "ready"
 
 
+def test_an_interval_may_be_longer_than_the_retention() -> None:
+    collector = Scripted(interval_s=600.0, retention_s=330.0)
+    sampler = sampler_of(collector)
+    rounds(sampler, 1, 601)
+    found = sampler.store.view(601.0).aggregate(CPU, within_s=600)
+    assert found is not None and found.samples == 2
+
+
 def test_what_a_kernel_does_not_offer_is_tried_less_often() -> None:
     collector = Scripted(result=Unavailable("no such hierarchy"))
     sampler = sampler_of(collector)
