@@ -34,9 +34,13 @@ _FLAG_CLOEXEC: Final = 1 << 3
 _READ_FORMAT: Final = 1 | 2 | 8  # times enabled and running, and all members of the group
 _ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5: kernels from 4.1 on know it
 
+_FORBIDDEN: Final = (
+    "this process may not count: it needs CAP_PERFMON or CAP_SYS_ADMIN, and no filter of system "
+    "calls that refuses perf_event_open (docs/measurement.md)"
+)
 _REASONS: Final = {
-    errno.EACCES: "this process may not count: it needs CAP_PERFMON or CAP_SYS_ADMIN",
-    errno.EPERM: "this process may not count: it needs CAP_PERFMON or CAP_SYS_ADMIN",
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
     errno.ENOENT: "this machine has no such counters; virtual machines often have none",
     errno.ENODEV: "this machine has no such counters; virtual machines often have none",
     errno.EOPNOTSUPP: "this machine's counters cannot count these events",

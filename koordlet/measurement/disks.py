@@ -10,18 +10,19 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from koordlet.measurement.collecting import Round
+from koordlet.measurement.collecting import Round, Unavailable
 from koordlet.measurement.counters import Rate, within
 from koordlet.measurement.series import Metric, Series
-from linux.block_devices import read_block_devices
+from linux.block_devices import BlockDevices, read_block_devices
 from linux.diskstats import parse_diskstats
 from linux.host import Host
-from linux.procfs import Mounted, parse_mountinfo
+from linux.procfs import parse_mountinfo
 
 _MOST_BYTES_S: Final = 1e12
 """A rate above it is a defect of a counter and no sample: the fastest NVMe disks reach 15e9."""
 _NODE_ROOT: Final = "/proc/1/root"
-"""The mounts as the node's first process has them, also from within a container or a sandbox."""
+"""The mounts of the node's first process, for those that this process does not see at the same
+path, because it is in a container or a sandbox. Needs CAP_SYS_PTRACE."""
 
 
 class _Disk:
@@ -55,7 +56,10 @@ class DiskCollector:
 
     def sample(self, round_: Round) -> dict[Series, float]:
         # Not a file that stays open: the kernel gives a page of it with each read.
-        counters = parse_diskstats(self._host.read("/proc/diskstats"))
+        try:
+            counters = parse_diskstats(self._host.read("/proc/diskstats"))
+        except FileNotFoundError:
+            raise Unavailable("this kernel has no /proc/diskstats") from None
         at = round_.clock()
         if counters.keys() != self._devices:
             self._follow(frozenset(counters))
@@ -80,10 +84,8 @@ class DiskCollector:
     def _follow(self, devices: frozenset[str]) -> None:
         """Find out which of the devices are disks; the counters of those known go on."""
         # /proc/diskstats has the device's own name, sysfs a "!" for each slash in it.
-        disks = {
-            name.replace("!", "/")
-            for name in read_block_devices(self._host, sys_root=self._sys_root).disks()
-        }
+        known = _block_devices(self._host, self._sys_root).disks()
+        disks = {name.replace("!", "/") for name in known}
         self._disks = {
             name: self._disks.get(name) or _Disk(name, self.interval_s)
             for name in sorted(disks & devices)
@@ -126,10 +128,11 @@ class FileSystemCollector:
         self._sys_root = sys_root
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        devices = read_block_devices(self._host, sys_root=self._sys_root)
+        devices = _block_devices(self._host, self._sys_root)
         seen: set[str] = set()
+        own = self._own_mounts()
         samples: dict[Series, float] = {}
-        for mount in self._mounts():
+        for mount in parse_mountinfo(self._host.read("/proc/1/mountinfo")):
             if mount.device in seen or mount.type.startswith("fuse"):
                 continue
             device = devices.find(mount.device) or devices.find(mount.source)
@@ -137,7 +140,8 @@ class FileSystemCollector:
                 continue
             seen.add(mount.device)
             try:
-                space = self._space(f"{_NODE_ROOT}{mount.point}")
+                same = (mount.point, mount.device) in own
+                space = self._space(mount.point if same else f"{_NODE_ROOT}{mount.point}")
             except OSError as error:
                 round_.problem(f"file system at {mount.point}: {error}")
                 continue
@@ -148,5 +152,15 @@ class FileSystemCollector:
     def close(self) -> None:
         """Nothing stays open."""
 
-    def _mounts(self) -> list[Mounted]:
-        return parse_mountinfo(self._host.read("/proc/1/mountinfo"))
+    def _own_mounts(self) -> set[tuple[str, str]]:
+        """Return the mount points and file systems that this process sees; those that it sees at
+        the node's path need no detour."""
+        mounts = parse_mountinfo(self._host.read("/proc/self/mountinfo"))
+        return {(mount.point, mount.device) for mount in mounts}
+
+
+def _block_devices(host: Host, sys_root: str) -> BlockDevices:
+    try:
+        return read_block_devices(host, sys_root=sys_root)
+    except FileNotFoundError:
+        raise Unavailable(f"this kernel has no block devices in {sys_root}/class/block") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from koordlet.measurement.collecting import Round
+from koordlet.measurement.collecting import Round, Unavailable
 from koordlet.measurement.counters import Rate, within
 from koordlet.measurement.series import Metric, Series
 from linux.host import Host
@@ -53,7 +53,10 @@ class NetworkCollector:
         self._interfaces: dict[str, _Interface] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        counters = parse_net_dev(self._host.read("/proc/1/net/dev"))
+        try:
+            counters = parse_net_dev(self._host.read("/proc/1/net/dev"))
+        except FileNotFoundError:
+            raise Unavailable("this kernel has no network interfaces") from None
         at = round_.clock()
         if counters.keys() != self._names:
             self._follow(frozenset(counters))

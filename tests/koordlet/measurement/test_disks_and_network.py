@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koordlet.measurement.collecting import Collector
+from koordlet.measurement.collecting import Collector, Unavailable
 from koordlet.measurement.disks import DiskCollector, FileSystemCollector, Space, local_space
 from koordlet.measurement.kernel_files import LocalFiles
 from koordlet.measurement.network import NetworkCollector
@@ -20,6 +21,7 @@ from tests.koordlet.measurement.rounds import Rounds
 from tests.simulated import DEBIAN_12_V2, SimulatedKernel
 from tests.simulated.vfs import File, Folder, Link, text
 
+SIZE, USED = Metric.NODE_FILESYSTEM_SIZE, Metric.NODE_FILESYSTEM_USED
 DISK = {"sda": "8:0", "sda1": "8:1", "dm-0": "252:0", "loop0": "7:0"}
 
 
@@ -110,9 +112,16 @@ MOUNTINFO = """\
 """
 
 
+OWN_MOUNTINFO = """\
+1 0 0:50 / / rw - overlay overlay rw
+2 1 252:0 / /var/lib/data rw - xfs /dev/mapper/vg-data rw
+"""
+
+
 def test_each_file_system_counts_once_and_a_broken_one_alone_is_left_out() -> None:
     machine = Machine()
     machine.kernel.proc.put("1/mountinfo", text(MOUNTINFO))
+    machine.kernel.proc.put("self/mountinfo", text(OWN_MOUNTINFO))
     asked: list[str] = []
 
     def space(path: str) -> Space:
@@ -126,7 +135,8 @@ def test_each_file_system_counts_once_and_a_broken_one_alone_is_left_out() -> No
         Series(Metric.NODE_FILESYSTEM_SIZE, "/"): 1000,
         Series(Metric.NODE_FILESYSTEM_USED, "/"): 250,
     }
-    assert asked == ["/proc/1/root/", "/proc/1/root/var/lib/data"]
+    # "/" is another file system here, in a container; the volume is the same.
+    assert asked == ["/proc/1/root/", "/var/lib/data"]
     assert len(rounds.problems) == 1 and "/var/lib/data" in rounds.problems[0]
 
 
@@ -179,6 +189,18 @@ def test_no_network_rate_is_absurd(steps: list[tuple[int, float]]) -> None:
         assert all(0 <= value <= 1e12 for value in rounds.next(step_s).values())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [DiskCollector, NetworkCollector, lambda kernel: FileSystemCollector(kernel, local_space)],
+)
+def test_a_kernel_without_the_source_is_unavailable(
+    make: Callable[[SimulatedKernel], Collector],
+) -> None:
+    kernel = SimulatedKernel(DEBIAN_12_V2)
+    with pytest.raises(Unavailable, match="this kernel has no"):
+        Rounds.over(make(kernel), kernel).next()
+
+
 def test_this_machine(tmp_path: Path) -> None:
     host = LocalHost()
     disks = Rounds(DiskCollector(host), LocalFiles())
@@ -186,6 +208,11 @@ def test_this_machine(tmp_path: Path) -> None:
     for rounds in (disks, network):
         rounds.next()
         assert all(value >= 0 for value in rounds.next().values())
+    space = Rounds(FileSystemCollector(host, local_space), LocalFiles()).next()
+    assert all(series.metric in (SIZE, USED) and value >= 0 for series, value in space.items())
+    assert {series.of for series in space if series.metric is USED} == {
+        series.of for series in space if series.metric is SIZE
+    }
     found = {series.of for series in network.next()}
     assert found and found <= set(os.listdir("/sys/class/net")) - {"lo"}
 
