@@ -186,10 +186,11 @@ class Measuring(Section, frozen=True):
 
 
 class Qos(Section, frozen=True):
-    """The strategies. All defaults are upstream's.
+    """The strategies. All defaults are upstream's, except those of `koordlet.qos.evictor`.
 
     interval: between two steps of every strategy without an interval of its own. cool_down: after
-    evictions for a resource, before the next ones.
+    evictions for a resource, before the next ones. only_evict_by_api: stop no container. The
+    fields evict_*: see `koordlet.qos.evictor.EvictionOptions`.
     """
 
     interval: Seconds = Seconds(1)
@@ -198,6 +199,10 @@ class Qos(Section, frozen=True):
     cpu_evict_cool_down: Seconds = Seconds(20)
     memory_evict_interval: Seconds = Seconds(1)
     memory_evict_cool_down: Seconds = Seconds(4)
+    only_evict_by_api: bool = False
+    evict_dry_run: bool = False
+    evict_most_per_round: int = 10
+    evict_stop_grace: Seconds = Seconds(10)
 
 
 class Reports(Section, frozen=True):

@@ -38,6 +38,10 @@ _LEAST_TRAINING_S: Final = 5
 """Chosen: a percentile of fewer than five samples is not one."""
 _LEAST_HALF_LIFE_S: Final = 60
 """Chosen: models that forget within a minute predict nothing."""
+_MOST_EVICTIONS: Final = 1000
+"""Chosen: more pods than a node has. A larger number is a mistake in a unit."""
+_LONGEST_STOP_GRACE_S: Final = 600
+"""Chosen: twenty times Kubernetes' default grace. A larger number is a mistake in a unit."""
 _LONGEST_REBUILD_S: Final = 60
 """Chosen: an operator who changes a NodeSLO and sees nothing for a minute believes it lost."""
 _LONGEST_SITE_CALL_S: Final = 0.5
@@ -170,6 +174,12 @@ def _numbers(config: Config) -> Iterator[Wrong]:
         yield "intervals.rebuildDelay", delay, problem
     if config.writes.budget_per_second < 1:
         yield "writes.budgetPerSecond", config.writes.budget_per_second, "less than 1"
+    if not 0 < config.qos.evict_most_per_round <= _MOST_EVICTIONS:
+        most = config.qos.evict_most_per_round
+        yield "qos.evictMostPerRound", most, f"not between 1 and {_MOST_EVICTIONS}"
+    if config.qos.evict_stop_grace > _LONGEST_STOP_GRACE_S:
+        problem = f"longer than {_LONGEST_STOP_GRACE_S} s: the node would stay short as long"
+        yield "qos.evictStopGrace", float(config.qos.evict_stop_grace), problem
     if config.prediction.model_expiration < config.prediction.training_interval:
         expiration = float(config.prediction.model_expiration)
         problem = "shorter than prediction.trainingInterval: models would go between two samples"

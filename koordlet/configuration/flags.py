@@ -190,7 +190,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "cpu-evict-cool-time-seconds": Flag(
         _S, "qos.cpuEvictCoolDown", "after evictions for CPU, before the next ones"
     ),
-    "only-evict-by-api": Flag(_B),
+    "only-evict-by-api": Flag(_B, "qos.onlyEvictByApi", "evictions stop no container"),
     "qos-extension-plugins": Flag(_T),
     "audit-log-dir": Flag(_T, "audit.directory", "where the audit log is written"),
     "audit-verbose": Flag(_I, "audit.verbosity", "entries above are left out; 0: none"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from koordlet.configuration.config import Config
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamics import Dynamics
+from koordlet.daemon.evictions import Evictions
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
 from koordlet.daemon.measuring import NodesTargets, sampler
@@ -43,7 +44,7 @@ from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
-from koordlet.qos.strategy import NodeAmounts, Note, Shortage, Situation
+from koordlet.qos.strategy import NodeAmounts, Note
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -146,6 +147,9 @@ class Parts:
             workers=self.workers,
             surroundings=self,
         )
+        self.evictions = Evictions(
+            config, events=self.events, note=lambda note: self._noted("evictor", note)
+        )
         self.dynamics = Dynamics(
             config,
             STRATEGIES,
@@ -156,7 +160,7 @@ class Parts:
             events=self.events,
             claimed=self._claimed,
             noted=self._noted,
-            short=self._short,
+            short=self.evictions.evictor.submit,
         )
         self.sampler: Sampler | None = None
         """The sampling thread; None until it was started, and where nothing is measured."""
@@ -317,9 +321,6 @@ class Parts:
         """Pass an entry of a strategy on to the audit log. Any thread."""
         self.audit.note(note.verbosity, note.reason, note.message, pod=note.obj)
         self.showing.noted(strategy, note)
-
-    def _short(self, shortages: Sequence[Shortage], situation: Situation) -> None:
-        """Pass on what only evictions end. In the sampling thread."""
 
     # --- from the NRI handler ------------------------------------------------------------------
 

@@ -114,6 +114,11 @@ class DaemonReadings:
         return self._parts.dynamics.runner.statuses
 
     @property
+    def evictions(self) -> tuple[int, Mapping[tuple[str, str], int]]:
+        evictor = self._parts.evictions.evictor
+        return evictor.evictions, evictor.details()
+
+    @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
         topology = self._parts.rules.inputs.topology
         if topology is None:

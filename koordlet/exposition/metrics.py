@@ -121,6 +121,11 @@ class Readings(Protocol):
     def strategies(self) -> Iterable[StrategyStatus]: ...
 
     @property
+    def evictions(self) -> tuple[int, Mapping[tuple[str, str], int]]:
+        """Evicted pods since the start, and by (namespace, name) of the last minutes."""
+        ...
+
+    @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:
         """CPUs of the share pool and of the best-effort pool; None without a topology."""
         ...
@@ -174,6 +179,7 @@ class _Internal(Collector):
         yield from container_metrics.of_cookies(node, readings.cookie_changes)
         yield from strategy_metrics.of_gauges(node, readings.gauges)
         yield from strategy_metrics.of_strategies(readings.strategies)
+        yield from strategy_metrics.of_evictions(node, *readings.evictions)
 
 
 class _External(Collector):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -50,3 +50,23 @@ def of_strategies(strategies: Iterable[StrategyStatus]) -> Iterator[Metric]:
         failures.add_metric([each.name], float(each.failures))
         took.add_metric([each.name], each.took_s)
     yield from (on, claims, steps, failures, took)
+
+
+def of_evictions(node: str, total: int, pods: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    """Yield how many pods were evicted. Untyped, since a counter's name would end in `_total`.
+
+    pods: (namespace, name) -> evictions, of the last minutes.
+    """
+    evictions = Metric("koordlet_pod_eviction", "Pods that koordlet evicted.", "unknown")
+    evictions.add_sample(evictions.name, {"node": node, "reason": "evicted"}, total)
+    yield evictions
+    detail = Metric("koordlet_pod_eviction_detail", "Evictions of single pods.", "unknown")
+    for (namespace, name), count in pods.items():
+        labels = {
+            "node": node,
+            "pod_namespace": namespace,
+            "pod_name": name,
+            "reason": "evicted",
+        }
+        detail.add_sample(detail.name, labels, count)
+    yield detail

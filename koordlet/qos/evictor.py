@@ -157,6 +157,7 @@ class Evictor:
         self._away_until = 0.0
         self._held = ""
         self._uncovered: tuple[Uncovered, ...] = ()
+        self._judged_at = 0.0
         self.history: deque[Evicted] = deque(maxlen=_HISTORY)
         self.evictions = 0
         """Pods evicted since the start."""
@@ -225,6 +226,7 @@ class Evictor:
                     "why": each.why,
                 }
                 for each in self._uncovered
+                if self._clock() - self._judged_at <= _STALE_S
             ],
             "last": [msgspec.to_builtins(each) for each in self.history],
         }
@@ -233,7 +235,7 @@ class Evictor:
 
     async def round(self, shortages: Sequence[Shortage], situation: Situation) -> None:
         """Evict what these shortages need."""
-        now = self._clock()
+        now = self._judged_at = self._clock()
         pods = {each.pod.uid: each for each in situation.pods}
         self._forget(pods, now)
         held = self._kubelet_evicts(situation, now)
@@ -388,7 +390,7 @@ class Evictor:
             return "it is a static pod, which kubelet would start again"
         if self.options.only_by_api or self._stopper is None:
             return (
-                "there is no API server"
+                "there is no connection to an API server"
                 if api is None
                 else "the API server does not answer, and containers may not be stopped instead"
             )

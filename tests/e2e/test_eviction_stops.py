@@ -17,10 +17,11 @@ from koordlet.qos.strategy import Note, PodOnNode, Shortage, Victim
 from koordlet.sources.cri_stop import ContainerStopper
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import Containerd
+from tests.beds.daemon import daemon
 from tests.beds.kubelet import RunningPod, running_pod
-from tests.e2e.manifests import pod
+from tests.e2e.manifests import node, nodeslo, pod
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.containerd
 
@@ -122,3 +123,57 @@ def test_errors_name_the_container_and_a_missing_one_is_stopped(
     missing, unserved = asyncio.run(test())
     assert missing == ""
     assert unserved.startswith("container 111111111111: UNAVAILABLE")
+
+
+_HOG = "trap '' TERM; x=$(yes | head -c 30000000); while true; do sleep 1; done"
+
+
+def test_the_daemon_ends_the_best_effort_pod_that_uses_most_memory(bed: Containerd) -> None:
+    slo = nodeslo()
+    slo["spec"]["resourceUsedThresholdWithBE"] = {
+        "enable": True,
+        "memoryEvictThresholdPercent": 1,
+        "memoryEvictLowerPercent": 0,
+    }
+    qos = {"evictMostPerRound": 1, "memoryEvictCoolDown": "10m", "evictStopGrace": "1s"}
+    config = {"cri": {"socket": str(bed.socket)}, "qos": qos}
+    with ExitStack() as stack:
+        koordlet = stack.enter_context(
+            daemon(bed, [node(), nodeslo()], gates={"BEMemoryEvict": True}, config=config)
+        )
+        small = stack.enter_context(running_pod(bed, pod("small", "BE")))
+        hog = stack.enter_context(
+            running_pod(bed, pod("hog", "BE", command=["/bin/sh", "-c", _HOG]))
+        )
+        other = stack.enter_context(
+            running_pod(bed, pod("other", "LS", command=["/bin/sh", "-c", _HOG]))
+        )
+
+        def uses(running: RunningPod) -> float:
+            pods = koordlet.query("top")["pods"]
+            return next((each["memory"] or 0 for each in pods if each["name"] == running.name), 0)
+
+        wait_until(
+            lambda: uses(hog) > 25_000_000 and uses(small) > 0,
+            "both best-effort pods are measured",
+            timeout_s=30,
+        )
+        koordlet.put(slo)
+
+        def state(running: RunningPod) -> int:
+            (container_id,) = running.containers.values()
+            return status_of(bed, container_id).state
+
+        wait_until(lambda: state(hog) == cri.CONTAINER_EXITED, "the hog ended", timeout_s=30)
+        assert state(small) == state(other) == cri.CONTAINER_RUNNING
+        wait_until(
+            lambda: koordlet.query("status")["evictions"]["evictions"] == 1, "it is reported"
+        )
+        status = koordlet.query("status")["evictions"]
+        (last,) = status["last"]
+        assert (last["pod"], last["gate"], last["means"]) == (
+            "Pod default/hog",
+            "BEMemoryEvict",
+            "cri",
+        )
+        assert "at least 1 %: release" in last["message"]

@@ -423,7 +423,10 @@ def test_an_api_server_that_does_not_answer_is_asked_once_and_containers_are_sto
 
 
 def test_only_by_api_stops_no_container() -> None:
-    for api, why in ((None, "there is no API server"), (Api({"a": SILENT}), "does not answer")):
+    for api, why in (
+        (None, "no connection to an API server"),
+        (Api({"a": SILENT}), "does not answer"),
+    ):
         bed = Bed(api=api, runtime=Runtime(), only_by_api=True)
         asyncio.run(bed.round(short(5, (A, 10))))
         assert bed.runtime is not None and bed.runtime.stopped == []
