@@ -99,7 +99,8 @@ def test_a_server_whose_registration_is_gone_is_not_looked_for(tmp_path: Path) -
             await last
         assert server._probe is None
 
-    with_server(tmp_path, test)
+    # Not "timeout": a call on a lost connection fails at once.
+    assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, "error")]
 
 
 LIMIT = 4 * 1024 * 1024
