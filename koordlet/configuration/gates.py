@@ -59,11 +59,16 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
 
 BEYOND_POLICIES: Final = frozenset(
     {
+        "Accelerators",
         "AuditEvents",
         "AuditEventsHTTPHandler",
         "BECPUManager",
+        "CPICollector",
+        "ColdPageCollector",
         "HamiCoreVGPUMonitor",
+        "PSICollector",
         "PerCPUMetric",
+        "ResctrlCollector",
     }
 )
 """Gates that have an effect here but are not the gate of a policy."""

@@ -26,6 +26,7 @@ from koordlet.measurement.collecting import (
 )
 from koordlet.measurement.cpi import CpiCollector, local_counters
 from koordlet.measurement.disks import DiskCollector, FileSystemCollector, local_space
+from koordlet.measurement.gpu import GpuCollector
 from koordlet.measurement.host_apps import HostAppCollector
 from koordlet.measurement.kernel_files import HostFiles, KernelFiles, LocalFiles
 from koordlet.measurement.network import NetworkCollector
@@ -104,6 +105,7 @@ def collectors(
         ),
         ColdMemoryCollector(host, interval_s=float(measuring.cold_page_interval)),
         ResctrlCollector(host, interval_s=float(measuring.resctrl_interval)),
+        GpuCollector(host, interval_s=each_s),
     )
 
 

@@ -46,6 +46,8 @@ class ResctrlCollector:
         samples: dict[Series, float] = {}
         for group in GROUPS:
             self._sample_group(round_, group, samples)
+        if all(inode < 0 for inode in self._inodes.values()):
+            round_.problem(f"{self._mount} has none of the control groups {', '.join(GROUPS)}")
         return samples
 
     def close(self) -> None:

@@ -66,6 +66,7 @@ def test_a_group_that_is_made_again_starts_again() -> None:
     rounds.next()
     kernel.rmdir("/sys/fs/resctrl/BE")
     assert rounds.next() == {}
+    assert "LSR, LS, BE" in rounds.problems[0]
     kernel.mkdir("/sys/fs/resctrl/BE")
     count(kernel, 1, 9_000_000, 9_000_000)
     assert TOTAL not in rounds.next()
