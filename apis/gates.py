@@ -15,10 +15,14 @@ from apis.errors import InputError, InputErrors
 
 
 class Stage(StrEnum):
-    """How mature upstream calls a gate; `AllAlpha` and `AllBeta` set a whole stage."""
+    """How mature upstream calls a gate; `AllAlpha` and `AllBeta` set a whole stage.
+
+    OWN gates are not upstream's: manifests that set a stage must not switch them on.
+    """
 
     ALPHA = "alpha"
     BETA = "beta"
+    OWN = "own"
 
 
 class Gate(NamedTuple):
@@ -30,6 +34,7 @@ class Gate(NamedTuple):
 
 ON: Final = Gate(default=True, stage=Stage.BETA)
 OFF: Final = Gate(default=False, stage=Stage.ALPHA)
+OWN: Final = Gate(default=False, stage=Stage.OWN)
 
 _STAGES: Final[Mapping[str, Stage]] = {"AllAlpha": Stage.ALPHA, "AllBeta": Stage.BETA}
 

@@ -27,6 +27,7 @@ from koordlet.executor.journal import FILE_NAME as JOURNAL
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
+from koordlet.qos.registry import STRATEGIES
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state.snapshot import Snapshot
 from linux.discovery import DiscoveryError
@@ -81,6 +82,7 @@ def run_daemon(config: Config, *, flags: Parsed, reload: Callable[[], Config]) -
     if flags.without_effect:
         _LOG.info("flags without effect", extra={"flags": ",".join(flags.without_effect)})
     used = {policy.gate for policy in BUILTIN} | BEYOND_POLICIES
+    used |= {gate for strategy in STRATEGIES for gate in strategy.gates}
     idle = sorted(name for name, on in config.feature_gates.items() if on and name not in used)
     if idle:
         _LOG.info("feature gates without effect", extra={"gates": ",".join(idle)})

@@ -1,4 +1,4 @@
-"""The daemon's feature gates, with upstream's names, defaults and stages.
+"""The daemon's feature gates, with upstream's names, defaults and stages; and our own.
 
 Facts: docs/facts/koordlet.md, "Feature gates".
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from apis.gates import OFF, ON, Gate
+from apis.gates import OFF, ON, OWN, Gate
 
 GATES: Final[Mapping[str, Gate]] = MappingProxyType(
     {
@@ -54,6 +54,8 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
         "HamiCoreVGPUMonitor": OFF,
         "PerCPUMetric": OFF,
         "NodeMetricPromMetrics": OFF,
+        # ours, unknown to upstream: docs/compatibility.md, "Gates of our own"
+        "PressureSuppress": OWN,
     }
 )
 

@@ -297,6 +297,8 @@ def test_agent_mode_selects_the_paths(agent_mode: str, default: Mode, mode: Mode
     [
         ("", ["GroupIdentity", "CPUBurst"], ["CoreSched", "OOMScoreAdj"]),
         ("AllAlpha=true", ["CoreSched", "OOMScoreAdj", "GroupIdentity"], []),
+        ("AllAlpha=true,AllBeta=true", ["CPUBurst", "OOMScoreAdj"], ["PressureSuppress"]),
+        ("PressureSuppress=true", ["PressureSuppress"], ["OOMScoreAdj"]),
         ("AllBeta=false", [], ["GroupIdentity", "CPUBurst", "CoreSched"]),
         ("AllAlpha=true,CoreSched=false", ["OOMScoreAdj"], ["CoreSched"]),
         ("CoreSched=false,AllAlpha=true", ["OOMScoreAdj"], ["CoreSched"]),
