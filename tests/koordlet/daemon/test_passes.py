@@ -88,7 +88,7 @@ def test_new_pods_do_not_wait_as_long_as_changes_of_others() -> None:
         made.pod_changed("a")  # its container was created
         made.pod_appeared("b")
         await until(recorder, 3)
-        assert recorder.pods == [{"a"}, {"b"}, {"a"}]
+        assert recorder.pods == [{"a"}, {"b"}, {"a", "b"}]
 
     asyncio.run(run())
 
