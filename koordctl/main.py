@@ -115,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print one look and end")
     report = command("report", _report, "the last hour as one HTML file, on standard output")
     report.add_argument("--file", metavar="FILE", help="write it into FILE instead")
+    again = command("replay", _replay, "the strategies' decisions again, from a recording")
+    again.add_argument("recording", help="a file, or the directory of koordlet's recording")
+    again.add_argument(
+        "--nodeslo", metavar="FILE", help="compare with the decisions under this NodeSLO"
+    )
     command("events", _events, "recent events that need an operator's attention")
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
     doctor.add_argument(
@@ -238,6 +243,15 @@ def _report(options: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"cannot write {options.file}: {error.strerror or error}") from None
     print(f"wrote {options.file}")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    # NumPy, which no other command needs.
+    from koordctl import replay
+
+    slo = replay.nodeslo_of(options.nodeslo) if options.nodeslo else None
+    _show(options, replay.run(options.recording, slo), replay.text)
     return 0
 
 

@@ -235,6 +235,18 @@ class Prediction(Section, frozen=True):
     checkpoint_interval: Seconds = Seconds(600)
 
 
+class Recording(Section, frozen=True):
+    """A recording of what the strategies see, for `koordctl replay`. Off by default.
+
+    max_disk_space_mb: chosen: about ten hours of a node with 110 pods; twice the value keeps twice
+    as long.
+    """
+
+    enabled: bool = False
+    directory: str = "/var/log/koordlet/recording"
+    max_disk_space_mb: int = 64
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -283,6 +295,7 @@ class Config(Section, frozen=True):
     disable_unset_cpu_quota: bool = False
     hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
     audit: Audit = Audit()
+    recording: Recording = Recording()
     reports: Reports = Reports()
     prediction: Prediction = Prediction()
     log: Log = Log()

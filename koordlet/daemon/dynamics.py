@@ -75,11 +75,13 @@ class Dynamics:
         claimed: Callable[[Standing], None],
         noted: Callable[[str, Note], None],
         short: Short,
+        record: Callable[[Situation], None],
     ) -> None:
         """inputs, node, machine: return the newest values; called by the sampling thread.
         claimed: called by any thread with all claims in force; must not block. noted: called by the
         sampling thread with a strategy's name and an audit entry. short: called by the sampling
-        thread with what only evictions end.
+        thread with what only evictions end. record: called by the
+        sampling thread with each situation; must not raise OSError.
         """
         self._state = state
         self._inputs = inputs
@@ -87,6 +89,7 @@ class Dynamics:
         self._machine = machine
         self._noted = noted
         self._short = short
+        self._record = record
         self._interval_s = float(config.measuring.interval)
         self.board = Board([each.name for each in strategies], claimed)
         intervals = strategy_intervals(config.qos, strategies)
@@ -173,6 +176,7 @@ class Dynamics:
             measurements=measurements,
             interval_s=self._interval_s,
         )
+        self._record(situation)
         outcome = self.runner.run(situation, lambda: self._inputs().settings)
         for name, note in outcome.notes:
             self._noted(name, note)

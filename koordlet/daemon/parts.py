@@ -44,7 +44,8 @@ from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
-from koordlet.qos.strategy import NodeAmounts, Note
+from koordlet.qos.strategy import NodeAmounts, Note, Situation
+from koordlet.recording.recorder import Recorder
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -150,6 +151,13 @@ class Parts:
         self.evictions = Evictions(
             config, events=self.events, note=lambda note: self._noted("evictor", note)
         )
+        self.recorder = (
+            Recorder(
+                config.recording.directory, most_bytes=config.recording.max_disk_space_mb << 20
+            )
+            if config.recording.enabled
+            else None
+        )
         self.dynamics = Dynamics(
             config,
             STRATEGIES,
@@ -160,6 +168,7 @@ class Parts:
             events=self.events,
             claimed=self._claimed,
             noted=self._noted,
+            record=self._record,
             short=self.evictions.evictor.submit,
         )
         self.sampler: Sampler | None = None
@@ -227,6 +236,11 @@ class Parts:
         self.dynamics.step(measured)
         self.showing.round(measured)
 
+    def _record(self, situation: Situation) -> None:
+        """Record what the strategies see, where this is wanted. In the sampling thread."""
+        if self.recorder is not None:
+            self.recorder.round(situation)
+
     def _measured(self) -> Targets:
         """Return what is measured. In the sampling thread."""
         dynamics = self.dynamics
@@ -249,6 +263,8 @@ class Parts:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, self.sampler.stop):
                 _LOG.warning("the sampling thread is stuck in a read of the kernel; leaving it")
+            elif self.recorder is not None:
+                self.recorder.close()
 
     # --- for several parts ---------------------------------------------------------------------
 

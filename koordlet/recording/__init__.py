@@ -1,0 +1,1 @@
+"""What the strategies saw, on disk, and the same decisions again from it."""

@@ -1,0 +1,302 @@
+"""A recording gives the same decisions again, and those of another NodeSLO beside them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from apis.effective_nodeslo import decode_nodeslo
+from hooks.facts import NodeInputs, Settings
+from koordctl import main as koordctl
+from koordlet.events import Events
+from koordlet.measurement.series import Metric, Series
+from koordlet.measurement.store import Store
+from koordlet.qos.board import Board
+from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.runner import Runner
+from koordlet.qos.strategy import PodOnNode
+from koordlet.recording import frames
+from koordlet.recording.recorder import Recorder, files, name
+from koordlet.recording.replay import (
+    Reading,
+    Replayed,
+    changes,
+    claim_lines,
+    compared,
+    paths_of,
+    replay,
+)
+from tests.hooks.making import a_pod, be_pod
+from tests.koordlet.qos.situations import a_situation
+
+_SLO: dict[str, Any] = {
+    "resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressThresholdPercent": 65},
+}
+_WEB = a_pod("LS", name="web")
+_BATCH = be_pod(name="batch", labels={"team": "secret", "koordinator.sh/x": "kept"})
+
+
+def _inputs(spec: dict[str, Any]) -> NodeInputs:
+    return NodeInputs(
+        slo=decode_nodeslo({"spec": spec}, obj="NodeSLO n1"),
+        settings=Settings(feature_gates={"BECPUSuppress": True, "CPUBurst": True}),
+    )
+
+
+class _Daemon:
+    """Strategies that are stepped and recorded, as the sampling thread does it."""
+
+    def __init__(self, directory: Path, *, most_bytes: int = 8 << 20) -> None:
+        self.recorder = Recorder(str(directory), most_bytes=most_bytes)
+        self._store = Store()
+        self._store.add_table("all", interval_s=1.0, retention_s=1800.0)
+        self._board = Board([each.name for each in STRATEGIES], lambda standing: None)
+        self._runner = Runner(STRATEGIES, self._board, Events(), intervals={})
+        self._inputs = _inputs(_SLO)
+        self._pods = (PodOnNode(_WEB), PodOnNode(_BATCH))
+        self.wanted: list[dict[str, tuple[str, ...]]] = []
+
+    def round(self, now: float, ls_cores: float) -> None:
+        be_cores = max(10.0 - ls_cores, 0.5)
+        samples = {
+            Series(Metric.NODE_CPU): ls_cores + be_cores + 0.5,
+            Series(Metric.SYSTEM_CPU): 0.5,
+            Series(Metric.POD_CPU, _WEB.uid): ls_cores,
+            Series(Metric.POD_CPU, _BATCH.uid): be_cores,
+        }
+        self._store.record("all", now, samples)
+        self._board.expire(now)
+        situation = msgspec.structs.replace(
+            a_situation({}, inputs=self._inputs, now=now),
+            wall=now + 1e9,
+            pods=self._pods,
+            measurements=self._store.view(now),
+        )
+        self.recorder.round(situation)
+        self._runner.run(situation, lambda: self._inputs.settings)
+        self.wanted.append(
+            {
+                each.name: claim_lines(lease.standing) if lease is not None else ()
+                for each in STRATEGIES
+                for lease in [self._board.lease(each.name)]
+            }
+        )
+
+    def live(self, rounds: int, *, begin: float = 100.0) -> None:
+        for step in range(rounds):
+            self.round(begin + step, 5.0 + 4.0 * math.sin(step / 10))
+
+
+def _suppress(rounds: Sequence[tuple[Replayed, ...]]) -> list[tuple[str, ...]]:
+    return [
+        each.claims for decided in rounds for each in decided if each.strategy == "BECPUSuppress"
+    ]
+
+
+def test_a_replay_wants_in_every_round_what_the_daemon_wanted(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(120)
+    assert len(set(map(str, daemon.wanted))) > 3  # the load moves the claims
+    reading = Reading()
+    rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES, reading=reading))
+    assert (reading.rounds, reading.damaged, reading.unusable) == (120, 0, [])
+    assert _suppress(rounds) == [each["BECPUSuppress"] for each in daemon.wanted]
+
+
+def test_another_nodeslo_leads_to_other_decisions_beside_the_recorded_ones(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(60)
+    paths = paths_of(str(tmp_path))
+    wider = json.loads(json.dumps(_SLO))
+    wider["resourceUsedThresholdWithBE"]["cpuSuppressThresholdPercent"] = 90
+    counts = [0, 0]
+
+    def count(same: bool) -> None:
+        counts[same] += 1
+
+    found = list(
+        compared(
+            replay(paths, STRATEGIES),
+            replay(paths, STRATEGIES, slo=_inputs(wider).slo),
+            counted=count,
+        )
+    )
+    assert found and counts[False] > 30
+    assert {each.strategy for each in found} == {"BECPUSuppress"}
+    assert all(each.one.claims != each.other.claims for each in found)
+    same = list(
+        compared(replay(paths, STRATEGIES), replay(paths, STRATEGIES, slo=_inputs(_SLO).slo))
+    )
+    assert same == []
+
+
+def test_changes_are_shown_once(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path)
+    for step in range(30):
+        daemon.round(100.0 + step, 5.0)
+    found = list(changes(replay(paths_of(str(tmp_path)), STRATEGIES)))
+    assert 1 <= len(found) <= 6  # growing to its place, and then nothing
+    assert found[0].strategy == "BECPUSuppress"
+
+
+def test_private_labels_and_annotations_are_not_in_the_file(tmp_path: Path) -> None:
+    _Daemon(tmp_path).live(3)
+    [path] = paths_of(str(tmp_path))
+    with open(path, "rb") as file:
+        recorded = [each for each in frames.unpack(file) if isinstance(each, frames.Pods)]
+    labels = [dict(pod.pod.labels) for pod in recorded[0].pods]
+    assert not any("team" in each for each in labels)
+    assert any(each.get("koordinator.sh/x") == "kept" for each in labels)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_the_ring_is_bounded_and_each_of_its_files_stands_alone(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path, most_bytes=1)  # the smallest ring
+    for step in range(9000):
+        daemon.recorder.round(
+            msgspec.structs.replace(
+                a_situation({}, inputs=_inputs(_SLO), now=float(step)),
+                measurements=_one_value(float(step)),
+            )
+        )
+    numbers = files(str(tmp_path))
+    assert len(numbers) <= 8 and max(numbers) > 8
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 9 * (1 << 16) + (1 << 16)
+    reading = Reading()
+    newest = str(tmp_path / name(max(numbers)))
+    assert list(replay([newest], STRATEGIES, reading=reading))
+    assert reading.damaged == 0
+
+
+def _one_value(value: float) -> Any:
+    store = Store()
+    store.add_table("all", interval_s=1.0, retention_s=10.0)
+    store.record("all", value, {Series(Metric.NODE_CPU): value})
+    return store.view(value)
+
+
+def test_a_damaged_frame_and_a_cut_end_cost_themselves_only(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(50)
+    [path] = map(Path, paths_of(str(tmp_path)))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data[:-3])
+    reading = Reading()
+    rounds = list(replay([str(path)], STRATEGIES, reading=reading))
+    assert reading.damaged == 1
+    assert len(rounds) == 48  # without the damaged and the last one
+
+
+@pytest.mark.parametrize("content", [b"", b"koordlet recording 9\n", b"\x00" * 100])
+def test_a_file_that_is_no_recording_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / name(1)
+    path.write_bytes(content)
+    reading = Reading()
+    assert list(replay([str(path)], STRATEGIES, reading=reading)) == []
+    assert str(path) in reading.unusable[0]
+
+
+def test_rounds_without_what_they_are_about_count_as_damaged(tmp_path: Path) -> None:
+    path = tmp_path / name(1)
+    lonely = frames.pack(frames.Round(1.0, 1.0, b""))
+    path.write_bytes(frames.HEADER + lonely)
+    reading = Reading()
+    assert list(replay([str(path)], STRATEGIES, reading=reading)) == []
+    assert reading.damaged == 1
+
+
+def test_a_full_disk_costs_rounds_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(5)
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    daemon.live(3, begin=200.0)
+    assert "No space left" in daemon.recorder.problem
+    monkeypatch.setattr(os, "write", write)
+    daemon.live(4, begin=300.0)
+    assert daemon.recorder.problem == ""
+    reading = Reading()
+    list(replay(paths_of(str(tmp_path)), STRATEGIES, reading=reading))
+    assert reading.rounds == 9
+
+
+def test_a_reboot_in_a_recording_begins_from_nothing(tmp_path: Path) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(10, begin=5000.0)
+    later = _Daemon(tmp_path)
+    later.live(10, begin=50.0)
+    rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES))
+    assert _suppress(rounds)[10:] == [each["BECPUSuppress"] for each in later.wanted]
+
+
+# --- koordctl ----------------------------------------------------------------------------------
+
+
+def _koordctl(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = koordctl.main(["replay", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_koordctl_shows_changes_and_comparisons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "recording"
+    _Daemon(recording).live(40)
+    status, out, _ = _koordctl(str(recording), capsys=capsys)
+    assert status == 0
+    assert "BECPUSuppress" in out and "changes in 40 rounds" in out
+    other = tmp_path / "nodeslo.yaml"
+    spec = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressThresholdPercent": 95}}
+    other.write_text(yaml.safe_dump({"kind": "NodeSLO", "metadata": {"name": "n"}, "spec": spec}))
+    status, out, _ = _koordctl(str(recording), "--nodeslo", str(other), capsys=capsys)
+    assert status == 0
+    assert "decisions of 40 rounds differ" in out and "recorded: " in out
+    status, out, _ = _koordctl(str(recording), "-o", "json", capsys=capsys)
+    assert json.loads(out)["rounds"] == 40
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        ("kind: Pod", "no NodeSLO"),
+        ("a: [", "no manifest"),
+        ("kind: NodeSLO\nspec: {resourceUsedThresholdWithBE: {cpuSuppressThresholdPercent: 300}}",
+         "cpuSuppressThresholdPercent"),
+    ],
+)  # fmt: skip
+def test_a_bad_nodeslo_is_named(
+    tmp_path: Path, manifest: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "recording"
+    _Daemon(recording).live(3)
+    path = tmp_path / "bad.yaml"
+    path.write_text(manifest)
+    status, out, err = _koordctl(str(recording), "--nodeslo", str(path), capsys=capsys)
+    assert (status, out) == (2, "")
+    assert problem in err
+
+
+def test_a_directory_without_a_recording_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = _koordctl(str(tmp_path), capsys=capsys)
+    assert status == 2 and str(tmp_path) in err
+    status, _, err = _koordctl(str(tmp_path / "none"), capsys=capsys)
+    assert status == 2 and "No such file" in err
