@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from koordlet.measurement.collecting import HostAppTarget, Targets
-from koordlet.measurement.series import Metric
+from koordlet.measurement.collecting import HostAppTarget, PodTarget, Round, Targets
+from koordlet.measurement.kernel_files import LocalFiles
+from koordlet.measurement.series import Metric, Series
+from koordlet.measurement.store import Store
+from koordlet.measurement.system import SystemCollector
 from tests.koordlet.measurement.simulated_node import GIB, SimulatedNode
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Topology
 from tests.simulated.cpu import CpuState
@@ -151,6 +155,43 @@ def test_the_system_is_what_neither_pods_nor_host_applications_use(node: Simulat
     assert node.latest(Metric.SYSTEM_MEMORY_WITH_PAGE_CACHE) == node_used - 3 * GIB
 
 
+@pytest.mark.parametrize(
+    ("node_cores", "pods", "apps", "numa", "system", "parts"),
+    [
+        (9.0, (6.0, 2.0), (0.5,), (6.0, 3.0), 0.5, (1 / 3, 1 / 6)),
+        (9.0, (), (), (6.0, 3.0), 9.0, (6.0, 3.0)),
+        (1.0, (2.0,), (), (1.0, 0.0), 0.0, (0.0, 0.0)),  # readings of different moments
+        (1.0, (0.5,), (), (0.0, 0.0), 0.5, (0.0, 0.0)),
+    ],
+)
+def test_the_formula_of_the_systems_cpu(
+    node_cores: float,
+    pods: tuple[float, ...],
+    apps: tuple[float, ...],
+    numa: tuple[float, ...],
+    system: float,
+    parts: tuple[float, ...],
+) -> None:
+    store = Store()
+    store.add_table("all", interval_s=1.0, retention_s=60.0)
+    store.record(
+        "all",
+        1.0,
+        {Series(Metric.NODE_CPU): node_cores}
+        | {Series(Metric.POD_CPU, str(n)): used for n, used in enumerate(pods)}
+        | {Series(Metric.POD_CPU, "ended"): 5.0}
+        | {Series(Metric.HOST_APP_CPU, str(n)): used for n, used in enumerate(apps)}
+        | {Series(Metric.NODE_NUMA_CPU, str(n)): used for n, used in enumerate(numa)},
+    )
+    targets = Targets(
+        pods=tuple(PodTarget(str(n), "p") for n in range(len(pods))),
+        host_apps=tuple(HostAppTarget(str(n), "a") for n in range(len(apps))),
+    )
+    found = SystemCollector().sample(Round(2.0, targets, LocalFiles(), store.view(2.0)))
+    assert found.pop(Series(Metric.SYSTEM_CPU)) == pytest.approx(system)
+    assert list(found.values()) == pytest.approx(list(parts))
+
+
 @VERSIONS
 def test_numa_memory_of_the_system_leaves_page_cache_of_pods_out(node: SimulatedNode) -> None:
     container = node.kubelet.add_pod(Limits()).start()
@@ -190,6 +231,8 @@ def test_best_effort_pods_have_a_sum_of_cpu_and_of_requests(node: SimulatedNode)
         pod.start().task.cpu_seconds = 100.0
     node.kubelet.add_pod(Limits(), qos="BestEffort").start()
     node.retarget()
+    unlabelled = PodTarget("without-label", "", batch_cpu_request_milli=700)
+    node.targets = msgspec.structs.replace(node.targets, pods=(*node.targets.pods, unlabelled))
     node.round()
     assert node.latest(Metric.BE_CPU_USED) is None, "a first reading is no use of zero"
     for pod in node.kubelet.pods.values():
@@ -252,6 +295,12 @@ def test_one_pinned_container_does_not_shrink_the_limit_of_all(node: SimulatedNo
     node.retarget()
     node.round()
     assert node.latest(Metric.BE_CPU_LIMIT) == 8000
+    for pod in list(node.kubelet.pods.values()):
+        pod.remove()
+    node.retarget()
+    set_cpus(node, node.kubelet.qos_dir("BestEffort"), "0-2")
+    node.round()
+    assert node.latest(Metric.BE_CPU_LIMIT) == 3000
 
 
 @VERSIONS
@@ -267,15 +316,14 @@ def test_a_host_application_that_restarts_in_a_new_group_has_no_spike(
     first.task.cpu_seconds = 2.0
     node.round()
     assert node.latest(Metric.HOST_APP_CPU, "app") == pytest.approx(2.0)
-    for seconds in (900.0, 0.1):
+    for seconds in (3.5, 900.0, 0.1):
         node.kernel.remove_group(first.cgroup)
         node.kubelet._make(first.cgroup, 2, -1, 0)
         task = node.kernel.spawn_process("app", cgroup=first.cgroup)
         task.cpu_seconds = seconds
-        node.round()
-        node.round()
-        node.round()
-        assert node.latest(Metric.HOST_APP_CPU, "app") in (None, 0.0)
+        for _ in range(3):
+            node.round()
+            assert node.latest(Metric.HOST_APP_CPU, "app") in (None, 0.0)
         task.cpu_seconds += 1.0
         node.round()
         assert node.latest(Metric.HOST_APP_CPU, "app") == pytest.approx(1.0)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from koordlet.measurement.collecting import (
     Round,
     Targets,
 )
-from koordlet.measurement.counters import Rate, number_after
+from koordlet.measurement.counters import Rate, number_after, within
 from koordlet.measurement.host_apps import HostAppCollector
 from koordlet.measurement.kernel_files import PAGE, KernelFile
 from koordlet.measurement.node import NodeCollector
@@ -75,6 +76,16 @@ def test_a_rate_after_a_gap_of_twenty_intervals_begins_again() -> None:
     assert rate.per_second(100, 20.0) == 5
     assert rate.per_second(200, 40.1) is None
     assert rate.per_second(210, 41.1) == 10
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "kept"),
+    [(None, 4, None), (0.0, 4, 0.0), (4.0, 4, 4.0), (4.3, 4, 4.0), (4.5, 4, None), (1e9, 4, None)],
+)
+def test_a_rate_above_the_machine_is_cut_or_left_out(
+    rate: float | None, most: float, kept: float | None
+) -> None:
+    assert within(rate, most) == kept
 
 
 def test_two_readings_that_are_close_are_one() -> None:

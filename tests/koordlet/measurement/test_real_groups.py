@@ -24,7 +24,7 @@ from koordlet.measurement.node import NodeCollector
 from koordlet.measurement.sampler import Sampler
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
-from koordlet.measurement.system import SystemCollector
+from koordlet.measurement.system import SystemCollector, SystemNumaCollector
 from linux.cgroup_paths import Driver, Layout
 from linux.discovery import discover
 from linux.local import LocalHost
@@ -51,6 +51,7 @@ class Bed:
     layout: Layout = field(init=False)
     targets: Targets = field(init=False)
     sampler: Sampler = field(init=False)
+    files: LocalFiles = field(default_factory=LocalFiles)
 
     def __post_init__(self) -> None:
         found = discover(LocalHost())
@@ -66,8 +67,9 @@ class Bed:
                 HostAppCollector(CPUS, interval_s=INTERVAL_S),
                 BestEffortCollector(CPUS, interval_s=INTERVAL_S),
                 SystemCollector(interval_s=INTERVAL_S),
+                SystemNumaCollector(interval_s=INTERVAL_S),
             ],
-            LocalFiles(),
+            self.files,
             lambda: self.targets,
         )
 
@@ -105,9 +107,10 @@ def bed() -> Iterator[Bed]:
             require(None, str(error))
             raise
         bed = Bed(tree, stack)
-        for collector in bed.sampler.collectors:
-            stack.callback(collector.close)
         yield bed
+        for collector in bed.sampler.collectors:
+            collector.close()
+        assert bed.files.kept == 0
 
 
 def test_a_throttled_spinner_uses_its_quota(bed: Bed) -> None:

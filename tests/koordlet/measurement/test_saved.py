@@ -86,6 +86,12 @@ def test_a_file_of_another_boot_or_time_is_refused(
     assert store.view(now).latest(CPU, within_s=1e9) is None
 
 
+def test_without_a_boot_id_no_file_can_be_trusted(file: str) -> None:
+    saved.save(empty(), file, boot="", now=100.0)
+    with pytest.raises(SavedError, match="another boot"):
+        saved.load(empty(), file, boot="", now=100.0)
+
+
 @given(data=st.data())
 def test_a_damaged_file_is_refused_whatever_the_damage(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
