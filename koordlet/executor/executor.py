@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from koordlet.executor import node_wide, tasks, views
 from koordlet.executor.applying import Applier
 from koordlet.executor.files import FilePlanner
-from koordlet.executor.journal import Journal
+from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.judging import Judge
-from koordlet.executor.originals import Originals
+from koordlet.executor.originals import Originals, of_container
 from koordlet.executor.records import Record
 from koordlet.executor.slots import Plan, ResourceView, SlotKey, State, Want, WriteReport
 from koordlet.executor.table import DEFAULT_LIMITS, Limits, SlotTable
@@ -162,6 +162,7 @@ class Executor:
         table = self._table
         plan = Plan()
         now = table.clock()
+        self._restore_copies()
         released, table.released = table.released, []
         if subjects is None:
             around = None
@@ -191,6 +192,18 @@ class Executor:
         else:
             plan.writes = [*of_tasks.first, *switches, *files, *of_tasks.last]
         return plan
+
+    def _restore_copies(self) -> None:
+        """Restore the groups that copied a CPU set of ours from a directory that is restored."""
+        table = self._table
+        for slot in tuple(table.released):
+            if slot.want is None and slot.restoring is not None and not of_container(slot):
+                copies = self._originals.copies_below(slot.restoring, table.slots.__contains__)
+                # If the journal fails, the copies are written down with its next append.
+                with suppress(JournalError):
+                    table.journal.update(copies)
+                for record in copies:
+                    table.restore(record)
 
     def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
         """Carry out `plan` as far as the budget and the kernel allow."""

@@ -16,7 +16,7 @@ import msgspec
 from apis.cpuset import CpuSet
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import KEPT_OURS, Delivery, Record, RuntimeValues, plain
-from koordlet.executor.slots import GONE, Plan, Slot
+from koordlet.executor.slots import GONE, Plan, Slot, SlotKey
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import DEFAULTS, FILES, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
@@ -122,6 +122,48 @@ class Originals:
         file = FILES[slot.resource]
         ours = any(self._texts.same(file, text, slot.found) for text in record.ours)
         return record.original if ours else None
+
+    def copies_below(self, record: Record, known: Callable[[SlotKey], bool]) -> list[Record]:
+        """Return records of the groups that copied a CPU set of ours from a directory above.
+
+        On cgroup v1 kubelet and runtimes do so for each new group. A group that was made while
+        koordlet did not run has no record of its own, and would keep the set for good.
+        record: of a directory that is about to be restored. known: whether a group has a desired
+        value, or is being restored.
+        """
+        if record.resource is not Resource.CPUSET_CPUS or self._texts.layout.version != 1:
+            return []
+        file = FILES[record.resource]
+        found: list[Record] = []
+        level = [record.place]
+        while level:
+            places = [
+                f"{place}/{name}"
+                for place in level
+                for name in self._texts.children(
+                    self._texts.layout.directory(file.controller, place)
+                )
+            ]
+            for place in places:
+                key = (place, record.resource, "")
+                text = (
+                    None if known(key) or self._journal.get(*key) else self._texts.read(file, place)
+                )
+                if (
+                    text is None
+                    or record.original is None
+                    or self._texts.same(file, record.original, text)
+                    or not any(self._texts.same(file, ours, text) for ours in record.ours)
+                ):
+                    continue
+                directory = self._texts.layout.directory(file.controller, place)
+                found.append(
+                    msgspec.structs.replace(
+                        record, place=place, inode=self._texts.inode(directory), ours=(text,)
+                    )
+                )
+            level = places
+        return found
 
     def support(
         self, place: str, resource: Resource, of: Resource, found: str, plan: Plan, *texts: str

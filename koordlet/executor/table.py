@@ -164,6 +164,7 @@ class SlotTable:
         if slot.want is None:
             slot.assign(None)
             slot.restore(record)
+            self.released.append(slot)
 
     def orphans(self, left_behind: Callable[[], Sequence[Record]]) -> list[Record]:
         """Return records without a slot: leftovers of an earlier run, and supports.

@@ -20,6 +20,7 @@ from apis.keys import ANNOTATION_CPU_NORMALIZATION_RATIO
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.policies import BUILTIN
+from hooks.standing import Standing
 from koordlet.decisions.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
@@ -29,6 +30,7 @@ from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import pods_cpus, probe_kernel
+from koordlet.qos.board import Board
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
 from koordlet.state import NodeState
@@ -86,9 +88,11 @@ class Daemon:
         self._ended: list[str] = []
         self._pods: set[str] = set()
         self._pods_now = False
+        self.decider = Decider(self.events)
+        self.board = Board(("suppress", "burst", "memory"), self._stands)
         self.handler = NriHandler(
             state=self.state,
-            decider=Decider(self.events),
+            decider=self.decider,
             events=self.events,
             requests=self.requests,
             surroundings=self,
@@ -189,6 +193,28 @@ class Daemon:
             self._pods_now = False
             self.reconciler.pods_changed(self.engine, pods, self.state.qos_subjects())
             self.reconciler.update_once()
+
+    # What strategies say
+
+    def stand(self, strategy: str, standing: Standing) -> None:
+        """A strategy claims this from now on. What the claims change is written at once."""
+        self.board.publish(strategy, standing, until=float("inf"))
+        self._follow()
+
+    def end_leases(self) -> None:
+        """No strategy has renewed its claims."""
+        for strategy in ("suppress", "burst", "memory"):
+            self.board.drop(strategy)
+        self._follow()
+
+    def _stands(self, standing: Standing) -> None:
+        self.decider.standing = standing
+        self.reconciler.standing_changed(standing)
+
+    def _follow(self) -> None:
+        """The reconciler's thread looks at the new claims, after a new engine with a pass."""
+        if self.reconciler.update_once() is None:
+            self.reconcile()
 
     # What objects and settings say
 

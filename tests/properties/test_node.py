@@ -26,13 +26,16 @@ from hypothesis.stateful import (
 
 from apis.cpuset import CpuSet
 from hooks.subject import ContainerSubject, SandboxSubject
-from koordlet.executor.slots import State
+from koordlet.decisions.decider import Stage
+from koordlet.executor.slots import ResourceView, State
+from linux.cgroup_files import FILES, field_text, same
 from linux.resources import Resource
 from tests.properties.cpus import NONE, PLANS
 from tests.properties.daemon import ALL_GATES, BE_CPU_MANAGER, NO_GATES
 from tests.properties.host_apps import APPS
 from tests.properties.node import OperatedNode
 from tests.properties.pods import GIB, KINDS, Running, RunningContainer
+from tests.properties.strategies import WANTED
 from tests.properties.twin import differences
 from tests.simulated import (
     AMD_CCD_SMBA,
@@ -167,6 +170,8 @@ class NodeMachine(RuleBasedStateMachine):
     def _boot(self, profile: Profile, life: Life) -> None:
         self.end = life.end
         self.unhooked = bool(life.older)
+        self.behind = False
+        self.number = 0
         self.ever_declared = set(life.declared)
         self.node = OperatedNode(profile, PLANS[life.plan])
         for kind in life.older:
@@ -212,7 +217,8 @@ class NodeMachine(RuleBasedStateMachine):
         pod = self._pod(number)
         if len(pod.containers) < 2:
             made = self.node.start_container(pod, hooked=True, times=times)
-            assert made or self.unhooked, "a creation that we answered was refused by the kernel"
+            allowed = made or self.unhooked or self.behind
+            assert allowed, "a creation that we answered was refused by the kernel"
 
     @precondition(lambda self: self.node.pods)
     @rule(number=st.integers(0, 9))
@@ -340,11 +346,28 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(gates=st.sampled_from(sorted(GATES)))
     def gates_change(self, gates: str) -> None:
+        if GATES[gates].get(BE_CPU_MANAGER):
+            self.node.end_leases()
         self.node.set_gates(ALL_GATES | GATES[gates])
 
     @rule()
     def the_topology_is_reported(self) -> None:
         self.node.publish_topology()
+
+    # What strategies do
+
+    @rule(wanted=st.sampled_from(sorted(WANTED)))
+    def a_strategy_steps(self, wanted: str) -> None:
+        """It claims something, something else, the same for another reason, or nothing more."""
+        strategy, claims = WANTED[wanted]
+        if "CPUs" in wanted and self.node.inputs.settings.feature_gates.get(BE_CPU_MANAGER):
+            return  # the pools of best-effort pods are then not the strategy's to narrow
+        self.number += 1
+        self.node.stand(strategy, claims(self.node, self.number))
+
+    @rule()
+    def no_strategy_steps_any_more(self) -> None:
+        self.node.end_leases()
 
     # What the daemon does, and what happens to it
 
@@ -363,6 +386,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(nth=st.integers(1, 8))
     def the_daemon_is_killed_while_it_writes(self, nth: int) -> None:
+        self.behind = True
         self.node.kernel.faults.crash("write", nth=nth)
         try:
             self.node.reconcile()
@@ -375,6 +399,7 @@ class NodeMachine(RuleBasedStateMachine):
         error=st.sampled_from([errno.EINVAL, errno.EBUSY, errno.EIO, errno.ENODEV]),
     )
     def a_write_is_refused(self, nth: int, error: int) -> None:
+        self.behind = True  # a directory may keep less than what its new containers are given
         self.node.kernel.faults.fail("write", error, nth=nth)
         self.node.reconcile()
         self.node.kernel.faults.clear()
@@ -453,9 +478,33 @@ class NodeMachine(RuleBasedStateMachine):
                 if each.state is State.FAILED or (each.state is State.PENDING) is not waits:
                     bad.append(f"{view.subject.key} {each.resource}: {each.state} {each.detail}")
         assert not bad, bad
+        self._explained_are_the_kernels_values()
+        self._replies_and_repairs_agree()
         self._known_pods_are_those_that_run()
         self._control_groups_are_those_that_are_wanted()
         self._cpus_are_as_decided()
+
+    def _explained_are_the_kernels_values(self) -> None:
+        kernel, version = self.node.kernel, self.node.profile.cgroup
+
+        def holds(view: ResourceView) -> bool:
+            file = FILES[view.resource]
+            found = field_text(file, version, kernel.text(view.path))
+            return view.desired is not None and same(file, view.desired, found)
+
+        wrong = [
+            f"{view.subject.key} {each.resource}: {each.desired} not {each.observed}"
+            for view in self.node.reconciler.explain_all()
+            for each in view.resources
+            if each.state is State.APPLIED and each.resource in FILES and not holds(each)
+        ]
+        assert not wrong, wrong
+
+    def _replies_and_repairs_agree(self) -> None:
+        node = self.node
+        for view in node.reconciler.explain_all():
+            reply = node.decider.decide(node.engine, view.subject, Stage.CREATE_CONTAINER)
+            assert reply.outcomes == view.decision.outcomes, view.subject.key
 
     def _known_pods_are_those_that_run(self) -> None:
         keys = {view.subject.key for view in self.node.reconciler.explain_all()}
@@ -502,8 +551,14 @@ class NodeMachine(RuleBasedStateMachine):
         free = books.all - books.reserved - books.system - books.offline
         pinned = NONE.union(*books.pinned.values())
         assert pools.together == free - pinned - NONE.union(*exclusive)
+        narrowed = any(
+            claim.resource is Resource.CPUSET_CPUS
+            for claim in node.board.standing.by_subject.get("kubeqos/BestEffort", ())
+        )
         for pod in node.pods:
             assert pod.here.sandbox is not None and pod.twin.sandbox is not None
+            if narrowed and pod.kind.kube_qos == "BestEffort":
+                continue  # what the kernel holds is what is explained, see above
             expected = node.expected_cpus(pod, pools)
             groups = [(each.here.cgroup, each.twin.cgroup) for each in pod.containers]
             groups.append((pod.here.sandbox.cgroup, pod.twin.sandbox.cgroup))
@@ -514,6 +569,8 @@ class NodeMachine(RuleBasedStateMachine):
                 assert found == wanted, f"{pod.name} {here}: {found} not {wanted}"
         for app in (APPS[name] for name in node.apps):
             cgroup = app.cgroup(node.kubelet)
+            if narrowed and cgroup.startswith(f"{node.kubelet.qos_dir('BestEffort')}/"):
+                continue
             pooled = app.name in node.declared and app.qos == "LS"
             shared = pools.within(node.inputs.kernel.pods_cpus).together
             wanted = shared if pooled else node.twin_cpus(cgroup)
@@ -528,6 +585,7 @@ class NodeMachine(RuleBasedStateMachine):
                 self.node.uninstall()
             else:
                 self._settled()
+                self.node.end_leases()
                 self.node.set_gates(NO_GATES)
                 self._settled()
             self._as_if_never_there()

@@ -15,7 +15,7 @@ from koordlet.executor.slots import State
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from linux.resources import Resource, Value
-from tests.koordlet.executor.bed import BOTH
+from tests.koordlet.executor.bed import BOTH, TWO_CORES
 from tests.koordlet.reconciler.bed import QUOTA, SHARES, Node, make_node
 from tests.simulated import DEBIAN_12_V1, Profile
 from tests.waiting import wait_until
@@ -167,9 +167,9 @@ def test_the_thread_follows_the_standing_claims_without_a_pass() -> None:
 # -- a QoS directory above its pods --------------------------------------------------------------
 
 
-def with_class(profile: Profile) -> tuple[Node, QosSubject]:
+def with_class(profile: Profile, journal_path: str | None = None) -> tuple[Node, QosSubject]:
     """A node whose subjects are a QoS directory, its pods and their sandboxes."""
-    node = make_node(profile)
+    node = make_node(profile, journal_path=journal_path)
     pods = [subject.pod for subject in node.subjects if isinstance(subject, PodSubject)]
     sandboxes = []
     for pod in pods:
@@ -254,3 +254,25 @@ def test_a_directorys_quota_bounds_the_managed_quotas_below_it(profile: Profile)
     file = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
     assert node.bed.text(pod.cgroup, file).startswith("200000")
     assert not refused(node)
+
+
+def test_a_pod_that_was_made_under_narrowed_cpus_while_koordlet_was_away_gets_all_back(
+    tmp_path: Path,
+) -> None:
+    """On v1 kubelet and runtime copy the set of the directory above to the pod's groups."""
+    node, qos = with_class(DEBIAN_12_V1, str(tmp_path / "journal"))
+    narrowed = (claim(Resource.CPUSET_CPUS, CpuSet({0, 1})),)
+    levels = (Level.POD, Level.SANDBOX)
+    by_class = {(level, KubeQoS.BURSTABLE): narrowed for level in levels}
+    node.reconciler.standing_changed(Standing({qos.key: narrowed}, by_class))
+    node.reconciler.update_once()
+    later = node.bed.kubelet.add_pod(TWO_CORES)
+    container = later.start(TWO_CORES)
+    assert node.bed.text(container.cgroup, "cpuset.cpus") == "0-1"
+    node.bed.restart()
+    node.reconciler = Reconciler(node.bed.executor, node.bed.journal, node.snapshot)
+    node.passes()
+    groups = [*(subject.cgroup for subject in node.subjects), later.cgroup, container.cgroup]
+    assert {node.bed.text(group, "cpuset.cpus") for group in groups} == {"0-3"}
+    assert not refused(node)
+    assert not [one for one in node.bed.journal.records() if one.resource is Resource.CPUSET_CPUS]
