@@ -27,10 +27,19 @@ CLUSTER_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
 )
 
 REPORT_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     {"apiGroups": ["slo.koordinator.sh"], "resources": ["nodemetrics"], "verbs": ["get"]},
     {"apiGroups": ["slo.koordinator.sh"], "resources": ["nodemetrics/status"], "verbs": ["patch"]},
+    *(
+        {"apiGroups": [group], "resources": [resource], "verbs": ["get", "create", "patch"]}
+        for group, resource in (
+            ("topology.node.k8s.io", "noderesourcetopologies"),
+            ("scheduling.koordinator.sh", "devices"),
+        )
+    ),
 )
-"""Rights to report. The manager creates NodeMetrics; koordlet patches their status."""
+"""Rights to report. The manager creates NodeMetrics; koordlet patches their status. Topology and
+Device are created by koordlet, owned by the Node, whose UID it reads."""
 
 EVICTION_RULES: Final[tuple[dict[str, Any], ...]] = (
     {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
@@ -41,10 +50,10 @@ EVICTION_RULES: Final[tuple[dict[str, Any], ...]] = (
 
 KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
-    for part in ("pods", "proxy")
+    for part in ("pods", "configz", "proxy")
 )
-"""Rights to kubelet's pod list: `pods` since Kubernetes 1.33, before that `proxy`, which allows
-much more."""
+"""Rights to kubelet's pod list and configuration: `pods` and `configz` since Kubernetes 1.33,
+before that `proxy`, which allows much more."""
 
 
 def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, Any]]]:

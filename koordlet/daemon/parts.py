@@ -17,7 +17,9 @@ from typing import Any, Final
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
 from hooks.standing import Standing
+from hooks.subject import Pod
 from koordlet.configuration.config import Config
+from koordlet.configuration.gates import GATES
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamics import Dynamics
@@ -31,6 +33,7 @@ from koordlet.daemon.passes import Passes
 from koordlet.daemon.reporting import Reporting
 from koordlet.daemon.showing import Showing
 from koordlet.daemon.sweep import Sweep
+from koordlet.daemon.topology_facts import TopologyFacts
 from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
 from koordlet.decisions.site_policies import Site
@@ -183,11 +186,21 @@ class Parts:
         self.reporting = Reporting(
             config,
             measurements=self._view,
-            pods=lambda: [(view.pod, view.deleting) for view in self.dynamics.views],
+            pods=self._pods,
             host_apps=lambda: self.dynamics.host_apps,
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
             gpus=dict,
+            topology=TopologyFacts(
+                config,
+                host,
+                machine=lambda: self.kernel.machine,
+                pods=self._pods,
+                node=lambda: self.feeds.objects.node,
+                kubelet=lambda: self.feeds.kubelet,
+                gate=self._gate,
+                listed=lambda: self.state.complete,
+            ).gather,
             events=self.events,
             workers=self.workers,
         )
@@ -251,6 +264,14 @@ class Parts:
         sampler = self.sampler
         return None if sampler is None else sampler.store.view(time.monotonic())
 
+    def _pods(self) -> list[tuple[Pod, bool]]:
+        """Return the pods, each with whether its deletion has begun. Any thread."""
+        return [(view.pod, view.deleting) for view in self.dynamics.views]
+
+    def _gate(self, name: str) -> bool:
+        """Return whether a feature gate is on. Any thread."""
+        return self.rules.inputs.settings.gate(name, default=GATES[name].default)
+
     def _node_amounts(self) -> NodeAmounts | None:
         """Return what the node has, once that is known. Any thread."""
         machine = self.kernel.machine
@@ -287,6 +308,7 @@ class Parts:
 
     def objects_changed(self) -> None:
         self._place_host_apps()
+        self.reporting.look_again()
         self.state_changed("objects")
 
     def _engine_swapped(self, engine: Engine) -> None:

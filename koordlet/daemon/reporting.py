@@ -30,10 +30,12 @@ from koordlet.prediction.models import Models
 from koordlet.prediction.peak import Both, Prediction, Predictions, Settings, predict
 from koordlet.prediction.training import Schedule, Trainer
 from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.keeping import Gather, Keeper
 from koordlet.reporters.node_metric import Gpu, Policy, amounts, measured, node_metric_status
 from koordlet.reporters.node_metric_loop import NodeMetricReporter
 from kube.client import Client
 from kube.connection import Connection, ConnectionConfigError, load_connection
+from kube.resources import NODE_RESOURCE_TOPOLOGIES
 from service.repeats import Repeats
 
 _T = TypeVar("_T")
@@ -69,12 +71,13 @@ class Reporting:
         node: Callable[[], NodeMeta | None],
         node_amounts: Callable[[], NodeAmounts | None],
         gpus: Callable[[], Mapping[str, Gpu]],
+        topology: Gather,
         events: Events,
         workers: Executor,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
         """The callables return the newest values, None while they are not known; any thread calls
-        them. gpus: by UUID."""
+        them. gpus: by UUID. topology: gathers what the NodeResourceTopology is computed from."""
         prediction = config.prediction
         self._config = config
         self._measurements = measurements
@@ -111,6 +114,18 @@ class Reporting:
         self.node_metric = NodeMetricReporter(
             config.node_name, self.build, workers=workers, events=events, directory=directory
         )
+        self.keepers = (
+            Keeper(
+                NODE_RESOURCE_TOPOLOGIES,
+                config.node_name,
+                topology,
+                interval_s=float(config.reports.topology_interval),
+                workers=workers,
+                events=events,
+                directory=directory,
+            ),
+        )
+        """The objects that are kept as the machine is."""
         self.predictions: Predictions | None = None
         """Of the last report; None before the first training."""
         self._training_problem = ""
@@ -119,7 +134,7 @@ class Reporting:
     # --- life ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Train and report until cancelled. Without measurements there is nothing to do."""
+        """Train and report until cancelled. Without measuring there is nothing to report from."""
         if not self._config.measuring.enabled:
             return
         async with asyncio.TaskGroup() as group:
@@ -167,6 +182,8 @@ class Reporting:
         loops: list[Coroutine[Any, Any, None]] = []
         if self._config.reports.node_metric:
             loops.append(self.node_metric.run(client))
+        if self._config.reports.topology_interval > 0:
+            loops += [keeper.run(client) for keeper in self.keepers]
         await asyncio.gather(*loops)
 
     async def _look_after(self) -> None:
@@ -178,6 +195,11 @@ class Reporting:
                 good_at = time.monotonic()
             elif time.monotonic() - good_at > _RECONNECT_S:
                 raise _AwayForLong
+
+    def look_again(self) -> None:
+        """Compare the objects soon: one of this node's objects has changed."""
+        for keeper in self.keepers:
+            keeper.look_again()
 
     # --- the worker threads --------------------------------------------------------------------
 
@@ -268,7 +290,8 @@ class Reporting:
     @property
     def problem(self) -> str:
         """What keeps the reports or the prediction from working; "" for nothing."""
-        return self.node_metric.problem or self._training_problem or self.trainer.problem
+        problems = [self.node_metric.problem, *(keeper.problem for keeper in self.keepers)]
+        return next(filter(None, [*problems, self._training_problem, self.trainer.problem]), "")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -282,6 +305,10 @@ class Reporting:
                 "ageSeconds": None if at is None else round(time.monotonic() - at, 1),
                 "problem": self.node_metric.problem,
             },
+            "objects": [
+                {"kind": keeper.kind, "writes": keeper.writes, "problem": keeper.problem}
+                for keeper in self.keepers
+            ],
             "prediction": {
                 "models": len(self.trainer.models),
                 "trainings": self.trainer.trainings,

@@ -25,6 +25,7 @@ from apis.core import Pod
 from apis.decode import decode_object
 from apis.errors import InputError, InputErrors
 from koordlet.configuration.config import Kubelet
+from koordlet.sources.kubelet_settings import KubeletSettings, parse_settings
 from koordlet.sources.polling import SourceError
 from koordlet.state.podspec import KnownPod, known_pod
 from service.histogram import Histogram
@@ -33,6 +34,7 @@ MAX_BYTES: Final = 64 << 20
 """Bytes of one list. Chosen: many times the list of a full node. Twice the value allows twice the
 memory."""
 PATH: Final = "/pods/"
+CONFIG_PATH: Final = "/configz"
 BOUNDS_S: Final = tuple(0.001 * 4**power for power in range(7))
 """Upstream's buckets of kubelet request durations: docs/facts/koordlet.md, "Metrics"."""
 _MAX_TOKEN_BYTES: Final = 16384
@@ -59,7 +61,7 @@ class KubeletClient:
         """Return kubelet's pods; raises SourceError."""
         started = time.monotonic()
         try:
-            status, body = self._get()
+            status, body = self._get(PATH)
         except (OSError, http.client.HTTPException) as error:
             raise SourceError(
                 f"kubelet at {self._where}: {error}; is it running, and is kubelet.address right?"
@@ -74,6 +76,25 @@ class KubeletClient:
         if status != 200:
             raise SourceError(f"kubelet at {self._where} answered {status}")
         return self.parse(body)
+
+    def fetch_settings(self) -> KubeletSettings:
+        """Return kubelet's configuration; raises SourceError. For any one worker thread."""
+        try:
+            status, body = self._get(CONFIG_PATH)
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceError(f"kubelet at {self._where}: {error}") from error
+        if status in (401, 403):
+            raise SourceError(
+                f"kubelet at {self._where} answered {status} to {CONFIG_PATH}: grant nodes/configz,"
+                " or nodes/proxy before Kubernetes 1.33 (deploy/koordlet/rbac-kubelet.yaml), or"
+                " set reports.disableQueryKubeletConfig"
+            )
+        if status != 200:
+            raise SourceError(f"kubelet at {self._where} answered {status} to {CONFIG_PATH}")
+        try:
+            return parse_settings(body)
+        except ValueError as error:
+            raise SourceError(f"kubelet at {self._where}: {error}") from error
 
     def parse(self, body: bytes) -> tuple[KnownPod, ...]:
         """Return the pods of a pod list; pods that cannot be decoded are reported and left out."""
@@ -98,7 +119,7 @@ class KubeletClient:
         port = config.read_only_port if config.read_only else config.port
         return f"{'http' if config.read_only else 'https'}://{config.address}:{port}"
 
-    def _get(self) -> tuple[int, bytes]:
+    def _get(self, path: str) -> tuple[int, bytes]:
         config = self._config
         connection: http.client.HTTPConnection
         headers = {"Accept": "application/json", "User-Agent": "koordlet"}
@@ -116,13 +137,15 @@ class KubeletClient:
         try:
             connection.connect()
             with _ended_after(config.timeout, connection.sock):
-                connection.request("GET", PATH, headers=headers)
+                connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
                 body = response.read(MAX_BYTES + 1)
         finally:
             connection.close()
         if len(body) > MAX_BYTES:
-            raise SourceError(f"kubelet at {self._where}: more than {MAX_BYTES >> 20} MiB of pods")
+            raise SourceError(
+                f"kubelet at {self._where}: more than {MAX_BYTES >> 20} MiB of {path}"
+            )
         return response.status, body
 
     def _token(self) -> str:

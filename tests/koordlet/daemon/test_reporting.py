@@ -59,6 +59,7 @@ class Bed:
             node=lambda: self.node,
             node_amounts=lambda: self.amounts,
             gpus=dict,
+            topology=lambda: None,
             events=self.events,
             workers=ThreadPoolExecutor(1),
             connect=self._connect,

@@ -1,0 +1,141 @@
+"""Which CPUs pods share, and which ones are set apart: pure computation.
+
+    LS pool = all - kubelet's exclusive CPUs - CPUs of every pod with an allocation - set apart
+    BE pool = all - kubelet's exclusive CPUs - CPUs of LSE pods                     - set apart
+
+Set apart are the node's reservation and the CPUs of class SYSTEM, if these are exclusive. CPUs that
+kubelet reserves for the system stay in both pools. Rules: docs/facts/koordlet.md, "Topology".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from apis.annotations import parse_resource_status
+from apis.cpuset import NO_CPUS, CpuSet
+from apis.errors import InputError
+from apis.keys import ANNOTATION_RESOURCE_STATUS
+from apis.qos import QoSClass
+from apis.topology import CPUSharedPool, PodCPUAlloc
+from hooks.subject import Pod
+from linux.topology import Cpu
+
+_ENDED: Final = ("Succeeded", "Failed")
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """ls, be: one pool for each NUMA node, sorted by socket, then node. by_kubelet: what kubelet's
+    static policy gave to pods that Koordinator does not manage, sorted by uid."""
+
+    ls: tuple[CPUSharedPool, ...]
+    be: tuple[CPUSharedPool, ...]
+    by_kubelet: tuple[PodCPUAlloc, ...]
+
+
+def packed(cpus: Sequence[Cpu], count: int) -> CpuSet:
+    """Return `count` CPUs as kubelet packs them; all of them if there are fewer.
+
+    Whole sockets first, then whole cores, then single threads; the lowest numbers first.
+    """
+    chosen: list[int] = []
+    for unit in (_socket, _core, _thread):
+        groups: dict[int, list[int]] = defaultdict(list)
+        for cpu in cpus:
+            if cpu.cpu not in chosen:
+                groups[unit(cpu)].append(cpu.cpu)
+        whole: dict[int, int] = defaultdict(int)
+        for cpu in cpus:
+            whole[unit(cpu)] += 1
+        for number in sorted(groups, key=lambda number: min(groups[number])):
+            group = groups[number]
+            if len(group) == whole[number] and len(chosen) + len(group) <= count:
+                chosen += group
+    return CpuSet(chosen)
+
+
+def _socket(cpu: Cpu) -> int:
+    return cpu.socket
+
+
+def _core(cpu: Cpu) -> int:
+    return cpu.core
+
+
+def _thread(cpu: Cpu) -> int:
+    return cpu.cpu
+
+
+def pools(
+    cpus: Sequence[Cpu],
+    pods: Iterable[Pod],
+    *,
+    exclusive: Mapping[str, CpuSet],
+    set_apart: CpuSet,
+) -> Pools:
+    """Return the pools.
+
+    exclusive: pod uid -> CPUs in the state of kubelet's CPU manager, empty without static policy.
+    """
+    everything = CpuSet(cpu.cpu for cpu in cpus)
+    known = {pod.uid: pod for pod in pods}
+    allocated = {
+        uid: allocation for uid, pod in known.items() if (allocation := _allocated(pod)) is not None
+    }
+    by_kubelet = {
+        uid: given
+        for uid, given in sorted(exclusive.items())
+        if given and not _managed(known.get(uid), allocated.get(uid, NO_CPUS))
+    }
+    left = everything - CpuSet.union(by_kubelet.values())
+    alive = {uid: pod for uid, pod in known.items() if pod.phase not in _ENDED}
+    ls = left - CpuSet.union(allocated.get(uid, NO_CPUS) for uid in alive)
+    be = left - CpuSet.union(
+        allocated.get(uid, NO_CPUS) for uid, pod in alive.items() if pod.qos is QoSClass.LSE
+    )
+    return Pools(
+        ls=_by_numa(cpus, ls, set_apart),
+        be=_by_numa(cpus, be, set_apart),
+        by_kubelet=tuple(_alloc(uid, given, known.get(uid)) for uid, given in by_kubelet.items()),
+    )
+
+
+def _allocated(pod: Pod) -> CpuSet | None:
+    """Return the CPUs that the scheduler allocated; None where the annotation is bad."""
+    text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
+    if not text:
+        return NO_CPUS
+    try:
+        return parse_resource_status(text, obj=pod.obj).cpus
+    except InputError:
+        return None  # the policy that allocates CPU sets reports it
+
+
+def _managed(pod: Pod | None, allocated: CpuSet) -> bool:
+    """Return whether koordlet sets the CPUs of this pod, whatever kubelet gave it."""
+    return pod is not None and (pod.qos in (QoSClass.LS, QoSClass.BE) or bool(allocated))
+
+
+def _alloc(uid: str, given: CpuSet, pod: Pod | None) -> PodCPUAlloc:
+    return PodCPUAlloc(
+        namespace="" if pod is None else pod.namespace,
+        name="" if pod is None else pod.name,
+        uid=uid,
+        cpuset=str(given),
+        managed_by_kubelet=True,
+    )
+
+
+def _by_numa(cpus: Sequence[Cpu], pool: CpuSet, set_apart: CpuSet) -> tuple[CPUSharedPool, ...]:
+    """Return a pool for each NUMA node that has a CPU of it; CPUs set apart are left out then."""
+    numbers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for cpu in cpus:
+        if cpu.cpu in pool:
+            numbers[cpu.socket, cpu.node].append(cpu.cpu)
+    return tuple(
+        CPUSharedPool(socket=socket, node=node, cpus=CpuSet(numbers[socket, node]) - set_apart)
+        for socket, node in sorted(numbers)
+    )
