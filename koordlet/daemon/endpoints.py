@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from koordlet.daemon.admin import MAX_BODY_BYTES, SOCKET, admin_routes
+from koordlet.daemon.measuring import bandwidth_counts, latest_of
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.readings import DaemonReadings
 from koordlet.events import Severity
+from koordlet.exposition.collector_metrics import pages
 from koordlet.exposition.metrics import CONTENT_TYPE, Registries
 from service.addresses import parse_address
 from service.files import UNWRITABLE
@@ -139,7 +143,12 @@ class Endpoints:
             which: CollectorRegistry,
         ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             async def serve(request: Request) -> Response:
-                return Response(200, Registries.text(which), CONTENT_TYPE)
+                whole = [Registries.text(which)]
+                if which is not registries.internal:
+                    for page in self._collectors_pages():
+                        whole.append(page)
+                        await asyncio.sleep(0)  # hooks are answered between two pages
+                return Response(200, b"".join(whole), CONTENT_TYPE)
 
             return serve
 
@@ -168,6 +177,18 @@ class Endpoints:
             return
         self._http_missing = False
         self._servers.append(server)
+
+    def _collectors_pages(self) -> Iterator[bytes]:
+        parts = self._parts
+        sampler = parts.sampler
+        if sampler is None:
+            return iter(())
+        return pages(
+            parts.node_name,
+            parts.dynamics.views,
+            latest_of(sampler, parts.config, time.monotonic()),
+            bandwidth_counts(sampler),
+        )
 
     async def _healthz(self, request: Request) -> Response:
         problem = self._parts.health.unhealthy()

@@ -5,7 +5,7 @@ With `measuring.enabled: false` there is neither, and no strategy runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from apis.keys import BATCH_CPU
@@ -14,6 +14,7 @@ from hooks.facts import Settings
 from hooks.subject import Amounts, HostAppSubject
 from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
+from koordlet.exposition.collector_metrics import Latest
 from koordlet.measurement.best_effort import BestEffortCollector
 from koordlet.measurement.cgroups import PodCollector
 from koordlet.measurement.cold_memory import ColdMemoryCollector
@@ -31,9 +32,11 @@ from koordlet.measurement.host_apps import HostAppCollector
 from koordlet.measurement.kernel_files import HostFiles, KernelFiles, LocalFiles
 from koordlet.measurement.network import NetworkCollector
 from koordlet.measurement.node import NodeCollector
+from koordlet.measurement.nvml import Answer
 from koordlet.measurement.psi import PressureCollector
 from koordlet.measurement.rdt import ResctrlCollector
 from koordlet.measurement.sampler import Sampler, SavedFile
+from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.measurement.store import Store, View
 from koordlet.measurement.system import SystemCollector, SystemNumaCollector
 from koordlet.qos.candidates import extended_request
@@ -115,6 +118,50 @@ def enabled(collector: Collector, config: Config, settings: Settings) -> bool:
         return False
     gate = collector.gate
     return gate is None or settings.gate(gate, default=GATES[gate].default)
+
+
+_OWN_INTERVALS: Final = {
+    Metric.NODE_PSI: PressureCollector.name,
+    Metric.POD_PSI: PressureCollector.name,
+    Metric.CONTAINER_PSI: PressureCollector.name,
+    Metric.RESCTRL_LLC: ResctrlCollector.name,
+    Metric.NODE_DISK_READ: DiskCollector.name,
+    Metric.NODE_DISK_WRITE: DiskCollector.name,
+    Metric.NODE_DISK_BUSY: DiskCollector.name,
+    Metric.NODE_FILESYSTEM_SIZE: FileSystemCollector.name,
+    Metric.NODE_FILESYSTEM_USED: FileSystemCollector.name,
+    Metric.NODE_NETWORK_RECEIVE: NetworkCollector.name,
+    Metric.NODE_NETWORK_SEND: NetworkCollector.name,
+    Metric.NODE_GPU_CORE: GpuCollector.name,
+    Metric.NODE_GPU_MEMORY: GpuCollector.name,
+}
+"""The collector of each metric that is shown, where a sample is one of its intervals old."""
+
+
+def latest_of(sampler: Sampler, config: Config, now: float) -> Latest:
+    """Return what gives the newest samples of a metric, as far as they count as the latest."""
+    intervals = {each.name: each.interval_s for each in sampler.collectors}
+    # A container is counted once in a cycle, and not in each window.
+    own_s = {metric: intervals[name] for metric, name in _OWN_INTERVALS.items()}
+    own_s[Metric.CONTAINER_CPI] = float(config.measuring.cpi_interval)
+    view = sampler.store.view(now)
+    return lambda metric: view.latest_of(metric, within_s=LATEST_PERIODS * own_s[metric])
+
+
+def bandwidth_counts(sampler: Sampler) -> Mapping[Series, int]:
+    """Return the bytes that the classes' control groups have moved since they exist."""
+    for collector in sampler.collectors:
+        if isinstance(collector, ResctrlCollector):
+            return collector.counts
+    return {}
+
+
+def gpu_answer(sampler: Sampler | None) -> Answer | None:
+    """Return what NVML answered last; None without a GPU, or while nothing is measured."""
+    for collector in () if sampler is None else sampler.collectors:
+        if isinstance(collector, GpuCollector):
+            return collector.latest
+    return None
 
 
 class NodesTargets:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from koordlet.daemon.dynamics import Dynamics
 from koordlet.daemon.evictions import Evictions
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
-from koordlet.daemon.measuring import NodesTargets, sampler
+from koordlet.daemon.measuring import NodesTargets, gpu_answer, sampler
 from koordlet.daemon.node_kernel import NodeKernel
 from koordlet.daemon.on_node import node_amounts
 from koordlet.daemon.passes import Passes
@@ -49,6 +49,7 @@ from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation
 from koordlet.recording.recorder import Recorder
+from koordlet.reporters.node_metric import Gpu
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -190,7 +191,7 @@ class Parts:
             host_apps=lambda: self.dynamics.host_apps,
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
-            gpus=dict,
+            gpus=self._gpus,
             topology=TopologyFacts(
                 config,
                 host,
@@ -271,6 +272,12 @@ class Parts:
     def _gate(self, name: str) -> bool:
         """Return whether a feature gate is on. Any thread."""
         return self.rules.inputs.settings.gate(name, default=GATES[name].default)
+
+    def _gpus(self) -> Mapping[str, Gpu]:
+        """Return the GPUs of the node by UUID. Any thread."""
+        answer = gpu_answer(self.sampler)
+        gpus = () if answer is None else (usage.gpu for usage in answer.gpus)
+        return {gpu.uuid: Gpu(gpu.minor, gpu.memory_bytes, gpu.healthy) for gpu in gpus}
 
     def _node_amounts(self) -> NodeAmounts | None:
         """Return what the node has, once that is known. Any thread."""

@@ -6,6 +6,7 @@ not have now is missing, and so is a class without a group. Files: docs/facts/ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from koordlet.measurement.collecting import Round, Unavailable
@@ -39,13 +40,22 @@ class ResctrlCollector:
         self._mount = mount
         self._inodes: dict[str, int] = {}
         self._rates: dict[Series, Rate] = {}
+        self._counts: dict[Series, int] = {}
+
+    @property
+    def counts(self) -> Mapping[Series, int]:
+        """The bytes that the kernel has counted, by series of bandwidth, as of the last round;
+        upstream's metric shows them. A new value each round. Any thread."""
+        return self._counts
 
     def sample(self, round_: Round) -> dict[Series, float]:
         if not monitored(self._host, self._mount):
             raise Unavailable(f"{self._mount} is not mounted, or this machine has no monitoring")
         samples: dict[Series, float] = {}
+        counts: dict[Series, int] = {}
         for group in GROUPS:
-            self._sample_group(round_, group, samples)
+            self._sample_group(round_, group, samples, counts)
+        self._counts = counts
         if all(inode < 0 for inode in self._inodes.values()):
             round_.problem(f"{self._mount} has none of the control groups {', '.join(GROUPS)}")
         return samples
@@ -53,8 +63,11 @@ class ResctrlCollector:
     def close(self) -> None:
         self._inodes = {}
         self._rates = {}
+        self._counts = {}
 
-    def _sample_group(self, round_: Round, group: str, samples: dict[Series, float]) -> None:
+    def _sample_group(
+        self, round_: Round, group: str, samples: dict[Series, float], counts: dict[Series, int]
+    ) -> None:
         try:
             inode = self._host.inode(group_path(group, self._mount))
         except OSError:
@@ -71,6 +84,7 @@ class ResctrlCollector:
                 samples[Series(Metric.RESCTRL_LLC, group, str(domain))] = found.occupancy_bytes
             for file, count in found.bandwidth_bytes.items():
                 series = Series(Metric.RESCTRL_BANDWIDTH, group, f"{domain}/{file}")
+                counts[series] = count
                 rate = self._rates.setdefault(series, Rate(self.interval_s))
                 known = within(rate.per_second(count, at), _MOST_BYTES_S)
                 if known is not None:

@@ -9,7 +9,8 @@ import pytest
 
 from koordlet.configuration.gates import BEYOND_POLICIES, GATES
 from koordlet.daemon.measuring import collectors
-from tests.koordlet.daemon.bed import Node, node, run
+from tests.koordlet.daemon.bed import ONE_CPU, Node, node, request, run
+from tests.ports import free_port
 from tests.simulated import ANOLIS_8, INTEL_RDT, Profile
 
 GATED = ("PSICollector", "CPICollector", "ColdPageCollector", "ResctrlCollector", "Accelerators")
@@ -64,5 +65,26 @@ def test_every_gate_of_a_collector_counts_as_one_with_an_effect() -> None:
             gates = {each.gate for each in made if each.gate}
             assert gates == set(GATED)
             assert gates <= set(GATES) & BEYOND_POLICIES
+
+    run(test)
+
+
+def test_external_metrics_have_the_collectors_series_and_internal_ones_do_not() -> None:
+    port = free_port()
+
+    async def test() -> None:
+        address = ("127.0.0.1", port)
+        gates = {"PSICollector": True}
+        http = {"address": f"127.0.0.1:{port}"}
+        async with node(ANOLIS_8, featureGates=gates, http=http) as n:
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                await states(n, {"psi": "ready"})
+                for path, has in (("/external", True), ("/internal", False), ("/metrics", True)):
+                    path = path if path == "/metrics" else f"{path}-metrics"
+                    status, body = await request(address, "GET", path)
+                    assert status == 200
+                    assert (b"koordlet_node_psi{" in body) is has
 
     run(test)
