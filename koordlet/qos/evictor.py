@@ -47,6 +47,8 @@ FAILURE: Final = "evictPodFail"
 """Upstream's reasons of Kubernetes events."""
 REASON: Final = "evicted"
 """Upstream's reason in metrics and the audit log."""
+DRY_RUN: Final = "evictionDryRun"
+"""Our reason in the audit log for an eviction that a dry run left out."""
 
 _EXPECTED_S: Final = 120.0
 """How long a pod that leaves counts as released. Upstream remembers an evicted pod as long; a pod
@@ -408,7 +410,7 @@ class Evictor:
         """Report what a dry run leaves out; the pod counts as evicted in the next rounds."""
         self._remember(choice.victim.pod, releases)
         message = f"dry run: would {_message(choice)}; {choice.shortage.numbers}"
-        self._report(choice, "dry-run", "would be evicted", message)
+        self._report(choice, "dry-run", "would be evicted", message, reason=DRY_RUN)
         return ""
 
     def _goes(self, choice: Choice, releases: Mapping[Key, int], means: str) -> None:
@@ -436,13 +438,15 @@ class Evictor:
         if (api := self._api()) is not None:
             api.warn(pod, FAILURE, message)
 
-    def _report(self, choice: Choice, means: str, outcome: str, message: str) -> None:
+    def _report(
+        self, choice: Choice, means: str, outcome: str, message: str, *, reason: str = REASON
+    ) -> None:
         pod = choice.victim.pod
         self.history.append(
             Evicted(self._wall(), pod.obj, choice.shortage.gate, means, outcome, message)
         )
         self._events.add("eviction", pod.obj, message)
-        self._note(Note(0, REASON, message, f"{pod.namespace}/{pod.name}"))
+        self._note(Note(0, reason, message, f"{pod.namespace}/{pod.name}"))
 
     def _remember(self, pod: Pod, releases: Mapping[Key, int]) -> None:
         now = self._clock()

@@ -18,7 +18,7 @@ from tests.koordlet.qos.eviction_making import a_pod, a_situation, on_node
 from tests.waiting import until
 
 EVICTED = Answer(Answered.EVICTED)
-BUDGET = Answer(Answered.REFUSED, "Cannot evict pod as it would violate the pod's budget", 10.0)
+BUDGET = Answer(Answered.REFUSED, "Cannot evict pod as it would violate the pod's budget")
 SILENT = Answer(Answered.UNREACHABLE, "no answer within 5 s")
 
 
@@ -175,6 +175,51 @@ def test_a_budget_that_refuses_makes_room_for_the_next_and_is_tried_again_later(
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("named", "waits"), [(7.0, 7), (0.0, 1), (9999.0, 300), (None, 10)])
+def test_a_refused_pod_is_tried_again_when_the_server_says(
+    named: float | None, waits: float
+) -> None:
+    bed = Bed(api=Api({"a": Answer(Answered.REFUSED, "a budget", named)}))
+
+    async def test() -> None:
+        assert bed.api is not None
+        await bed.round(short(5, (A, 10)))
+        bed.now += waits - 0.5
+        await bed.round(short(5, (A, 10)))
+        assert bed.api.asked == ["a"]
+        bed.now += 0.5
+        await bed.round(short(5, (A, 10)))
+        assert bed.api.asked == ["a", "a"]
+
+    asyncio.run(test())
+
+
+def test_the_status_shows_what_is_short_now_and_a_bounded_history() -> None:
+    bed = Bed(api=Api(), most_per_round=1000)
+    pods = [(a_pod(f"p{index}"), 1) for index in range(300)]
+
+    async def test() -> None:
+        await bed.round(short(301, *pods))
+        status = bed.evictor.status()
+        assert (status["evictions"], len(status["last"])) == (300, 256)
+        assert status["short"] == [
+            {
+                "gate": "BEMemoryEvict",
+                "resource": "memory",
+                "needed": 301,
+                "missing": 1,
+                "numbers": "the node uses 79.3 %",
+                "why": "no pod is left that may be evicted and would release any",
+            }
+        ]
+        bed.now += 5
+        assert len(bed.evictor.status()["short"]) == 1
+        bed.now += 0.1
+        assert bed.evictor.status()["short"] == []
+
+    asyncio.run(test())
+
+
 def test_a_failure_that_repeats_keeps_its_words_so_that_events_are_counted() -> None:
     bed = Bed(api=Api({"a": BUDGET}))
 
@@ -276,12 +321,19 @@ def test_nothing_is_evicted_while_the_node_has_pressure(pressure: str) -> None:
         assert bed.api is not None
         await bed.round(short(5, (A, 10)), pressures=[pressure])
         assert bed.api.asked == []
-        assert bed.why == [f"kubelet evicts pods itself: the Node has {pressure}"]
+        held = f"kubelet evicts pods itself: the Node has {pressure}"
+        assert bed.why == [held]
+        assert bed.evictor.status()["heldBack"] == held
+        await bed.round(short(5, (A, 10)), pressures=[pressure])
         await bed.round(short(5, (A, 10)))
         assert bed.api.asked == ["a"]
+        assert bed.evictor.status()["heldBack"] == ""
 
     asyncio.run(test())
-    assert bed.kinds == ["eviction-held", "eviction"]
+    assert [(event.kind, event.count) for event in bed.events.latest()] == [
+        ("eviction-held", 1),
+        ("eviction", 1),
+    ]
 
 
 def test_nothing_is_evicted_while_kubelet_ends_a_pod_and_shortly_after() -> None:
@@ -481,7 +533,9 @@ def test_a_dry_run_only_reports_and_repeats_nothing_for_two_minutes() -> None:
         assert (bed.evictor.evictions, bed.evictor.details()) == (0, {})
         (note,) = bed.notes
         assert note.message.startswith("dry run: would evict Pod:default/a")
-        assert [each["outcome"] for each in bed.evictor.status()["last"]] == ["would be evicted"]
+        assert note.reason == "evictionDryRun"
+        (last,) = bed.evictor.status()["last"]
+        assert (last["means"], last["outcome"]) == ("dry-run", "would be evicted")
 
 
 # --- the loop ----------------------------------------------------------------------------------
