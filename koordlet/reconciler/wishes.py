@@ -187,17 +187,21 @@ class Wishes:
             if not same:
                 self._executor.want(key, self._wants(known.subject, known.decision, self._held))
                 changed.append(key)
-                around.update(self._with_those_below(known.subject))
+                around.update(self._tied_to(known.subject))
         self._followed = self.standing
         return Restood(changed, around)
 
-    def _with_those_below(self, subject: Subject) -> Iterable[str]:
-        """Return the keys of a subject and of the subjects of the pods whose values it bounds."""
+    def _tied_to(self, subject: Subject) -> Iterable[str]:
+        """Return the keys of a subject, of those whose values it bounds, and of those above it."""
         if isinstance(subject, QosSubject):
             below = (key for pod in subject.pods for key in self._of_pod.get(pod.uid, ()))
             return (subject.key, *below)
         pod = _pod_of(subject)
-        return (subject.key,) if pod is None else self._of_pod[pod.uid]
+        if pod is None:
+            return (subject.key,)
+        # A directory's value may have been held back for the sake of this pod's.
+        above = f"kubeqos/{pod.kube_qos}"
+        return (above, *self._of_pod[pod.uid]) if above in self.known else self._of_pod[pod.uid]
 
     def beside(self, subject_key: str) -> Sequence[str]:
         """Return the keys of all subjects of a known subject's pod; () for one without a pod."""

@@ -14,9 +14,11 @@ import pytest
 
 from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
+from hooks.claim import Claim, Op, Rank
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
-from hooks.subject import PodSubject, make_pod
+from hooks.standing import NOTHING_STANDS, Standing
+from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, make_pod
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal
 from koordlet.executor.slots import State, Want
@@ -222,6 +224,82 @@ def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
     executor.want("container/c1", ())
     _run(executor)
     assert not len(journal)
+
+
+def _stand(resource: Resource, value: Value, op: Op = Op.SET) -> tuple[Claim, ...]:
+    return (
+        Claim(
+            resource=resource,
+            value=value,
+            policy="suppress",
+            reason="r",
+            source="s",
+            op=op,
+            rank=Rank.EMERGENCY,
+        ),
+    )
+
+
+def test_a_qos_directory_takes_standing_claims_in_an_order_that_the_kernel_accepts(
+    machine: Machine,
+) -> None:
+    """v1 refuses a directory's quota or CPU set below that of a group in it; v2 does not."""
+    before = machine.values()
+    cgroup = machine.pod.rpartition("/")[0]
+    of_directory = [
+        machine.text(cgroup, resource)
+        for resource in (Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS)
+    ]
+    pod = make_pod(
+        namespace="default",
+        name="p",
+        uid="u1",
+        labels={},
+        annotations={},
+        kube_qos=KubeQoS.BURSTABLE,
+        cgroup=machine.pod,
+    )
+    asked = Requested(cfs_quota_us=150_000)
+    directory = QosSubject(KubeQoS.BURSTABLE, cgroup, (pod,))
+    below = (
+        PodSubject(pod, asked),
+        ContainerSubject(pod=pod, name="main", id="c1", cgroup=machine.container, requested=asked),
+    )
+    snapshot = Snapshot(Engine.build([], NodeInputs()), (directory, *below))
+    journal = Journal()
+    reconciler = Reconciler(machine.executor(journal), journal, lambda: snapshot)
+    reconciler.run_once("start")
+
+    def stand(resource: Resource, value: Value, *, all_below: bool) -> None:
+        by_subject = {directory.key: _stand(resource, value)}
+        if all_below:
+            by_subject |= {each.key: _stand(resource, value, Op.WITHIN) for each in below}
+        reconciler.standing_changed(Standing(by_subject))
+        report = reconciler.update_once()
+        assert report is not None and report.failed == 0
+
+    def texts(resource: Resource) -> list[str]:
+        groups = (cgroup, machine.pod, machine.container)
+        return [machine.text(group, resource) for group in groups]
+
+    stand(Resource.CPU_CFS_QUOTA, 120_000, all_below=False)
+    kept = "150000" if machine.layout.version == 1 else "120000"
+    assert texts(Resource.CPU_CFS_QUOTA) == [kept, "150000", "150000"]
+    for quota in (120_000, 30_000, 140_000, 60_000):
+        stand(Resource.CPU_CFS_QUOTA, quota, all_below=True)
+        assert texts(Resource.CPU_CFS_QUOTA) == [str(quota)] * 3
+    for cpus in ("0", "1", "0-1", "1"):
+        stand(Resource.CPUSET_CPUS, CpuSet.parse(cpus), all_below=True)
+        assert texts(Resource.CPUSET_CPUS) == [cpus] * 3
+    reconciler.standing_changed(NOTHING_STANDS)
+    reconciler.update_once()
+    reconciler.run_once("timer")
+    assert machine.values() == before
+    if machine.layout.version == 1:
+        found = (Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS)
+        assert [machine.text(cgroup, resource) for resource in found] == of_directory
+    assert not len(journal)
+    reconciler.close()
 
 
 def test_probing_leaves_nothing_behind(machine: Machine) -> None:
