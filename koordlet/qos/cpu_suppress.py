@@ -393,8 +393,16 @@ def _by_quota(
     pool = Standing()
     if not situation.inputs.settings.gate("BECPUManager", default=False):
         pool = _pool_claims(owners, situation)
+    by_class = dict(pool.by_class)
+    if situation.inputs.kernel.cgroup_version == 1:
+        # v1 refuses a group's quota above that of a group around it, so the creation of a container
+        # with such a quota would fail. v2 takes it.
+        why = "no more than all best-effort pods together, or cgroup v1 refuses it"
+        bound = _claim(Resource.CPU_CFS_QUOTA, quota_us, why, source, op=Op.WITHIN)
+        of_containers = (Level.CONTAINER, KubeQoS.BESTEFFORT)
+        by_class[of_containers] = (*by_class.get(of_containers, ()), bound)
     standing = Standing(
-        {**pool.by_subject, _ROOT: (*pool.by_subject.get(_ROOT, ()), claim)}, pool.by_class
+        {**pool.by_subject, _ROOT: (*pool.by_subject.get(_ROOT, ()), claim)}, by_class
     )
     notes: tuple[Note, ...] = ()
     if changed:

@@ -33,6 +33,7 @@ from hooks.subject import (
     Pod,
     PodSubject,
     QosSubject,
+    Requested,
     SandboxSubject,
     Subject,
 )
@@ -474,6 +475,19 @@ def test_the_quota_policy_claims_a_quota_and_keeps_best_effort_off_lse_cpus() ->
     assert quota_of(verdict) == 340_000
     assert str(cpus_of(verdict.standing, ROOT)) == "4-15"
     assert str(cpus_of(verdict.standing, PodSubject(BATCH))) == "4-15"
+
+
+def test_on_v1_no_new_container_asks_for_more_than_the_directory_has() -> None:
+    """The kernel would refuse its quota, and the runtime the container."""
+    by_quota = slo(cpuSuppressPolicy="cfsQuota")
+    new = ContainerSubject(
+        pod=BATCH, name="main", id="c9", requested=Requested(cfs_quota_us=400_000)
+    )
+    for version, quota_us in ((1, 340_000), (2, None)):
+        inputs = msgspec.structs.replace(node(), kernel=KernelFacts(cgroup_version=version))
+        _, verdict = step(State(), at(9.0, 6.0, 2.0, inputs=inputs, slo=by_quota))
+        decided = engine(inputs).decide(new, standing=verdict.standing.of(new))
+        assert decided.value(QUOTA) == quota_us
 
 
 # -- off --------------------------------------------------------------------------------------
