@@ -11,17 +11,15 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from apis.meta import format_time
 from koordlet.manifests import files
 from kube.client import Client, encode_object
-from kube.resources import NODE_METRICS, NODES, PODS, PROFILES
+from kube.resources import NODES, PODS, PROFILES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.daemon import NODE_NAME, Daemon, daemon
@@ -71,19 +69,6 @@ async def prepare(server: ApiServer) -> None:
         await client.create(PROFILES, encode_object(PROFILES, PROFILE))
 
 
-async def report(client: Client) -> None:
-    """Write the node's usage, as the daemon will when it measures."""
-    await eventually(lambda: read(client, NODE_METRICS, NODE_NAME))
-    usage = {"cpu": "2", "memory": "4Gi"}
-    metric = {
-        "nodeUsage": {"resources": usage},
-        "systemUsage": {"resources": {"cpu": "1", "memory": "1Gi"}},
-    }
-    status = {"updateTime": format_time(datetime.now(UTC)), "nodeMetric": metric}
-    body = msgspec.json.encode({"status": status})
-    await client.patch(NODE_METRICS, NODE_NAME, body, subresource="status")
-
-
 async def admitted(client: Client) -> dict[str, Any]:
     """Create a plain pod that a profile selects; return it as the API server stored it."""
     amounts = {"cpu": "1", "memory": "128Mi"}
@@ -111,8 +96,11 @@ def test_from_the_config_map_to_the_kernel(
     async def scenario(stack: ExitStack) -> None:
         await prepare(server)
         async with server.client() as client, manager(server, webhooks=True):
-            # NodeMetric -> batch-cpu on the node -> a pod that asks for it at admission.
-            await report(client)
+            # What koordlet measures -> NodeMetric -> batch-cpu on the node -> a pod that asks for
+            # it at admission.
+            koordlet = stack.enter_context(daemon(bed, [], config=config))
+            # Start-up does not wait for an API server that answers late.
+            await asyncio.to_thread(in_touch, koordlet)
             await eventually(lambda: _offers_batch(client), seconds=30)
             pod = await admitted(client)
             container = pod["spec"]["containers"][0]
@@ -121,9 +109,6 @@ def test_from_the_config_map_to_the_kernel(
             assert pod["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE"
             del container["image"]  # the bed has one of its own
 
-            koordlet = stack.enter_context(daemon(bed, [], config=config))
-            # Start-up does not wait for an API server that answers late.
-            await asyncio.to_thread(in_touch, koordlet)
             running = stack.enter_context(running_pod(bed, pod))
             assert container_value(bed, running, "cpu.shares") == "512"
             assert container_value(bed, running, "cpu.cfs_quota_us") == "100000"
