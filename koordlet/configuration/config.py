@@ -123,6 +123,16 @@ class HookService(Section, frozen=True):
     disabled_stages: tuple[str, ...] = ()
 
 
+class PodResources(Section, frozen=True):
+    """The stand-in for kubelet's pod resources socket, with gate PodResourcesProxy.
+
+    directory: upstream's. kubelet_socket: kubelet's default.
+    """
+
+    directory: str = "/var/run/koordlet/pod-resources"
+    kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+
 class Intervals(Section, frozen=True):
     """Intervals of periodic work. Changes take effect at once, without waiting for an interval.
 
@@ -290,6 +300,7 @@ class Config(Section, frozen=True):
     kubelet: Kubelet = Kubelet()
     cri: Cri = Cri()
     hook_service: HookService = HookService()
+    pod_resources: PodResources = PodResources()
     site_policies: SitePolicies = SitePolicies()
     compat: tuple[str, ...] = ()
     disable_unset_cpu_quota: bool = False

@@ -81,7 +81,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "docker-endpoint": Flag(_T),
     "pouch-endpoint": Flag(_T),
     "default-runtime-type": Flag(_T),
-    "pod-resources-proxy-path": Flag(_T),
+    "pod-resources-proxy-path": Flag(
+        _T, "podResources.directory", "where the pod resources proxy listens"
+    ),
     "xpu-device-infos-dir": Flag(_T),
     # NRI and hooks
     "enable-nri-runtime-hook": Flag(_B, "nri.enabled", "register with the runtime over NRI"),

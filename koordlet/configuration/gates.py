@@ -70,6 +70,7 @@ BEYOND_POLICIES: Final = frozenset(
         "HamiCoreVGPUMonitor",
         "PSICollector",
         "PerCPUMetric",
+        "PodResourcesProxy",
         "ResctrlCollector",
     }
 )

@@ -23,6 +23,7 @@ from service.http_server import Request, Response, Server, text
 
 if TYPE_CHECKING:
     from koordlet.transports.hook_service import HookServer
+    from koordlet.transports.pod_resources import PodResources
 
 
 class Endpoints:
@@ -34,6 +35,7 @@ class Endpoints:
         self._http_missing = bool(parts.config.http.address)
         self._hook_server: HookServer | None = None
         self._hook_service_missing = False
+        self._pod_resources: PodResources | None = None
         self._admin: Server | None = None
 
     async def open(self) -> None:
@@ -57,6 +59,8 @@ class Endpoints:
             await self._open_admin_late()
         elif not os.path.exists(self._admin_path):
             await self._open_admin_again()
+        if self._pod_resources is None:
+            await self._open_pod_resources()
         if self._hook_service_missing:
             await self.open_hook_service()
         elif self._hook_server is not None:
@@ -89,7 +93,36 @@ class Endpoints:
         self._hook_service_missing = False
         self._hook_server = server
 
+    async def _open_pod_resources(self) -> None:
+        """Serve kubelet's pod resources with the allocations, where the gate is on."""
+        config = self._parts.config
+        if not config.feature_gates.get("PodResourcesProxy", False):
+            return
+        # Imports gRPC: only where it is used.
+        from koordlet.transports.pod_resources import PodResources
+
+        settings = config.pod_resources
+        server = PodResources(
+            settings.directory,
+            settings.kubelet_socket,
+            pods=lambda: [view.pod for view in self._parts.state.pod_views()],
+            events=self._parts.events,
+        )
+        try:
+            await server.start()
+        except OSError as error:
+            self._parts.events.add(
+                "pod-resources",
+                settings.directory,
+                f"the pod resources proxy does not listen: {error}; tried again every minute",
+                severity=Severity.ERROR,
+            )
+            return
+        self._pod_resources = server
+
     async def close(self) -> None:
+        if self._pod_resources is not None:
+            await self._pod_resources.stop()
         for server in self._servers:
             await server.close()
         if self._hook_server is not None:

@@ -1,0 +1,1 @@
+"""kubelet's pod resources API."""

@@ -1,0 +1,1 @@
+"""The part of version 1 that koordlet adds to."""
