@@ -64,6 +64,14 @@ class TreePlanner:
                 wanted = self._element(file, slot.text, slot.period_us)
             of_place[slot.place] = slot
             nodes[slot.place] = Node(found, wanted)
+        copies = self._copies(file, dirty, of_place) if enforced else {}
+        for place, copy in copies.items():
+            of_place[place] = copy
+            assert copy.found is not None and copy.text is not None
+            nodes[place] = Node(
+                self._element(file, copy.found, copy.period_us),
+                self._element(file, copy.text, copy.period_us),
+            )
         if enforced:
             # Dirty values may change, and so may those that an earlier plan had to hold back.
             moving = {slot.place for slot in dirty} & nodes.keys()
@@ -92,8 +100,49 @@ class TreePlanner:
             if with_swap is not None and not with_swap.raises:
                 out.append(with_swap.write)
         for cgroup, written in texts.items():
-            if written:
+            if written and cgroup not in copies:
                 self._originals.keep(of_place[cgroup], plan, *written)
+
+    def _copies(
+        self, file: CgroupFile, dirty: Sequence[Slot], managed: Mapping[str, Slot]
+    ) -> dict[str, Slot]:
+        """Return slots for the unmanaged groups with a CPU set that is restored above them.
+
+        On v1 a new group copies its parent's set. Of a pod that kubelet has just made, koordlet may
+        not have heard when its class's set is restored, and nothing would widen the copy later.
+        """
+        found: dict[str, Slot] = {}
+        if file.resource is not Resource.CPUSET_CPUS:
+            return found
+        for slot in dirty:
+            if slot.restoring is not None and slot.text is not None:
+                self._add_copies(file, slot.place, slot, managed, found)
+        return found
+
+    def _add_copies(
+        self,
+        file: CgroupFile,
+        place: str,
+        above: Slot,
+        managed: Mapping[str, Slot],
+        found: dict[str, Slot],
+    ) -> None:
+        assert above.restoring is not None
+        directory = self._texts.layout.directory(file.controller, place)
+        for name in self._texts.children(directory):
+            below = f"{place}/{name}"
+            if below not in managed and below not in found:
+                text = self._texts.read(file, below)
+                if text is None or not any(
+                    self._texts.same(file, ours, text) for ours in above.restoring.ours
+                ):
+                    continue
+                copy = self._texts.unmanaged(below, file.resource)
+                copy.locate(f"{directory}/{name}", file.name(self._texts.layout.version))
+                copy.observe(text)
+                copy.aim(above.text)
+                found[below] = copy
+            self._add_copies(file, below, above, managed, found)
 
     def _with_swap(self, slot: Slot, text: str) -> _WithSwap | None:
         """Change v1's limit of memory plus swap along with the memory limit, where needed.

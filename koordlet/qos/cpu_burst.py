@@ -431,13 +431,25 @@ def _claims(one: PodOnNode, held: Mapping[str, Held], config: Config) -> dict[st
         claims[container.key] = _two_claims(
             of.quota_us / of.base_us, of.burst_us, config, of.reason, "the container's limit"
         )
-    requested = requested_of_pod(one.pod).cfs_quota_us or 0
+    requested = _pod_base_us(one, held)
     if requested > 0:
         most = max(config.strategy.cfs_quota_burst_percent, 100) / 100
         factor = min((requested + extra) / requested, most, LARGEST_FACTOR)
         whole = "the sum over the pod's containers"
         claims[PodSubject(one.pod).key] = _two_claims(factor, burst, config, whole, whole)
     return {key: of for key, of in claims.items() if of}
+
+
+def _pod_base_us(one: PodOnNode, held: Mapping[str, Held]) -> int:
+    """Return the quota of the pod's limit per 100 ms, 0 for none.
+
+    While the specification is not known, that of the containers which run.
+    """
+    if one.pod.specs:
+        return requested_of_pod(one.pod).cfs_quota_us or 0
+    if len(held) < len(one.containers):
+        return 0
+    return sum(each.base_us for each in held.values())
 
 
 def _two_claims(factor: float, burst_us: int, config: Config, why: str, whose: str) -> Claims:

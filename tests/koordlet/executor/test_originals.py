@@ -15,6 +15,7 @@ from linux.cgroup_files import FILES
 from linux.resources import Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed, fill_disk
 from tests.simulated import (
+    DEBIAN_12_V1,
     Profile,
 )
 from tests.simulated.kubelet import Limits as PodLimits
@@ -321,3 +322,27 @@ def test_cpus_that_a_new_group_copied_from_a_narrowed_parent_are_not_its_origina
     assert set(hold(1, 2)) == {"1-2"}
     # v2 does not take the empty set back while tasks run below.
     assert set(hold()) <= ({"0-3"} if profile.cgroup == 1 else {"", "0-3"})
+
+
+def test_a_restored_set_takes_along_new_groups_that_copied_it() -> None:
+    """Kubelet makes a pod's directory some time before koordlet hears of the pod."""
+    bed = Bed(DEBIAN_12_V1)
+    root = bed.kubelet.qos_dir("BestEffort")
+    known = bed.kubelet.add_pod(TWO_CORES, qos="BestEffort")
+    assert known.sandbox is not None
+    places = [root, known.cgroup, known.sandbox.cgroup]
+    for place in places:
+        bed.want(f"subject/{place}", (place, CPUS, CpuSet([0, 1])))
+    bed.run()
+    new = bed.kubelet.add_pod(TWO_CORES, qos="BestEffort")
+    narrow = bed.kubelet.add_pod(TWO_CORES, qos="BestEffort")
+    assert new.sandbox is not None and narrow.sandbox is not None
+    # A set that is not ours is another program's.
+    bed.set(narrow.sandbox.cgroup, "cpuset.cpus", "1")
+    for place in places:
+        bed.want(f"subject/{place}")
+    assert bed.run().failed == 0
+    widened = [*places, new.cgroup, new.sandbox.cgroup, narrow.cgroup]
+    assert {bed.text(place, "cpuset.cpus") for place in widened} == {"0-3"}
+    assert bed.text(narrow.sandbox.cgroup, "cpuset.cpus") == "1"
+    assert bed.run().written == 0

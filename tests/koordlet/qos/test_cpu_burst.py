@@ -453,6 +453,19 @@ def test_a_container_without_a_limit_leaves_its_pod_without_claims() -> None:
     assert not verdict.standing.of(PodSubject(one.pod))
 
 
+def test_a_pod_of_unknown_specification_grows_by_the_containers_that_run() -> None:
+    known = web(2000, 1000)
+    pod = msgspec.structs.replace(known.pod, specs=())
+    unknown = msgspec.structs.replace(known, pod=pod)
+    _, (verdict,) = run(at(unknown))
+    (claim, _) = verdict.standing.of(PodSubject(pod))
+    assert claim.factor == pytest.approx(1.2)
+    unlimited = web(2000, None)
+    pod = msgspec.structs.replace(unlimited.pod, specs=())
+    _, (verdict,) = run(at(msgspec.structs.replace(unlimited, pod=pod)))
+    assert not verdict.standing.of(PodSubject(pod))
+
+
 def test_a_pods_quota_is_exact_after_a_container_restarted() -> None:
     one = web(2000, 1000)
     raised, verdicts = run(*[at(one)] * 7)
