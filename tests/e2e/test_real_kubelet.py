@@ -22,7 +22,7 @@ import pytest
 
 from koordlet.manifests import files
 from kube.client import STRATEGIC_PATCH, Client, encode_object
-from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS
+from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.apiserver import ApiServer, api_server
 from tests.beds.apiserver import eventually as registered
@@ -87,11 +87,11 @@ def here(
         endpoint = runtime.socket if between is None else between.socket
         kubelet = stack.enter_context(real_kubelet(runtime, server, endpoint=endpoint))
         asyncio.run(_as_admin(server, configure))
-        config = {**sources(server, kubelet, folder), **transport(between)}
+        one_at_a_time = {"qos": {"evictMostPerRound": 1, "memoryEvictCoolDown": "10m"}}
+        config = {**sources(server, kubelet, folder), **transport(between), **one_at_a_time}
         objects: list[Manifest] = []
-        koordlet = stack.enter_context(
-            daemon(runtime, objects, gates={"CPUNormalization": True}, config=config)
-        )
+        gates = {"CPUNormalization": True, "BEMemoryEvict": True}
+        koordlet = stack.enter_context(daemon(runtime, objects, gates=gates, config=config))
         made = Node(server, runtime, kubelet, koordlet, between)
         wait_until(lambda: in_touch(made), "koordlet's sources and transport")
         yield made
@@ -303,3 +303,59 @@ def test_a_kubelet_that_restarts_changes_no_value_and_finds_its_pods(here: Node)
             eventually(here.runtime, batch, "cpu.idle", "1", level="pod")
         for pod in (before, batch):
             assert as_running(here, stored(here, pod.name)).containers == pod.containers
+
+
+_HOG = ["/bin/sh", "-c", "x=$(yes | head -c 30000000); while true; do sleep 1; done"]
+
+
+@contextmanager
+def evicting(here: Node) -> Iterator[None]:
+    """Let the node count as short of memory."""
+
+    def patch(strategy: Mapping[str, Any] | None) -> None:
+        body = msgspec.json.encode({"spec": {"resourceUsedThresholdWithBE": strategy}})
+        here.ask(lambda client: client.patch(NODE_SLOS, NODE_NAME, body))
+
+    patch({"enable": True, "memoryEvictThresholdPercent": 1, "memoryEvictLowerPercent": 0})
+    try:
+        yield
+    finally:
+        patch(None)
+
+
+def evictions_of(here: Node, pod: RunningPod) -> list[Any]:
+    """Return the events about the eviction of a pod."""
+    body = here.ask(lambda client: client.request("GET", EVENTS.path(namespace="default")))
+    return [
+        each
+        for each in msgspec.json.decode(body)["items"]
+        if each["involvedObject"].get("uid") == pod.uid and each["reason"] == "evictPodSuccess"
+    ]
+
+
+def test_the_pod_that_uses_most_is_evicted_and_kubelet_ends_it(here: Node) -> None:
+    def memory_of(pod: RunningPod) -> float:
+        pods = here.koordlet.query("top").get("pods", ())
+        return next((each["memory"] or 0 for each in pods if each["name"] == pod.name), 0)
+
+    with (
+        running(here, batch_pod("small")) as small,
+        running(here, ls_pod("other")) as other,
+        running(here, batch_pod("hog", command=_HOG)) as hog,
+    ):
+        wait_until(
+            lambda: memory_of(hog) > 25_000_000 and memory_of(small) > 0,
+            "both best-effort pods are measured",
+            timeout_s=40,
+        )
+        with evicting(here):
+            wait_until(lambda: stored(here, hog.name) is None, "the eviction", timeout_s=60)
+        assert is_running(here, small.name) and is_running(here, other.name)
+        wait_until(lambda: evictions_of(here, hog), "the event")
+        (event,) = evictions_of(here, hog)
+        assert "koordlet feature BEMemoryEvict" in event["message"]
+        assert "at least 1 %: release" in event["message"]
+        evictions = here.koordlet.query("status")["evictions"]
+        assert [(each["pod"], each["means"]) for each in evictions["last"]] == [
+            (f"Pod default/{hog.name}", "api")
+        ]
