@@ -271,6 +271,9 @@ def status(answer: Mapping[str, Any]) -> str:
         # An older daemon during an upgrade does not send it.
         if lost := reconciler.get("journalLost"):
             facts.append(("originals", f"some are not restored: {lost}"))
+    # An older daemon during an upgrade sends neither this nor the strategies.
+    if measuring := answer.get("measuring"):
+        facts.append(("measuring", _measuring(measuring)))
     facts.append(("memory", f"{answer['memoryBytes'] / 1e6:.0f} MB"))
     blocks = [table(("", ""), facts).lstrip("\n")]
     blocks.append(
@@ -281,6 +284,22 @@ def status(answer: Mapping[str, Any]) -> str:
             [(p["name"], p["state"], p["why"] or p["summary"]) for p in answer["policies"]],
         )
     )
+    if strategies := answer.get("strategies"):
+        blocks.append(
+            heading("strategies")
+            + "\n"
+            + table(
+                ("STRATEGY", "STATE", "STEP", "DOES"), [_strategy_row(each) for each in strategies]
+            )
+        )
+    if measuring and (
+        lacking := [_collector_row(c) for c in measuring["collectors"] if c["error"]]
+    ):
+        blocks.append(
+            heading("collectors without all samples")
+            + "\n"
+            + table(("COLLECTOR", "STATE", "SAMPLES", "WHY"), lacking)
+        )
     if troubled := reconciler.get("troubled", ()):
         blocks.append(heading("values that are not in force") + "\n" + _troubled(troubled))
     if answer["unprotected"]:
@@ -310,6 +329,29 @@ def status(answer: Mapping[str, Any]) -> str:
             )
         )
     return "\n\n".join(blocks)
+
+
+def _measuring(measuring: Mapping[str, Any]) -> str:
+    if not measuring["running"]:
+        return "nothing: no strategy runs" + (
+            "" if measuring["enabled"] else " (measuring.enabled)"
+        )
+    ready = sum(each["state"] == "ready" for each in measuring["collectors"])
+    rounds = f"{measuring['rounds']} rounds, {measuring['skippedTicks']} left out"
+    return f"{ready} collectors; {rounds}; last took {measuring['lastRoundMs']:.0f} ms"
+
+
+def _strategy_row(strategy: Mapping[str, Any]) -> Row:
+    age = strategy["stepAgeSeconds"]
+    does = strategy["why"] or strategy["problem"] or strategy["summary"] or "nothing"
+    step = "-" if age is None else f"{duration(age)} ago"
+    return strategy["name"], strategy["state"], step, does
+
+
+def _collector_row(collector: Mapping[str, Any]) -> Row:
+    age = collector["ageSeconds"]
+    samples = "none" if age is None else f"{duration(age)} ago"
+    return collector["name"], collector["state"], samples, collector["error"]
 
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:

@@ -180,6 +180,33 @@ def test_status_shows_as_many_containers_as_a_person_reads_those_that_miss_somet
     with_daemon(test)
 
 
+def test_status_shows_strategies_and_the_collectors_that_have_no_samples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        await ask("status", "-o", "json")
+        answer = json.loads(capsys.readouterr().out)
+        strategy = {**answer["strategies"][0], "name": "CPUEvict", "stepAgeSeconds": 61.0}
+        answer["strategies"] = [
+            {**strategy, "summary": "nothing is short", "why": "", "problem": ""}
+        ]
+        collector = {**answer["measuring"]["collectors"][0], "name": "pods", "ageSeconds": 5.0}
+        answer["measuring"]["collectors"] = [
+            {**collector, "state": "failing", "error": "EIO: cpuacct.usage"},
+            {**collector, "name": "node", "state": "ready", "error": ""},
+        ]
+        shown = " ".join(render.status(answer).split())
+        assert "CPUEvict" in shown and "1m1s ago nothing is short" in shown
+        assert "pods failing 5s ago EIO: cpuacct.usage" in shown
+        assert "measuring 1 collectors" in shown
+        answer["measuring"] |= {"running": False, "enabled": False, "collectors": []}
+        assert "nothing: no strategy runs (measuring.enabled)" in " ".join(
+            render.status(answer).split()
+        )
+
+    with_daemon(test)
+
+
 def documented(command: str) -> set[str]:
     """Return the fields that the documentation promises: `a`, `a.b`, `a[].b`."""
     section = OPERATIONS.read_text().split("## JSON")[1].split("\n## ")[0]
