@@ -22,7 +22,7 @@ from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 Plain = dict[str, Any]
 Key = tuple[str, str]
 
-_PRESSURES: Final = ("cpu.some.avg10", "memory.some.avg10", "memory.full.avg10", "io.some.avg10")
+_PRESSURES: Final = ("cpu.some.avg10", "mem.some.avg10", "mem.full.avg10", "io.some.avg10")
 _PRESSURE_AGE_S: Final = 30.0
 """Pressure is read every 10 s; three times that, because two rounds may be late."""
 _CLASSES: Final = (QoSClass.LSE, QoSClass.LSR, QoSClass.LS, QoSClass.BE, QoSClass.SYSTEM)
