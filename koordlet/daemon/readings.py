@@ -11,7 +11,9 @@ from koordlet.daemon.parts import Parts
 from koordlet.decisions.decider import RepairKey, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
+from koordlet.exposition.node_metrics import of_usage
 from koordlet.exposition.strategy_metrics import Gauge
+from koordlet.measurement.series import LATEST_PERIODS
 from koordlet.node.machine import TimedHost, WriteKey
 from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
@@ -107,7 +109,20 @@ class DaemonReadings:
     @property
     def gauges(self) -> Iterable[Gauge]:
         of_strategies = self._parts.dynamics.runner.gauges(time.monotonic())
-        return [*of_strategies, *self._parts.reporting.gauges]
+        parts = self._parts
+        usage: Iterable[Gauge] = ()
+        if parts.sampler is not None:
+            view = parts.sampler.store.view(time.monotonic())
+            within_s = LATEST_PERIODS * float(parts.config.measuring.interval)
+            usage = of_usage(
+                lambda metric: view.latest_of(metric, within_s=within_s), parts.dynamics.host_apps
+            )
+        return [*of_strategies, *parts.reporting.gauges, *usage]
+
+    @property
+    def allocatable(self) -> Mapping[str, int] | None:
+        node = self._parts.feeds.objects.node
+        return None if node is None else node.allocatable
 
     @property
     def strategies(self) -> Iterable[StrategyStatus]:

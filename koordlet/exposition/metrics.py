@@ -23,7 +23,7 @@ from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.decisions.decider import RepairKey, Stage, TimingKey
 from koordlet.executor.slots import State as ValueState
-from koordlet.exposition import container_metrics, strategy_metrics
+from koordlet.exposition import container_metrics, node_metrics, strategy_metrics
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.node.machine import WriteKey
@@ -118,6 +118,11 @@ class Readings(Protocol):
         ...
 
     @property
+    def allocatable(self) -> Mapping[str, int] | None:
+        """What the Node object offers, by resource; None without the object."""
+        ...
+
+    @property
     def strategies(self) -> Iterable[StrategyStatus]: ...
 
     @property
@@ -189,6 +194,8 @@ class _External(Collector):
     def collect(self) -> Iterator[Metric]:
         readings = self._readings
         yield from container_metrics.of_amounts(readings.node_name, readings.subjects)
+        if (allocatable := readings.allocatable) is not None:
+            yield from node_metrics.of_allocatable(readings.node_name, allocatable)
 
 
 def _hook_durations(
