@@ -271,9 +271,10 @@ def status(answer: Mapping[str, Any]) -> str:
         # An older daemon during an upgrade does not send it.
         if lost := reconciler.get("journalLost"):
             facts.append(("originals", f"some are not restored: {lost}"))
-    # An older daemon during an upgrade sends neither this nor the strategies.
+    # An older daemon during an upgrade sends neither this, nor the strategies, nor evictions.
     if measuring := answer.get("measuring"):
         facts.append(("measuring", _measuring(measuring)))
+    facts += _evictions(answer.get("evictions", {}))
     facts.append(("memory", f"{answer['memoryBytes'] / 1e6:.0f} MB"))
     blocks = [table(("", ""), facts).lstrip("\n")]
     blocks.append(
@@ -352,6 +353,27 @@ def _collector_row(collector: Mapping[str, Any]) -> Row:
     age = collector["ageSeconds"]
     samples = "none" if age is None else f"{duration(age)} ago"
     return collector["name"], collector["state"], samples, collector["error"]
+
+
+def _evictions(evictions: Mapping[str, Any]) -> list[Row]:
+    """Return what there is to say about evictions; nothing while no pod had to go."""
+    rows: list[Row] = []
+    if evictions.get("last"):
+        last = evictions["last"][-1]
+        rows.append(
+            (
+                "evictions",
+                f"{evictions['evictions']}; last {last['pod']}, {last['outcome']},"
+                f" at {when(last['at'])} for {last['gate']}",
+            )
+        )
+    if evictions.get("heldBack"):
+        rows.append(("", evictions["heldBack"]))
+    rows += [
+        ("", f"{short['gate']} is not covered: {short['why']}")
+        for short in evictions.get("short", ())
+    ]
+    return rows
 
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:

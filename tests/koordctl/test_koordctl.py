@@ -161,6 +161,31 @@ def test_status_names_the_values_that_are_not_in_force(
     with_daemon(test)
 
 
+def test_status_shows_the_last_eviction_and_what_is_short(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        await ask("status", "-o", "json")
+        answer = json.loads(capsys.readouterr().out)
+        assert "evictions" not in render.status(answer)
+        answer["evictions"] |= {
+            "evictions": 1,
+            "heldBack": "kubelet evicts pods itself: the Node has MemoryPressure",
+            "short": [{"gate": "BEMemoryEvict", "why": "no pod is left"}],
+            "last": [
+                {"pod": "Pod default/hog", "outcome": "evicted", "at": 0.0, "gate": "CPUEvict"}
+            ],
+        }
+        shown = " ".join(render.status(answer).split())
+        assert "evictions 1; last Pod default/hog, evicted, at" in shown
+        assert "for CPUEvict kubelet evicts pods itself: the Node has MemoryPressure" in shown
+        assert "BEMemoryEvict is not covered: no pod is left" in shown
+        del answer["evictions"]
+        assert "evictions" not in render.status(answer)
+
+    with_daemon(test)
+
+
 def test_status_shows_as_many_containers_as_a_person_reads_those_that_miss_something_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
