@@ -221,12 +221,16 @@ class Reports(Section, frozen=True):
     node_metric, topology_interval, disable_query_kubelet_config: upstream's flags and defaults.
     directory: where reports are kept as files; "" is `reports` in the run directory on a node
         without an API server, and nowhere with one.
+    accelerator_files, accelerators_from_files_only: upstream's flags xpu-device-infos-dir and
+        xpu-enforce-collect-from-device-infos.
     """
 
     node_metric: bool = True
     topology_interval: Seconds = Seconds(3)
     disable_query_kubelet_config: bool = False
     directory: str = ""
+    accelerator_files: str = "/var/run/koordlet/xpu-device-infos"
+    accelerators_from_files_only: bool = False
 
 
 class Prediction(Section, frozen=True):

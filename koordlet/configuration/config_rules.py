@@ -83,6 +83,7 @@ def _paths(config: Config) -> Iterator[Wrong]:
         ("kubelet.directory", config.kubelet.directory),
     ):
         yield from _absolute(field, path)
+    yield from _absolute("reports.acceleratorFiles", config.reports.accelerator_files)
     for field, path in (("objectsDir", config.objects_dir), ("runDir", config.run_dir)):
         if path == "/":
             yield field, path, "not a directory of its own"

@@ -84,7 +84,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "pod-resources-proxy-path": Flag(
         _T, "podResources.directory", "where the pod resources proxy listens"
     ),
-    "xpu-device-infos-dir": Flag(_T),
+    "xpu-device-infos-dir": Flag(
+        _T, "reports.acceleratorFiles", "directory of files that describe accelerators"
+    ),
     # NRI and hooks
     "enable-nri-runtime-hook": Flag(_B, "nri.enabled", "register with the runtime over NRI"),
     "runtime-hooks-nri-socket-path": Flag(
@@ -142,7 +144,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "report-interval": Flag(_D),
     "enable-node-metric-report": Flag(_B, "reports.nodeMetric", "report the NodeMetric"),
     "enable-pod-taskids": Flag(_B),
-    "xpu-enforce-collect-from-device-infos": Flag(_B),
+    "xpu-enforce-collect-from-device-infos": Flag(
+        _B, "reports.acceleratorsFromFilesOnly", "report no GPUs from NVML"
+    ),
     "collect-res-used-interval": Flag(_D, "measuring.interval", "how often is measured"),
     "collect-sys-metric-outdated-interval": Flag(_D),
     "collect-node-cpu-info-interval": Flag(_D),

@@ -71,6 +71,7 @@ BEYOND_POLICIES: Final = frozenset(
         "PSICollector",
         "PerCPUMetric",
         "PodResourcesProxy",
+        "RDMADevices",
         "ResctrlCollector",
     }
 )

@@ -22,6 +22,7 @@ from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
+from koordlet.daemon.device_facts import DeviceFacts
 from koordlet.daemon.dynamics import Dynamics
 from koordlet.daemon.evictions import Evictions
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
@@ -201,6 +202,9 @@ class Parts:
                 kubelet=lambda: self.feeds.kubelet,
                 gate=self._gate,
                 listed=lambda: self.state.complete,
+            ).gather,
+            devices=DeviceFacts(
+                config, host, gpus=lambda: gpu_answer(self.sampler), gate=self._gate
             ).gather,
             events=self.events,
             workers=self.workers,

@@ -35,7 +35,7 @@ from koordlet.reporters.node_metric import Gpu, Policy, amounts, measured, node_
 from koordlet.reporters.node_metric_loop import NodeMetricReporter
 from kube.client import Client
 from kube.connection import Connection, ConnectionConfigError, load_connection
-from kube.resources import NODE_RESOURCE_TOPOLOGIES
+from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES
 from service.repeats import Repeats
 
 _T = TypeVar("_T")
@@ -72,12 +72,14 @@ class Reporting:
         node_amounts: Callable[[], NodeAmounts | None],
         gpus: Callable[[], Mapping[str, Gpu]],
         topology: Gather,
+        devices: Gather,
         events: Events,
         workers: Executor,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
         """The callables return the newest values, None while they are not known; any thread calls
-        them. gpus: by UUID. topology: gathers what the NodeResourceTopology is computed from."""
+        them. gpus: by UUID. topology, devices: gather what the NodeResourceTopology and
+        the Device are computed from."""
         prediction = config.prediction
         self._config = config
         self._measurements = measurements
@@ -114,16 +116,17 @@ class Reporting:
         self.node_metric = NodeMetricReporter(
             config.node_name, self.build, workers=workers, events=events, directory=directory
         )
-        self.keepers = (
+        self.keepers = tuple(
             Keeper(
-                NODE_RESOURCE_TOPOLOGIES,
+                resource,
                 config.node_name,
-                topology,
+                gather,
                 interval_s=float(config.reports.topology_interval),
                 workers=workers,
                 events=events,
                 directory=directory,
-            ),
+            )
+            for resource, gather in ((NODE_RESOURCE_TOPOLOGIES, topology), (DEVICES, devices))
         )
         """The objects that are kept as the machine is."""
         self.predictions: Predictions | None = None

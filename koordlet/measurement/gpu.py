@@ -29,6 +29,15 @@ _HUNG_AFTER: Final = 3.0
 """Intervals after which a query counts as hanging. A query takes some 10 ms a GPU."""
 
 
+def driver_loaded(host: Host) -> bool:
+    """Return whether NVIDIA's driver is loaded."""
+    try:
+        host.device_number(_CONTROL)
+    except OSError:
+        return False
+    return True
+
+
 class _Query:
     """One query in a thread of its own."""
 
@@ -96,7 +105,7 @@ class GpuCollector:
             if waited_s >= _HUNG_AFTER * self.interval_s:
                 raise Unavailable(f"NVIDIA's driver has not answered for {waited_s:.0f} s")
             return {}
-        if query is None and not self._driver_loaded():
+        if query is None and not driver_loaded(self._host):
             raise Unavailable(f"no NVIDIA driver is loaded: there is no {_CONTROL}")
         self._query = _Query(self._ask, round_.now)
         if query is None:
@@ -147,13 +156,6 @@ class GpuCollector:
                 session.close()
 
     # --- the sampling thread --------------------------------------------------------------------
-
-    def _driver_loaded(self) -> bool:
-        try:
-            self._host.device_number(_CONTROL)
-        except OSError:
-            return False
-        return True
 
     def _samples(self, answer: Answer) -> dict[Series, float]:
         samples: dict[Series, float] = {}

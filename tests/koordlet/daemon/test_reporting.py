@@ -60,6 +60,7 @@ class Bed:
             node_amounts=lambda: self.amounts,
             gpus=dict,
             topology=lambda: None,
+            devices=lambda: None,
             events=self.events,
             workers=ThreadPoolExecutor(1),
             connect=self._connect,
