@@ -21,12 +21,18 @@ from koordlet.daemon.reporting import Reporting
 from koordlet.events import Events
 from koordlet.manifests import files
 from koordlet.measurement.series import Metric, Series
+from koordlet.measurement.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
 from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.device import KeptDevice
+from koordlet.reporters.device_spec import DeviceContent, device_content
+from koordlet.reporters.keeping import Keeper
 from koordlet.reporters.topology import Facts, KeptTopology, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
-from kube.client import Client, encode_object
-from kube.resources import NODE_METRICS, NODE_RESOURCE_TOPOLOGIES, NODES
+from kube.client import ApiError, Client, encode_object
+from kube.resources import DEVICES, NODE_METRICS, NODE_RESOURCE_TOPOLOGIES, NODES
 from linux.numa_memory import CpuKind, NumaMemory
+from linux.pci import Place
+from linux.rdma import RdmaFunction
 from linux.topology import Cpu
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
@@ -36,7 +42,7 @@ from tests.koordlet.prediction.pods import GIB, pod
 
 pytestmark = pytest.mark.apiserver
 
-NAME = "n1"
+NAME, OTHER = "n1", "n2"
 BATCH_CPU = "kubernetes.io/batch-cpu"
 MID_CPU = "kubernetes.io/mid-cpu"
 
@@ -44,7 +50,7 @@ MID_CPU = "kubernetes.io/mid-cpu"
 class Node:
     """A node of 16 CPUs and 64 GiB whose load a test sets."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = NAME) -> None:
         self.measured = Measured(now=time.monotonic())
         self.pods: list[tuple[Pod, bool]] = []
         self.facts = Facts(
@@ -59,8 +65,9 @@ class Node:
             pods=(),
             node=NodeMeta(NAME),
         )
+        self.devices: KeptDevice | None = None
         self.reporting = Reporting(
-            config(folder, nodeName=NAME, kubernetes={"enabled": True}),
+            config(folder, nodeName=name, kubernetes={"enabled": True}),
             measurements=lambda: self.measured,
             pods=lambda: self.pods,
             host_apps=lambda: (),
@@ -68,6 +75,7 @@ class Node:
             node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
             gpus=dict,
             topology=lambda: KeptTopology(topology(self.facts)),
+            devices=lambda: self.devices,
             events=Events(),
             workers=ThreadPoolExecutor(1),
         )
@@ -90,13 +98,17 @@ class Node:
         assert self.reporting.node_metric.problem == ""
 
 
-async def prepare(client: Client) -> None:
+async def prepare(client: Client, name: str = NAME) -> None:
     """A node of a cluster with co-location, and koordlet's rights."""
-    await grant(client, "koordlet", *files(NAMESPACE)["rbac.yaml"])
-    await client.create(NODES, encode_object(NODES, {"metadata": {"name": NAME}}))
+    try:
+        await grant(client, "koordlet", *files(NAMESPACE)["rbac.yaml"])
+    except ApiError as error:
+        if not error.already_exists:  # made by another test on this server
+            raise
+    await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
     amounts = {"cpu": "16", "memory": "64Gi", "pods": "110"}
     patch = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await client.patch(NODES, NAME, patch, subresource="status")
+    await client.patch(NODES, name, patch, subresource="status")
     await set_config(client, {"colocation-config": json.dumps({"enable": True})})
 
 
@@ -142,7 +154,7 @@ def test_load_becomes_batch_and_mid_resources_and_topology_is_kept(
                 lambda: _offers(allocatable(admin), MID_CPU, reclaimable["cpu"][:-1]), seconds=30
             )
 
-            (keeper,) = node.reporting.keepers
+            keeper, _ = node.reporting.keepers
             await keeper.round(koordlet)
             assert keeper.problem == ""
             stored = await read(admin, NODE_RESOURCE_TOPOLOGIES, NAME)
@@ -170,12 +182,63 @@ def test_load_becomes_batch_and_mid_resources_and_topology_is_kept(
     asyncio.run(asyncio.wait_for(scenario(), 200))
 
 
+def devices(*codes: str) -> KeptDevice:
+    """Accelerators of a file with these error codes, linked; and an RDMA function."""
+    xpus = [
+        Xpu(
+            "huawei", "Ascend 910B", f"npu-{minor}", minor, {"gpu-memory": parse_quantity("64Gi")},
+            XpuTopology(1, "pci0000:3a", f"0000:3{minor}:00.0", (PeerLink((0, 1), "HCCS"),)),
+            XpuStatus(not code, code, ""),
+        )
+        for minor, code in enumerate(codes)
+    ]  # fmt: skip
+    function = RdmaFunction(
+        "0000:4b:00.0", "mlx5_0", 0, True, Place(0, "pci0000:4a"), ("0000:4b:00.2",)
+    )
+    return KeptDevice(device_content(None, xpus, [function], {}), "2026-01-01T12:00:00Z")
+
+
+def test_the_device_object_is_made_kept_and_not_written_without_a_change(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path, OTHER)
+        async with server.client() as admin, server.client("koordlet") as koordlet:
+            await prepare(admin, OTHER)
+            _, keeper = node.reporting.keepers
+            node.devices = KeptDevice(DeviceContent((), {}, {}), "")
+            await eventually(lambda: _may_create_devices(koordlet, keeper), seconds=20)
+            assert (keeper.problem, keeper.writes) == ("", 0)
+            node.devices = devices("", "0x12-odd")
+            for _ in range(3):
+                keeper.look_again()
+                await keeper.round(koordlet)
+                assert (keeper.problem, keeper.writes) == ("", 1)
+            stored = await read(admin, DEVICES, OTHER)
+            (owner,) = stored["metadata"]["ownerReferences"]
+            assert owner["uid"] == (await read(admin, NODES, OTHER))["metadata"]["uid"]
+            kinds = [(each["type"], each["minor"]) for each in stored["spec"]["devices"]]
+            assert kinds == [("gpu", 0), ("gpu", 1), ("rdma", 0)]
+            (condition,) = stored["spec"]["devices"][1]["conditions"]
+            assert (condition["status"], condition["reason"]) == ("False", "Unknown")
+            node.devices = devices("", "")
+            await keeper.round(koordlet)
+            assert (keeper.problem, keeper.writes) == ("", 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
 async def _may_report(client: Client) -> bool:
     """The authorizer knows a role a little after it was stored."""
     try:
         return await read(client, NODE_METRICS, NAME) is not None
     except Exception:  # noqa: BLE001 - asked again
         return False
+
+
+async def _may_create_devices(client: Client, keeper: Keeper) -> bool:
+    await keeper.round(client)
+    return not keeper.problem
 
 
 async def _offers(amounts: Any, resource: str, expected: str) -> bool:
