@@ -143,6 +143,22 @@ def test_the_ring_keeps_its_retention_and_no_more() -> None:
     assert within.samples == 31
 
 
+def test_a_window_over_the_rings_end_is_in_the_order_of_time() -> None:
+    store = filled([])
+    store.add_table("short", interval_s=1.0, retention_s=10.0)
+    for second in range(1, 100):
+        store.record("short", float(second), {MEMORY: float(second)})
+        view = store.view(float(second))
+        found = view.aggregate(MEMORY, within_s=10)
+        assert found is not None
+        assert found.latest == second
+        assert found.span_s == min(second - 1, 10)
+        statistics = view.statistics(Metric.NODE_MEMORY, within_s=10)
+        assert (statistics.latest[0], statistics.span_s[0]) == (second, found.span_s)
+        store.record("node", float(second), {})
+        assert view.latest_of(Metric.NODE_MEMORY, within_s=10) == {("", ""): second}
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 def test_a_value_that_no_metric_can_have_is_left_out_and_counted(bad: float) -> None:
     store = filled([1])
