@@ -255,6 +255,9 @@ def status(answer: Mapping[str, Any]) -> str:
     facts.append(("pods", f"{answer['pods']} with {answer['containers']} containers"))
     for source in answer["sources"]:
         facts.append((source["name"], source["problem"] or f"{source['fetches']} lists read"))
+    # An older daemon during an upgrade does not send it.
+    if reports := answer.get("reports"):
+        facts += _reports(reports)
     if reconciler:
         values = ", ".join(f"{n} {state}" for state, n in sorted(reconciler["values"].items()))
         facts.append(("values", values or "none"))
@@ -373,6 +376,22 @@ def _evictions(evictions: Mapping[str, Any]) -> list[Row]:
         ("", f"{short['gate']} is not covered: {short['why']}")
         for short in evictions.get("short", ())
     ]
+    return rows
+
+
+def _reports(reports: Mapping[str, Any]) -> list[Row]:
+    """Return a line for the NodeMetric, one for each kept object, and one for the prediction."""
+    metric, prediction = reports["nodeMetric"], reports["prediction"]
+    age = metric["ageSeconds"]
+    said = "off"
+    if metric["enabled"]:
+        sent = "none sent yet" if age is None else f"the last one {duration(age)} ago"
+        said = metric["problem"] or f"{metric['reports']} reports, {sent}"
+    rows: list[Row] = [("reports", f"NodeMetric: {said}")]
+    for each in reports["objects"]:
+        rows.append(("", f"{each['kind']}: {each['problem'] or str(each['writes']) + ' writes'}"))
+    learned = f"{prediction['models']} models, {prediction['trainings']} trainings"
+    rows.append(("prediction", prediction["problem"] or learned))
     return rows
 
 

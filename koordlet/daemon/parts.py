@@ -193,6 +193,7 @@ class Parts:
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
             gpus=self._gpus,
+            gate=self._gate,
             topology=TopologyFacts(
                 config,
                 host,

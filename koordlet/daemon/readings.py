@@ -125,6 +125,10 @@ class DaemonReadings:
         return None if node is None else node.allocatable
 
     @property
+    def external_gauges(self) -> Iterable[Gauge]:
+        return self._parts.reporting.external_gauges
+
+    @property
     def strategies(self) -> Iterable[StrategyStatus]:
         return self._parts.dynamics.runner.statuses
 

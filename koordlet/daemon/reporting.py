@@ -19,15 +19,16 @@ from apis.annotations import parse_raw_allocatable
 from apis.errors import InputError
 from apis.keys import ANNOTATION_RAW_ALLOCATABLE, CPU, MEMORY
 from apis.nodemetric import NodeMetricStatus, ResourceMap
-from apis.qos import PriorityClass
 from hooks.compat import COLD_START_BY_AGE_ONLY
 from hooks.facts import NodeMeta
 from hooks.subject import HostAppSubject, Pod
 from koordlet.configuration.config import Config
 from koordlet.events import Events
+from koordlet.exposition import report_metrics
+from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.measurement.bulk import BulkMeasurements
 from koordlet.prediction.models import Models
-from koordlet.prediction.peak import Both, Prediction, Predictions, Settings, predict
+from koordlet.prediction.peak import Both, Predictions, Settings, predict
 from koordlet.prediction.training import Schedule, Trainer
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.keeping import Gather, Keeper
@@ -54,9 +55,6 @@ _UNMEASURED_S: Final = 1.0
 PodsOf = Callable[[], Sequence[tuple[Pod, bool]]]
 """Returns the node's pods, each with whether its deletion has begun. Called by any thread."""
 
-Gauge = tuple[str, tuple[tuple[str, str], ...], float]
-"""A figure for metrics: the name without prefix, the labels beside the node, and the value."""
-
 
 class Reporting:
     """All reports of one daemon. Belongs to the event loop, except where stated."""
@@ -73,13 +71,14 @@ class Reporting:
         gpus: Callable[[], Mapping[str, Gpu]],
         topology: Gather,
         devices: Gather,
+        gate: Callable[[str], bool],
         events: Events,
         workers: Executor,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
         """The callables return the newest values, None while they are not known; any thread calls
         them. gpus: by UUID. topology, devices: gather what the NodeResourceTopology and
-        the Device are computed from."""
+        the Device are computed from. gate: whether a feature gate is on."""
         prediction = config.prediction
         self._config = config
         self._measurements = measurements
@@ -88,6 +87,7 @@ class Reporting:
         self._node = node
         self._node_amounts = node_amounts
         self._gpus = gpus
+        self._gate = gate
         self._events = events
         self._workers = workers
         kubeconfig = config.kubernetes.kubeconfig or None
@@ -131,6 +131,7 @@ class Reporting:
         """The objects that are kept as the machine is."""
         self.predictions: Predictions | None = None
         """Of the last report; None before the first training."""
+        self._last: NodeMetricStatus | None = None
         self._training_problem = ""
         self._repeats = Repeats()
 
@@ -190,11 +191,11 @@ class Reporting:
         await asyncio.gather(*loops)
 
     async def _look_after(self) -> None:
-        """Raise _AwayForLong when reports have failed for long."""
+        """Raise _AwayForLong when the API server has refused all reports for long."""
         good_at = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if not self.node_metric.problem:
+            if not self.node_metric.refused:
                 good_at = time.monotonic()
             elif time.monotonic() - good_at > _RECONNECT_S:
                 raise _AwayForLong
@@ -233,7 +234,7 @@ class Reporting:
         pods = self._pods()
         predicted = self._predict(measurements, pods, policy)
         self.predictions = predicted
-        return node_metric_status(
+        self._last = node_metric_status(
             measurements,
             [pod for pod, _ in pods],
             self._host_apps(),
@@ -243,6 +244,7 @@ class Reporting:
             reclaimable=None if predicted is None else _map(predicted.careful.reclaimable),
             peak=None if predicted is None else _map(predicted.careful.peak),
         )
+        return self._last
 
     def _predict(
         self, measurements: BulkMeasurements, pods: Sequence[tuple[Pod, bool]], policy: Policy
@@ -321,25 +323,16 @@ class Reporting:
 
     @property
     def gauges(self) -> list[Gauge]:
-        """The figures of the last prediction, with upstream's names and labels."""
-        found: list[Gauge] = []
-        prod = ("priority", PriorityClass.PROD.value)
-        predictions = self.predictions
-        if self.node_metric.reports:
-            failed = float(predictions is None)
-            found.append(("node_resource_priority_reclaimable_status", (prod,), failed))
-        if predictions is None:
-            return found
-        for labels, value in _amounts(predictions.careful.reclaimable):
-            found.append(("node_priority_resource_reclaimable", (prod, *labels), value))
-        for name, each in _by_predictor(predictions):
-            for series, both in (
-                ("node_predicted_resource_reclaimable", each.reclaimable),
-                ("node_predicted_resource_peak", each.peak),
-            ):
-                for labels, value in _amounts(both):
-                    found.append((series, (("predictor", name), *labels), value))
+        """The internal figures of the last report."""
+        found = list(report_metrics.of_predictors(self.predictions))
+        if self._gate("NodeMetricPromMetrics"):
+            found += report_metrics.of_status(self._last)
         return found
+
+    @property
+    def external_gauges(self) -> list[Gauge]:
+        """The external figures: what is reclaimable; none before the first report."""
+        return [] if self._last is None else list(report_metrics.of_reclaimable(self.predictions))
 
     async def _in_worker(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -351,20 +344,3 @@ class _AwayForLong(Exception):
 
 def _map(both: Both) -> ResourceMap:
     return amounts(both.cpu_milli, both.memory_bytes)
-
-
-def _by_predictor(predictions: Predictions) -> tuple[tuple[str, Prediction], ...]:
-    """Return the predictions by upstream's names of the predictors."""
-    return (
-        ("podReclaimablePredictor", predictions.by_pod),
-        ("priorityReclaimablePredictor", predictions.by_class),
-        ("minPredictor", predictions.careful),
-    )
-
-
-def _amounts(both: Both) -> tuple[tuple[tuple[tuple[str, str], ...], float], ...]:
-    """Return the labels and the value of both amounts."""
-    return (
-        ((("resource", CPU), ("unit", "core")), both.cpu_milli / 1000),
-        ((("resource", MEMORY), ("unit", "byte")), float(both.memory_bytes)),
-    )

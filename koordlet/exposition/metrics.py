@@ -114,7 +114,12 @@ class Readings(Protocol):
 
     @property
     def gauges(self) -> Iterable[Gauge]:
-        """The gauges of strategies and collectors."""
+        """The gauges of strategies and collectors, and of the prediction."""
+        ...
+
+    @property
+    def external_gauges(self) -> Iterable[Gauge]:
+        """The gauges of reports for other programs of the cluster."""
         ...
 
     @property
@@ -196,6 +201,7 @@ class _External(Collector):
         yield from container_metrics.of_amounts(readings.node_name, readings.subjects)
         if (allocatable := readings.allocatable) is not None:
             yield from node_metrics.of_allocatable(readings.node_name, allocatable)
+        yield from strategy_metrics.of_gauges(readings.node_name, readings.external_gauges)
 
 
 def _hook_durations(

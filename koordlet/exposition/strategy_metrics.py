@@ -22,7 +22,7 @@ def of_gauges(node: str, gauges: Iterable[Gauge]) -> Iterator[Metric]:
             names[name] = tuple(label for label, _ in labels)
             family = families[name] = GaugeMetricFamily(
                 f"koordlet_{name}",
-                "Of a QoS strategy or a collector: docs/facts/koordlet.md.",
+                "Of a strategy, a collector or a report: docs/facts/koordlet.md.",
                 labels=["node", *names[name]],
             )
         given = dict(labels)

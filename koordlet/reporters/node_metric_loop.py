@@ -69,6 +69,8 @@ class NodeMetricReporter:
         """Reports that the API server took, or that were written as a file without one."""
         self.problem = ""
         """Why the last round sent nothing; empty when it did."""
+        self.refused = False
+        """Whether the API server did not answer the last round, or refused it."""
         self._node_name = node_name
         self._build = build
         self._workers = workers
@@ -93,8 +95,11 @@ class NodeMetricReporter:
         if self._started is None:
             self._started = self._monotonic()
         try:
-            return await self._round(client)
+            pause_s = await self._round(client)
+            self.refused = False
+            return pause_s
         except (ApiError, Unreachable) as error:
+            self.refused = True
             return self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - a defect must not end all later reports
             _LOG.exception("a report could not be made")

@@ -74,6 +74,7 @@ class Node:
             node=lambda: None,
             node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
             gpus=dict,
+            gate=lambda _: False,
             topology=lambda: KeptTopology(topology(self.facts)),
             devices=lambda: self.devices,
             events=Events(),

@@ -655,6 +655,9 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
             await asyncio.to_thread(main, ["--run-dir", str(n.folder / "run"), "status"])
             shown = " ".join(capsys.readouterr().out.split())
             assert f"no NodeSLO of this node in {n.folder}/objects.d: its defaults apply" in shown
+            assert "NodeMetric: " in shown
+            assert "NodeResourceTopology: " in shown
+            assert " trainings" in shown
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

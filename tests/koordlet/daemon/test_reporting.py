@@ -50,6 +50,7 @@ class Bed:
         self.node = NodeMeta("n1")
         self.amounts = NodeAmounts(cpu_milli=16000, memory_bytes=64 * GIB)
         self.events = Events()
+        self.gates: dict[str, bool] = {}
         self.connect: Callable[[], Connection] | None = None
         self.reporting = Reporting(
             config(folder, **changes),
@@ -61,6 +62,7 @@ class Bed:
             gpus=dict,
             topology=lambda: None,
             devices=lambda: None,
+            gate=lambda name: self.gates.get(name, False),
             events=self.events,
             workers=ThreadPoolExecutor(1),
             connect=self._connect,
@@ -132,14 +134,31 @@ def test_gauges_have_upstreams_names_and_labels(tmp_path: Path) -> None:
     made.train()
     asyncio.run(made.reporting.node_metric.round(None))
     gauges = {(name, labels): value for name, labels, value in made.reporting.gauges}
-    prod = ("priority", "koord-prod")
     cpu = (("resource", "cpu"), ("unit", "core"))
-    assert gauges["node_resource_priority_reclaimable_status", (prod,)] == 0
-    assert gauges["node_priority_resource_reclaimable", (prod, *cpu)] == 4.633
     by_pod = (("predictor", "podReclaimablePredictor"), *cpu)
     assert gauges["node_predicted_resource_reclaimable", by_pod] == 5.799
     assert gauges["node_predicted_resource_peak", by_pod] == 2.201
-    assert len(gauges) == 1 + 2 + 3 * 2 * 2
+    assert len(gauges) == 3 * 2 * 2
+    made.gates = {"NodeMetricPromMetrics": True}
+    gauges = {(name, labels): value for name, labels, value in made.reporting.gauges}
+    assert gauges["node_metric_node_usage", cpu] == 3.0
+
+
+def test_external_gauges_show_what_is_reclaimable(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    prod, cpu = ("priority", "koord-prod"), (("resource", "cpu"), ("unit", "core"))
+
+    def gauges() -> dict[object, float]:
+        return {(name, labels): value for name, labels, value in made.reporting.external_gauges}
+
+    assert gauges() == {}
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert gauges()["node_resource_priority_reclaimable_status", (prod,)] == 1
+    assert gauges()["node_priority_resource_reclaimable", (prod, *cpu)] == 0
+    made.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert gauges()["node_resource_priority_reclaimable_status", (prod,)] == 0
+    assert gauges()["node_priority_resource_reclaimable", (prod, *cpu)] == 4.633
 
 
 def test_a_training_that_fails_is_a_problem_and_the_next_one_is_made(tmp_path: Path) -> None:
