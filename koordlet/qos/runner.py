@@ -111,6 +111,7 @@ class Runner:
         self._board = board
         self._events = events
         self._clock = clock
+        self._made_at = clock()
         self._repeats = Repeats(clock=clock)
         self._runs = {
             each.name: _Run(each, intervals.get(each.name, each.interval_s)) for each in strategies
@@ -123,6 +124,20 @@ class Runner:
                 run.status, leased=self._board.lease(run.strategy.name) is not None
             )
             for run in self._runs.values()
+        )
+
+    def awaited(self, settings: Settings) -> frozenset[str]:
+        """Return the strategies that may claim again what they claimed before a restart.
+
+        They have their time to live for it, as if their leases had been renewed at the start.
+        """
+        since_s = self._clock() - self._made_at
+        return frozenset(
+            name
+            for name, run in self._runs.items()
+            if since_s < run.ttl_s
+            and self._board.lease(name) is None
+            and not gates_off(run.strategy, settings)
         )
 
     def gauges(self, now: float) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:

@@ -103,6 +103,27 @@ def test_claims_reach_running_and_new_containers_and_go_with_the_gate(tested: St
     run(test)
 
 
+def test_claims_outlast_a_restart_of_the_daemon(tested: Steered) -> None:
+    async def test() -> None:
+        async with node() as n:
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running():
+                await n.run_pod(pod)
+                tested.quota_us = 40_000
+                await until("the claim", lambda: n.kernel.text(path) == "40000 100000")
+            n.daemon = n.new_daemon()
+            tested.situations.clear()
+            n.kernel.writes.clear()
+            async with n.running():
+                await strategy_status(n, lambda one: one["claims"])
+                await until("a pass", lambda: n.daemon.parts.passes.values)
+                assert n.kernel.text(path) == "40000 100000"
+                assert not [write for write in n.kernel.writes_of() if write.path == path]
+
+    run(test)
+
+
 def test_claims_of_a_strategy_that_stalls_end_with_its_lease(tested: Steered) -> None:
     """The thread that would renew them is stuck, and the event loop ends them."""
 

@@ -51,6 +51,7 @@ def passes() -> tuple[Passes, Recorder]:
         published=lambda: None,
         displaced=lambda held: None,
         cpus_changed=lambda: None,
+        awaited=lambda record: False,
     )
     recorder = Recorder()
     made.reconciler = cast(Reconciler, recorder)

@@ -228,6 +228,19 @@ def test_a_strategy_with_several_gates_runs_while_any_is_on() -> None:
     assert bed.runner.statuses[0].on
 
 
+def test_after_a_start_claims_are_awaited_for_a_time_to_live() -> None:
+    now = [50.0]
+    one, off = strategy(), strategy(name="off", gates=("BECPUEvict",))
+    board = Board(["one", "off"], lambda _: None)
+    runner = Runner([one, off], board, Events(), intervals={}, clock=lambda: now[0])
+    assert runner.awaited(Settings()) == {"one"}
+    board.publish("one", standing(7), until=100.0)
+    assert runner.awaited(Settings()) == frozenset()
+    board.drop("one")
+    now[0] = 60.0
+    assert runner.awaited(Settings()) == frozenset()
+
+
 def test_a_bad_claim_is_dropped_and_reported() -> None:
     bed = Bed(strategy(lambda state, _: (state, Verdict(standing=standing("many")))))
     bed.round()

@@ -138,6 +138,27 @@ def test_what_a_strategy_left_is_restored_after_a_restart(tmp_path: Path) -> Non
     assert node.shares(0) == "700"
 
 
+def test_what_a_strategy_left_stays_while_the_strategy_is_awaited(tmp_path: Path) -> None:
+    node = make_node(journal_path=str(tmp_path / "journal"))
+    before = node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us")
+    node.passes()
+    stand(node, 0, claim(QUOTA, 50_000))
+    node.reconciler.update_once()
+    node.bed.restart()
+    awaited = {"cpu-suppress"}
+    node.reconciler = Reconciler(
+        node.bed.executor,
+        node.bed.journal,
+        node.snapshot,
+        awaited=lambda record: record.policy in awaited,
+    )
+    node.passes()
+    assert node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us") == "50000"
+    awaited.clear()
+    node.reconciler.run_once("timer")
+    assert node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us") == before
+
+
 def test_an_uninstall_restores_what_stood() -> None:
     node = make_node()
     before = node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us")
