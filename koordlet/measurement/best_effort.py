@@ -11,7 +11,7 @@ from typing import Final
 
 from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
-from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.collecting import Round, Targets, Unavailable, layout_with
 from koordlet.measurement.counters import Rate, number_after, within
 from koordlet.measurement.kernel_files import GONE, KernelFile
 from koordlet.measurement.series import Metric, Series
@@ -40,8 +40,8 @@ class BestEffortCollector:
         self._rate = Rate(interval_s)
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        layout = round_.targets.layout
-        if layout is None or not layout.kubepods:
+        layout = layout_with(round_.targets, "cpu", "cpuacct")
+        if not layout.kubepods:
             raise Unavailable("the directory of the pods is not known yet")
         if round_.targets is not self._targets:
             self._follow(round_.targets, layout)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.collecting import Round, Targets, layout_with
 from koordlet.measurement.counters import Rate, number_after, within
 from koordlet.measurement.kernel_files import GONE, KernelFile
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Layout
 
+CONTROLLERS: Final = ("cpu", "cpuacct", "memory")
+"""A group needs all of them to be measured; kubelet does too."""
 GROUPS_OF_SLICE: Final = 20
 """Groups between two pauses: each takes some 30 us, so that a slice lasts about 0.6 ms."""
 _MOST_SKIPPED: Final = 10
@@ -204,9 +206,7 @@ class PodCollector:
         self._subjects: dict[tuple[str, str], _Subject] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        layout = round_.targets.layout
-        if layout is None:
-            raise Unavailable("the cgroup tree is not known yet")
+        layout = layout_with(round_.targets, *CONTROLLERS)
         if round_.targets is not self._targets:
             self._follow(round_.targets)
         samples: dict[Series, float] = {}

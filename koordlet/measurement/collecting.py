@@ -70,6 +70,17 @@ class Unavailable(Exception):
     """The kernel or the node does not offer what a collector reads; the message says what."""
 
 
+def layout_with(targets: Targets, *controllers: str) -> Layout:
+    """Return the layout; Unavailable if it is not known or has no hierarchy for a controller."""
+    layout = targets.layout
+    if layout is None:
+        raise Unavailable("the cgroup tree is not known yet")
+    for controller in controllers:
+        if not layout.has(controller):
+            raise Unavailable(f"cgroup v1 has no hierarchy for {controller} here")
+    return layout
+
+
 def _no_pause() -> None:
     """A round of a test runs in one go."""
 

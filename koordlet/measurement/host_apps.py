@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from koordlet.measurement.cgroups import Group
-from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.cgroups import CONTROLLERS, Group
+from koordlet.measurement.collecting import Round, Targets, layout_with
 from koordlet.measurement.series import Metric, Series
 
 
@@ -22,9 +22,7 @@ class HostAppCollector:
         self._groups: dict[tuple[str, str], Group] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        layout = round_.targets.layout
-        if layout is None:
-            raise Unavailable("the cgroup tree is not known yet")
+        layout = layout_with(round_.targets, *CONTROLLERS)
         if round_.targets is not self._targets:
             self._follow(round_.targets)
         samples: dict[Series, float] = {}

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from koordlet.measurement.collecting import Recent, Round, Targets, Unavailable
+from koordlet.measurement.collecting import Recent, Round, Targets, Unavailable, layout_with
 from koordlet.measurement.kernel_files import GONE, KernelFile
 from koordlet.measurement.series import Metric, Series
 
@@ -103,9 +103,7 @@ class SystemNumaCollector:
         self._files: dict[str, KernelFile | None] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        layout = round_.targets.layout
-        if layout is None:
-            raise Unavailable("the cgroup tree is not known yet")
+        layout = layout_with(round_.targets, "memory")
         of_node = round_.measured.latest_of(Metric.NODE_NUMA_MEMORY, within_s=OUTDATED_S)
         if not of_node:
             raise Unavailable("there are no samples of NUMA nodes")

@@ -406,3 +406,13 @@ def test_without_a_cgroup_tree_the_node_is_measured_all_the_same() -> None:
     states = {one.name: one.state for one in node.sampler.status(0).collectors}
     assert states["pods"] == states["best-effort"] == "unavailable"
     assert states["node"] == states["system"] == "ready"
+
+
+def test_a_missing_v1_hierarchy_is_named() -> None:
+    node = SimulatedNode(DEBIAN_12_V1)
+    mounts = {name: path for name, path in node.layout.mounts.items() if name != "cpuacct"}
+    node.targets = Targets(replace(node.layout, mounts=mounts))
+    node.round()
+    for one in node.sampler.status(0).collectors:
+        if one.name in ("pods", "host-applications", "best-effort"):
+            assert (one.state, "cpuacct" in one.error) == ("unavailable", True)

@@ -212,6 +212,38 @@ def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.view(1.0).latest(pod("39"), within_s=1) is None
 
 
+def test_the_store_of_a_full_node_is_a_small_part_of_the_daemons_memory() -> None:
+    """110 pods and 220 containers with every collector's series, at the default intervals."""
+    objects = [("pod", 110), ("container", 220)]
+    store = Store()
+    tables: list[tuple[str, float, float, int, int]] = [
+        # name, interval, retention, series of the node, series of each pod and container
+        ("node", 1.0, 1830.0, 3 + 2 * 8, 0),
+        ("pods", 1.0, 330.0, 0, 4),
+        ("best-effort", 1.0, 660.0, 3, 0),
+        ("system", 1.0, 1830.0, 3 + 8, 0),
+        ("disks", 1.0, 330.0, 3 * 16, 0),
+        ("network", 1.0, 330.0, 2 * 4, 0),
+        ("gpu", 1.0, 330.0, 2 * 8, 2),
+        ("pressure", 10.0, 630.0, 24, 24),
+        ("cpi", 10.0, 1860.0, 0, 2),
+        ("cold", 5.0, 630.0, 2, 2),
+    ]
+    metric = Metric.NODE_PSI
+    for name, interval_s, retention_s, of_node, of_each in tables:
+        store.add_table(name, interval_s=interval_s, retention_s=retention_s)
+        series = [Series(metric, name, str(n)) for n in range(of_node)]
+        for kind, count in objects:
+            series += [
+                Series(metric, f"{name}-{kind}-{n}", str(d))
+                for n in range(count)
+                for d in range(of_each)
+            ]
+        store.record(name, 1.0, dict.fromkeys(series, 1.0))
+    assert sum(left_out for _, _, left_out in store.sizes().values()) == 0
+    assert sum(size for _, size, _ in store.sizes().values()) < 24 << 20
+
+
 @pytest.mark.parametrize(("interval_s", "retention_s"), [(0, 10), (-1, 10), (5, 1)])
 def test_a_table_needs_an_interval_and_a_longer_retention(
     interval_s: float, retention_s: float
