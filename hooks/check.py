@@ -12,6 +12,7 @@ from typing import Final
 
 from hooks.claim import Claim, Op
 from hooks.subject import Level
+from linux.block_io import BLOCK_FILES, OF_ROOT, check_block_value
 from linux.cgroup_files import FILES, in_range
 from linux.kernel_settings import check_value
 from linux.resctrl import check_group, parse_schemata
@@ -20,11 +21,16 @@ from linux.resources import DeviceNode, Mount, Resource, Value
 _DIRECTORIES: Final = frozenset(
     {Level.QOS, Level.POD, Level.SANDBOX, Level.CONTAINER, Level.HOST_APP}
 )
+_NODE: Final = frozenset({Level.NODE})
 _CREATED: Final = frozenset({Level.CONTAINER})
 _TASKS: Final = frozenset({Level.SANDBOX, Level.CONTAINER})
 
 LEVELS: Final[Mapping[Resource, frozenset[Level]]] = MappingProxyType(
     dict.fromkeys(FILES, _DIRECTORIES)
+    | {
+        resource: _NODE if file.form in OF_ROOT else _DIRECTORIES
+        for resource, file in BLOCK_FILES.items()
+    }
     | {
         Resource.OOM_SCORE_ADJ: _CREATED,
         Resource.CORE_SCHED_COOKIE: _TASKS,
@@ -49,6 +55,7 @@ KEYED: Final = frozenset(
         Resource.HOST_DIRECTORY,
         Resource.SYSCTL,
         Resource.KERNEL_SETTING,
+        *BLOCK_FILES,
     }
 )
 """Resources that need a key; the others must not have one."""
@@ -93,7 +100,10 @@ def value_problem(resource: Resource, key: str, value: Value) -> str:
         if file is not None:
             _, note = in_range(file, value)
             return f"{resource}: {note}" if note else ""
-        _CHECKS[resource](key, value)
+        if resource in BLOCK_FILES:
+            check_block_value(resource, key, value)
+        else:
+            _CHECKS[resource](key, value)
     except (TypeError, ValueError) as error:
         return f"{resource}: {error}"
     return ""

@@ -35,6 +35,13 @@ class ResctrlFacts(msgspec.Struct, frozen=True):
     cdp: bool = False  # L3CODE / L3DATA instead of L3
 
 
+class Disk(msgspec.Struct, frozen=True):
+    """A whole disk. number: "major:minor". bfq: the BFQ scheduler is active on it."""
+
+    number: str
+    bfq: bool = False
+
+
 class KernelFacts(msgspec.Struct, frozen=True):
     """What this kernel can do, as probed.
 
@@ -46,6 +53,9 @@ class KernelFacts(msgspec.Struct, frozen=True):
     rdma: PCI address -> verbs device node, for RDMA injection.
     rdma_cm: the connection manager's device node, if there is one.
     gpus: minor number -> device node of NVIDIA's driver.
+    disks: path of a block device, as a person writes it (/dev/sdb1, /dev/mapper/data, /dev/vg/lv)
+        -> the whole disks that it lies on.
+    volume_groups: LVM volume group -> the whole disks of its active volumes.
     gpu_control: the nodes that every user of a GPU needs.
     """
 
@@ -63,6 +73,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
     rdma_cm: DeviceNode | None = None
     gpus: Mapping[int, DeviceNode] = {}
     gpu_control: tuple[DeviceNode, ...] = ()
+    disks: Mapping[str, tuple[Disk, ...]] = {}
+    volume_groups: Mapping[str, tuple[Disk, ...]] = {}
 
 
 class NodeMeta(msgspec.Struct, frozen=True):

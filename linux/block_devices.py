@@ -85,6 +85,21 @@ class BlockDevices:
                 return device
         return None
 
+    def paths_of(self, device: BlockDevice) -> tuple[str, ...]:
+        """Return the paths below /dev under which a device is known, as `find` takes them."""
+        paths = [f"/dev/{device.name.replace('!', '/')}"]
+        if device.mapper:
+            paths.append(f"/dev/mapper/{device.mapper}")
+        if device.lvm and (group := volume_group(device.mapper)):
+            volume = device.mapper[len(_mapper_name(group, "")) :].replace("--", "-")
+            paths.append(f"/dev/{group}/{volume}")
+        return tuple(paths)
+
+    def volume_groups(self) -> frozenset[str]:
+        """Return the LVM volume groups with an active logical volume."""
+        groups = (volume_group(each.mapper) for each in self.by_name.values() if each.lvm)
+        return frozenset(group for group in groups if group)
+
     def volume_group_disks(self, group: str) -> tuple[str, ...]:
         """Return the disks that the active logical volumes of an LVM volume group lie on."""
         found: set[str] = set()

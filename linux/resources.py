@@ -45,6 +45,16 @@ class Resource(StrEnum):
     MEMORY_PAGECACHE_LIMIT_ENABLE = "memory.pagecache_limit.enable"  # int, 0 or 1
     MEMORY_PAGECACHE_LIMIT_SIZE = "memory.pagecache_limit.size"  # int
     MEMORY_PAGECACHE_LIMIT_SYNC = "memory.pagecache_limit.sync"  # int, 0 or 1
+    # block I/O, keyed by the disk's number "major:minor"; see `linux.block_io`
+    BLKIO_READ_BPS = "blkio.throttle.read_bps_device"  # int bytes per second
+    BLKIO_WRITE_BPS = "blkio.throttle.write_bps_device"  # int bytes per second
+    BLKIO_READ_IOPS = "blkio.throttle.read_iops_device"  # int per second
+    BLKIO_WRITE_IOPS = "blkio.throttle.write_iops_device"  # int per second
+    BLKIO_COST_WEIGHT = "blkio.cost.weight"  # int, 100 is the default; of iocost
+    BLKIO_BFQ_WEIGHT = "blkio.bfq.weight_device"  # int, 100 is the default; of the BFQ scheduler
+    BLKIO_LATENCY = "io.latency"  # int µs
+    BLKIO_COST_QOS = "blkio.cost.qos"  # str: canonical parameters; of the root
+    BLKIO_COST_MODEL = "blkio.cost.model"  # str: canonical parameters; of the root
     # of processes
     OOM_SCORE_ADJ = "oom_score_adj"  # int, -1000..1000
     CORE_SCHED_COOKIE = "core_sched_cookie"  # str: the group whose cookie is shared

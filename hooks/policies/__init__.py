@@ -6,6 +6,7 @@ from typing import Final
 
 from hooks.policies import (
     batch_resource,
+    blkio,
     core_sched,
     cpu_normalization,
     cpuset_allocator,
@@ -22,6 +23,7 @@ from hooks.policy import Policy
 
 BUILTIN: Final[tuple[Policy, ...]] = (
     batch_resource.POLICY,
+    blkio.POLICY,
     cpu_normalization.POLICY,
     cpuset_allocator.POLICY,
     core_sched.POLICY,

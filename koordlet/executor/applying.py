@@ -29,6 +29,7 @@ from koordlet.executor.slots import (
     WriteReport,
 )
 from koordlet.executor.table import SlotTable, describe
+from linux.block_io import BLOCK_FILES
 from linux.cgroup_files import FILES, field_text
 from linux.resources import Resource
 
@@ -213,7 +214,12 @@ class Applier:
             del self.cookie_changes[next(iter(self.cookie_changes))]
 
     def _not_written(self, slot: Slot, error: OSError, write: PlannedWrite) -> None:
-        if error.errno in GONE:
+        if slot.resource in BLOCK_FILES and self._texts.host.is_dir(slot.directory):
+            # The group is there, so ENODEV is about the disk.
+            gone = False
+        else:
+            gone = error.errno in GONE
+        if gone:
             if slot.file is not None:
                 self._judge.unreadable(slot, error)
         elif error.errno in _UNSUPPORTED:

@@ -17,6 +17,7 @@ from functools import partial
 
 from koordlet.executor import node_wide, tasks, views
 from koordlet.executor.applying import Applier
+from koordlet.executor.block_io import plan_block_io
 from koordlet.executor.files import FilePlanner
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.judging import Judge
@@ -180,12 +181,14 @@ class Executor:
             dirty = self._judge.dirty(of_files, plan, now, pause)
             # Values that are not cgroup files are shared by many subjects: all of them or none.
             virtual = table.virtual() if len(of_files) < len(near) else {}
-        files = self._files.enable_controllers(self._judge.lacking)
+        block_io, lacking = plan_block_io(table, virtual, plan, now)
+        files = self._files.enable_controllers([*self._judge.lacking, *lacking])
         if dirty:
             files += self._files.plan(dirty, table.live() if around is None else around, plan, now)
         for slot in dirty:
             if slot.slot_key not in plan.planned:
                 self._judge.conclude(slot, plan)
+        files += block_io
         switches = node_wide.plan(table, virtual, plan, now)
         files = node_wide.hold_identities(table, files, switches)
         of_tasks = tasks.plan(table, virtual, plan, now)

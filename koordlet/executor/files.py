@@ -126,17 +126,17 @@ class FilePlanner:
             return []
         writes: dict[tuple[str, str], PlannedWrite] = {}
         for slot in lacking:
-            if slot.want is None or slot.file is None or not slot.place.startswith(f"{root}/"):
+            if slot.want is None or not slot.controller or not slot.place.startswith(f"{root}/"):
                 continue
             chain = [one for one in ancestors(slot.place) if is_below(one, root)]
             for above in reversed(chain):
                 directory = self._texts.layout.directory("", above)
-                if not self._texts.lists(f"{directory}/cgroup.controllers", slot.file.controller):
+                if not self._texts.lists(f"{directory}/cgroup.controllers", slot.controller):
                     if above == root:
                         break  # not ours to enable: the pods' root itself lacks it
-                elif self._texts.lists(f"{directory}/cgroup.subtree_control", slot.file.controller):
+                elif self._texts.lists(f"{directory}/cgroup.subtree_control", slot.controller):
                     continue
-                new = f"+{slot.file.controller}"
+                new = f"+{slot.controller}"
                 writes.setdefault(
                     (directory, new),
                     PlannedWrite(

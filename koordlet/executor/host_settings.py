@@ -6,6 +6,8 @@ value that another program writes over ours becomes the original.
 
 from __future__ import annotations
 
+import msgspec
+
 from koordlet.executor.records import Record
 from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
 from koordlet.executor.table import SlotTable
@@ -78,13 +80,14 @@ def write(
         record = table.journal.get(*slot.slot_key)
         if record is None or found not in record.ours:
             record = Record(
-                place="",
+                place=slot.place,
                 inode=0,
                 resource=slot.resource,
                 key=slot.key,
                 original=found,
                 ours=() if record is None else record.ours,
             )
+        record = msgspec.structs.replace(record, policy=slot.want.claim.policy)
         plan.keep(record.with_ours(value))
     slot.aim(value)
     plan.add(

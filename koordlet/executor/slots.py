@@ -15,6 +15,7 @@ import msgspec
 
 from hooks.claim import Claim
 from koordlet.executor.records import Record, RecordKey, RuntimeValues
+from linux.block_io import BLOCK_FILES, V2_CONTROLLER
 from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
 from linux.resources import Resource, Value
 
@@ -190,6 +191,13 @@ class Slot:
     @property
     def subject(self) -> str:
         return self.want.subject if self.want is not None else ""
+
+    @property
+    def controller(self) -> str:
+        """The cgroup v2 controller that the value needs; "" if none."""
+        if self.file is not None:
+            return self.file.controller
+        return V2_CONTROLLER if self.resource in BLOCK_FILES else ""
 
     @property
     def parked(self) -> bool:

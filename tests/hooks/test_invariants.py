@@ -23,7 +23,7 @@ from apis.qos import KubeQoS, QoSClass
 from hooks.check import LEVELS, claim_problem
 from hooks.compat import SWITCHES
 from hooks.engine import Engine
-from hooks.facts import KernelFacts, NodeInputs, NodeMeta, ResctrlFacts, Settings
+from hooks.facts import Disk, KernelFacts, NodeInputs, NodeMeta, ResctrlFacts, Settings
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
 from hooks.shape import shape_of
@@ -63,6 +63,10 @@ ALL_ON: dict[str, Any] = {
             "cpuQOS": {"enable": True, "schedIdle": int(name == "be")},
             "memoryQOS": {"enable": True, "minLimitPercent": 50, "throttlingPercent": 80},
             "resctrlQOS": {"enable": True},
+            "blkioQOS": {
+                "enable": True,
+                "blocks": [{"name": "/dev/sda", "type": "device", "ioCfg": {"readBPS": 1000}}],
+            },
         }
         for name in ("lsr", "ls", "be")
     },
@@ -79,6 +83,7 @@ KERNEL = KernelFacts(
     resctrl=ResctrlFacts(l3_domains=(0,), mb_domains=(0,), cbm_mask=0xFFF),
     gpus={0: DeviceNode("/dev/nvidia0", "c", 195, 0, 0o666)},
     gpu_control=(DeviceNode("/dev/nvidiactl", "c", 195, 255, 0o666),),
+    disks={"/dev/sda": (Disk("8:0"),)},
     rdma={"0000:09:00.0": DeviceNode("/dev/infiniband/uverbs0", "c", 231, 192, 0o666)},
 )
 RATIO = {keys.ANNOTATION_CPU_NORMALIZATION_RATIO: "2.00"}
@@ -133,6 +138,9 @@ GOOD = {
     keys.ANNOTATION_DEVICE_ALLOCATED: '{"gpu":[{"minor":0}],"rdma":[{"id":"0000:09:00.0"}]}',
     keys.ANNOTATION_OOM_SCORE_ADJ: "100",
     keys.ANNOTATION_OOM_SCORE_ADJ_SPEC: '{"main":200}',
+    keys.ANNOTATION_BLKIO_QOS: (
+        '{"blocks":[{"name":"/dev/sda","type":"device","ioCfg":{"ioWeightPercent":30}}]}'
+    ),
 }
 
 LABELS: tuple[dict[str, str], ...] = (
@@ -436,6 +444,7 @@ def test_upstreams_gates_and_defaults() -> None:
         "RdtResctrl": True,
         "CgroupReconcile": False,
         "SystemConfig": False,
+        "BlkIOReconcile": False,
     }
 
 

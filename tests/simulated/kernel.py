@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.simulated import core, cpu, cpuset, memory, small
+from tests.simulated import block_io, core, cpu, cpuset, memory, small
 from tests.simulated.core_sched import CoreScheduling
 from tests.simulated.faults import Crash, Faults, Operation
 from tests.simulated.proc import make_proc
@@ -27,12 +27,12 @@ CGROUP_ROOT = "/sys/fs/cgroup"
 UNDER_TEST = "daemon"
 
 V2_CONTROLLERS = (
-    cpuset.CPUSET, cpu.CPU, small.IO, memory.MEMORY, small.HUGETLB, small.PIDS,
+    cpuset.CPUSET, cpu.CPU, block_io.IO, memory.MEMORY, small.HUGETLB, small.PIDS,
 )  # fmt: skip
 V1_MOUNTS: tuple[tuple[Controller, ...], ...] = (
     (cpuset.CPUSET,),
     (cpu.CPU, cpu.CPUACCT),
-    (small.BLKIO,),
+    (block_io.BLKIO,),
     (memory.MEMORY,),
     (small.DEVICES,),
     (small.FREEZER,),
@@ -84,6 +84,8 @@ class SimulatedKernel:
         self.sysctls: dict[str, int] = {}
         self.switches: dict[str, int] = {}
         self.disks: set[str] = {"253:0"}
+        self.bfq_disks: set[str] = set()
+        self.iocost: dict[str, block_io.IOCost] = {}
         self.offline_cpus: set[int] = set()
         self.core_scheduling = CoreScheduling(self)
         self.own_pid = 0

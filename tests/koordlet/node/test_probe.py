@@ -6,9 +6,11 @@ import errno
 
 import pytest
 
+from hooks.facts import Disk
 from koordlet.node.probe import SCRATCH, Probed, pods_cpus, probe_kernel
 from linux.discovery import discover
 from linux.resources import Resource
+from tests.linux.test_block_devices import put
 from tests.simulated import (
     ANOLIS_8,
     DEBIAN_12_V1,
@@ -20,6 +22,7 @@ from tests.simulated import (
     Profile,
     SimulatedKernel,
 )
+from tests.simulated.vfs import text
 
 ALWAYS = {
     Resource.CPU_SHARES,
@@ -135,3 +138,46 @@ def test_the_cpus_of_pods_are_those_that_the_kernel_lets_them_ask_for(profile: P
     kernel.set_online(last, online=False)
     left = everything - {last} if profile.cgroup == 1 else everything
     assert set(pods_cpus(kernel, discover(kernel)) or ()) == left
+
+
+def test_block_devices_are_resolved_to_whole_disks_with_their_scheduler() -> None:
+    kernel = SimulatedKernel(DEBIAN_12_V2)
+    Kubelet(kernel)
+    put(kernel, "sda", "8:0")
+    put(kernel, "sda1", "8:1", disk="sda")
+    put(kernel, "sdb", "8:16")
+    put(kernel, "dm-0", "252:0", slaves=("sda1", "sdb"), mapper="my--vg-log--1", lvm=True)
+    kernel.sysfs.put("devices/virtual/block/sdb/queue/scheduler", text("none [bfq] kyber\n"))
+    facts = probe_kernel(kernel, discover(kernel)).facts
+    sda, sdb = Disk("8:0"), Disk("8:16", bfq=True)
+    assert facts.disks == {
+        "/dev/sda": (sda,),
+        "/dev/sda1": (sda,),
+        "/dev/sdb": (sdb,),
+        "/dev/dm-0": (sda, sdb),
+        "/dev/mapper/my--vg-log--1": (sda, sdb),
+        "/dev/my-vg/log-1": (sda, sdb),
+    }
+    assert facts.volume_groups == {"my-vg": (sda, sdb)}
+
+
+@pytest.mark.parametrize(
+    ("profile", "resource", "supported"),
+    [
+        (DEBIAN_12_V1, Resource.BLKIO_READ_BPS, True),
+        (DEBIAN_12_V1, Resource.BLKIO_COST_QOS, False),
+        (DEBIAN_12_V1, Resource.BLKIO_LATENCY, False),
+        (ANOLIS_8, Resource.BLKIO_COST_QOS, True),
+        (ANOLIS_8, Resource.BLKIO_COST_WEIGHT, True),
+        (DEBIAN_12_V2, Resource.BLKIO_LATENCY, True),
+        (DEBIAN_12_V2, Resource.BLKIO_COST_MODEL, True),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_files_of_block_io_count_where_they_are(
+    profile: Profile, resource: Resource, supported: bool
+) -> None:
+    _, result = probed(profile)
+    assert (resource in result.facts.supported) is supported
+    if not supported:
+        assert result.reasons[resource]
