@@ -33,7 +33,7 @@ def _bed(profile: Profile, journal_path: str | None = None) -> Bed:
 
 
 def _want(bed: Bed, lines: Lines, *, place: str | None = None, subject: str = "be") -> None:
-    directory = bed.kubelet.qos_dir("besteffort") if place is None else place
+    directory = bed.kubelet.qos_dir("BestEffort") if place is None else place
     bed.executor.want(
         subject,
         [
@@ -44,7 +44,7 @@ def _want(bed: Bed, lines: Lines, *, place: str | None = None, subject: str = "b
 
 
 def _text(bed: Bed, file: str, *, place: str | None = None) -> str:
-    directory = bed.kubelet.qos_dir("besteffort") if place is None else place
+    directory = bed.kubelet.qos_dir("BestEffort") if place is None else place
     controller = "blkio" if bed.kernel.profile.cgroup == 1 else ""
     return bed.kernel.text(f"{bed.layout.directory(controller, directory)}/{file}")
 
@@ -91,7 +91,7 @@ def test_a_limit_of_another_program_returns_after_a_restart(
     profile: Profile, tmp_path: object
 ) -> None:
     bed = _bed(profile, f"{tmp_path}/journal")
-    directory = bed.kubelet.qos_dir("besteffort")
+    directory = bed.kubelet.qos_dir("BestEffort")
     if profile.cgroup == 2:
         path, line = f"/sys/fs/cgroup/{directory}/io.max", "8:0 rbps=77"
     else:
