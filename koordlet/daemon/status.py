@@ -246,6 +246,7 @@ def of_reconciler(parts: Parts) -> Plain:
     return {
         "passes": stats.passes,
         "podUpdates": stats.pod_updates,
+        "standingUpdates": stats.standing_updates,
         "written": stats.written,
         "failed": stats.failed,
         "restored": stats.restored,

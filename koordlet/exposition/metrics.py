@@ -260,6 +260,11 @@ def _repair(readings: Readings) -> Iterator[Metric]:
     for name, text, value in (
         ("passes", "Reconcile passes.", stats.passes),
         ("pod_updates", "Updates of single pods between passes.", stats.pod_updates),
+        (
+            "standing_updates",
+            "Updates of single subjects whose standing claims changed, between passes.",
+            stats.standing_updates,
+        ),
         ("crashed_passes", "Reconcile passes that failed by a defect.", stats.crashed_passes),
         ("writes", "Kernel writes.", stats.written),
         ("refused_writes", "Kernel writes that were refused.", stats.failed),
