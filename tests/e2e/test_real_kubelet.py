@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from apis.keys import ANNOTATION_NODE_RESERVATION
 from koordlet.manifests import files
 from kube.client import STRATEGIC_PATCH, Client, encode_object
 from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS
@@ -100,8 +103,12 @@ def here(
 async def configure(client: Client) -> None:
     """Once kubelet has registered: what a manager and an operator write for the node."""
     await registered(lambda: read(client, NODES, NODE_NAME), seconds=60)
-    annotations = {"metadata": {"annotations": {RATIO: "1.25"}}}
-    await client.patch(NODES, NODE_NAME, msgspec.json.encode(annotations))
+    annotations = {RATIO: "1.25"}
+    if FIRST != SHARED:
+        # The pools that koordlet reports are then those of the object that is written below.
+        annotations[ANNOTATION_NODE_RESERVATION] = json.dumps({"reservedCPUs": FIRST})
+    body = msgspec.json.encode({"metadata": {"annotations": annotations}})
+    await client.patch(NODES, NODE_NAME, body)
     batch = {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "2Gi"}
     status = {"status": {"capacity": batch, "allocatable": batch}}
     await client.patch(NODES, NODE_NAME, msgspec.json.encode(status), subresource="status")
@@ -234,6 +241,30 @@ def test_a_pod_has_its_values(
         assert found == container
         for name, value in pod.items():
             eventually(here.runtime, made, name, value, level="pod")
+
+
+def test_the_topology_has_kubelets_policy_the_cpus_and_the_zones(here: Node) -> None:
+    """Over what the bed wrote into the object: pools of some CPUs, and no zones."""
+
+    def annotations() -> dict[str, Any]:
+        stored = here.ask(lambda client: read(client, NODE_RESOURCE_TOPOLOGIES, NODE_NAME))
+        made: dict[str, Any] = {**stored["metadata"]["annotations"], "zones": stored["zones"]}
+        return made
+
+    wait_until(lambda: "node.koordinator.sh/cpu-topology" in annotations(), "koordlet's report")
+    found = annotations()
+    cpus = [each["id"] for each in json.loads(found["node.koordinator.sh/cpu-topology"])["detail"]]
+    assert set(cpus) == os.sched_getaffinity(0)
+    assert json.loads(found["kubelet.koordinator.sh/cpu-manager-policy"]) == {"policy": "none"}
+    (zone,) = found["zones"]
+    amounts = {each["name"]: each["capacity"] for each in zone["resources"]}
+    assert (zone["name"], amounts["cpu"]) == ("node-0", str(len(cpus)))
+    (kept,) = [
+        each
+        for each in here.koordlet.query("status")["reports"]["objects"]
+        if each["kind"] == "NodeResourceTopology"
+    ]
+    assert kept["problem"] == ""
 
 
 def test_an_in_place_resize_reaches_the_kernel_through_the_policies(here: Node) -> None:
