@@ -347,6 +347,8 @@ class View:
         for keys, _, values in self._store.windows(metric, self._now, within_s):
             present = ~np.isnan(values)
             have = np.flatnonzero(present.any(axis=1))
+            if not len(have):
+                continue  # no round, or no sample, is as recent
             newest = values[have, _last(present[have])]
             result.update(
                 zip((keys[index] for index in have.tolist()), newest.tolist(), strict=True)
@@ -372,8 +374,9 @@ class View:
         parts: list[Floats] = []
         for names, times, values in self._store.windows(metric, self._now, within_s):
             have = np.flatnonzero((~np.isnan(values)).any(axis=1))
-            keys.extend(names[index] for index in have.tolist())
-            parts.append(_statistics(times, values[have]))
+            if len(have):
+                keys.extend(names[index] for index in have.tolist())
+                parts.append(_statistics(times, values[have]))
         whole = np.concatenate(parts, axis=1) if parts else np.empty((8, 0))
         return Statistics(tuple(keys), whole[0].astype(np.int64), *whole[1:])
 

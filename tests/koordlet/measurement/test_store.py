@@ -278,3 +278,13 @@ def test_other_threads_read_whole_rounds_while_one_records() -> None:
         for reader in readers:
             reader.join()
     assert not wrong
+
+
+def test_a_window_without_a_round_has_no_newest_sample_and_no_average() -> None:
+    store = Store()
+    store.add_table("pods", interval_s=1.0, retention_s=60.0)
+    store.record("pods", 100.0, {Series(Metric.POD_CPU, "u1"): 2.0})
+    late = store.view(150.0)
+    assert late.latest_of(Metric.POD_CPU, within_s=2.0) == {}
+    assert late.averages(Metric.POD_CPU, within_s=2.0) == {}
+    assert len(late.statistics(Metric.POD_CPU, within_s=2.0).keys) == 0
