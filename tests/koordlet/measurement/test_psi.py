@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,7 @@ from tests.conftest import require
 from tests.koordlet.measurement.rounds import Rounds
 from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, RHEL_9, SimulatedKernel
 from tests.simulated.profiles import Feature, Profile
+from tests.waiting import wait_until
 
 POD, BOX = "kubepods/podone", "kubepods/podone/box"
 
@@ -139,3 +145,47 @@ def test_a_cgroup_with_braces_in_its_name_is_found() -> None:
         PressureCollector(), kernel, Targets(layout, (PodTarget("u", "odd{}name"),))
     )
     assert Series(Metric.POD_PSI, "u", "cpu.some.avg10") in rounds.next()
+
+
+@contextlib.contextmanager
+def crowded_group() -> Iterator[tuple[str, str]]:
+    """A v2 group of this test's own with two spinning processes on one CPU; yields the hierarchy
+    and the group's path in it."""
+    mounts = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    mount = next((one for one in mounts if os.path.exists(f"{one}/cgroup.controllers")), None)
+    require(mount and os.geteuid() == 0, "root and a cgroup v2 hierarchy", tier="v2")
+    require(Path("/proc/pressure").is_dir(), "a kernel with PSI (psi=1)", tier="psi")
+    assert mount is not None
+    name = f"koord-test-psi-{os.getpid()}"
+    group = Path(mount, name)
+    group.mkdir()
+    cpu = min(os.sched_getaffinity(0))
+    program = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    spinners = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    try:
+        for spinner in spinners:
+            (group / "cgroup.procs").write_text(str(spinner.pid))
+        yield mount, name
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+        group.rmdir()
+
+
+def test_two_spinners_on_one_cpu_wait_half_of_the_time() -> None:
+    with crowded_group() as (mount, name):
+        layout = Layout(2, {"": mount}, Driver.CGROUPFS, "")
+        rounds = Rounds(
+            PressureCollector(interval_s=1.0),
+            LocalFiles(),
+            Targets(layout, (PodTarget("u", name),)),
+        )
+        stall = Series(Metric.POD_PSI, "u", "cpu.some.stall")
+
+        def waits() -> bool:
+            rounds.now = time.monotonic()
+            return rounds.next(0.0).get(stall, 0.0) > 50.0
+
+        wait_until(waits, "more than half of the time is waited", timeout_s=30, every_s=0.5)
+        rounds.collector.close()
