@@ -35,6 +35,7 @@ class FakeGpu:
     mig: list[tuple[str, str, int]] | None = None  # places: uuid ("" is empty), name, bytes
     watchable: bool = True
     measures: bool = True
+    computes: bool = True
     lost: bool = False
 
     def __post_init__(self) -> None:
@@ -145,7 +146,10 @@ class FakeNvml:
         return Handle(handle.gpu, self.session, part)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]:
-        return _processes(self._gpu(handle).compute)
+        gpu = self._gpu(handle)
+        if not gpu.computes:
+            raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _processes(gpu.compute)
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle) -> list[Any]:
         if self._gpu(handle).mig is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +26,7 @@ from tests.koordlet.measurement.fake_nvml import FakeGpu, FakeNvml
 from tests.koordlet.measurement.rounds import Rounds
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, SimulatedKernel
 from tests.simulated.profiles import Profile
+from tests.waiting import wait_until
 
 WALL = 1_000_000.0
 NOW_US = int(WALL * 1e6)
@@ -62,6 +66,25 @@ def test_a_process_that_computes_and_draws_counts_once() -> None:
     gpu = FakeGpu(0, compute=[(7, 100)], graphics=[(7, 100), (9, None)])
     (usage,) = session(FakeNvml(gpu)).query().gpus
     assert usage.processes == (ProcessUsage(7, 0.0, 100), ProcessUsage(9, 0.0, None))
+
+
+def test_a_gpu_without_a_list_of_computing_processes_has_those_that_draw() -> None:
+    gpu = FakeGpu(0, compute=[(7, 100)], graphics=[(9, 5)], computes=False)
+    (usage,) = session(FakeNvml(gpu)).query().gpus
+    assert usage.processes == (ProcessUsage(9, 0.0, 5),)
+
+
+def test_a_missing_library_is_a_failure_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlFailure, match="nvidia-ml-py is missing"):
+        Session()
+
+
+def test_this_machine_without_the_driver_says_so() -> None:
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has an NVIDIA driver")
+    with pytest.raises(NvmlFailure, match="NVML does not start"):
+        Session()
 
 
 def test_each_sample_counts_once() -> None:
@@ -106,7 +129,8 @@ def test_a_lost_gpu_is_unhealthy_and_leaves_the_others() -> None:
 def test_critical_errors_mark_their_gpu_and_those_of_applications_none() -> None:
     nvml = FakeNvml(FakeGpu(0), FakeGpu(1))
     asked = session(nvml)
-    nvml.events = [(nvml.gpus[0], 31), (nvml.gpus[1], 79)]
+    applications = (13, 31, 43, 45, 68, 109)
+    nvml.events = [*((nvml.gpus[0], xid) for xid in applications), (nvml.gpus[1], 79)]
     codes = [usage.gpu.error_code for usage in asked.query().gpus]
     assert codes == ["", "Xid79"]
     assert [usage.gpu.error_code for usage in asked.query().gpus] == codes
@@ -198,6 +222,32 @@ def test_a_driver_that_hangs_holds_up_no_round_and_its_return_is_noticed() -> No
     nvml.may_answer.set()
     assert Series(Metric.NODE_GPU_MEMORY, "GPU-0", "0") in answered(rounds)
     rounds.collector.close()
+
+
+def test_close_ends_the_session() -> None:
+    nvml = FakeNvml(FakeGpu(0))
+    _, rounds = machine(nvml)
+    rounds.next()
+    answered(rounds)
+    assert isinstance(rounds.collector, GpuCollector) and rounds.collector.wait(10)
+    assert nvml.started == 1
+    rounds.collector.close()
+    wait_until(lambda: nvml.started == 0, "the session has ended")
+    rounds.collector.close()
+
+
+def test_close_while_the_driver_hangs_ends_the_session_later() -> None:
+    nvml = FakeNvml(FakeGpu(0))
+    _, rounds = machine(nvml)
+    rounds.next()
+    answered(rounds)
+    assert isinstance(rounds.collector, GpuCollector) and rounds.collector.wait(10)
+    nvml.may_answer.clear()
+    rounds.next()
+    rounds.collector.close()
+    assert nvml.started == 1
+    nvml.may_answer.set()
+    wait_until(lambda: nvml.started == 0, "the session has ended")
 
 
 def test_a_session_that_failed_is_made_again() -> None:
