@@ -17,6 +17,7 @@ most 1 % of the CPUs (at least one CPU) is noise until it has lasted for 2 steps
 
 Policy `cfsQuota`: q = max(amount x 100 µs per milli-core, 2000 µs) per 100 ms for all best-effort
 pods. A change below 1 % of the node is left out, and q rises by at most 10 % of the node in a step.
+On cgroup v1 the quotas of the single pods and containers are lifted meanwhile.
 
 Upstream's rule and the worked examples: docs/facts/koordlet.md, "CPU suppression".
 """
@@ -42,7 +43,7 @@ from apis.quantity import ZERO
 from apis.topology import parse_node_reservation
 from hooks import compat
 from hooks.claim import Claim, Op, Rank
-from hooks.standing import Claims, Standing
+from hooks.standing import Claims, Standing, merged
 from hooks.subject import Level, Pod, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.cpu_choice import choose, share
@@ -393,17 +394,9 @@ def _by_quota(
     pool = Standing()
     if not situation.inputs.settings.gate("BECPUManager", default=False):
         pool = _pool_claims(owners, situation)
-    by_class = dict(pool.by_class)
-    if situation.inputs.kernel.cgroup_version == 1:
-        # v1 refuses a group's quota above that of a group around it, so the creation of a container
-        # with such a quota would fail. v2 takes it.
-        why = "no more than all best-effort pods together, or cgroup v1 refuses it"
-        bound = _claim(Resource.CPU_CFS_QUOTA, quota_us, why, source, op=Op.WITHIN)
-        of_containers = (Level.CONTAINER, KubeQoS.BESTEFFORT)
-        by_class[of_containers] = (*by_class.get(of_containers, ()), bound)
-    standing = Standing(
-        {**pool.by_subject, _ROOT: (*pool.by_subject.get(_ROOT, ()), claim)}, by_class
-    )
+    held = "the quota of all best-effort pods holds this one"
+    lifted = lifted_below(situation, NAME, held, source)
+    standing = merged([pool, Standing({_ROOT: (claim,)}), lifted])
     notes: tuple[Note, ...] = ()
     if changed:
         before = "unlimited" if state.quota_us == UNLIMITED else f"{state.quota_us} µs"
@@ -416,6 +409,28 @@ def _by_quota(
         summary=f"best-effort pods with {cores:g} cores: "
         f"{amount} = {amount.milli / 1000:.1f} cores" + (f" ({degraded})" if degraded else ""),
     )
+
+
+def lifted_below(situation: Situation, policy: str, reason: str, source: str) -> Standing:
+    """Return the claims that go with a quota of the besteffort directory.
+
+    cgroup v1 refuses a group whose quota is above its parent's, and the runtime then fails to make
+    the container. It accepts groups without a quota, and so pods and containers lose theirs. A
+    bound instead would come too late where the directory's quota falls between the reply to the
+    runtime and the container's creation. v2 accepts any quota, and the limits stay.
+    """
+    if situation.inputs.kernel.cgroup_version != 1:
+        return Standing()
+    claim = Claim(
+        resource=Resource.CPU_CFS_QUOTA,
+        value=UNLIMITED,
+        policy=policy,
+        reason=reason,
+        source=source,
+        rank=Rank.EMERGENCY,
+    )
+    levels = (Level.POD, Level.CONTAINER)
+    return Standing(by_class={(level, KubeQoS.BESTEFFORT): (claim,) for level in levels})
 
 
 def next_quota(milli: int, present_us: int, capacity_milli: int) -> int:

@@ -43,11 +43,11 @@ import msgspec
 from apis.qos import KubeQoS
 from hooks.amounts import limit_of_pod, request_of_pod
 from hooks.claim import Claim, Op, Rank
-from hooks.standing import Claims, Standing
+from hooks.standing import Claims, Standing, merged
 from hooks.subject import Amounts, Pod, PodSubject, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.cpu_owners import ENDED
-from koordlet.qos.cpu_suppress import is_best_effort
+from koordlet.qos.cpu_suppress import is_best_effort, lifted_below
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
 
@@ -156,8 +156,12 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     summary = "; ".join(parts)
     if cpu_pressure is None and memory_pressure is None:
         summary = "no pressure of latency-sensitive pods is measured (gate PSICollector)"
+    standing = Standing(claims)
+    if _ROOT in claims:
+        held = "the quota of all best-effort pods holds this one"
+        standing = merged([standing, lifted_below(situation, NAME, held, _SOURCE)])
     return State(cpu, memory), Verdict(
-        standing=Standing(claims),
+        standing=standing,
         notes=tuple(_notes(state, State(cpu, memory), parts)),
         gauges={
             ("pressure_squeeze_ratio", (("resource", "cpu"),)): cpu.squeeze,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
 from apis.cpuset import CpuSet
+from apis.keys import ANNOTATION_EXTENDED_RESOURCE_SPEC, LABEL_QOS_CLASS
 from koordlet.daemon import parts
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos import cpu_burst, cpu_suppress
@@ -61,7 +64,9 @@ def cpus_of(n: Node, *places: str) -> list[CpuSet]:
     return [CpuSet.parse(n.kernel.text(n.kubelet.path(place, name))) for place in places]
 
 
-async def report_pod(n: Node, pod: Pod) -> None:
+async def report_pod(
+    n: Node, pod: Pod, *, qos: str = "", annotations: Mapping[str, str] | None = None
+) -> None:
     """Tell koordlet of a pod's sandbox, with the directory of its group."""
     assert pod.sandbox is not None
     linux = nri.LinuxPodSandbox(
@@ -75,6 +80,8 @@ async def report_pod(n: Node, pod: Pod) -> None:
             name=f"pod-{pod.uid[:4]}",
             uid=pod.uid,
             namespace="default",
+            labels={LABEL_QOS_CLASS: qos},
+            annotations=dict(annotations or {}),
             pid=1,
             linux=linux,
         )
@@ -146,6 +153,18 @@ def test_best_effort_groups_follow_the_load_and_get_everything_back(
     run(test)
 
 
+BATCH_LIMIT = json.dumps(
+    {
+        "containers": {
+            "main": {
+                "requests": {"kubernetes.io/batch-cpu": "2k"},
+                "limits": {"kubernetes.io/batch-cpu": "2k"},
+            }
+        }
+    }
+)
+
+
 @BOTH
 def test_the_quota_of_the_besteffort_directory_follows_and_returns(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
@@ -155,16 +174,33 @@ def test_the_quota_of_the_besteffort_directory_follows_and_returns(
         async with node(profile) as n:
             n.put(suppress(cpuSuppressPolicy="cfsQuota"))
             name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
-            path = n.kubelet.path(n.kubelet.qos_dir("BestEffort"), name)
+
+            def quota(place: str) -> str:
+                return n.kernel.text(n.kubelet.path(place, name)).split()[0]
+
+            root = n.kubelet.qos_dir("BestEffort")
             measured.values[Series(Metric.NODE_CPU)] = 3.0
-            n.kubelet.add_pod(NOTHING, qos="BestEffort")
-            original = n.kernel.text(path)
+            pod = n.kubelet.add_pod(NOTHING, qos="BestEffort")
+            original = quota(root)
             async with n.running():
-                await until("one CPU", lambda: n.kernel.text(path).split()[0] == "100000")
+                spec = {ANNOTATION_EXTENDED_RESOURCE_SPEC: BATCH_LIMIT}
+                await report_pod(n, pod, qos="BE", annotations=spec)
+                await until("one CPU", lambda: quota(root) == "100000")
+                container = pod.start(NOTHING)
+                answered = await report_container(n, pod, container)
+                # Two CPUs are the limit. v1 would refuse to start the container with it.
+                unlimited = profile.cgroup == 1
+                assert answered.cpu.quota.value == (0 if unlimited else 200_000)
+                await until(
+                    "the pod's quota",
+                    lambda: quota(pod.cgroup) == ("-1" if unlimited else "200000"),
+                )
                 measured.values[Series(Metric.NODE_CPU)] = 4.5
-                await until("the least", lambda: n.kernel.text(path).split()[0] == "2000")
+                await until("the least", lambda: quota(root) == "2000")
                 n.put(slo())
-                await until("the original", lambda: n.kernel.text(path) == original)
+                await until("the original", lambda: quota(root) == original)
+                await until("the limit", lambda: quota(pod.cgroup) == "200000")
+                await until("the container's", lambda: quota(container.cgroup) == "200000")
 
     run(test)
 

@@ -33,7 +33,6 @@ from hooks.subject import (
     Pod,
     PodSubject,
     QosSubject,
-    Requested,
     SandboxSubject,
     Subject,
 )
@@ -477,17 +476,21 @@ def test_the_quota_policy_claims_a_quota_and_keeps_best_effort_off_lse_cpus() ->
     assert str(cpus_of(verdict.standing, PodSubject(BATCH))) == "4-15"
 
 
-def test_on_v1_no_new_container_asks_for_more_than_the_directory_has() -> None:
-    """The kernel would refuse its quota, and the runtime the container."""
+def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
+    """The kernel refuses a group with a larger quota than its parent, and takes one without."""
     by_quota = slo(cpuSuppressPolicy="cfsQuota")
-    new = ContainerSubject(
-        pod=BATCH, name="main", id="c9", requested=Requested(cfs_quota_us=400_000)
-    )
-    for version, quota_us in ((1, 340_000), (2, None)):
-        inputs = msgspec.structs.replace(node(), kernel=KernelFacts(cgroup_version=version))
-        _, verdict = step(State(), at(9.0, 6.0, 2.0, inputs=inputs, slo=by_quota))
-        decided = engine(inputs).decide(new, standing=verdict.standing.of(new))
-        assert decided.value(QUOTA) == quota_us
+    for kernel, lifted in ((KernelFacts(supported=EVERYTHING), True), (V2, False)):
+        situation = at(slo=by_quota, inputs=node(kernel=kernel))
+        state, verdict = step(State(), situation)
+        container = ContainerSubject(pod=BATCH, name="main", id="c1")
+        for subject in (PodSubject(BATCH), container):
+            values = [c.value for c in verdict.standing.of(subject) if c.resource is QUOTA]
+            assert values == ([UNLIMITED] if lifted else [])
+        assert not verdict.standing.of(PodSubject(LS))
+        assert [note.message.partition(":")[0] for note in verdict.notes] == [
+            "best-effort quota unlimited -> 340000 µs"
+        ]
+        assert not step(state, situation)[1].notes
 
 
 # -- off --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from koordlet.qos.psi import (
     step,
 )
 from koordlet.qos.strategy import Situation, Verdict
-from linux.resources import Resource
+from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import GIB, MAINLINE, a_pod, batch, be_pod, engine, node
 from tests.koordlet.qos.situations import a_situation
 
@@ -246,6 +246,14 @@ def test_a_kernel_without_memory_high_bounds_cpu_alone() -> None:
     kernel = KernelFacts(supported=MAINLINE - {HIGH})
     state, verdict = after(10, State(), at(50.0, 50.0, inputs=node(kernel=kernel)))
     assert state.memory.squeeze == 0.0 and set(verdict.standing.by_subject) == {ROOT.key}
+
+
+def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
+    for version, lifted in ((1, UNLIMITED), (2, None)):
+        kernel = KernelFacts(cgroup_version=version, supported=MAINLINE)
+        _, verdict = after(10, State(), at(50.0, inputs=node(kernel=kernel)))
+        assert decided(verdict, PodSubject(LARGE), QUOTA) == lifted
+        assert decided(verdict, PodSubject(WEB), QUOTA) is None
 
 
 # -- beside suppression -----------------------------------------------------------------------
