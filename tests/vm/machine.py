@@ -29,14 +29,16 @@ _TROUBLE = re.compile(
     r"Kernel panic|KOORD-VM: failed|emergency mode|You are in rescue mode"
     r"|Out of memory and no killable"
 )
-# Shows SMT and L3 to the guest, and asks little that software emulation lacks: its cmpxchg16b
-# spoils the flags now and then, which ends the guest in a panic in the slab allocator.
-_CPU = "Nehalem,l3-cache=on,cx16=off"
+# Shows SMT and L3 to the guest, has what NumPy is built for (x86-64-v2), and asks little that
+# software emulation lacks.
+_CPU = "Nehalem,l3-cache=on"
+# Feature 141 is cmpxchg16b, which x86-64-v2 includes. Emulated, it spoils the flags now and then,
+# which ends the guest in a panic in the slab allocator; programs still find it.
 _KERNEL_ARGUMENTS = (
     "console=ttyS0", "loglevel=4", "psi=1", "panic=-1", "mitigations=off", "nokaslr",
     "systemd.unit=koord.target", "systemd.unified_cgroup_hierarchy=1", "cgroup_no_v1=all",
     "systemd.show_status=1", "random.trust_cpu=on", "net.ifnames=0", "audit=0", "apparmor=0",
-    "selinux=0", "nowatchdog", "no_timer_check",
+    "selinux=0", "nowatchdog", "no_timer_check", "clearcpuid=141",
 )  # fmt: skip
 
 
