@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from apis.keys import BATCH_CPU, CPU, MID_CPU
 from apis.qos import KubeQoS
 from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.cpu_evict import STRATEGY, step
-from koordlet.qos.strategy import Shortage, Situation, Verdict
-from tests.koordlet.qos.eviction_making import a_pod, a_situation, on_node, steady, used
+from koordlet.qos.strategy import PodOnNode, Shortage, Situation, Verdict
+from tests.koordlet.qos.eviction_making import (
+    Measured,
+    a_pod,
+    a_situation,
+    on_node,
+    steady,
+    used,
+)
 
 BE_SLO = {
     "cpuEvictBESatisfactionLowerPercent": 50,
@@ -168,10 +176,25 @@ def test_sidecars_count_and_init_containers_do_not() -> None:
 def test_without_a_specification_the_annotation_of_admission_counts() -> None:
     text = '{"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "700"}}}}'
     pod = be("p", 1, annotations={"node.koordinator.sh/extended-resource-spec": text})
-    from msgspec.structs import replace
-
     situation = satisfaction(pods=[replace(pod, specs=())])
     assert [victim.releases for victim in only(situation).victims] == [700]
+
+
+@pytest.mark.parametrize("annotations", [{}, {"node.koordinator.sh/extended-resource-spec": "{"}])
+def test_a_pod_whose_requests_are_not_known_is_no_victim(annotations: dict[str, str]) -> None:
+    pod = replace(be("p", 1, annotations=annotations), specs=())
+    assert only(satisfaction(pods=[pod])).victims == ()
+
+
+@pytest.mark.parametrize(
+    "missing", [Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT]
+)
+def test_satisfaction_needs_all_three_series(missing: Metric) -> None:
+    samples = {
+        series: values for series, values in be_samples().items() if series != (missing, "", "")
+    }
+    assert len(samples) == 2
+    assert verdict(satisfaction(samples={**samples, **PODS_USED})) == Verdict()
 
 
 def test_pods_that_release_nothing_have_ended_or_are_not_best_effort_are_no_victims() -> None:
@@ -375,6 +398,31 @@ def test_the_order_and_the_candidates_of_use() -> None:
     ]
 
 
+def test_a_bad_sub_priority_counts_as_none_and_is_a_fault() -> None:
+    bad = a_pod("a", priority=5500, enabled=True, labels={"koordinator.sh/priority": "high"})
+    found = verdict(busy(pods=[bad]))
+    assert names(found.shortages[0]) == ["a"]
+    assert [error.field for error in found.faults] == ['metadata.labels["koordinator.sh/priority"]']
+
+
+def test_a_node_whose_capacity_is_not_known_is_not_busy() -> None:
+    assert verdict(busy(cpu_milli=0)) == Verdict()
+
+
+def test_an_old_sample_is_not_the_newest() -> None:
+    asked: list[float] = []
+
+    class Watched(Measured):
+        def latest(self, series: Series, *, within_s: float) -> float | None:
+            asked.append(within_s)
+            return super().latest(series, within_s=within_s)
+
+    situation = busy()
+    measurements = Watched({Series(Metric.NODE_CPU): steady(29.3)})
+    step(None, replace(situation, measurements=measurements, interval_s=5.0))
+    assert asked and set(asked) == {10.0}
+
+
 # --- requests ----------------------------------------------------------------------------------
 
 ALLOCATABLE_SLO = {
@@ -426,6 +474,27 @@ def test_a_batch_pod_does_not_go_for_mid_pressure() -> None:
     )
     short = only(requested(pods=[batch, mid]))
     assert (short.resource, short.needed, names(short)) == ("kubernetes.io/mid-cpu", 1000, ["m"])
+
+
+def test_only_pods_that_count_and_request_it_leave_a_resource() -> None:
+    def gone(name: str, priority: int, milli: int) -> PodOnNode:
+        amounts = {"batch_cpu_request_milli": milli}
+        return on_node(a_pod(name, qos="BE", priority=priority, requests=amounts), terminating=True)
+
+    labelled = {"koordinator.sh/priority-class": "koord-batch"}
+    above = on_node(
+        a_pod(
+            "above",
+            priority=9000,
+            labels=labelled,
+            requests={"batch_cpu_request_milli": 7},
+        ),
+        terminating=True,
+    )
+    pods = [gone("goes", 5000, 14000), gone("empty", 5000, 0), above]
+    short = only(requested(pods=pods))
+    assert [(one.pod.name, one.releases) for one in short.leaving] == [("goes", 14000)]
+    assert (short.needed, short.victims) == (4000, ())
 
 
 def test_plain_cpu_is_counted_in_milli_cores_and_can_be_released() -> None:

@@ -101,6 +101,9 @@ def test_a_shortage_that_cannot_be_covered_says_why() -> None:
     assert taken(round_, refusing=("b",)) == ["a"]
     (left,) = round_.uncovered()
     assert (left.missing, left.why) == (90, "Pod default/b: refused by a budget")
+    round_ = a_round(short(100, ("a", 10), ("b", 10)))
+    assert taken(round_, refusing=("a", "b")) == []
+    assert round_.uncovered()[0].why == "Pod default/a: refused by a budget, and 1 more"
     (left,) = a_round(short(5)).uncovered()
     assert left.why == "no pod is left that may be evicted and would release any"
 
