@@ -29,6 +29,7 @@ from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
 from koordlet.qos.registry import STRATEGIES
 from koordlet.reconciler.reconciler import Reconciler
+from koordlet.reporters.terway import TerwayFiles
 from koordlet.state.snapshot import Snapshot
 from linux.discovery import DiscoveryError
 from linux.procfs import boot_id
@@ -225,6 +226,8 @@ def restore(config: Config) -> int:
             return 0
         prepare_run_dir(config.run_dir)
         with daemon_lock(config.run_dir):
+            if TerwayFiles(config.terway_qos.directory).remove():
+                print("the files of terway-qos are removed")
             return _restore(config, f"{config.run_dir}/{JOURNAL}")
     except LockHeld as held:
         print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)

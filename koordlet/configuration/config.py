@@ -261,6 +261,12 @@ class Recording(Section, frozen=True):
     max_disk_space_mb: int = 64
 
 
+class TerwayQos(Section, frozen=True):
+    """The agent terway-qos. directory: where it looks for its files."""
+
+    directory: str = "/var/lib/terway/qos"
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -313,6 +319,7 @@ class Config(Section, frozen=True):
     recording: Recording = Recording()
     reports: Reports = Reports()
     prediction: Prediction = Prediction()
+    terway_qos: TerwayQos = TerwayQos()
     log: Log = Log()
 
     def settings(self) -> Settings:

@@ -76,6 +76,7 @@ BEYOND_POLICIES: Final = frozenset(
         "PodResourcesProxy",
         "RDMADevices",
         "ResctrlCollector",
+        "TerwayQoS",
     }
 )
 """Gates that have an effect here but are not the gate of a policy."""

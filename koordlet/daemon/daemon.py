@@ -111,6 +111,7 @@ class Daemon:
         self._background.spawn("audit", parts.audit.run())
         await parts.start_measuring()
         self._background.spawn("reports", parts.reporting.run())
+        self._background.spawn("terway-qos", parts.terway.run())
         self._background.spawn("evictions", parts.evictions.run())
         self._background.spawn("leases", parts.dynamics.end_leases())
         self._background.spawn("housekeeping", self._housekeeping())

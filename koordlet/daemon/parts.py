@@ -34,6 +34,7 @@ from koordlet.daemon.passes import Passes
 from koordlet.daemon.reporting import Reporting
 from koordlet.daemon.showing import Showing
 from koordlet.daemon.sweep import Sweep
+from koordlet.daemon.terway import Terway
 from koordlet.daemon.topology_facts import TopologyFacts
 from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
@@ -209,6 +210,15 @@ class Parts:
             devices=DeviceFacts(
                 config, host, gpus=lambda: gpu_answer(self.sampler), gate=self._gate
             ).gather,
+            events=self.events,
+            workers=self.workers,
+        )
+        self.terway = Terway(
+            config,
+            inputs=lambda: self.rules.inputs,
+            pods=self._pods,
+            layout=lambda: self.kernel.layout,
+            listed=lambda: self.state.complete,
             events=self.events,
             workers=self.workers,
         )
