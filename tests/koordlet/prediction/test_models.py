@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from apis.qos import PriorityClass
 from koordlet.measurement.series import Metric, Series
-from koordlet.prediction.models import NODE, SYSTEM, Models, Use, class_key, samples
+from koordlet.prediction.models import NODE, SYSTEM, Models, Saved, Use, class_key, samples
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, HOUR, NOW, pod
 
@@ -106,6 +108,38 @@ def test_models_of_many_pods_that_come_and_go_keep_their_own_samples() -> None:
 def test_a_clock_that_was_set_back_does_not_silence_new_samples() -> None:
     models = Models()
     models.train({"a": Use(1.0, GIB)}, NOW)
+    for _ in range(100):
+        models.train({"a": Use(8.0, GIB)}, NOW - 100 * 24 * HOUR)
+    assert peaks(models, "a")["a"].cpu_cores > 8.0
+
+
+def test_a_pod_without_a_class_label_counts_by_its_priority() -> None:
+    plain = msgspec.structs.replace(pod("a"), labels={}, priority=7500)
+    found = samples(measured(a=(1, 2)), (plain,), interval_s=60)
+    assert found[class_key(PriorityClass.MID)] == Use(1, 2 * GIB)
+    assert found[PROD] == Use()
+
+
+def saved(*, reference_s: float, updated_s: float) -> Saved:
+    made = Models()
+    made.train({"a": Use(1.0, GIB)}, NOW)
+    (kept,) = made.save()
+    return msgspec.structs.replace(
+        kept, cpu_reference_s=reference_s, memory_reference_s=reference_s, updated_s=updated_s
+    )
+
+
+def test_a_kept_model_whose_weights_have_faded_counts_as_none() -> None:
+    models = Models()
+    models.train({"b": Use(1.0, GIB)}, NOW)
+    models.restore(saved(reference_s=NOW - 200 * 24 * HOUR, updated_s=NOW), NOW)
+    assert models.samples_of("a") == 1
+    assert set(peaks(models, "a", "b")) == {"b"}
+
+
+def test_samples_after_a_restart_do_not_weigh_less_than_the_kept_ones() -> None:
+    models = Models()
+    models.restore(saved(reference_s=NOW - HOUR, updated_s=NOW), NOW)
     for _ in range(100):
         models.train({"a": Use(8.0, GIB)}, NOW - 100 * 24 * HOUR)
     assert peaks(models, "a")["a"].cpu_cores > 8.0
