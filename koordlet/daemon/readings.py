@@ -13,6 +13,7 @@ from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.exposition.node_metrics import of_usage
 from koordlet.exposition.strategy_metrics import Gauge
+from koordlet.measurement.sampler import SamplerStatus
 from koordlet.measurement.series import LATEST_PERIODS
 from koordlet.node.machine import TimedHost, WriteKey
 from koordlet.qos.runner import StrategyStatus
@@ -127,6 +128,11 @@ class DaemonReadings:
     @property
     def external_gauges(self) -> Iterable[Gauge]:
         return self._parts.reporting.external_gauges
+
+    @property
+    def measuring(self) -> SamplerStatus | None:
+        sampler = self._parts.sampler
+        return None if sampler is None else sampler.status(time.monotonic())
 
     @property
     def strategies(self) -> Iterable[StrategyStatus]:

@@ -26,6 +26,7 @@ from koordlet.executor.slots import State as ValueState
 from koordlet.exposition import container_metrics, node_metrics, strategy_metrics
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.exposition.strategy_metrics import Gauge
+from koordlet.measurement.sampler import SamplerStatus
 from koordlet.node.machine import WriteKey
 from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
@@ -131,6 +132,11 @@ class Readings(Protocol):
     def strategies(self) -> Iterable[StrategyStatus]: ...
 
     @property
+    def measuring(self) -> SamplerStatus | None:
+        """None where nothing is measured."""
+        ...
+
+    @property
     def evictions(self) -> tuple[int, Mapping[tuple[str, str], int]]:
         """Evicted pods since the start, and by (namespace, name) of the last minutes."""
         ...
@@ -189,6 +195,7 @@ class _Internal(Collector):
         yield from container_metrics.of_cookies(node, readings.cookie_changes)
         yield from strategy_metrics.of_gauges(node, readings.gauges)
         yield from strategy_metrics.of_strategies(readings.strategies)
+        yield from strategy_metrics.of_collectors(readings.measuring)
         yield from strategy_metrics.of_evictions(node, *readings.evictions)
 
 

@@ -1,4 +1,4 @@
-"""The series of strategies: their gauges under upstream's names, and how their steps go."""
+"""The series of strategies, their gauges under upstream's names, and of the collectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from koordlet.measurement.sampler import SamplerStatus
 from koordlet.qos.runner import StrategyStatus
 
 Gauge = tuple[str, tuple[tuple[str, str], ...], float]
@@ -70,3 +71,35 @@ def of_evictions(node: str, total: int, pods: Mapping[tuple[str, str], int]) -> 
         }
         detail.add_sample(detail.name, labels, count)
     yield detail
+
+
+def of_collectors(status: SamplerStatus | None) -> Iterator[Metric]:
+    """Yield how measuring goes; nothing where nothing is measured."""
+    if status is None:
+        return
+    yield GaugeMetricFamily(
+        "koordlet_measuring_last_round_seconds",
+        "Time of the last round of measurements.",
+        value=status.round_ms / 1000,
+    )
+    yield CounterMetricFamily(
+        "koordlet_measuring_rounds", "Rounds of measurements.", value=float(status.rounds)
+    )
+    yield CounterMetricFamily(
+        "koordlet_measuring_skipped_ticks",
+        "Rounds that were left out because the one before took too long.",
+        value=float(status.skipped_ticks),
+    )
+    age = GaugeMetricFamily(
+        "koordlet_collector_age_seconds",
+        "Time since a collector's last samples; without any there is no series.",
+        labels=["collector"],
+    )
+    failures = CounterMetricFamily(
+        "koordlet_collector_failures", "Rounds that a collector failed in.", labels=["collector"]
+    )
+    for each in status.collectors:
+        if each.age_s is not None:
+            age.add_metric([each.name], each.age_s)
+        failures.add_metric([each.name], float(each.failures))
+    yield from (age, failures)

@@ -186,6 +186,8 @@ def test_status_explain_plan_and_metrics_show_what_strategies_do(tested: Steered
                 text = Registries.text(Registries(DaemonReadings(n.daemon.parts)).internal).decode()
                 assert f'koordlet_tested_quota{{class="ls",node="{NODE}"}} 40000.0' in text
                 assert 'koordlet_strategy_claims{strategy="tested"} 1.0' in text
+                assert 'koordlet_collector_age_seconds{collector="node"}' in text
+                assert 'koordlet_collector_failures_total{collector="pods"} 0.0' in text
                 # The plan keeps the claims: nothing is to be written under the same objects.
                 _, plan = await n.ask("POST", "/plan", {"files": {}})
                 assert plan["writes"] == []
