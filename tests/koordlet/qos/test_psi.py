@@ -174,6 +174,7 @@ def test_memory_pressure_lowers_memory_high_of_best_effort_pods_towards_their_re
     situation = at(0.0, 4 * MEMORY_TARGET)
     state, verdict = after(4, State(), situation)
     assert state.memory.squeeze == pytest.approx(0.1)
+    assert verdict.gauges["pressure_squeeze_ratio", (("resource", "memory"),)] > 0.0
     assert decided(verdict, PodSubject(LARGE), HIGH) == GIB + 4 * GIB * 9 // 10 + 1
     # Below its floor, and not best-effort: nothing.
     assert not verdict.standing.of(PodSubject(SMALL)) and not verdict.standing.of(PodSubject(WEB))
