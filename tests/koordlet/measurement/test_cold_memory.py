@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 
 import pytest
@@ -94,6 +95,16 @@ def test_a_kernel_without_kidled_is_unavailable_and_nothing_is_written() -> None
     kernel = SimulatedKernel(DEBIAN_12_V2)
     rounds = Rounds.over(ColdMemoryCollector(kernel), kernel, Targets(discover(kernel)))
     with kernel.recording() as writes, pytest.raises(Unavailable, match="kidled"):
+        rounds.next()
+    assert writes == []
+
+
+def test_without_a_memory_hierarchy_kidled_is_not_started() -> None:
+    kernel, rounds = machine()
+    layout = discover(kernel)
+    mounts = {name: path for name, path in layout.mounts.items() if name != "memory"}
+    rounds.targets = Targets(dataclasses.replace(layout, mounts=mounts))
+    with kernel.recording() as writes, pytest.raises(Unavailable):
         rounds.next()
     assert writes == []
 

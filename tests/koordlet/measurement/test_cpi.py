@@ -157,6 +157,8 @@ def test_close_ends_an_open_window() -> None:
     assert len(machine.open) == 3
     rounds.collector.close()
     assert machine.open == set()
+    rounds.next()
+    assert len(machine.open) == 3  # switched on again, it does not wait for the minute's end
 
 
 def test_this_machine_counts_or_says_why_not() -> None:
