@@ -25,6 +25,8 @@ from koordlet.executor.slots import State, Want
 from koordlet.node.probe import probe_kernel
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state.snapshot import Snapshot
+from linux.block_devices import read_block_devices
+from linux.block_io import BLOCK_FILES
 from linux.cgroup_files import FILES, field_text
 from linux.cgroup_paths import Layout
 from linux.discovery import discover
@@ -222,6 +224,47 @@ def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
     assert _run(executor) == 0
     assert executor.views("container/c1")[0].state is State.PENDING
     executor.want("container/c1", ())
+    _run(executor)
+    assert not len(journal)
+
+
+def test_lines_of_a_disk_are_taken_and_given_back(machine: Machine) -> None:
+    """The kernel takes a throttle of a whole disk, refuses a weight without BFQ, and a number that
+    is no disk's."""
+    devices = read_block_devices(machine.host)
+    disks = [devices.by_name[name].number for name in devices.disks()]
+    controller = "blkio" if machine.layout.version == 1 else "io"
+    name = BLOCK_FILES[Resource.BLKIO_READ_BPS].name(machine.layout.version)
+    has = machine.layout.has(controller)
+    path = Path(machine.layout.directory(controller, machine.pod) if has else "/", name)
+    require(disks and path.exists(), f"a disk and {path}", tier="block I/O")
+    disk, bfq = disks[0], probe_kernel(machine.host, machine.layout).facts.disks
+    with_bfq = any(one.bfq for found in bfq.values() for one in found if one.number == disk)
+    before = path.read_text()
+    journal = Journal(None, boot="b")
+    executor = machine.executor(journal)
+    wishes = [
+        (Resource.BLKIO_READ_BPS, disk, 1 << 20),
+        (Resource.BLKIO_BFQ_WEIGHT, disk, 50),
+        (Resource.BLKIO_WRITE_IOPS, "4095:1048575", 100),
+    ]
+    executor.want(
+        "pod/u1",
+        [
+            Want("pod/u1", machine.pod, resource, key, value, claim_of(resource, value, key=key))
+            for resource, key, value in wishes
+        ],
+    )
+    executor.apply(executor.plan())
+    assert f"{disk} " in path.read_text() and str(1 << 20) in path.read_text()
+    states = {view.resource: view.state for view in executor.views("pod/u1")}
+    assert states[Resource.BLKIO_READ_BPS] is State.APPLIED
+    assert states[Resource.BLKIO_BFQ_WEIGHT] is (State.APPLIED if with_bfq else State.UNSUPPORTED)
+    assert states[Resource.BLKIO_WRITE_IOPS] is State.FAILED
+    assert not executor.plan().writes
+    executor.want("pod/u1", ())
+    _run(executor)
+    assert path.read_text() == before
     _run(executor)
     assert not len(journal)
 
