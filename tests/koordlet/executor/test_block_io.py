@@ -240,3 +240,17 @@ def test_an_unreadable_file_is_tried_again_later() -> None:
     bed.kernel.clock.advance(10)
     bed.run()
     assert [view.state for view in bed.executor.views("be")] == [State.APPLIED]
+
+
+def test_the_io_controller_is_enabled_where_a_pods_group_lacks_it() -> None:
+    bed = _bed(DEBIAN_12_V2)
+    root = f"/sys/fs/cgroup/{bed.kubelet.root}"
+    place = f"{bed.kubelet.root}/podx.slice"
+    bed.kernel.make(f"/sys/fs/cgroup/{place}")
+    if "io" in bed.kernel.text(f"{root}/cgroup.subtree_control").split():
+        bed.kernel.write_as("kubelet", f"{root}/cgroup.subtree_control", "-io")
+    _want(bed, {(Resource.BLKIO_READ_BPS, "8:0"): 5}, place=place, subject="pod/x")
+    bed.run()
+    assert "io" in bed.kernel.text(f"{root}/cgroup.subtree_control").split()
+    bed.run()
+    assert _text(bed, "io.max", place=place) == "8:0 rbps=5 wbps=max riops=max wiops=max"
