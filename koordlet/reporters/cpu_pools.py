@@ -44,8 +44,9 @@ def packed(cpus: Sequence[Cpu], count: int) -> CpuSet:
     chosen: list[int] = []
     for unit in (_socket, _core, _thread):
         groups: dict[int, list[int]] = defaultdict(list)
+        taken = set(chosen)
         for cpu in cpus:
-            if cpu.cpu not in chosen:
+            if cpu.cpu not in taken:
                 groups[unit(cpu)].append(cpu.cpu)
         whole: dict[int, int] = defaultdict(int)
         for cpu in cpus:

@@ -357,3 +357,14 @@ def test_bad_fields_are_named_and_the_others_hold() -> None:
         "spec.metricCollectPolicy.nodeMemoryCollectPolicy: 'all': not one of"
         " usageWithHotPageCache, usageWithoutPageCache, usageWithPageCache",
     )
+
+
+def test_a_gpu_without_samples_of_both_is_left_out() -> None:
+    made = node()
+    use(made, "uid-a", 1.0, GIB)
+    made.constant(Series(Metric.NODE_GPU_CORE, "GPU-a", "0"), 10)
+    made.constant(Series(Metric.POD_GPU_CORE, "uid-a", "GPU-a/0"), 10)
+    made.constant(Series(Metric.POD_GPU_MEMORY, "uid-a", "GPU-b/1"), GIB)
+    found = report(made, pod("a"))
+    assert "devices" not in found["nodeMetric"]["nodeUsage"]
+    assert "devices" not in found["podsMetric"][0]["podUsage"]
