@@ -113,7 +113,7 @@ def _minutes(times: Sequence[float]) -> str:
 
 
 def _named(series: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
-    """Return (name, label) of the series of one gauge: its labels are what tells them apart."""
+    """Return (name, label) of the series of one gauge: they differ in its labels."""
     found = sorted(name for name in series if name.partition("{")[0] == prefix)
     return [(name, name.partition("{")[2].rstrip("}") or prefix) for name in found]
 
