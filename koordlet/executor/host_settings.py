@@ -88,7 +88,8 @@ def write(
                 ours=() if record is None else record.ours,
             )
         record = msgspec.structs.replace(record, policy=slot.want.claim.policy)
-        plan.keep(record.with_ours(value))
+        # The value in force stays among ours, also while writes of newer ones are refused.
+        plan.keep(record.with_ours(*(one for one in record.ours if one == found), value))
     slot.aim(value)
     plan.add(
         PlannedWrite(

@@ -18,7 +18,7 @@ from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import KEPT_OURS, Delivery, Record, RuntimeValues, plain
 from koordlet.executor.slots import GONE, Plan, Slot, SlotKey
 from koordlet.executor.texts import Texts
-from linux.cgroup_files import DEFAULTS, FILES, Codec
+from linux.cgroup_files import DEFAULTS, FILES, CgroupFile, Codec
 from linux.cgroup_paths import PathError, parent_of, parse
 from linux.resources import Resource, Value
 
@@ -75,7 +75,17 @@ class Originals:
         if slot.want is not None:
             policy = slot.want.claim.policy
             record = msgspec.structs.replace(record, policy=policy, support_of="")
-        plan.keep(record.with_ours(*texts))
+        plan.keep(record.with_ours(*self._standing(slot.file, record, slot.found), *texts))
+
+    def _standing(self, file: CgroupFile | None, record: Record, found: str | None) -> list[str]:
+        """Return the value of ours that the kernel shows, for the record to keep.
+
+        A value that changes every second is planned many times while its write is held back or
+        refused; the record must not forget the one that is in force meanwhile.
+        """
+        if file is None or found is None:
+            return []
+        return [one for one in record.ours if self._texts.same(file, one, found)]
 
     def as_requested(self, slot: Slot, record: Record) -> Record:
         """Return a container's record with what kubelet requests now as its original.
@@ -183,7 +193,7 @@ class Originals:
         ):
             # Another program has written it since, while the other resource did not need it.
             record = msgspec.structs.replace(record, original=found, requested=None)
-        plan.keep(record.with_ours(*texts))
+        plan.keep(record.with_ours(*self._standing(file, record, found), *texts))
 
     def cut_down(self, slot: Slot, texts: Collection[str]) -> bool:
         """Return whether the observed CPU set is what the kernel left of one of `texts`.

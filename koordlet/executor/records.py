@@ -51,8 +51,9 @@ class Record(msgspec.Struct, frozen=True):
 
     def with_ours(self, *texts: str) -> Record:
         """Return the record with `texts` as our newest values."""
-        kept = [one for one in self.ours if one not in texts]
-        return msgspec.structs.replace(self, ours=tuple([*kept, *texts][-KEPT_OURS:]))
+        newest = dict.fromkeys(texts)
+        kept = [one for one in self.ours if one not in newest]
+        return msgspec.structs.replace(self, ours=tuple([*kept, *newest][-KEPT_OURS:]))
 
 
 def plain(value: Value | None) -> int | str | None:

@@ -346,3 +346,36 @@ def test_a_restored_set_takes_along_new_groups_that_copied_it() -> None:
     assert {bed.text(place, "cpuset.cpus") for place in widened} == {"0-3"}
     assert bed.text(narrow.sandbox.cgroup, "cpuset.cpus") == "1"
     assert bed.run().written == 0
+
+
+@BOTH
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_value_stays_ours_however_often_a_newer_one_is_refused(
+    profile: Profile, restarted: bool, tmp_path: Path
+) -> None:
+    """A strategy claims another value every second; the kernel may refuse them for a while."""
+    bed = Bed(profile, journal_path=str(tmp_path / "journal"))
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    before = bed.text(pod.cgroup, name)
+    bed.want("pod/a", (pod.cgroup, QUOTA, 90_000))
+    bed.run()
+    assert bed.text(pod.cgroup, name) != before
+    bed.kernel.faults.fail("write", errno.EINVAL, path=f"*{pod.cgroup}/{name}", nth=0)
+    for step in range(12):
+        bed.kernel.clock.advance(400)
+        bed.want("pod/a", (pod.cgroup, QUOTA, 80_000 - step * 1000))
+        bed.executor.look_again()
+        bed.run()
+    assert bed.text(pod.cgroup, name).split()[0] == "90000"
+    bed.kernel.faults.clear()
+    bed.kernel.clock.advance(400)
+    if restarted:
+        bed.restart()
+        for record in bed.executor.orphans():
+            bed.executor.restore(record)
+    else:
+        bed.want("pod/a")
+    bed.executor.look_again()
+    bed.run()
+    assert bed.text(pod.cgroup, name) == before
