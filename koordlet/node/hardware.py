@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 import msgspec
 
 from linux.host import Host
+from linux.procfs import total_memory_bytes
 from linux.topology import Cpu, read_topology
-
-_MEM_TOTAL: Final = re.compile(rb"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -27,7 +23,7 @@ class Machine(msgspec.Struct, frozen=True):
 def read_machine(host: Host) -> Machine:
     """Read sysfs and /proc/meminfo; raises OSError or ValueError when they cannot be read."""
     cpus = read_topology(host).cpus
-    found = _MEM_TOTAL.search(host.read("/proc/meminfo"))
-    if found is None:
-        raise ValueError("/proc/meminfo has no MemTotal")
-    return Machine(cpus=cpus, memory_bytes=int(found[1]) << 10)
+    memory_bytes = total_memory_bytes(host)
+    if not memory_bytes:
+        raise ValueError("/proc/meminfo cannot be read, or has no MemTotal")
+    return Machine(cpus=cpus, memory_bytes=memory_bytes)
