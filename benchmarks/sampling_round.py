@@ -22,16 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from koordlet.measurement import saved
-from koordlet.measurement.best_effort import BestEffortCollector
-from koordlet.measurement.cgroups import PodCollector
 from koordlet.measurement.collecting import Collector, ContainerTarget, PodTarget, Targets
-from koordlet.measurement.host_apps import HostAppCollector
+from koordlet.measurement.collectors.best_effort import BestEffortCollector
+from koordlet.measurement.collectors.cgroups import PodCollector
+from koordlet.measurement.collectors.host_apps import HostAppCollector
+from koordlet.measurement.collectors.node import NodeCollector
+from koordlet.measurement.collectors.system import SystemCollector, SystemNumaCollector
 from koordlet.measurement.kernel_files import LocalFiles
-from koordlet.measurement.node import NodeCollector
 from koordlet.measurement.sampler import Sampler
 from koordlet.measurement.series import Metric
 from koordlet.measurement.store import Store
-from koordlet.measurement.system import SystemCollector, SystemNumaCollector
 from linux.cgroup_paths import Driver, Layout
 from linux.discovery import discover
 from linux.local import LocalHost

@@ -9,7 +9,7 @@ from apis.effective_nodeslo import decode_nodeslo
 from apis.nodeslo import NodeSLOSpec
 from koordctl import render
 from koordctl.errors import CommandError
-from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.recording.replay import (
     Compared,
     Reading,

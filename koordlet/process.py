@@ -27,7 +27,7 @@ from koordlet.executor.journal import FILE_NAME as JOURNAL
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
-from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reporters.terway import TerwayFiles
 from koordlet.state.snapshot import Snapshot

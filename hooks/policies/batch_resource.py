@@ -11,8 +11,8 @@ Pod sums count sidecars, init containers and overhead as Kubernetes does; upstre
 The CPU normalisation ratio divides the quota (`hooks.compose` rounds up). Table and example:
 docs/facts/policies.md, "Batch resources". One rule is left out: upstream removes these quotas while
 the NodeSLO asks for suppression by quota. Here suppression claims that itself, where the kernel
-demands it (koordlet/qos/cpu_suppress.py); otherwise pods would be unlimited on a node where
-suppression does not run.
+demands it (koordlet/qos/strategies/cpu_suppress.py); otherwise pods would be unlimited on a node
+where suppression does not run.
 """
 
 from __future__ import annotations

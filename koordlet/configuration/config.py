@@ -196,11 +196,11 @@ class Measuring(Section, frozen=True):
 
 
 class Qos(Section, frozen=True):
-    """The strategies. All defaults are upstream's, except those of `koordlet.qos.evictor`.
+    """The strategies. All defaults are upstream's, except those of `koordlet.qos.eviction.evictor`.
 
     interval: between two steps of every strategy without an interval of its own. cool_down: after
     evictions for a resource, before the next ones. only_evict_by_api: stop no container. The
-    fields evict_*: see `koordlet.qos.evictor.EvictionOptions`.
+    fields evict_*: see `koordlet.qos.eviction.evictor.EvictionOptions`.
     """
 
     interval: Seconds = Seconds(1)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from koordlet.configuration.config import Config
 from koordlet.daemon.background import Background
-from koordlet.daemon.endpoints import Endpoints
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.reloading import reload
+from koordlet.daemon.serving.endpoints import Endpoints
 from koordlet.daemon.sweep import SWEEP_S
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import local_host

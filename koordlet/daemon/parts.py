@@ -22,20 +22,20 @@ from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
-from koordlet.daemon.device_facts import DeviceFacts
-from koordlet.daemon.dynamics import Dynamics
-from koordlet.daemon.evictions import Evictions
+from koordlet.daemon.dynamic.dynamics import Dynamics
+from koordlet.daemon.dynamic.evictions import Evictions
+from koordlet.daemon.dynamic.measuring import NodesTargets, gpu_answer, sampler
+from koordlet.daemon.dynamic.on_node import node_amounts
+from koordlet.daemon.dynamic.showing import Showing
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
 from koordlet.daemon.health import Health
-from koordlet.daemon.measuring import NodesTargets, gpu_answer, sampler
 from koordlet.daemon.node_kernel import NodeKernel
-from koordlet.daemon.on_node import node_amounts
 from koordlet.daemon.passes import Passes
-from koordlet.daemon.reporting import Reporting
-from koordlet.daemon.showing import Showing
+from koordlet.daemon.reports.device_facts import DeviceFacts
+from koordlet.daemon.reports.reporting import Reporting
+from koordlet.daemon.reports.terway import Terway
+from koordlet.daemon.reports.topology_facts import TopologyFacts
 from koordlet.daemon.sweep import Sweep
-from koordlet.daemon.terway import Terway
-from koordlet.daemon.topology_facts import TopologyFacts
 from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
 from koordlet.decisions.site_policies import Site
@@ -49,7 +49,7 @@ from koordlet.measurement.sampler import Sampler
 from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
-from koordlet.qos.registry import STRATEGIES
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation
 from koordlet.recording.recorder import Recorder
 from koordlet.reporters.node_metric import Gpu

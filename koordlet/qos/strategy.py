@@ -115,7 +115,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy as data. `koordlet.qos.registry.STRATEGIES` lists all of them.
+    """A strategy as data. `koordlet.qos.strategies.registry.STRATEGIES` lists all of them.
 
     gates: upstream's feature gates; the strategy runs while any of them is on. interval_s: between
     two steps. ttl_s: how long its claims live without another step.

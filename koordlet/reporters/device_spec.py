@@ -23,8 +23,8 @@ from apis.device import (
 )
 from apis.meta import StatusCondition
 from apis.quantity import Quantity
-from koordlet.measurement.nvml import Answer, Gpu
-from koordlet.measurement.xpu import Xpu
+from koordlet.measurement.accelerators.nvml import Answer, Gpu
+from koordlet.measurement.accelerators.xpu import Xpu
 from linux.pci import Place
 from linux.rdma import RdmaFunction
 

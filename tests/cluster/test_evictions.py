@@ -13,9 +13,9 @@ import pytest
 from hooks.subject import Pod
 from koordlet.events import Events
 from koordlet.manifests import files
-from koordlet.qos.eviction_api import ApiEvictions
-from koordlet.qos.eviction_means import Answered
-from koordlet.qos.evictor import EvictionOptions, Evictor
+from koordlet.qos.eviction.api import ApiEvictions
+from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
+from koordlet.qos.eviction.means import Answered
 from koordlet.qos.strategy import Shortage, Victim
 from kube.client import ApiError, Client, encode_object
 from kube.resources import EVENTS, PODS, Resource

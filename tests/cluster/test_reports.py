@@ -17,11 +17,11 @@ from apis.cpuset import CpuSet
 from apis.quantity import parse_quantity
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
-from koordlet.daemon.reporting import Reporting
+from koordlet.daemon.reports.reporting import Reporting
 from koordlet.events import Events
 from koordlet.manifests import files
+from koordlet.measurement.accelerators.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
 from koordlet.measurement.series import Metric, Series
-from koordlet.measurement.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.device import KeptDevice
 from koordlet.reporters.device_spec import DeviceContent, device_content
@@ -36,7 +36,7 @@ from linux.rdma import RdmaFunction
 from linux.topology import Cpu
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
-from tests.koordlet.daemon.test_reporting import config
+from tests.koordlet.daemon.reports.test_reporting import config
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, pod
 

@@ -12,7 +12,7 @@ import pytest
 
 from hooks.subject import ContainerSubject
 from koordlet.events import Events
-from koordlet.qos.evictor import EvictionOptions, Evictor
+from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Victim
 from koordlet.sources.cri_stop import ContainerStopper
 from protos.cri.v1 import api_pb2 as cri

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from koordlet.measurement.collecting import Collector, Round, Targets, Unavailable
+from koordlet.measurement.collectors.node import NodeCollector
 from koordlet.measurement.kernel_files import LocalFiles
-from koordlet.measurement.node import NodeCollector
 from koordlet.measurement.sampler import Sampler, SavedFile
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store, View

@@ -17,8 +17,8 @@ from hooks.standing import NOTHING_STANDS, Standing
 from koordlet.events import Events
 from koordlet.measurement.series import Aggregate, Series
 from koordlet.qos.board import Board
-from koordlet.qos.registry import STRATEGIES
 from koordlet.qos.runner import Outcome, Runner
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation, Strategy, Verdict
 from linux.resources import Resource
 

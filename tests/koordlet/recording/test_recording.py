@@ -21,8 +21,8 @@ from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
 from koordlet.qos.board import Board
-from koordlet.qos.registry import STRATEGIES
 from koordlet.qos.runner import Runner
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import PodOnNode
 from koordlet.recording import frames
 from koordlet.recording.recorder import Recorder, files, name

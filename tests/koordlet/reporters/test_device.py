@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apis import keys
-from koordlet.measurement.nvml import Answer, Gpu, GpuUsage
+from koordlet.measurement.accelerators.nvml import Answer, Gpu, GpuUsage
 from koordlet.reporters.device import KeptDevice
 from koordlet.reporters.device_spec import DeviceContent, device_content
 from linux.pci import Place

@@ -10,8 +10,8 @@ import pytest
 from apis import keys
 from apis.decode import encode
 from apis.quantity import parse_quantity
-from koordlet.measurement.nvml import Answer, Gpu, GpuUsage
-from koordlet.measurement.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
+from koordlet.measurement.accelerators.nvml import Answer, Gpu, GpuUsage
+from koordlet.measurement.accelerators.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
 from koordlet.reporters.device_spec import device_content
 from linux.pci import Place
 from linux.rdma import RdmaFunction

@@ -1,0 +1,1 @@
+"""Dynamic QoS in the daemon: measuring, stepping strategies, evicting, showing."""

@@ -1,0 +1,1 @@
+"""Reports in the daemon: what they are made from, and their loops."""

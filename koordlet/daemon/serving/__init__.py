@@ -1,0 +1,1 @@
+"""What the daemon serves: admin socket, metrics, health and the hook service."""

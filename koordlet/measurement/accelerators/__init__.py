@@ -1,0 +1,1 @@
+"""Accelerators as their drivers and other programs describe them."""

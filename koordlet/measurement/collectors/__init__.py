@@ -1,0 +1,1 @@
+"""Collectors: each reads one part of the kernel or a driver and returns samples."""

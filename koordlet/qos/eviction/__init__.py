@@ -1,0 +1,1 @@
+"""Evictions: a round of victims, and the evictor that ends their pods."""

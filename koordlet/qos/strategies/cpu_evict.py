@@ -1,0 +1,275 @@
+"""CPU eviction: the last resort when best-effort work gets too little CPU, or a node too busy.
+
+Three gates, each with its own rule; they are judged every second.
+
+BECPUEvict, satisfaction. Best-effort pods that get little of what they request make no progress,
+and fewer of them would. With U used, R requested and L the CPU that they may use, each as a mean
+over the window W and as the newest sample, eviction needs both times:
+
+    L < 1 core, or U / L >= cpuEvictBEUsageThresholdPercent     they want more than they get
+    L / R <= cpuEvictBESatisfactionLowerPercent                 and it is too little
+    release  R x upper % - L                                    milli-cores of batch-cpu requests
+
+Of mean and newest the smaller amount counts, so an eviction that began to help is not repeated.
+L is the limit that suppression leaves, or with `evictByAllocatable` the Node's batch-cpu.
+The mean counts only if its samples cover a third of W.
+
+CPUEvict, use. The node's use against cpuEvictThresholdPercent; pods up to
+`evictEnabledPriorityThreshold` go until cpuEvictLowerPercent is reached. Use is the smaller of the
+mean over W and the newest sample: a mean stays high for a while after an eviction that was enough.
+
+CPUAllocatableEvict, requests. `eviction_rules.allocatable_rule` with cpu, mid-cpu and batch-cpu:
+for a node whose batch or mid resources shrank after pods were placed.
+
+Worked examples: docs/qos.md, "Eviction".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from apis.errors import InputError
+from apis.keys import BATCH_CPU, CPU, MID_CPU
+from apis.nodeslo import CPUEvictPolicy
+from apis.qos import PriorityClass
+from hooks.amounts import request_of_pod
+from hooks.subject import Amounts, Pod
+from koordlet.measurement.series import Metric, Series
+from koordlet.qos.strategies import candidates
+from koordlet.qos.strategies.eviction_rules import (
+    allocatable_rule,
+    bad_field,
+    coarsely,
+    latest,
+    limits_of,
+    over_use,
+    priority_limit,
+    thresholds,
+    used_by,
+    verdict_of,
+)
+from koordlet.qos.strategy import Shortage, Situation, Strategy, Verdict
+
+BE_SATISFACTION: Final = "BECPUEvict"
+ALLOCATABLE: Final = "CPUAllocatableEvict"
+USE: Final = "CPUEvict"
+
+COOL_DOWN_S: Final = 20.0
+"""Upstream's `cpu-evict-cool-time-seconds`."""
+_INTERVAL_S: Final = 1.0
+"""Upstream's `cpu-evict-interval-seconds`."""
+_BE_USAGE_PERCENT: Final = 90
+"""Upstream's default of `cpuEvictBEUsageThresholdPercent`."""
+_ONE_CORE_MILLI: Final = 1000
+"""Upstream's bound below which best-effort pods count as starved, whatever they use."""
+_HIGHEST_LOWER: Final = 60
+"""Upstream's bound of `cpuEvictBESatisfactionLowerPercent`."""
+
+
+def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
+    slo = thresholds(situation)
+    lower, upper = _satisfaction_limits(situation)
+    usage_percent = slo.cpu_evict_be_usage_threshold_percent
+    if usage_percent is None:
+        usage_percent = _BE_USAGE_PERCENT
+    window_s = _window_s(situation)
+    means = [
+        situation.measurements.aggregate(Series(metric), within_s=window_s)
+        for metric in (Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT)
+    ]
+    newest = [
+        latest(situation, metric)
+        for metric in (Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT)
+    ]
+    known = [mean for mean in means if mean is not None]
+    if len(known) < len(means) or None in newest:
+        return ()
+    if min(mean.samples for mean in known) * situation.interval_s < window_s // 3:
+        return ()
+    mean_used, mean_request, mean_limit = (mean.average for mean in known)
+    last_used, last_request, last_limit = (value or 0.0 for value in newest)
+    if slo.cpu_evict_policy is CPUEvictPolicy.BY_ALLOCATABLE:
+        mean_limit = last_limit = _allocatable_limit(situation)
+    needed = min(
+        _wanted(mean_used, mean_request, mean_limit, lower, upper, usage_percent),
+        _wanted(last_used, last_request, last_limit, lower, upper, usage_percent),
+    )
+    if needed <= 0:
+        return ()
+    used = used_by(situation, Metric.POD_CPU, 1000)
+
+    def unused_share(pod: Pod) -> float:
+        return -used(pod) / max(_batch_cpu(pod), 1)
+
+    def of_best_effort(pod: Pod) -> int:
+        return _batch_cpu(pod) if pod.qos == "BE" else 0
+
+    return (
+        Shortage(
+            gate=gate,
+            resource=BATCH_CPU,
+            of_requests=True,
+            needed=needed,
+            numbers=(
+                f"best-effort pods may use {mean_limit:.0f} of {mean_request:.0f} requested"
+                f" milli-cores = {100 * mean_limit / mean_request:.1f} % <= {lower} %, and use"
+                f" {mean_used:.0f} over {window_s:.0f} s:"
+                f" release {needed} requested milli-cores to reach {upper} %"
+            ),
+            victims=candidates.best_effort(situation, gate, _batch_cpu, unused_share, faults),
+            cool_down_s=COOL_DOWN_S,
+            leaving=candidates.leaving(situation.pods, of_best_effort),
+        ),
+    )
+
+
+def _satisfaction_limits(situation: Situation) -> tuple[int, int]:
+    slo = thresholds(situation)
+    lower = slo.cpu_evict_be_satisfaction_lower_percent
+    upper = slo.cpu_evict_be_satisfaction_upper_percent
+    if lower is None or not 0 < lower <= _HIGHEST_LOWER:
+        raise bad_field(
+            situation,
+            "cpuEvictBESatisfactionLowerPercent",
+            lower,
+            f"must be 1 to {_HIGHEST_LOWER} for the gate {BE_SATISFACTION}",
+        )
+    if upper is None or not lower <= upper < 100:
+        raise bad_field(
+            situation,
+            "cpuEvictBESatisfactionUpperPercent",
+            upper,
+            f"must be at least the lower percentage, {lower}, and below 100",
+        )
+    return lower, upper
+
+
+def _allocatable_limit(situation: Situation) -> float:
+    """Return the Node's batch-cpu in milli-cores; -1 where it has none, 1 for 0, as upstream."""
+    amount = situation.node.allocatable.get(BATCH_CPU, -1)
+    return -1.0 if amount < 0 else float(max(amount, 1))
+
+
+def _wanted(
+    used: float, request: float, limit: float, lower: int, upper: int, usage_percent: int
+) -> int:
+    """Return the milli-cores of requests to release; 0 if best-effort pods are satisfied."""
+    if limit <= 0 or request <= 0:
+        return 0
+    if limit >= _ONE_CORE_MILLI and used * 100 < limit * usage_percent:
+        return 0
+    if limit * 100 > request * lower:
+        return 0
+    return max(int(request * upper / 100 - limit), 0)
+
+
+def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
+    slo = thresholds(situation)
+    limits = limits_of(
+        situation,
+        "cpuEvict",
+        slo.cpu_evict_threshold_percent,
+        slo.cpu_evict_lower_percent,
+        gate=gate,
+    )
+    highest = priority_limit(
+        situation,
+        "evictEnabledPriorityThreshold",
+        slo.evict_enabled_priority_threshold,
+        gate=gate,
+    )
+    window_s = _window_s(situation)
+    cores = situation.measurements.average(Series(Metric.NODE_CPU), within_s=window_s)
+    if cores is None:
+        return ()
+    if not coarsely(situation):
+        cores = min(cores, latest(situation, Metric.NODE_CPU) or 0.0)
+    capacity = situation.node.cpu_milli
+    over = over_use(cores * 1000, capacity, limits, whole_percents=coarsely(situation))
+    if over is None:
+        return ()
+    used = used_by(situation, Metric.POD_CPU, 1000)
+    return (
+        Shortage(
+            gate=gate,
+            resource=CPU,
+            of_requests=False,
+            needed=over.amount,
+            numbers=(
+                f"the node uses {cores * 1000:.0f} of {capacity} milli-cores = {over.percent:.1f} %"
+                f" over {window_s:.0f} s, at least {limits.threshold} %:"
+                f" release {over.amount} milli-cores to reach {limits.lower} %"
+            ),
+            victims=candidates.by_priority(situation, gate, highest, used, faults),
+            cool_down_s=COOL_DOWN_S,
+            leaving=candidates.leaving(situation.pods, used),
+        ),
+    )
+
+
+def _allocatable_rule(
+    situation: Situation, gate: str, faults: list[InputError]
+) -> tuple[Shortage, ...]:
+    slo = thresholds(situation)
+    return allocatable_rule(
+        situation,
+        gate,
+        faults,
+        stem="cpuAllocatableEvict",
+        limits=(
+            slo.cpu_allocatable_evict_threshold_percent,
+            slo.cpu_allocatable_evict_lower_percent,
+        ),
+        requests={MID_CPU: _mid_cpu, BATCH_CPU: _batch_cpu, CPU: _plain_cpu},
+        owner=_owned_cpu,
+        cool_down_s=COOL_DOWN_S,
+    )
+
+
+def _window_s(situation: Situation) -> float:
+    """Return W: the NodeSLO's window, at least one interval of the collectors."""
+    return max(situation.interval_s, thresholds(situation).cpu_evict_time_window_seconds or 0)
+
+
+def _owned_cpu(pod: Pod) -> str:
+    match candidates.class_of(pod):
+        case PriorityClass.MID:
+            return MID_CPU
+        case PriorityClass.BATCH:
+            return BATCH_CPU
+    return CPU
+
+
+def _batch_cpu(pod: Pod) -> int:
+    return candidates.extended_request(
+        pod, lambda amounts: amounts.batch_cpu_request_milli, BATCH_CPU
+    )
+
+
+def _mid_cpu(pod: Pod) -> int:
+    return candidates.extended_request(pod, lambda amounts: amounts.mid_cpu_request_milli, MID_CPU)
+
+
+def _plain_cpu(pod: Pod) -> int:
+    return request_of_pod(pod, _cpu_request)
+
+
+def _cpu_request(amounts: Amounts) -> int | None:
+    return amounts.cpu_request_milli
+
+
+def step(state: Any, situation: Situation) -> tuple[Any, Verdict]:
+    """Judge the three gates; stateless. Returns (None, verdict)."""
+    return verdict_of(
+        situation, {BE_SATISFACTION: _be_rule, ALLOCATABLE: _allocatable_rule, USE: _use_rule}
+    )
+
+
+STRATEGY: Final = Strategy(
+    name="CPUEvict",
+    gates=(BE_SATISFACTION, ALLOCATABLE, USE),
+    interval_s=_INTERVAL_S,
+    ttl_s=3 * _INTERVAL_S,
+    initial=lambda: None,
+    step=step,
+)

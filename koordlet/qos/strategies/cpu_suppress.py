@@ -1,0 +1,461 @@
+"""CPU suppression: best-effort pods get the CPU that the others leave below a threshold.
+
+Control law. Once a second, in milli-cores:
+
+    amount = capacity x threshold % - latency-sensitive pods - host applications - system
+    amount = at least capacity x cpuSuppressMinPercent %, where that is set
+    system = max(node - all pods - all host applications, reserved for the system)
+
+The amount is feed-forward: it follows from what the others use, and best-effort use does not count
+in it, so the loop cannot swing. It becomes one of two things.
+
+Policy `cpuset`: n = max(ceil(amount in cores), 2) CPUs, of which CPUs of LSR pods are a share that
+is proportional to their number. LSE pods' CPUs, reserved CPUs and exclusive CPUs of the system
+class are never among them. A set grows by at most 10 % of the node's CPUs in a step. A change of at
+most 1 % of the CPUs (at least one CPU) is noise until it has lasted for 2 steps (fewer CPUs) or 5
+(more); a larger change counts at once, so a load step is answered in the first step that sees it.
+
+Policy `cfsQuota`: q = max(amount x 100 µs per milli-core, 2000 µs) per 100 ms for all best-effort
+pods. A change below 1 % of the node is left out, and q rises by at most 10 % of the node in a step.
+On cgroup v1 the quotas of the single pods and containers are lifted meanwhile.
+
+Upstream's rule and the worked examples: docs/facts/koordlet.md, "CPU suppression".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Final, NamedTuple
+
+import msgspec
+
+from apis.cpuset import NO_CPUS, CpuSet
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_NODE_RESERVATION,
+    ANNOTATION_RESOURCE_STATUS,
+    CPU,
+)
+from apis.nodeslo import CgroupBase, CPUSuppressPolicy
+from apis.qos import KubeQoS, QoSClass
+from apis.quantity import ZERO
+from apis.topology import parse_node_reservation
+from hooks import compat
+from hooks.claim import Claim, Op, Rank
+from hooks.standing import Claims, Standing, merged
+from hooks.subject import Level, QosSubject
+from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
+from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
+from koordlet.qos.strategies.cpu_choice import choose, share
+from koordlet.qos.strategies.cpu_owners import (
+    ENDED,
+    Owners,
+    allocated,
+    kubelet_is_static,
+    owners_of,
+)
+from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
+from linux.resources import UNLIMITED, Resource
+
+NAME: Final = "BECPUSuppress"
+
+_LEAST_CPUS: Final = 2
+"""Upstream's: below two CPUs best-effort pods hardly make progress."""
+_LEAST_QUOTA_US: Final = 2000
+"""Upstream's: 2 % of one CPU per 100 ms."""
+_US_PER_MILLI: Final = 100
+"""A milli-core is 100 µs of the 100 ms in which canonical quotas count."""
+_GROWTH: Final = 0.1
+"""Upstream's: the part of the node by which best-effort pods may grow in a step."""
+_NOISE: Final = 0.01
+"""Upstream's dead band of the quota, here of the CPU count too."""
+_STEPS_TO_SHRINK: Final = 2
+"""Chosen: small excesses end within the 2 s in which a load step must be answered."""
+_STEPS_TO_GROW: Final = 5
+"""Chosen: growing is not urgent. Twice the value returns idle CPU later; half of it moves the CPU
+sets of all best-effort cgroups more often on a noisy node."""
+_HOLD_S: Final = 10.0
+"""Chosen: without a measurement the last decision stays for so long. A restart of a collector is
+shorter; a node that is not measured must not stay suppressed for ever."""
+
+_SLO: Final = "NodeSLO spec.resourceUsedThresholdWithBE"
+_ROOT: Final = QosSubject(KubeQoS.BESTEFFORT, "").key
+
+_USED_BY_LS: Final = ("be_suppress_ls_used_cpu_cores", ())
+_USED_BY_BE: Final = ("be_suppress_be_used_cpu_cores", ())
+
+
+class Amount(NamedTuple):
+    """The terms of the control law, in milli-cores.
+
+    least: the part of cpuSuppressMinPercent, 0 if that is not set.
+    """
+
+    capacity: int
+    threshold_percent: int
+    pods: int
+    host_apps: int
+    system: int
+    least: int
+
+    @property
+    def milli(self) -> int:
+        """What best-effort pods may use; 0 and less is possible without a least amount."""
+        bound = self.capacity * self.threshold_percent // 100
+        amount = bound - self.pods - self.host_apps - self.system
+        return max(amount, self.least) if self.least else amount
+
+    def __str__(self) -> str:
+        terms = f"node {self.threshold_percent} % x {self.capacity / 1000:g}"
+        terms += f" - LS {self.pods / 1000:.1f}"
+        if self.host_apps:
+            terms += f" - host applications {self.host_apps / 1000:.1f}"
+        terms += f" - system {self.system / 1000:.1f}"
+        return f"{terms}, at least {self.least / 1000:g}" if self.least else terms
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a step remembers.
+
+    cpus, quota_us: in force; no CPUs and UNLIMITED while that policy is not used. fewer, more:
+    steps in a row that asked for less or more CPUs than `cpus`. terms: the amount that led to
+    what is in force. measured_at, last: of the last step that had measurements.
+    """
+
+    cpus: CpuSet = NO_CPUS
+    quota_us: int = UNLIMITED
+    fewer: int = 0
+    more: int = 0
+    terms: str = ""
+    measured_at: float = 0.0
+    last: Verdict = Verdict()
+
+
+def step(state: State, situation: Situation) -> tuple[State, Verdict]:
+    """Return the next state, and the claims on best-effort pods' CPU sets or their quota."""
+    inputs, config = situation.inputs, situation.inputs.slo.resource_used_threshold_with_be
+    owners = owners_of(situation)
+    be_cpu_manager = inputs.settings.gate("BECPUManager", default=False)
+    if not config.enable:
+        keeps_pool = compat.BEST_EFFORT_POOL_ALWAYS in inputs.settings.compat
+        standing = Standing()
+        if keeps_pool and not be_cpu_manager:
+            standing = _pool_claims(owners, situation)
+        return State(), Verdict(standing=standing, faults=owners.errors)
+    amount = amount_of(situation)
+    if amount is None:
+        if state.measured_at and situation.now - state.measured_at <= _HOLD_S:
+            summary = f"no measurement of the node's CPU; unchanged: {state.last.summary}"
+            return state, msgspec.structs.replace(state.last, notes=(), summary=summary)
+        summary = "no measurement of the node's CPU: nothing is suppressed"
+        return State(), Verdict(summary=summary, faults=owners.errors)
+    if config.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA:
+        after, verdict = _by_quota(state, situation, owners, amount)
+    elif be_cpu_manager:
+        summary = "gate BECPUManager: best-effort CPU sets follow from their allocations"
+        after, verdict = State(), Verdict(summary=summary)
+    elif not situation.node.cpus:
+        short = "the CPU topology is not known: a quota instead of a CPU set"
+        after, verdict = _by_quota(state, situation, owners, amount, degraded=short)
+    elif not owners.free:
+        short = "no CPU is left beside LSE pods and reserved CPUs: the least quota"
+        after, verdict = _by_quota(state, situation, owners, amount, milli=0, degraded=short)
+    else:
+        after, verdict = _by_cpus(state, situation, owners, amount)
+    verdict = msgspec.structs.replace(
+        verdict,
+        faults=owners.errors,
+        gauges={**verdict.gauges, **_usage(situation, amount)},
+    )
+    return msgspec.structs.replace(after, measured_at=situation.now, last=verdict), verdict
+
+
+def _usage(
+    situation: Situation, amount: Amount
+) -> Mapping[tuple[str, tuple[tuple[str, str], ...]], float]:
+    within_s = LATEST_PERIODS * situation.interval_s
+    used = situation.measurements.latest(Series(Metric.BE_CPU_USED), within_s=within_s)
+    gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {_USED_BY_LS: amount.pods / 1000}
+    if used is not None:
+        gauges[_USED_BY_BE] = used / 1000
+    return gauges
+
+
+# -- the amount -------------------------------------------------------------------------------
+
+
+def amount_of(situation: Situation) -> Amount | None:
+    """Return the terms of the control law; None without the node's CPU use.
+
+    A pod or host application without a sample counts 0, and its use then lies in the system's.
+    """
+    measured, inputs = situation.measurements, situation.inputs
+    config = inputs.slo.resource_used_threshold_with_be
+    within_s = LATEST_PERIODS * situation.interval_s
+    node = measured.latest(Series(Metric.NODE_CPU), within_s=within_s)
+    if node is None:
+        return None
+    all_pods = others = 0.0
+    for one in situation.pods:
+        used = measured.latest(Series(Metric.POD_CPU, one.pod.uid), within_s=within_s) or 0.0
+        all_pods += used
+        if not is_best_effort(one.pod):
+            others += used
+    below_be = apps_below_best_effort(situation)
+    all_apps = other_apps = 0.0
+    for app in situation.host_apps:
+        used = measured.latest(Series(Metric.HOST_APP_CPU, app.name), within_s=within_s) or 0.0
+        all_apps += used
+        if app.qos is not QoSClass.BE or app.name not in below_be:
+            other_apps += used
+    capacity = situation.node.cpu_milli
+    least = config.cpu_suppress_min_percent
+    return Amount(
+        capacity=capacity,
+        threshold_percent=config.cpu_suppress_threshold_percent,
+        pods=_milli(others),
+        host_apps=_milli(other_apps),
+        system=max(_milli(node - all_pods - all_apps), _reserved_milli(situation)),
+        least=0 if least is None else capacity * least // 100,
+    )
+
+
+def apps_below_best_effort(situation: Situation) -> frozenset[str]:
+    """Return the names of the host applications that run below the besteffort directory."""
+    return frozenset(
+        app.name
+        for app in situation.inputs.slo.host_applications
+        if app.cgroup_path is not None and app.cgroup_path.base is CgroupBase.KUBEPODS_BESTEFFORT
+    )
+
+
+def _milli(cores: float) -> int:
+    """Return cores as milli-cores, truncated; the difference of equal floats is not below 0.
+
+    Nine digits are kept before: sums of measured floats are not exact.
+    """
+    return max(int(round(cores, 9) * 1000), 0)
+
+
+def _reserved_milli(situation: Situation) -> int:
+    """Return what the node keeps for its system: not allocatable, or reserved by its annotation."""
+    capacity = situation.node.cpu_milli
+    allocatable = situation.node.allocatable.get(CPU)
+    if allocatable is None:
+        allocatable = situation.inputs.node.allocatable_cpu_milli
+    kept = 0 if allocatable is None else max(capacity - allocatable, 0)
+    try:
+        reservation = parse_node_reservation(
+            situation.inputs.node.annotations.get(ANNOTATION_NODE_RESERVATION) or "null",
+            obj=f"Node {situation.inputs.node.name}",
+        )
+    except InputError:
+        return kept  # `owners_of` reports it
+    return max(kept, reservation.amounts().get(CPU, ZERO).milli_value())
+
+
+# -- policy cpuset ----------------------------------------------------------------------------
+
+
+def _by_cpus(
+    state: State, situation: Situation, owners: Owners, amount: Amount
+) -> tuple[State, Verdict]:
+    wanted = wanted_cpus(amount.milli, len(owners.free))
+    count, fewer, more = damped(
+        wanted,
+        len(state.cpus),
+        state.fewer,
+        state.more,
+        cpus=len(owners.everything),
+        every_step=compat.SUPPRESS_WITHOUT_DAMPING in situation.inputs.settings.compat,
+    )
+    topology, ls = situation.node.cpus, owners.free - owners.lsr
+    from_lsr = share(count, owners.lsr, ls)
+    cpus = choose(from_lsr, owners.lsr, state.cpus, topology) | choose(
+        count - from_lsr, ls, state.cpus, topology
+    )
+    changed = cpus != state.cpus
+    terms = str(amount) if changed else state.terms
+    after = State(cpus=cpus, fewer=fewer, more=more, terms=terms)
+    reason = f"suppressed to {len(cpus)} CPUs: {terms}"
+    notes: tuple[Note, ...] = ()
+    if changed:
+        message = f"best-effort CPUs {state.cpus or 'not limited'} -> {cpus}: {amount}"
+        notes = (Note(3, "AdjustBEByNodeCPUUsage", message),)
+    return after, Verdict(
+        standing=_cpu_claims(cpus, situation, owners, reason),
+        notes=notes,
+        gauges={("be_suppress_cpu_cores", (("type", "cpuset"),)): float(len(cpus))},
+        summary=f"best-effort pods on {len(cpus)} CPUs ({cpus}): "
+        f"{amount} = {amount.milli / 1000:.1f} cores",
+    )
+
+
+def wanted_cpus(milli: int, available: int) -> int:
+    """Return the number of CPUs for an amount: rounded up, at least 2, at most what there is."""
+    return min(max(ceil(milli / 1000), _LEAST_CPUS), available)
+
+
+def damped(
+    wanted: int, present: int, fewer: int, more: int, *, cpus: int, every_step: bool = False
+) -> tuple[int, int, int]:
+    """Return the number of CPUs for this step, and the steps in a row that asked for fewer or more.
+
+    present: the number in force, 0 for none: the first set is not limited. cpus: of the node.
+    every_step: without the damping of small changes.
+    """
+    if present == 0 or wanted == present:
+        return wanted, 0, 0
+    small = max(int(cpus * _NOISE), 1)
+    if wanted < present:
+        fewer += 1
+        if present - wanted > small or fewer >= _STEPS_TO_SHRINK or every_step:
+            return wanted, 0, 0
+        return present, fewer, 0
+    more += 1
+    if wanted - present > small or more >= _STEPS_TO_GROW or every_step:
+        return min(wanted, present + ceil(cpus * _GROWTH)), 0, 0
+    return present, 0, more
+
+
+def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str) -> Standing:
+    """Return the claims that keep best-effort cgroups within `cpus`.
+
+    Host applications below the besteffort directory are kept there too: on v1 a directory cannot
+    be narrower than one below it. A pod with CPUs of its own stays inside these; where none of them
+    is in `cpus`, the directories above it hold them as well, or v1 would refuse them.
+
+    Under kubelet's static policy the besteffort and pod directories are left alone: kubelet sets
+    its shared CPUs on containers, which a narrower directory would refuse.
+
+    On cgroup v1 a container that is being created inherits its pod's set. A claim by class would be
+    part of the reply at its creation, and the creation would fail if the directories above shrank
+    meanwhile. So only containers that have a cgroup are named there.
+    """
+    policy = _SLO + ".cpuSuppressPolicy"
+    within = (_claim(Resource.CPUSET_CPUS, cpus, reason, policy, op=Op.WITHIN),)
+    static = kubelet_is_static(situation)
+    by_class: dict[tuple[Level, KubeQoS], Claims] = {(Level.SANDBOX, KubeQoS.BESTEFFORT): within}
+    by_subject: dict[str, Claims] = {}
+    if static or situation.inputs.kernel.cgroup_version == 2:
+        by_class[Level.CONTAINER, KubeQoS.BESTEFFORT] = within
+    else:
+        for one in situation.pods:
+            if one.pod.kube_qos is KubeQoS.BESTEFFORT:
+                by_subject |= {container.key: within for container in one.containers}
+    if static:
+        return Standing(by_subject, by_class)
+    by_class[Level.POD, KubeQoS.BESTEFFORT] = within
+    root: Claims = within
+    below = apps_below_best_effort(situation)
+    by_subject |= {app.key: within for app in situation.host_apps if app.name in below}
+    for one in situation.pods:
+        own = NO_CPUS
+        if one.pod.kube_qos is KubeQoS.BESTEFFORT and one.pod.phase not in ENDED:
+            own = allocated(one.pod) & owners.everything
+        if own and not own & cpus:
+            held = f"CPUs allocated to {one.pod.obj}"
+            source = f"annotation {ANNOTATION_RESOURCE_STATUS}.cpuset"
+            around = _claim(Resource.CPUSET_CPUS, own, held, source, op=Op.AT_LEAST)
+            by_subject[f"pod/{one.pod.uid}"] = (around,)
+            root = (*root, around)
+    by_subject[_ROOT] = root
+    return Standing(by_subject, by_class)
+
+
+def _pool_claims(owners: Owners, situation: Situation) -> Standing:
+    """Return the claims that keep best-effort pods off CPUs that they may never use."""
+    if not owners.free or owners.free == owners.everything:
+        return Standing()
+    reason = "CPUs that are neither an LSE pod's nor reserved"
+    return _cpu_claims(owners.free, situation, owners, reason)
+
+
+# -- policy cfsQuota --------------------------------------------------------------------------
+
+
+def _by_quota(
+    state: State,
+    situation: Situation,
+    owners: Owners,
+    amount: Amount,
+    *,
+    milli: int | None = None,
+    degraded: str = "",
+) -> tuple[State, Verdict]:
+    """milli: what to leave, if it is not the amount."""
+    wanted = amount.milli if milli is None else milli
+    quota_us = next_quota(wanted, state.quota_us, situation.node.cpu_milli)
+    changed = quota_us != state.quota_us
+    terms = str(amount) if changed else state.terms
+    cores = quota_us / (1000 * _US_PER_MILLI)
+    reason = f"suppressed to {cores:g} cores by quota: {terms}"
+    source = _SLO + ".cpuSuppressPolicy"
+    claim = _claim(Resource.CPU_CFS_QUOTA, quota_us, reason, source, degraded=degraded)
+    pool = Standing()
+    if not situation.inputs.settings.gate("BECPUManager", default=False):
+        pool = _pool_claims(owners, situation)
+    held = "the quota of all best-effort pods holds this one"
+    lifted = lifted_below(situation, NAME, held, source)
+    standing = merged([pool, Standing({_ROOT: (claim,)}), lifted])
+    notes: tuple[Note, ...] = ()
+    if changed:
+        before = "unlimited" if state.quota_us == UNLIMITED else f"{state.quota_us} µs"
+        message = f"best-effort quota {before} -> {quota_us} µs: {amount}"
+        notes = (Note(3, "AdjustBEByNodeCPUUsage", message),)
+    return State(quota_us=quota_us, terms=terms), Verdict(
+        standing=standing,
+        notes=notes,
+        gauges={("be_suppress_cpu_cores", (("type", "cfsQuota"),)): cores},
+        summary=f"best-effort pods with {cores:g} cores: "
+        f"{amount} = {amount.milli / 1000:.1f} cores" + (f" ({degraded})" if degraded else ""),
+    )
+
+
+def next_quota(milli: int, present_us: int, capacity_milli: int) -> int:
+    """Return the quota of all best-effort pods per 100 ms.
+
+    present_us: in force, UNLIMITED for none. capacity_milli: the node's, counted in whole cores.
+    """
+    wanted = max(milli * _US_PER_MILLI, _LEAST_QUOTA_US)
+    whole_us = ceil(capacity_milli / 1000) * 1000 * _US_PER_MILLI
+    if present_us == UNLIMITED:
+        return wanted
+    difference = wanted - present_us
+    if abs(difference) < whole_us * _NOISE and wanted != _LEAST_QUOTA_US:
+        return present_us
+    return min(wanted, present_us + int(whole_us * _GROWTH))
+
+
+def _claim(
+    resource: Resource,
+    value: int | CpuSet,
+    reason: str,
+    source: str,
+    *,
+    op: Op = Op.SET,
+    degraded: str = "",
+) -> Claim:
+    return Claim(
+        resource=resource,
+        value=value,
+        policy=NAME,
+        reason=reason,
+        source=source,
+        op=op,
+        rank=Rank.EMERGENCY,
+        degraded=degraded,
+    )
+
+
+STRATEGY: Final = Strategy(
+    name=NAME,
+    gates=("BECPUSuppress",),
+    interval_s=1.0,
+    # Chosen: some late steps of a busy node must not give all CPUs back; twice the value leaves
+    # best-effort pods suppressed longer after the strategy has died.
+    ttl_s=10.0,
+    initial=State,
+    step=step,
+)

@@ -1,0 +1,200 @@
+"""Memory eviction: ends pods before the kernel's OOM killer or kubelet would choose.
+
+Three gates; they are judged every second.
+
+BEMemoryEvict, use. With p the node's memory use without page cache, in percent of its memory:
+
+    p >= memoryEvictThresholdPercent: release (p - memoryEvictLowerPercent) % of the node's memory
+
+from best-effort pods; those that use most go first among equal priorities. p is the smaller of the
+newest sample and the mean of the last three seconds, so one odd sample evicts nothing. Upstream
+judges one sample alone; the switch EvictionMeasuresCoarsely brings that back.
+
+MemoryEvict, use. The same amount, from pods up to `evictEnabledPriorityThreshold`.
+
+MemoryAllocatableEvict, requests. `eviction_rules.allocatable_rule` with memory, mid-memory and
+batch-memory.
+
+Worked examples: docs/qos.md, "Eviction".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from apis.errors import InputError
+from apis.keys import BATCH_MEMORY, MEMORY, MID_MEMORY
+from apis.qos import PriorityClass
+from hooks.amounts import request_of_pod
+from hooks.subject import Amounts, Pod
+from koordlet.measurement.series import Metric, Series
+from koordlet.qos.strategies import candidates
+from koordlet.qos.strategies.eviction_rules import (
+    Limits,
+    Usage,
+    allocatable_rule,
+    coarsely,
+    latest,
+    limits_of,
+    over_use,
+    priority_limit,
+    thresholds,
+    used_by,
+    verdict_of,
+)
+from koordlet.qos.strategy import Shortage, Situation, Strategy, Verdict
+
+BE_USE: Final = "BEMemoryEvict"
+ALLOCATABLE: Final = "MemoryAllocatableEvict"
+USE: Final = "MemoryEvict"
+
+COOL_DOWN_S: Final = 4.0
+"""Upstream's `memory-evict-cool-time-seconds`."""
+_INTERVAL_S: Final = 1.0
+"""Upstream's `memory-evict-interval-seconds`."""
+_MEAN_PERIODS: Final = 3
+"""Collection intervals of the mean. Chosen: one odd sample does not lift a mean of three above the
+threshold for long, and memory that grows is seen 1 s later. Twice the value doubles that delay."""
+
+
+def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
+    found = _over(situation, gate)
+    if found is None:
+        return ()
+    over, numbers = found
+    used = used_by(situation, Metric.POD_MEMORY, 1)
+    victims = candidates.best_effort(situation, gate, used, lambda pod: -used(pod), faults)
+    return (
+        Shortage(
+            gate=gate,
+            resource=MEMORY,
+            of_requests=False,
+            needed=over.amount,
+            numbers=numbers,
+            victims=victims,
+            cool_down_s=COOL_DOWN_S,
+            leaving=candidates.leaving(situation.pods, used),
+        ),
+    )
+
+
+def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
+    highest = priority_limit(
+        situation,
+        "evictEnabledPriorityThreshold",
+        thresholds(situation).evict_enabled_priority_threshold,
+        gate=gate,
+    )
+    found = _over(situation, gate)
+    if found is None:
+        return ()
+    over, numbers = found
+    used = used_by(situation, Metric.POD_MEMORY, 1)
+    return (
+        Shortage(
+            gate=gate,
+            resource=MEMORY,
+            of_requests=False,
+            needed=over.amount,
+            numbers=numbers,
+            victims=candidates.by_priority(situation, gate, highest, used, faults),
+            cool_down_s=COOL_DOWN_S,
+            leaving=candidates.leaving(situation.pods, used),
+        ),
+    )
+
+
+def _over(situation: Situation, gate: str) -> tuple[Usage, str] | None:
+    """Return how much memory to release, and the numbers; None below the threshold."""
+    slo = thresholds(situation)
+    limits: Limits = limits_of(
+        situation,
+        "memoryEvict",
+        slo.memory_evict_threshold_percent,
+        slo.memory_evict_lower_percent,
+        gate=gate,
+    )
+    used = latest(situation, Metric.NODE_MEMORY)
+    if used is None:
+        return None
+    if not coarsely(situation):
+        mean = situation.measurements.average(
+            Series(Metric.NODE_MEMORY), within_s=_MEAN_PERIODS * situation.interval_s
+        )
+        used = used if mean is None else min(used, mean)
+    capacity = situation.node.memory_bytes
+    over = over_use(used, capacity, limits, whole_percents=coarsely(situation))
+    if over is None:
+        return None
+    return over, (
+        f"the node uses {_gib(used)} of {_gib(capacity)} GiB of memory = {over.percent:.1f} %,"
+        f" at least {limits.threshold} %:"
+        f" release {_gib(over.amount)} GiB to reach {limits.lower} %"
+    )
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / (1 << 30):.2f}"
+
+
+def _allocatable_rule(
+    situation: Situation, gate: str, faults: list[InputError]
+) -> tuple[Shortage, ...]:
+    slo = thresholds(situation)
+    return allocatable_rule(
+        situation,
+        gate,
+        faults,
+        stem="memoryAllocatableEvict",
+        limits=(
+            slo.memory_allocatable_evict_threshold_percent,
+            slo.memory_allocatable_evict_lower_percent,
+        ),
+        requests={MID_MEMORY: _mid_memory, BATCH_MEMORY: _batch_memory, MEMORY: _plain_memory},
+        owner=_owned_memory,
+        cool_down_s=COOL_DOWN_S,
+    )
+
+
+def _owned_memory(pod: Pod) -> str:
+    match candidates.class_of(pod):
+        case PriorityClass.MID:
+            return MID_MEMORY
+        case PriorityClass.BATCH:
+            return BATCH_MEMORY
+    return MEMORY
+
+
+def _batch_memory(pod: Pod) -> int:
+    return candidates.extended_request(
+        pod, lambda amounts: amounts.batch_memory_request_bytes, BATCH_MEMORY
+    )
+
+
+def _mid_memory(pod: Pod) -> int:
+    return candidates.extended_request(
+        pod, lambda amounts: amounts.mid_memory_request_bytes, MID_MEMORY
+    )
+
+
+def _plain_memory(pod: Pod) -> int:
+    return request_of_pod(pod, _memory_request)
+
+
+def _memory_request(amounts: Amounts) -> int | None:
+    return amounts.memory_request_bytes
+
+
+def step(state: Any, situation: Situation) -> tuple[Any, Verdict]:
+    """Judge the three gates; stateless. Returns (None, verdict)."""
+    return verdict_of(situation, {BE_USE: _be_rule, ALLOCATABLE: _allocatable_rule, USE: _use_rule})
+
+
+STRATEGY: Final = Strategy(
+    name="memoryEvict",
+    gates=(BE_USE, ALLOCATABLE, USE),
+    interval_s=_INTERVAL_S,
+    ttl_s=3 * _INTERVAL_S,
+    initial=lambda: None,
+    step=step,
+)

@@ -1,0 +1,240 @@
+"""Training and reports in the daemon, with measurements that a test writes down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hooks.facts import NodeMeta
+from hooks.subject import Pod
+from koordlet.configuration.config import Config, Mode
+from koordlet.configuration.config_file import build
+from koordlet.configuration.flags import parse_flags
+from koordlet.daemon.reports.reporting import Reporting
+from koordlet.events import Events
+from koordlet.measurement.series import Metric, Series
+from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.node_metric import Policy
+from kube.connection import Connection, ConnectionConfigError
+from tests.koordlet.daemon import bed
+from tests.koordlet.measured import Measured
+from tests.koordlet.prediction.pods import GIB, pod
+from tests.waiting import until
+
+DAY = 24 * 3600.0
+
+
+def config(folder: Path, **changes: Any) -> Config:
+    tree = {"nodeName": "n1", "runDir": str(folder), **changes}
+    return build(tree, obj="test", flags=parse_flags([]), environment={}, mode=Mode.HOST)
+
+
+class Bed:
+    """A node with 16 cores and 64 GiB, and one pod that uses 2 cores and 4 GiB."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.measured: Measured | None = Measured(now=1000.0)
+        self.use("a", 2.0, 4 * GIB)
+        self.measured.constant(Series(Metric.NODE_CPU), 3.0)
+        self.measured.constant(Series(Metric.NODE_MEMORY), 6 * GIB)
+        young = pod("a", cpu_milli=8000, memory_bytes=16 * GIB)
+        age = time.time() - 3 * DAY
+        self.pods: list[tuple[Pod, bool]] = [(_aged(young, age), False)]
+        self.node = NodeMeta("n1")
+        self.amounts = NodeAmounts(cpu_milli=16000, memory_bytes=64 * GIB)
+        self.events = Events()
+        self.gates: dict[str, bool] = {}
+        self.connect: Callable[[], Connection] | None = None
+        self.reporting = Reporting(
+            config(folder, **changes),
+            measurements=lambda: self.measured,
+            pods=lambda: self.pods,
+            host_apps=lambda: (),
+            node=lambda: self.node,
+            node_amounts=lambda: self.amounts,
+            gpus=dict,
+            topology=lambda: None,
+            devices=lambda: None,
+            gate=lambda name: self.gates.get(name, False),
+            events=self.events,
+            workers=ThreadPoolExecutor(1),
+            connect=self._connect,
+        )
+
+    def _connect(self) -> Connection:
+        assert self.connect is not None
+        return self.connect()
+
+    def use(self, uid: str, cpu: float, memory: float) -> None:
+        assert self.measured is not None
+        self.measured.constant(Series(Metric.POD_CPU, uid), cpu)
+        self.measured.constant(Series(Metric.POD_MEMORY, uid), memory)
+
+    def train(self, times: int = 800) -> None:
+        for _ in range(times):
+            self.reporting.train()
+
+    def reclaimable(self) -> dict[str, str]:
+        found = self.reporting.build(Policy()).prod_reclaimable_metric
+        assert found is not None
+        return {name: str(amount) for name, amount in found.resource.resources.items()}
+
+
+def _aged(pod_: Pod, created_at: float) -> Pod:
+    return msgspec.structs.replace(pod_, created_at=created_at)
+
+
+def test_a_report_has_a_prediction_after_the_first_training(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    status = made.reporting.build(Policy())
+    assert status.prod_peak_metric is None
+    assert made.reclaimable() == {}
+    made.train()
+    assert made.reclaimable() == {"cpu": "4633m", "memory": "9972462999"}
+    assert made.reporting.build(Policy()).prod_peak_metric is not None
+
+
+def test_compat_cold_start_by_age_trusts_the_first_sample(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    made.train(1)
+    assert made.reclaimable() == {"cpu": "0", "memory": "0"}
+    compatible = Bed(tmp_path, compat=["PredictionColdStartByAge"])
+    compatible.train(1)
+    assert compatible.reclaimable()["cpu"] == "4633m"
+
+
+def test_what_is_reclaimable_is_bounded_by_the_raw_allocatable_of_an_amplified_node(
+    tmp_path: Path,
+) -> None:
+    made = Bed(tmp_path)
+    made.amounts = NodeAmounts(16000, 64 * GIB, allocatable={"cpu": 32000, "memory": 64 * GIB})
+    annotation = "node.koordinator.sh/raw-allocatable"
+    made.node = NodeMeta("n1", annotations={annotation: '{"cpu":"4","memory":"8Gi"}'})
+    made.train()
+    amplified = made.reclaimable()
+    # used by class at the peak: (2001 + 25 + 1035) x 1.1
+    assert amplified["cpu"] == f"{4000 - 3367}m"
+    made.node = NodeMeta("n1", annotations={annotation: '{"cpu":"four"}'})
+    assert made.reclaimable()["cpu"] == "4633m"
+    (event,) = made.events.latest()
+    assert (event.kind, event.obj) == ("bad-object", "Node n1")
+    assert "four" in event.message
+
+
+def test_gauges_have_upstreams_names_and_labels(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    assert made.reporting.gauges == []
+    made.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    gauges = {(name, labels): value for name, labels, value in made.reporting.gauges}
+    cpu = (("resource", "cpu"), ("unit", "core"))
+    by_pod = (("predictor", "podReclaimablePredictor"), *cpu)
+    assert gauges["node_predicted_resource_reclaimable", by_pod] == 5.799
+    assert gauges["node_predicted_resource_peak", by_pod] == 2.201
+    assert len(gauges) == 3 * 2 * 2
+    made.gates = {"NodeMetricPromMetrics": True}
+    gauges = {(name, labels): value for name, labels, value in made.reporting.gauges}
+    assert gauges["node_metric_node_usage", cpu] == 3.0
+
+
+def test_external_gauges_show_what_is_reclaimable(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    prod, cpu = ("priority", "koord-prod"), (("resource", "cpu"), ("unit", "core"))
+
+    def gauges() -> dict[object, float]:
+        return {(name, labels): value for name, labels, value in made.reporting.external_gauges}
+
+    assert gauges() == {}
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert gauges()["node_resource_priority_reclaimable_status", (prod,)] == 1
+    assert gauges()["node_priority_resource_reclaimable", (prod, *cpu)] == 0
+    made.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert gauges()["node_resource_priority_reclaimable_status", (prod,)] == 0
+    assert gauges()["node_priority_resource_reclaimable", (prod, *cpu)] == 4.633
+
+
+def test_a_training_that_fails_is_a_problem_and_the_next_one_is_made(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    made.pods = [None]  # type: ignore[list-item]
+    assert made.reporting.train()
+    assert "TypeError" in made.reporting.problem
+    made.pods = []
+    made.train(1)
+    assert (made.reporting.problem, made.reporting.trainer.trainings) == ("", 1)
+
+
+def test_nothing_is_trained_before_the_first_measurements(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    made.measured = None
+    assert not made.reporting.train()
+    asyncio.run(made.reporting.node_metric.round(None))
+    assert "nothing was measured yet" in made.reporting.node_metric.problem
+
+
+def test_a_bare_node_trains_reports_to_a_file_and_keeps_its_models(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    path = tmp_path / "reports" / "nodemetric.json"
+
+    async def test() -> None:
+        task = asyncio.ensure_future(made.reporting.run())
+        await until(path.exists, "the report")
+        await until(lambda: made.reporting.trainer.trainings == 1, "the first training")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+    status = json.loads(path.read_text())["status"]
+    assert [each["name"] for each in status["podsMetric"]] == ["a"]
+    assert made.reporting.status["nodeMetric"]["reports"] == 1
+    made.reporting.close()
+    again = Bed(tmp_path)
+    assert again.reporting.trainer.load() == ()
+    assert again.reporting.trainer.models.samples_of("a") == 1
+
+
+def test_reports_wait_for_a_configuration_of_the_api_server(tmp_path: Path) -> None:
+    made = Bed(tmp_path, kubernetes={"enabled": True})
+    asked: list[None] = []
+
+    def connect() -> Connection:
+        asked.append(None)
+        raise ConnectionConfigError("none here")
+
+    made.connect = connect
+
+    async def test() -> None:
+        task = asyncio.ensure_future(made.reporting.run())
+        await until(lambda: len(asked) >= 2, "the second attempt")
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_daemon_reports_what_it_measures_and_shows_it_in_status() -> None:
+    async def test() -> None:
+        async with bed.node() as node:
+            async with node.running():
+                path = node.folder / "run" / "reports" / "nodemetric.json"
+                await until(path.exists, "the report", timeout_s=20)
+                report = json.loads(path.read_text())
+                assert report["metadata"]["name"] == bed.NODE
+                usage = report["status"]["nodeMetric"]["nodeUsage"]["resources"]
+                assert set(usage) == {"cpu", "memory"}
+                _, status = await node.ask("GET", "/status")
+                shown = status["reports"]["nodeMetric"]
+                assert (shown["reports"], shown["problem"]) == (1, "")
+                await until(lambda: node.daemon.parts.reporting.trainer.trainings, "a training")
+            assert (node.folder / "run" / "prediction" / "models.log").exists()
+
+    bed.run(test)
