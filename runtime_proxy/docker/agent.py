@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import select
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, cast
@@ -119,7 +120,6 @@ class DockerAgent:
 
     async def drain(self, limit_s: float) -> int:
         self.draining = True
-        self._all_gone.clear()
         for connection in list(self.connections):
             connection.close_if_idle()
         if self._keeping_us():
@@ -198,13 +198,16 @@ class _Connection(asyncio.Protocol):
         early, self._early = bytes(self._early), bytearray()
         if early:
             self.data_received(early)
-        if self._client_ended:
-            transport.write_eof()
+        self._pass_end_on()
 
     def _refuse(self) -> None:
         """Send the refusal. The client has sent its request: an earlier answer would confuse it."""
+        self._answer(503, "Service Unavailable", self._refused)
+
+    def _answer(self, status: int, reason: str, text: str) -> None:
+        """Answer in dockerd's place and end the connection."""
         if self._client is not None:
-            self._client.write(plain_response(503, "Service Unavailable", self._refused))
+            self._client.write(plain_response(status, reason, text))
         self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -219,21 +222,28 @@ class _Connection(asyncio.Protocol):
             self._relay.from_client(data)
         except HttpFault as fault:
             log.warning("broken HTTP", extra={"side": "client", "fault": str(fault)})
-            if self._client is not None:
-                self._client.write(plain_response(400, "Bad Request", str(fault)))
-            self.close()
+            self._answer(400, "Bad Request", str(fault))
             return
         self._flush()
 
     def eof_received(self) -> bool:
-        """A client that ends its input (docker attach) still reads the output."""
+        """A client that ends its output (docker attach) still reads the answer."""
         self._client_ended = True
-        if self._refused:
-            # The client has left without a request.
+        if self._refused or (
+            self._relay.holds_back and self._client is not None and _other_end_closed(self._client)
+        ):
+            # Nothing is left to answer. What dockerd has got is dockerd's to end.
             self.close()
-        if self._upstream is not None and not self._upstream.is_closing():
-            self._upstream.write_eof()
+        self._pass_end_on()
         return not self._server_ended and not self._closed
+
+    def _pass_end_on(self) -> None:
+        """End dockerd's input with the client's, behind all requests that it is still to get."""
+        upstream = self._upstream
+        if not self._client_ended or upstream is None or self._relay.holds_back:
+            return
+        if not upstream.is_closing():
+            upstream.write_eof()
 
     def upstream_data(self, data: bytes) -> None:
         try:
@@ -273,6 +283,7 @@ class _Connection(asyncio.Protocol):
                 elif self._call is not None:
                     call, self._call = self._call, None
                     call.answered(event.status, event.body)
+        self._pass_end_on()
         if relay.closing:
             self.close()
 
@@ -335,7 +346,16 @@ class _Connection(asyncio.Protocol):
                 transport.close()
 
 
+def _other_end_closed(transport: asyncio.Transport) -> bool:
+    """Whether the peer of a Unix socket has closed it, not only ended its output."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket"), 0)  # POLLHUP is reported without being asked
+    return bool(poll.poll(0))
+
+
 class _Upstream(asyncio.Protocol):
+    """dockerd's side of the pair."""
+
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
 

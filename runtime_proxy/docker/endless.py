@@ -23,12 +23,12 @@ def endless(head: RequestHead) -> bool:
     match = _PATH.fullmatch(target.path)
     if head.method != b"GET" or match is None:
         return False
-    query = parse_qs(target.query)
+    query = parse_qs(target.query, keep_blank_values=True)
 
     def flag(name: str, default: str) -> bool:
         return query.get(name, [default])[0].strip().lower() not in _FALSE
 
     events, of_container = match.groups()
     if events:
-        return "until" not in query
+        return not query.get("until", [""])[0]
     return flag("follow", "") if of_container == "logs" else flag("stream", "1")

@@ -89,6 +89,13 @@ class DockerRelay:
         """Both directions are plain octets from here on."""
         return self._phase is _Phase.PIPE
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a whole request, or part of the next one, is still to be sent to dockerd."""
+        if self._phase is _Phase.HOLDING:
+            return self._request_body is None
+        return self._phase is _Phase.ANSWER and bool(self._ahead)
+
     # -- the client -------------------------------------------------------------------------------
 
     def from_client(self, data: bytes) -> None:
