@@ -1,0 +1,216 @@
+"""What koordlet costs over an hour on a full node on which pods come and go, beside a Go plugin.
+
+    python -m benchmarks.node_soak --minutes 60 --other './constant -socket {socket}'
+
+A whole `koordlet run` with real cgroups: 110 best-effort pods with two containers each run all the
+time, measured every second by the default collectors, with the default strategies on; beside them
+pods live and end, `--lives` of them spread evenly over the time. Between koordlet's lives the other
+plugin lives the same ones in groups of its own (which plugin, and what a life is, stands in
+`benchmarks.nri_hook_latency`). Needs root.
+
+A line every `--every` minutes: koordlet's share of one core, resident memory and open files, the
+duration of a sampling round, and CreateContainer of both plugins since the line before. The last
+lines: the whole time, and what the run directory has grown to. To reach: 3 % of one core and 120 MB
+after an hour, and CreateContainer's p99 at most 1.2 times the Go plugin's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from benchmarks.nri_driver import Driver
+from benchmarks.pod_lives import Lives
+from benchmarks.quantiles import quantile
+from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
+from koordctl.client import Client
+from tests.beds.groups import kubepods
+
+_NODE: Final = "bench-node"
+_TURN: Final = 20
+"""Lives of one plugin before the other's turn: short, so that both see the same minutes."""
+_FIRST: Final = 10_000
+"""The number of the first pod that lives and ends, beyond those that stay."""
+_ALIVE: Final = 10
+"""Pods beside those that stay: each life ends the oldest of them."""
+_START_S: Final = 10.0
+"""The start is not part of the cost."""
+
+
+@dataclass(slots=True)
+class _Plugin:
+    lives: Lives
+    seconds: list[float] = field(default_factory=list)
+    """CreateContainer of all lives so far."""
+
+    def turn(self, every_s: float) -> None:
+        """Begin a life every `every_s` seconds, `_TURN` times."""
+        self.lives.seconds.clear()
+        due = time.monotonic()
+        for _ in range(_TURN):
+            time.sleep(max(due - time.monotonic(), 0.0))
+            self.lives.run(1)
+            due += every_s
+        time.sleep(max(due - time.monotonic(), 0.0))
+        self.seconds += self.lives.seconds["CreateContainer"]
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What koordlet used since `begun`."""
+
+    process: psutil.Process
+    client: Client
+    begun: float = 0.0
+    busy_s: float = 0.0
+    rounds_ms: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.begun, self.busy_s = time.monotonic(), cpu_seconds(self.process)
+
+    def look(self) -> None:
+        self.rounds_ms.append(self.client.get("/status")["measuring"]["lastRoundMs"])
+
+    def text(self) -> str:
+        share = (cpu_seconds(self.process) - self.busy_s) / (time.monotonic() - self.begun)
+        return (
+            f"{share:.2%} of a core, {resident_mb(self.process):.1f} MB,"
+            f" {self.process.num_fds()} files, round p50 {quantile(self.rounds_ms, 0.5):.1f}"
+            f" p99 {quantile(self.rounds_ms, 0.99):.1f} ms"
+        )
+
+
+def main() -> None:
+    options = _options()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ours, cost = _koordlet(stack, folder, options.pods)
+        plugins = [ours]
+        if options.other:
+            plugins.append(_other(stack, folder, options.other))
+        for plugin in plugins:
+            plugin.lives.fill()
+        time.sleep(_START_S)
+        print(f"{options.pods} pods that stay, {os.cpu_count()} CPUs", flush=True)
+        _live(plugins, cost, options)
+        grown = sum(each.stat().st_size for each in (folder / "run").rglob("*") if each.is_file())
+        status = cost.client.get("/status")
+        print(
+            f"run directory {grown / 1e6:.2f} MB, kernel refused {status['reconciler']['failed']}"
+        )
+
+
+def _live(plugins: list[_Plugin], cost: _Cost, options: argparse.Namespace) -> None:
+    ours = plugins[0]
+    every_s = options.minutes * 60 / options.lives / len(plugins)
+    cost.begin()
+    part = _Cost(cost.process, cost.client)
+    part.begin()
+    since = [0] * len(plugins)
+    while len(ours.seconds) < options.lives:
+        for plugin in plugins:
+            plugin.turn(every_s)
+        part.look()
+        if time.monotonic() - part.begun < options.every * 60:
+            continue
+        minutes = (time.monotonic() - cost.begun) / 60
+        print(f"{minutes:5.1f} min, load {os.getloadavg()[0]:4.1f}: {part.text()}")
+        _creations([each.seconds[n:] for each, n in zip(plugins, since, strict=True)])
+        cost.rounds_ms += part.rounds_ms
+        part = _Cost(cost.process, cost.client)
+        part.begin()
+        since = [len(each.seconds) for each in plugins]
+    cost.rounds_ms += part.rounds_ms
+    print(f"whole time, {len(ours.seconds)} lives: {cost.text()}")
+    _creations([each.seconds for each in plugins])
+
+
+def _creations(seconds: list[list[float]]) -> None:
+    """Print CreateContainer of koordlet, and its ratio to the other plugin's."""
+    ours = seconds[0]
+    text = (
+        f"    CreateContainer p50 {quantile(ours, 0.5) * 1e6:.0f} us,"
+        f" p99 {quantile(ours, 0.99) * 1e3:.2f} ms, worst {max(ours) * 1e3:.1f} ms"
+    )
+    for others in seconds[1:]:
+        ratios = [quantile(ours, part) / quantile(others, part) for part in (0.5, 0.99)]
+        text += f"; of the other's: p50 {ratios[0]:.2f}, p99 {ratios[1]:.2f}"
+    print(text, flush=True)
+
+
+def _koordlet(stack: ExitStack, folder: Path, count: int) -> tuple[_Plugin, _Cost]:
+    groups = stack.enter_context(kubepods())
+    for part in ("objects", "run"):
+        (folder / part).mkdir(mode=0o755)
+    slo = {
+        "apiVersion": "slo.koordinator.sh/v1alpha1",
+        "kind": "NodeSLO",
+        "metadata": {"name": _NODE},
+        "spec": {
+            "resourceUsedThresholdWithBE": {"enable": True},
+            "cpuBurstStrategy": {"policy": "auto"},
+        },
+    }
+    (folder / "objects" / "nodeslo.yaml").write_text(yaml.safe_dump(slo))
+    config: dict[str, Any] = {
+        "nodeName": _NODE,
+        "nri": {"socket": str(folder / "nri.sock")},
+        "objectsDir": str(folder / "objects"),
+        "runDir": str(folder / "run"),
+        "kubepodsRoot": groups.path.strip("/"),
+        "http": {"address": ""},
+    }
+    pods, containers = node(groups, count)
+    driver = Driver(str(folder / "nri.sock"))
+    stack.callback(driver.close)
+    process = stack.enter_context(koordlet(folder, config, log=folder / "log"))
+    driver.accept()
+    driver.synchronize(pods, containers)
+    lives = Lives(driver, groups, alive=_ALIVE, first=_FIRST)
+    return _Plugin(lives), _Cost(process, Client(str(folder / "run")))
+
+
+def _other(stack: ExitStack, folder: Path, command: str) -> _Plugin:
+    groups = stack.enter_context(kubepods())
+    socket = str(folder / "other.sock")
+    driver = Driver(socket)
+    stack.callback(driver.close)
+    process = subprocess.Popen(
+        [part.replace("{socket}", socket) for part in shlex.split(command)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    stack.callback(process.wait, 10)
+    stack.callback(process.terminate)
+    driver.accept()
+    driver.synchronize([], [])
+    return _Plugin(Lives(driver, groups, alive=_ALIVE, first=_FIRST))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--other", default="", metavar="COMMAND", help="a plugin to compare with; see above"
+    )
+    parser.add_argument("--pods", type=int, default=110, help="that stay (%(default)s)")
+    parser.add_argument("--lives", type=int, default=10_000, help="of each plugin (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="in all (%(default)s)")
+    parser.add_argument("--every", type=float, default=5.0, help="minutes a line (%(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
