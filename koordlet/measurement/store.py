@@ -2,7 +2,9 @@
 
 A table has the series of one collector: a row for each series, a column for each round, and one
 time for each column. A sample that is missing is NaN. The oldest column is overwritten, so the
-number of columns is the retention. A row whose series has no sample any more is used for another.
+number of columns is the retention. A row whose series has no sample any more is used for another:
+that of a pod or another object soon after it has gone, so that memory depends on the pods that run
+at a time, however fast they come and go.
 
 One thread records; any thread reads through a `View`, which shows the samples up to its moment. The
 lock is held while a column is written and while a window is copied, each well below a millisecond;
@@ -37,6 +39,10 @@ _MOST_COLUMNS: Final = 8192
 """Chosen: columns of one table, 2 h and 16 min at one second: 64 KiB a series."""
 _EXPIRE_EVERY_S: Final = 30.0
 """How often rows without samples are looked for."""
+_GONE_ROUNDS: Final = 3
+_GONE_S: Final = 30.0
+"""Chosen: an object without a sample for as many rounds and as long has gone. A group that is there
+is unreadable for a round at most; half a minute keeps what a slow reader of a gone pod asks for."""
 PERCENTILES: Final = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -130,14 +136,19 @@ class Table:
         self.free.extend(range(rows - 1, have - 1, -1))
 
     def _expire(self, now: float) -> None:
-        """Free the rows of series without a sample in the retention."""
+        """Free the rows of objects that have gone, and of series older than the retention."""
         if now - self._expired_at < min(_EXPIRE_EVERY_S, self.retention_s):
             return
         self._expired_at = now
+        oldest = now - self.retention_s
+        # The last rounds by their number: a collector that paused has seen nothing go. -inf before
+        # there were as many rounds.
+        rounds = self.times[(self.next_column - _GONE_ROUNDS) % len(self.times)]
+        present = max(oldest, min(rounds, now - _GONE_S))
         gone = [
             (series, row)
             for series, row in self.rows.items()
-            if self.last_seen[row] < now - self.retention_s
+            if self.last_seen[row] < (present if series.of else oldest)
         ]
         for series, row in gone:
             del self.rows[series]

@@ -204,10 +204,13 @@ def test_the_thread_keeps_to_fixed_ticks_and_skips_those_that_a_late_round_misse
         wait_until(lambda: len(collector.sampled_at) >= 8, "eight rounds")
     finally:
         assert sampler.stop()
-    begun = collector.sampled_at[0]
-    places = [round((at - begun) / 0.1) for at in collector.sampled_at]
-    assert len(set(places)) == len(places), "no tick has two rounds"
-    assert sampler.status(time.monotonic()).skipped_ticks >= 2
+    skipped = sampler.status(time.monotonic()).skipped_ticks
+    assert skipped >= 2
+    # Each tick since the first has had one round or was skipped; a thread may wake late.
+    ticks = (collector.sampled_at[-1] - collector.sampled_at[0]) / 0.1
+    further = len(collector.sampled_at) - 1
+    assert further <= ticks + 1
+    assert further + skipped >= ticks - 1
     assert collector.closed == 1
 
 

@@ -176,17 +176,55 @@ def test_a_round_that_is_not_later_is_refused() -> None:
 
 
 def test_rows_of_vanished_objects_are_used_again() -> None:
+    """Of five at a time that live 10 s each, in a table that keeps samples for 300 s."""
     store = Store()
-    store.add_table("pods", interval_s=1.0, retention_s=60.0)
+    store.add_table("pods", interval_s=1.0, retention_s=300.0)
     for second in range(1, 2000):
         store.record("pods", float(second), {pod(f"{second // 10}-{n}"): 1.0 for n in range(5)})
-    series, size, left_out = store.sizes()["pods"]
-    assert series <= 5 * (60 + 30 + 10) // 10 + 5
-    assert size <= 64 * 70 * 8
-    assert left_out == 0
+        series, size, left_out = store.sizes()["pods"]
+        assert series <= 5 * (30 + 30 + 10) // 10 + 5
+        assert left_out == 0
+    assert size <= 64 * 310 * 8
     view = store.view(1999.0)
-    assert len(view.averages(Metric.POD_CPU, within_s=60)) == 35
     assert view.latest(pod("0-0"), within_s=5000) is None
+    assert {f"{number}-0" for number in range(196, 200)} <= {
+        of for of, _ in view.averages(Metric.POD_CPU, within_s=300)
+    }
+
+
+def test_a_series_of_the_node_is_kept_for_the_whole_retention() -> None:
+    store = Store()
+    store.add_table("node", interval_s=1.0, retention_s=300.0)
+    store.record("node", 1.0, {CPU: 2.0})
+    for second in range(2, 250):
+        store.record("node", float(second), {MEMORY: 4.0})
+    assert store.view(249.0).average(CPU, within_s=300) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "pause_s", "rounds", "kept"),
+    [
+        pytest.param(1.0, 200.0, 1, True, id="a collector that paused has seen nothing go"),
+        pytest.param(1.0, 0.0, 25, True, id="missing for less than half a minute"),
+        pytest.param(1.0, 0.0, 70, False, id="missing for longer"),
+        pytest.param(60.0, 0.0, 2, True, id="two slow rounds"),
+        pytest.param(60.0, 0.0, 5, False, id="five slow rounds"),
+    ],
+)
+def test_when_an_object_has_gone(
+    interval_s: float, pause_s: float, rounds: int, kept: bool
+) -> None:
+    store = Store()
+    store.add_table("pods", interval_s=interval_s, retention_s=1000.0)
+    now = 0.0
+    for _ in range(10):
+        now += interval_s
+        store.record("pods", now, {pod("it"): 3.0, pod("other"): 1.0})
+    now += pause_s
+    for number in range(rounds):
+        now += interval_s
+        store.record("pods", now, {pod("other"): 1.0, pod(f"new-{number}"): 1.0})
+    assert (store.view(now).average(pod("it"), within_s=1000) == 3.0) is kept
 
 
 def test_a_reused_row_has_nothing_of_its_former_series() -> None:
