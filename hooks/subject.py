@@ -112,6 +112,11 @@ class Pod(msgspec.Struct, frozen=True):
         """The name that errors and events carry."""
         return f"Pod {self.namespace}/{self.name}"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the pod is known to have ended: it uses, requests and owns nothing any more."""
+        return self.phase in ("Succeeded", "Failed")
+
     def spec(self, container: str) -> ContainerSpec | None:
         """Return the specification of the named container, if it is known."""
         for spec in self.specs:

@@ -7,6 +7,7 @@ plugins, token refresh). It is imported here only, and late, because it costs a 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import time
@@ -19,6 +20,11 @@ import aiohttp
 
 _REFRESH_SECONDS = 30.0
 """Chosen: kubelet replaces a token long before it ends. Exec plugins are called this often."""
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+"""Between two attempts to read how to reach the API server. Chosen: a kubeconfig that was mended is
+used within a minute and a half. Twice the value doubles that."""
 
 
 @dataclass(slots=True)
@@ -101,6 +107,19 @@ def load_connection(
             f"no usable configuration for the API server: {_in_words(error)} "
             "(pass --kubeconfig, or run in a pod with a service account)"
         ) from error
+
+
+async def wait_for_connection(connect: Callable[[], Connection]) -> Connection:
+    """Return what `connect` returns; called again, later and later, while it raises
+    ConnectionConfigError: the kubeconfig may not be written yet."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await asyncio.to_thread(connect)
+        except ConnectionConfigError:
+            # Spread, so that the daemons of all nodes do not come at once.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
 class ConnectionConfigError(RuntimeError):

@@ -8,15 +8,18 @@ from the others: one that raises loses this round alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from koordlet.measurement.kernel_files import KernelFiles
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Layout
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class ContainerTarget(msgspec.Struct, frozen=True):
@@ -40,6 +43,14 @@ class PodTarget(msgspec.Struct, frozen=True):
     batch_cpu_request_milli: int = 0
 
 
+class GroupTarget(NamedTuple):
+    """The cgroup of a pod or container. of: the pod's uid or the container's id."""
+
+    is_pod: bool
+    of: str
+    cgroup: str
+
+
 class HostAppTarget(msgspec.Struct, frozen=True):
     """A host application with its cgroup."""
 
@@ -56,6 +67,15 @@ class Targets(msgspec.Struct, frozen=True):
     layout: Layout | None = None
     pods: tuple[PodTarget, ...] = ()
     host_apps: tuple[HostAppTarget, ...] = ()
+
+    def groups(self) -> Iterator[GroupTarget]:
+        """Yield the pods and containers that have a cgroup, each pod before its containers."""
+        for pod in self.pods:
+            if pod.cgroup:
+                yield GroupTarget(True, pod.uid, pod.cgroup)
+            for container in pod.containers:
+                if container.cgroup:
+                    yield GroupTarget(False, container.id, container.cgroup)
 
 
 class Recent(Protocol):
@@ -79,6 +99,26 @@ def layout_with(targets: Targets, *controllers: str) -> Layout:
         if not layout.has(controller):
             raise Unavailable(f"cgroup v1 has no hierarchy for {controller} here")
     return layout
+
+
+def followed(
+    known: Mapping[_K, _V],
+    wanted: Iterable[_K],
+    make: Callable[[_K], _V],
+    close: Callable[[_V], None],
+) -> dict[_K, _V]:
+    """Return a value for each wanted key, in their order: the known one, or one that is made.
+
+    Known values of other keys are closed.
+    """
+    found: dict[_K, _V] = {}
+    for key in wanted:
+        if key not in found:
+            found[key] = known[key] if key in known else make(key)
+    for key, value in known.items():
+        if key not in found:
+            close(value)
+    return found
 
 
 def _no_pause() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from koordlet.measurement.series import Series
+
 LEAST_S: Final = 0.2
 """The least time between two readings of a rate. The kernel books CPU time at its ticks, up to
 10 ms apart: a rate over 0.2 s is wrong by 5 % of a core at most, over 0.02 s by 50 %."""
@@ -71,3 +73,33 @@ def within(rate: float | None, most: float) -> float | None:
     if rate is None or rate > most * _OVER:
         return None
     return min(rate, most)
+
+
+class RateSeries:
+    """A series whose samples are the rate of one counter."""
+
+    __slots__ = ("_most", "_rate", "_series", "_unit")
+
+    def __init__(
+        self, series: Series, interval_s: float, *, most: float, unit: float = 1.0
+    ) -> None:
+        """unit: what one count is, in the series' unit. most: the highest rate, in that unit, that
+        the hardware can have; a rate far above it is a defect of the counter and no sample."""
+        self._series = series
+        self._rate = Rate(interval_s)
+        self._most = most
+        self._unit = unit
+
+    def forget(self) -> None:
+        """Begin again: the next reading belongs to another counter."""
+        self._rate.forget()
+
+    def add(self, samples: dict[Series, float], count: int, at: float) -> None:
+        """Add the rate since the last reading to `samples`, if it is known.
+
+        at: seconds of the monotonic clock when the counter was read.
+        """
+        rate = self._rate.per_second(count, at)
+        sample = None if rate is None else within(rate * self._unit, self._most)
+        if sample is not None:
+            samples[self._series] = sample

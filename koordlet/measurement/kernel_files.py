@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -51,6 +51,13 @@ class KernelFiles(Protocol):
     def listdir(self, path: str) -> list[str]:
         """Return the names in a directory. Raises OSError."""
         ...
+
+
+def close_all(files: Iterable[KernelFile | None]) -> None:
+    """Close the files; None stands for one that is not open."""
+    for file in files:
+        if file is not None:
+            file.close()
 
 
 class _Kept:

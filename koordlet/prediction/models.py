@@ -69,7 +69,7 @@ def samples(
         priority = class_of(pod)
         cores, used = cpu.get(pod.uid), memory.get(pod.uid)
         if cores is None or used is None:
-            if pod.phase not in ("Pending", "Succeeded", "Failed"):
+            if pod.phase != "Pending" and not pod.ended:
                 unmeasured.add(priority)
             continue
         found[pod.uid] = Use(cores, used)

@@ -182,11 +182,7 @@ def predict(
     wall_s: seconds since the epoch.
     """
     margin = (100 + settings.safety_margin_percent) / 100
-    alive = [
-        (pod, class_of(pod))
-        for pod, terminating in pods
-        if not terminating and pod.phase not in ("Succeeded", "Failed")
-    ]
+    alive = [(pod, class_of(pod)) for pod, terminating in pods if not terminating and not pod.ended]
     peaks = models.peaks(
         [pod.uid for pod, priority in alive if priority in _COUNTED],
         cpu_fraction=CPU_FRACTION,

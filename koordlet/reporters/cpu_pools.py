@@ -11,20 +11,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
-from apis.annotations import parse_resource_status
 from apis.cpuset import NO_CPUS, CpuSet
-from apis.errors import InputError
-from apis.keys import ANNOTATION_RESOURCE_STATUS
 from apis.qos import QoSClass
 from apis.topology import CPUSharedPool, PodCPUAlloc
 from hooks.subject import Pod
+from koordlet.qos.strategies.cpu_owners import allocated
 from linux.topology import Cpu
-
-_ENDED: Final = ("Succeeded", "Failed")
 
 
 class Pools(msgspec.Struct, frozen=True):
@@ -83,36 +78,23 @@ def pools(
     """
     everything = CpuSet(cpu.cpu for cpu in cpus)
     known = {pod.uid: pod for pod in pods}
-    allocated = {
-        uid: allocation for uid, pod in known.items() if (allocation := _allocated(pod)) is not None
-    }
+    allocations = {uid: allocated(pod) for uid, pod in known.items()}
     by_kubelet = {
         uid: given
         for uid, given in sorted(exclusive.items())
-        if given and not _managed(known.get(uid), allocated.get(uid, NO_CPUS))
+        if given and not _managed(known.get(uid), allocations.get(uid, NO_CPUS))
     }
     left = everything - CpuSet.union(by_kubelet.values())
-    alive = {uid: pod for uid, pod in known.items() if pod.phase not in _ENDED}
-    ls = left - CpuSet.union(allocated.get(uid, NO_CPUS) for uid in alive)
+    alive = {uid: pod for uid, pod in known.items() if not pod.ended}
+    ls = left - CpuSet.union(allocations.get(uid, NO_CPUS) for uid in alive)
     be = left - CpuSet.union(
-        allocated.get(uid, NO_CPUS) for uid, pod in alive.items() if pod.qos is QoSClass.LSE
+        allocations.get(uid, NO_CPUS) for uid, pod in alive.items() if pod.qos is QoSClass.LSE
     )
     return Pools(
         ls=_by_numa(cpus, ls, set_apart),
         be=_by_numa(cpus, be, set_apart),
         by_kubelet=tuple(_alloc(uid, given, known.get(uid)) for uid, given in by_kubelet.items()),
     )
-
-
-def _allocated(pod: Pod) -> CpuSet | None:
-    """Return the CPUs that the scheduler allocated; None where the annotation is bad."""
-    text = pod.annotations.get(ANNOTATION_RESOURCE_STATUS)
-    if not text:
-        return NO_CPUS
-    try:
-        return parse_resource_status(text, obj=pod.obj).cpus
-    except InputError:
-        return None  # the policy that allocates CPU sets reports it
 
 
 def _managed(pod: Pod | None, allocated: CpuSet) -> bool:

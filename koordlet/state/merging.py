@@ -29,7 +29,6 @@ from linux.cgroup_paths import Layout, PathError, Runtime
 
 _T = TypeVar("_T")
 
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SCHEMES: Final = {runtime.value: runtime for runtime in Runtime}
 
 
@@ -130,7 +129,7 @@ def qos_subjects(
     """
     if layout is None or not layout.kubepods:
         return {}
-    pods = [pod for pod in pods if pod.phase not in _ENDED]
+    pods = [pod for pod in pods if not pod.ended]
     made = {}
     for qos in KubeQoS:
         of_class = tuple(pod for pod in pods if qos is KubeQoS.GUARANTEED or pod.kube_qos is qos)

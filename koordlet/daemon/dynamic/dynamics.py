@@ -20,7 +20,7 @@ from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.standing import Standing
 from hooks.subject import HostAppSubject
 from koordlet.configuration.config import Config, Qos
-from koordlet.daemon.dynamic.on_node import PodsOnNode, node_amounts
+from koordlet.daemon.dynamic.on_node import Converted, node_amounts, pod_on_node
 from koordlet.events import Events
 from koordlet.measurement.series import Measurements
 from koordlet.node.hardware import Machine
@@ -98,7 +98,7 @@ class Dynamics:
         self._gathering: asyncio.TimerHandle | None = None
         self._views: Collection[PodView] = ()
         self._host_apps: tuple[HostAppSubject, ...] = ()
-        self._pods = PodsOnNode()
+        self._pods = Converted(pod_on_node)
         self._repeats = Repeats()
 
     # --- the event loop ------------------------------------------------------------------------

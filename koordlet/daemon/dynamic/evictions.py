@@ -7,7 +7,6 @@ runtime is connected to with the first container that has to be stopped: that im
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,11 +18,8 @@ from koordlet.qos.eviction.means import EvictionApi, Stopper
 from koordlet.qos.strategies import cpu_evict, memory_evict
 from koordlet.qos.strategy import Note
 from kube.client import Client
-from kube.connection import Connection, ConnectionConfigError, load_connection
+from kube.connection import Connection, load_connection, wait_for_connection
 
-_LONGEST_BACKOFF_S: Final = 60.0
-"""The longest pause between two attempts to read how to reach the API server. Chosen: as for its
-objects."""
 _RECONNECT_S: Final = 300.0
 """After evictions had no answer for so long the kubeconfig is read again: certificates and servers
 change. Chosen: as for its objects."""
@@ -68,16 +64,9 @@ class Evictions:
             group.create_task(self.evictor.run())
 
     async def _stay_connected(self) -> None:
-        pause = 1.0
         while True:
-            try:
-                connection = await asyncio.to_thread(self._connect)
-            except ConnectionConfigError:
-                # The source of objects reads the same configuration, and reports the problem.
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_BACKOFF_S)
-                continue
-            pause = 1.0
+            # The source of objects reads the same configuration, and reports a problem with it.
+            connection = await wait_for_connection(self._connect)
             async with Client(connection, user_agent="koordlet") as client:
                 self._api = ApiEvictions(client, self._config.node_name)
                 try:

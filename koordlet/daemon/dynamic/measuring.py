@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from apis.keys import BATCH_CPU
 from apis.qos import QoSClass
 from hooks.facts import Settings
-from hooks.subject import Amounts, HostAppSubject
+from hooks.subject import HostAppSubject
 from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
+from koordlet.daemon.dynamic.on_node import Converted
 from koordlet.exposition.collector_metrics import Latest
 from koordlet.measurement.accelerators.nvml import Answer
 from koordlet.measurement.collecting import (
@@ -39,7 +39,7 @@ from koordlet.measurement.kernel_files import HostFiles, KernelFiles, LocalFiles
 from koordlet.measurement.sampler import Sampler, SavedFile
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.measurement.store import Store, View
-from koordlet.qos.strategies.candidates import extended_request
+from koordlet.qos.strategies.candidates import batch_cpu_request
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Layout
 from linux.host import Host
@@ -47,8 +47,6 @@ from linux.local import LocalHost
 
 SAVED: Final = "measurements"
 """The file of the samples, in the run directory."""
-
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def sampler(
@@ -170,7 +168,7 @@ class NodesTargets:
     def __init__(self) -> None:
         self._made_of: tuple[object, ...] = ()
         self._targets = Targets()
-        self._pods: dict[str, tuple[PodView, PodTarget]] = {}
+        self._pods = Converted(pod_target)
 
     def of(
         self,
@@ -183,16 +181,10 @@ class NodesTargets:
         if len(self._made_of) != 3 or any(
             one is not other for one, other in zip(made_of, self._made_of, strict=True)
         ):
-            before, self._pods = self._pods, {}
-            for view in views:
-                if view.pod.cgroup:
-                    known = before.get(view.pod.uid)
-                    made = known[1] if known and known[0] is view else pod_target(view)
-                    self._pods[view.pod.uid] = view, made
             self._made_of = made_of
             self._targets = Targets(
                 layout=layout,
-                pods=tuple(made for _, made in self._pods.values()),
+                pods=self._pods.of(views),
                 host_apps=tuple(HostAppTarget(each.name, each.cgroup) for each in host_apps),
             )
         return self._targets
@@ -208,11 +200,5 @@ def pod_target(view: PodView) -> PodTarget:
             ContainerTarget(each.id, each.cgroup) for each in view.started if each.cgroup
         ),
         best_effort=pod.qos is QoSClass.BE,
-        batch_cpu_request_milli=0
-        if pod.phase in _ENDED
-        else extended_request(pod, _batch_cpu_request, BATCH_CPU),
+        batch_cpu_request_milli=0 if pod.ended else batch_cpu_request(pod),
     )
-
-
-def _batch_cpu_request(amounts: Amounts) -> int | None:
-    return amounts.batch_cpu_request_milli

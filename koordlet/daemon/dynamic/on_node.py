@@ -6,7 +6,8 @@ newest without a lock. An unchanged pod stays the same object.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 from apis.keys import CPU, MEMORY
 from hooks.facts import NodeMeta
@@ -14,30 +15,34 @@ from koordlet.node.hardware import Machine
 from koordlet.qos.strategy import NodeAmounts, PodOnNode
 from koordlet.state.merging import PodView
 
+_T = TypeVar("_T")
 
-class PodsOnNode:
-    """Converts the state's pods. Belongs to the sampling thread."""
 
-    def __init__(self) -> None:
+class Converted(Generic[_T]):
+    """The state's pods that have a cgroup, each converted once. Belongs to one thread."""
+
+    def __init__(self, convert: Callable[[PodView], _T]) -> None:
+        self._convert = convert
         self._views: Collection[PodView] = ()
-        self._pods: tuple[PodOnNode, ...] = ()
-        self._made: dict[str, tuple[PodView, PodOnNode]] = {}
+        self._converted: tuple[_T, ...] = ()
+        self._by_uid: dict[str, tuple[PodView, _T]] = {}
 
-    def of(self, views: Collection[PodView]) -> tuple[PodOnNode, ...]:
-        """Return the pods that have a cgroup; the same tuple for the same views."""
+    def of(self, views: Collection[PodView]) -> tuple[_T, ...]:
+        """Return the pods; the same tuple for the same views, the same value for the same view."""
         if views is not self._views:
-            before, self._made = self._made, {}
+            before, self._by_uid = self._by_uid, {}
             for view in views:
                 if view.pod.cgroup:
                     known = before.get(view.pod.uid)
-                    made = known[1] if known and known[0] is view else _pod_on_node(view)
-                    self._made[view.pod.uid] = view, made
+                    made = known[1] if known and known[0] is view else self._convert(view)
+                    self._by_uid[view.pod.uid] = view, made
             self._views = views
-            self._pods = tuple(made for _, made in self._made.values())
-        return self._pods
+            self._converted = tuple(made for _, made in self._by_uid.values())
+        return self._converted
 
 
-def _pod_on_node(view: PodView) -> PodOnNode:
+def pod_on_node(view: PodView) -> PodOnNode:
+    """Return a pod as strategies see it."""
     return PodOnNode(
         pod=view.pod,
         containers=tuple(each for each in view.started if each.cgroup),

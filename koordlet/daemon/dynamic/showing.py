@@ -14,7 +14,7 @@ from hooks.subject import Pod
 from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.exposition.overview import History, Plain, Readable, class_of, overview
 from koordlet.node.hardware import Machine
-from koordlet.qos.strategies.cpu_owners import ENDED, allocated
+from koordlet.qos.strategies.cpu_owners import allocated
 from koordlet.qos.strategy import Note
 
 _RECENT_S: Final = 30.0
@@ -121,7 +121,7 @@ def topology(machine: Machine, pods: Iterable[Pod]) -> Plain:
     """Return the machine's CPUs by NUMA node, each with the pod that it is allocated to."""
     owners: dict[int, Pod] = {}
     for pod in pods:
-        if pod.phase not in ENDED:
+        if not pod.ended:
             owners |= dict.fromkeys(allocated(pod), pod)
     nodes: dict[int, list[Plain]] = {}
     for cpu in machine.cpus:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
@@ -35,7 +34,7 @@ from koordlet.reporters.keeping import Gather, Keeper
 from koordlet.reporters.node_metric import Gpu, Policy, amounts, measured, node_metric_status
 from koordlet.reporters.node_metric_loop import NodeMetricReporter
 from kube.client import Client
-from kube.connection import Connection, ConnectionConfigError, load_connection
+from kube.connection import Connection, load_connection, wait_for_connection
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES
 from service.repeats import Repeats
 
@@ -43,8 +42,6 @@ _T = TypeVar("_T")
 
 _LOG = logging.getLogger("koordlet.reporters")
 
-_LONGEST_BACKOFF_S: Final = 60.0
-"""The longest pause between two attempts to find the API server. Chosen: as for its objects."""
 _RECONNECT_S: Final = 300.0
 """After reports have failed for so long the kubeconfig is read again: certificates and servers
 change. Chosen: as for the objects of the API server."""
@@ -163,16 +160,9 @@ class Reporting:
             )
 
     async def _report_to_server(self) -> None:
-        pause = 1.0
         while True:
-            try:
-                connection = await asyncio.to_thread(self._connect)
-            except ConnectionConfigError:
-                # The source of objects reads the same configuration, and reports the problem.
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_BACKOFF_S)
-                continue
-            pause = 1.0
+            # The source of objects reads the same configuration, and reports a problem with it.
+            connection = await wait_for_connection(self._connect)
             async with Client(connection, user_agent="koordlet") as client:
                 try:
                     async with asyncio.TaskGroup() as group:

@@ -11,9 +11,9 @@ from typing import Final
 
 from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
-from koordlet.measurement.collecting import Round, Targets, Unavailable, layout_with
+from koordlet.measurement.collecting import Round, Targets, Unavailable, followed, layout_with
 from koordlet.measurement.counters import Rate, number_after, within
-from koordlet.measurement.kernel_files import GONE, KernelFile
+from koordlet.measurement.kernel_files import GONE, KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Layout, is_below, qos_dir
 
@@ -52,9 +52,7 @@ class BestEffortCollector:
             raise
 
     def close(self) -> None:
-        for file in (*self._files.values(), *self._containers.values()):
-            if file is not None:
-                file.close()
+        close_all((*self._files.values(), *self._containers.values()))
         self._files = {}
         self._containers = {}
         self._rate.forget()
@@ -148,16 +146,14 @@ class BestEffortCollector:
         ):
             self.close()
             self._directory = directory
-        former = self._containers
-        self._containers = {
-            container.cgroup: former.pop(container.cgroup, None)
-            for pod in targets.pods
-            for container in pod.containers
-            if container.cgroup and is_below(container.cgroup, directory)
-        }
-        for file in former.values():
-            if file is not None:
-                file.close()
+        wanted = (
+            group.cgroup
+            for group in targets.groups()
+            if not group.is_pod and is_below(group.cgroup, directory)
+        )
+        self._containers = followed(
+            self._containers, wanted, lambda _: None, lambda gone: close_all((gone,))
+        )
         self._targets = targets
 
 

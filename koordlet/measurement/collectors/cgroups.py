@@ -6,12 +6,11 @@ stored from the first reading on, CPU and throttling from the second, since they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from koordlet.measurement.collecting import Round, Targets, layout_with
+from koordlet.measurement.collecting import GroupTarget, Round, Targets, followed, layout_with
 from koordlet.measurement.counters import Rate, number_after, within
-from koordlet.measurement.kernel_files import GONE, KernelFile
+from koordlet.measurement.kernel_files import GONE, KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Layout
 
@@ -74,9 +73,7 @@ class Group:
 
     def close(self) -> None:
         """Close the files and forget the counters."""
-        for file in (self._cpu, self._stat, self._memory):
-            if file is not None:
-                file.close()
+        close_all((self._cpu, self._stat, self._memory))
         self._cpu = self._stat = self._memory = None
         self._cpu_rate.forget()
         self._periods = -1
@@ -203,7 +200,7 @@ class PodCollector:
         self.retention_s = retention_s
         self._cpus = cpus
         self._targets: Targets | None = None
-        self._subjects: dict[tuple[str, str], _Subject] = {}
+        self._subjects: dict[GroupTarget, _Subject] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
         layout = layout_with(round_.targets, *CONTROLLERS)
@@ -237,28 +234,13 @@ class PodCollector:
 
     def _follow(self, targets: Targets) -> None:
         """Keep the groups that are still there, and close the others."""
-        layout_changed = self._targets is None or self._targets.layout != targets.layout
-        former = self._subjects
-        if layout_changed:
+        if self._targets is None or self._targets.layout != targets.layout:
             self.close()
-            former = {}
-        self._subjects = {}
-        for key, is_pod in _groups(targets):
-            known = former.pop(key, None)
-            if known is None:
-                group = Group(key[1], self.interval_s)
-                known = _pod(key[0], group) if is_pod else _container(key[0], group)
-            self._subjects[key] = known
-        for gone in former.values():
-            gone.group.close()
+        self._subjects = followed(
+            self._subjects, targets.groups(), self._subject, lambda gone: gone.group.close()
+        )
         self._targets = targets
 
-
-def _groups(targets: Targets) -> Iterator[tuple[tuple[str, str], bool]]:
-    """Yield (uid or container id, cgroup) and whether it is a pod."""
-    for pod in targets.pods:
-        if pod.cgroup:
-            yield (pod.uid, pod.cgroup), True
-        for container in pod.containers:
-            if container.cgroup:
-                yield (container.id, container.cgroup), False
+    def _subject(self, target: GroupTarget) -> _Subject:
+        group = Group(target.cgroup, self.interval_s)
+        return _pod(target.of, group) if target.is_pod else _container(target.of, group)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from koordlet.measurement.collecting import Round, Targets, Unavailable
+from koordlet.measurement.collecting import Round, Targets, Unavailable, followed
 from koordlet.measurement.kernel_files import GONE, KernelFile
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from linux.cgroup_paths import Layout
@@ -128,9 +128,7 @@ class ColdMemoryCollector:
         return samples
 
     def close(self) -> None:
-        for group in self._groups.values():
-            group.close()
-        self._groups = {}
+        self._close_groups()
         self._targets = None
         if self._before is not None:
             before, self._before = self._before, None
@@ -138,6 +136,11 @@ class ColdMemoryCollector:
                 write_kidled(self._host, before, sys_root=self._sys_root)
             except OSError as error:
                 log.warning("kidled goes on scanning memory: %s", error)
+
+    def _close_groups(self) -> None:
+        for group in self._groups.values():
+            group.close()
+        self._groups = {}
 
     def _cold(self, round_: Round, layout: Layout) -> dict[tuple[_Kind, str], int]:
         found: dict[tuple[_Kind, str], int] = {}
@@ -155,27 +158,17 @@ class ColdMemoryCollector:
 
     def _follow(self, targets: Targets) -> None:
         """Keep the groups that are still there, and close the others."""
-        former = self._groups
         if self._targets is not None and self._targets.layout != targets.layout:
-            for group in former.values():
-                group.close()
-            former = {}
-        self._groups = {}
-        for key in _groups(targets):
-            known = former.pop(key, None)
-            self._groups[key] = known or _Group(*key)
-        for gone in former.values():
-            gone.close()
+            self._close_groups()
+        self._groups = followed(
+            self._groups, _groups(targets), lambda key: _Group(*key), _Group.close
+        )
         self._targets = targets
 
 
 def _groups(targets: Targets) -> Iterator[tuple[_Kind, str, str]]:
     yield _NODE, "", ""
-    for pod in targets.pods:
-        if pod.cgroup:
-            yield _POD, pod.uid, pod.cgroup
-        for container in pod.containers:
-            if container.cgroup:
-                yield _CONTAINER, container.id, container.cgroup
+    for is_pod, of, cgroup in targets.groups():
+        yield _POD if is_pod else _CONTAINER, of, cgroup
     for app in targets.host_apps:
         yield _HOST_APP, app.name, app.cgroup

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from koordlet.measurement.collecting import Round, Unavailable
-from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.counters import RateSeries
 from koordlet.measurement.series import Metric, Series
 from linux.block_devices import BlockDevices, read_block_devices
 from linux.diskstats import parse_diskstats
@@ -25,16 +25,20 @@ _NODE_ROOT: Final = "/proc/1/root"
 path, because it is in a container or a sandbox. Needs CAP_SYS_PTRACE."""
 
 
-class _Disk:
-    """The series of one disk and its counters."""
+class _Disk(NamedTuple):
+    """The series of one disk."""
 
-    __slots__ = ("busy", "busy_rate", "read", "read_rate", "write", "write_rate")
+    read: RateSeries
+    written: RateSeries
+    busy: RateSeries
 
-    def __init__(self, name: str, interval_s: float) -> None:
-        self.read = Series(Metric.NODE_DISK_READ, name)
-        self.write = Series(Metric.NODE_DISK_WRITE, name)
-        self.busy = Series(Metric.NODE_DISK_BUSY, name)
-        self.read_rate, self.write_rate, self.busy_rate = (Rate(interval_s) for _ in range(3))
+
+def _disk(name: str, interval_s: float) -> _Disk:
+    return _Disk(
+        RateSeries(Series(Metric.NODE_DISK_READ, name), interval_s, most=_MOST_BYTES_S),
+        RateSeries(Series(Metric.NODE_DISK_WRITE, name), interval_s, most=_MOST_BYTES_S),
+        RateSeries(Series(Metric.NODE_DISK_BUSY, name), interval_s, most=1.0, unit=1e-3),
+    )
 
 
 class DiskCollector:
@@ -66,15 +70,9 @@ class DiskCollector:
         samples: dict[Series, float] = {}
         for name, disk in self._disks.items():
             found = counters[name]
-            for series, rate, value, unit, most in (
-                (disk.read, disk.read_rate, found.read_bytes, 1.0, _MOST_BYTES_S),
-                (disk.write, disk.write_rate, found.written_bytes, 1.0, _MOST_BYTES_S),
-                (disk.busy, disk.busy_rate, found.busy_ms, 1e-3, 1.0),
-            ):
-                per_second = rate.per_second(value, at)
-                known = None if per_second is None else within(per_second * unit, most)
-                if known is not None:
-                    samples[series] = known
+            disk.read.add(samples, found.read_bytes, at)
+            disk.written.add(samples, found.written_bytes, at)
+            disk.busy.add(samples, found.busy_ms, at)
         return samples
 
     def close(self) -> None:
@@ -87,7 +85,7 @@ class DiskCollector:
         known = _block_devices(self._host, self._sys_root).disks()
         disks = {name.replace("!", "/") for name in known}
         self._disks = {
-            name: self._disks.get(name) or _Disk(name, self.interval_s)
+            name: self._disks.get(name) or _disk(name, self.interval_s)
             for name in sorted(disks & devices)
         }
         self._devices = devices

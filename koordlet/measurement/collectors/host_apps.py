@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koordlet.measurement.collecting import Round, Targets, layout_with
+from koordlet.measurement.collecting import HostAppTarget, Round, Targets, followed, layout_with
 from koordlet.measurement.collectors.cgroups import CONTROLLERS, Group
 from koordlet.measurement.series import Metric, Series
 
@@ -19,24 +19,25 @@ class HostAppCollector:
         self.retention_s = retention_s
         self._cpus = cpus
         self._targets: Targets | None = None
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._groups: dict[HostAppTarget, Group] = {}
 
     def sample(self, round_: Round) -> dict[Series, float]:
         layout = layout_with(round_.targets, *CONTROLLERS)
         if round_.targets is not self._targets:
             self._follow(round_.targets)
         samples: dict[Series, float] = {}
-        for (name, _), group in self._groups.items():
+        for app, group in self._groups.items():
             try:
                 used = group.read(round_, layout, self._cpus)
             except (OSError, ValueError) as error:
-                round_.problem(f"{name}: {error}")
+                round_.problem(f"{app.name}: {error}")
                 continue
             if used.cpu is not None:
-                samples[Series(Metric.HOST_APP_CPU, name)] = used.cpu
+                samples[Series(Metric.HOST_APP_CPU, app.name)] = used.cpu
             if used.memory is not None and used.with_page_cache is not None:
-                samples[Series(Metric.HOST_APP_MEMORY, name)] = used.memory
-                samples[Series(Metric.HOST_APP_MEMORY_WITH_PAGE_CACHE, name)] = used.with_page_cache
+                samples[Series(Metric.HOST_APP_MEMORY, app.name)] = used.memory
+                with_cache = Series(Metric.HOST_APP_MEMORY_WITH_PAGE_CACHE, app.name)
+                samples[with_cache] = used.with_page_cache
         return samples
 
     def close(self) -> None:
@@ -48,12 +49,10 @@ class HostAppCollector:
     def _follow(self, targets: Targets) -> None:
         if self._targets is None or self._targets.layout != targets.layout:
             self.close()
-        former = self._groups
-        self._groups = {}
-        for app in targets.host_apps:
-            key = (app.name, app.cgroup)
-            known = former.pop(key, None)
-            self._groups[key] = Group(app.cgroup, self.interval_s) if known is None else known
-        for gone in former.values():
-            gone.close()
+        self._groups = followed(
+            self._groups,
+            targets.host_apps,
+            lambda app: Group(app.cgroup, self.interval_s),
+            Group.close,
+        )
         self._targets = targets

@@ -8,10 +8,10 @@ Source: docs/facts/kernel.md, "Network interfaces".
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from koordlet.measurement.collecting import Round, Unavailable
-from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.counters import RateSeries
 from koordlet.measurement.series import Metric, Series
 from linux.host import Host
 from linux.net_dev import parse_net_dev
@@ -20,15 +20,18 @@ _MOST_BYTES_S: Final = 1e12
 """A rate above it is a defect of a counter and no sample: 800 Gbit/s are 1e11."""
 
 
-class _Interface:
-    """The series of one interface and its counters."""
+class _Interface(NamedTuple):
+    """The series of one interface."""
 
-    __slots__ = ("receive", "received", "send", "sent")
+    received: RateSeries
+    sent: RateSeries
 
-    def __init__(self, name: str, interval_s: float) -> None:
-        self.receive = Series(Metric.NODE_NETWORK_RECEIVE, name)
-        self.send = Series(Metric.NODE_NETWORK_SEND, name)
-        self.received, self.sent = Rate(interval_s), Rate(interval_s)
+
+def _interface(name: str, interval_s: float) -> _Interface:
+    return _Interface(
+        RateSeries(Series(Metric.NODE_NETWORK_RECEIVE, name), interval_s, most=_MOST_BYTES_S),
+        RateSeries(Series(Metric.NODE_NETWORK_SEND, name), interval_s, most=_MOST_BYTES_S),
+    )
 
 
 class NetworkCollector:
@@ -63,13 +66,8 @@ class NetworkCollector:
         samples: dict[Series, float] = {}
         for name, interface in self._interfaces.items():
             found = counters[name]
-            for series, rate, value in (
-                (interface.receive, interface.received, found.received_bytes),
-                (interface.send, interface.sent, found.sent_bytes),
-            ):
-                known = within(rate.per_second(value, at), _MOST_BYTES_S)
-                if known is not None:
-                    samples[series] = known
+            interface.received.add(samples, found.received_bytes, at)
+            interface.sent.add(samples, found.sent_bytes, at)
         return samples
 
     def close(self) -> None:
@@ -80,7 +78,7 @@ class NetworkCollector:
         """Choose the interfaces; the counters of those known go on."""
         chosen = {name for name in names if self._has_device(name)} or names - {"lo"}
         self._interfaces = {
-            name: self._interfaces.get(name) or _Interface(name, self.interval_s)
+            name: self._interfaces.get(name) or _interface(name, self.interval_s)
             for name in sorted(chosen)
         }
         self._names = names

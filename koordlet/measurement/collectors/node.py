@@ -8,7 +8,7 @@ from typing import Final
 from apis.cpuset import CpuSet
 from koordlet.measurement.collecting import Round
 from koordlet.measurement.counters import Rate, number_after, within
-from koordlet.measurement.kernel_files import KernelFile
+from koordlet.measurement.kernel_files import KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
 
 _NODES: Final = "/sys/devices/system/node"
@@ -48,9 +48,7 @@ class NodeCollector:
             raise
 
     def close(self) -> None:
-        for file in (self._stat, self._meminfo, *(file for _, file in self._numa.values())):
-            if file is not None:
-                file.close()
+        close_all((self._stat, self._meminfo, *(file for _, file in self._numa.values())))
         self._stat = self._meminfo = None
         self._numa = {}
         self._listed_at = -float("inf")
@@ -115,9 +113,7 @@ class NodeCollector:
     def _list_numa(self, round_: Round) -> None:
         """List the NUMA nodes. Where the kernel lists none, there are no series of them."""
         self._listed_at = round_.now
-        for _, file in self._numa.values():
-            if file is not None:
-                file.close()
+        close_all(file for _, file in self._numa.values())
         self._numa = {}
         try:
             names = round_.files.listdir(_NODES)

@@ -10,10 +10,11 @@ such series. Files: docs/facts/kernel.md, "Pressure".
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import Final
 
-from koordlet.measurement.collecting import Round, Targets, Unavailable
-from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.collecting import GroupTarget, Round, Targets, Unavailable, followed
+from koordlet.measurement.counters import RateSeries
 from koordlet.measurement.kernel_files import GONE, KernelFile
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Layout
@@ -28,27 +29,45 @@ _PERCENT_OF_US: Final = 1e-4
 """Microseconds of waiting per second, as percent of the time."""
 
 
-class _Lines:
-    """The series of one file, made once, and the counters of its lines."""
+class _Line:
+    """The series of one line of a file, made once."""
 
-    __slots__ = ("file", "full", "full_rate", "path", "some", "some_rate")
+    __slots__ = ("avg10", "avg60", "avg300", "stall")
+
+    def __init__(self, metric: Metric, of: str, start: str, interval_s: float) -> None:
+        """start: `<resource>.<degree>`."""
+        self.avg10, self.avg60, self.avg300, stall = (
+            Series(metric, of, f"{start}.{measure}")
+            for measure in ("avg10", "avg60", "avg300", "stall")
+        )
+        self.stall = RateSeries(stall, interval_s, most=100.0, unit=_PERCENT_OF_US)
+
+    def add(self, samples: dict[Series, float], found: Stall, at: float) -> None:
+        samples[self.avg10] = found.avg10
+        samples[self.avg60] = found.avg60
+        samples[self.avg300] = found.avg300
+        self.stall.add(samples, found.total_us, at)
+
+
+class _Lines:
+    """One file with the series of its lines."""
+
+    __slots__ = ("file", "full", "path", "some")
 
     def __init__(
         self, metric: Metric, of: str, resource: str, path: str, interval_s: float
     ) -> None:
         self.path = path
         self.file: KernelFile | None = None
-        self.some = _series(metric, of, f"{_LABEL[resource]}.some")
-        self.full = _series(metric, of, f"{_LABEL[resource]}.full")
-        self.some_rate = Rate(interval_s)
-        self.full_rate = Rate(interval_s)
+        self.some = _Line(metric, of, f"{_LABEL[resource]}.some", interval_s)
+        self.full = _Line(metric, of, f"{_LABEL[resource]}.full", interval_s)
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None
-        self.some_rate.forget()
-        self.full_rate.forget()
+        self.some.stall.forget()
+        self.full.stall.forget()
 
     def read(self, round_: Round, samples: dict[Series, float]) -> bool:
         """Add the samples; False where there is no such file. Raises OSError and ValueError."""
@@ -63,34 +82,10 @@ class _Lines:
             if isinstance(error, OSError) and error.errno in GONE:
                 return False
             raise
-        _add(samples, self.some, pressure.some, self.some_rate, at)
+        self.some.add(samples, pressure.some, at)
         if pressure.full is not None:
-            _add(samples, self.full, pressure.full, self.full_rate, at)
+            self.full.add(samples, pressure.full, at)
         return True
-
-
-def _series(metric: Metric, of: str, start: str) -> tuple[Series, Series, Series, Series]:
-    avg10, avg60, avg300, stall = (
-        Series(metric, of, f"{start}.{measure}")
-        for measure in ("avg10", "avg60", "avg300", "stall")
-    )
-    return avg10, avg60, avg300, stall
-
-
-def _add(
-    samples: dict[Series, float],
-    series: tuple[Series, Series, Series, Series],
-    stall: Stall,
-    rate: Rate,
-    at: float,
-) -> None:
-    samples[series[0]] = stall.avg10
-    samples[series[1]] = stall.avg60
-    samples[series[2]] = stall.avg300
-    waited_us = rate.per_second(stall.total_us, at)
-    share = None if waited_us is None else within(waited_us * _PERCENT_OF_US, 100.0)
-    if share is not None:
-        samples[series[3]] = share
 
 
 class PressureCollector:
@@ -105,7 +100,7 @@ class PressureCollector:
         self.retention_s = retention_s
         self._targets: Targets | None = None
         self._node: list[_Lines] = []
-        self._groups: dict[tuple[Metric, str, str], list[_Lines]] = {}
+        self._groups: dict[GroupTarget, list[_Lines]] = {}
         self._without_groups = False
 
     def sample(self, round_: Round) -> dict[Series, float]:
@@ -117,8 +112,8 @@ class PressureCollector:
             round_.problem("no pressure of groups: this kernel has no such files on cgroup v1")
             return samples
         groups = 0
-        for index, ((_, _, cgroup), lines) in enumerate(self._groups.items(), 1):
-            groups += self._read(round_, lines, samples, cgroup)
+        for index, (target, lines) in enumerate(self._groups.items(), 1):
+            groups += self._read(round_, lines, samples, target.cgroup)
             if not index % _GROUPS_OF_SLICE:
                 round_.pause()
         if not node and not groups:
@@ -161,17 +156,16 @@ class PressureCollector:
             self.close()
         if not self._node:
             self._node = self._lines(Metric.NODE_PSI, "", "/proc/pressure/{}")
-        former = self._groups
-        self._groups = {}
         layout = targets.layout
         if layout is not None and layout.has("cpuacct"):
-            for key in _groups(targets):
-                known = former.pop(key, None)
-                self._groups[key] = known or self._lines(key[0], key[1], _pattern(layout, key[2]))
-        for gone in former.values():
-            _close(gone)
+            make = partial(self._group_lines, layout)
+            self._groups = followed(self._groups, targets.groups(), make, _close)
         self._targets = targets
         self._without_groups = False
+
+    def _group_lines(self, layout: Layout, target: GroupTarget) -> list[_Lines]:
+        metric = Metric.POD_PSI if target.is_pod else Metric.CONTAINER_PSI
+        return self._lines(metric, target.of, _pattern(layout, target.cgroup))
 
     def _lines(self, metric: Metric, of: str, pattern: str) -> list[_Lines]:
         return [
@@ -184,19 +178,6 @@ def _pattern(layout: Layout, cgroup: str) -> str:
     # On v1 Alibaba's kernel has the files in cpuacct; on v2 there is one hierarchy.
     directory = layout.directory("cpuacct", cgroup).replace("{", "{{").replace("}", "}}")
     return f"{directory}/{{}}.pressure"
-
-
-def _groups(targets: Targets) -> list[tuple[Metric, str, str]]:
-    found: list[tuple[Metric, str, str]] = []
-    for pod in targets.pods:
-        if pod.cgroup:
-            found.append((Metric.POD_PSI, pod.uid, pod.cgroup))
-        found += [
-            (Metric.CONTAINER_PSI, container.id, container.cgroup)
-            for container in pod.containers
-            if container.cgroup
-        ]
-    return found
 
 
 def _close(lines: list[_Lines]) -> None:

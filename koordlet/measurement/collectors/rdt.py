@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from koordlet.measurement.collecting import Round, Unavailable
-from koordlet.measurement.counters import Rate, within
+from koordlet.measurement.counters import RateSeries
 from koordlet.measurement.series import Metric, Series
 from linux.host import Host
 from linux.resctrl import MOUNT
@@ -39,7 +39,7 @@ class ResctrlCollector:
         self._host = host
         self._mount = mount
         self._inodes: dict[str, int] = {}
-        self._rates: dict[Series, Rate] = {}
+        self._rates: dict[Series, RateSeries] = {}
         self._counts: dict[Series, int] = {}
 
     @property
@@ -85,7 +85,6 @@ class ResctrlCollector:
             for file, count in found.bandwidth_bytes.items():
                 series = Series(Metric.RESCTRL_BANDWIDTH, group, f"{domain}/{file}")
                 counts[series] = count
-                rate = self._rates.setdefault(series, Rate(self.interval_s))
-                known = within(rate.per_second(count, at), _MOST_BYTES_S)
-                if known is not None:
-                    samples[series] = known
+                if series not in self._rates:
+                    self._rates[series] = RateSeries(series, self.interval_s, most=_MOST_BYTES_S)
+                self._rates[series].add(samples, count, at)

@@ -11,8 +11,15 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from koordlet.measurement.collecting import Recent, Round, Targets, Unavailable, layout_with
-from koordlet.measurement.kernel_files import GONE, KernelFile
+from koordlet.measurement.collecting import (
+    Recent,
+    Round,
+    Targets,
+    Unavailable,
+    followed,
+    layout_with,
+)
+from koordlet.measurement.kernel_files import GONE, KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
 
 OUTDATED_S: Final = 10.0
@@ -133,20 +140,13 @@ class SystemNumaCollector:
         }
 
     def close(self) -> None:
-        for file in self._files.values():
-            if file is not None:
-                file.close()
+        close_all(self._files.values())
         self._files = {}
         self._targets = None
 
     def _follow(self, targets: Targets) -> None:
-        former = self._files
-        self._files = {
-            pod.cgroup: former.pop(pod.cgroup, None) for pod in targets.pods if pod.cgroup
-        }
-        for file in former.values():
-            if file is not None:
-                file.close()
+        wanted = (group.cgroup for group in targets.groups() if group.is_pod)
+        self._files = followed(self._files, wanted, lambda _: None, lambda gone: close_all((gone,)))
         self._targets = targets
 
 

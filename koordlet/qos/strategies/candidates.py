@@ -28,6 +28,7 @@ from apis.keys import (
     ANNOTATION_EVICTION_POLICY,
     ANNOTATION_EVICTION_PRIORITY,
     ANNOTATION_EXTENDED_RESOURCE_SPEC,
+    BATCH_CPU,
     LABEL_EVICTION_ENABLED,
     LABEL_PRIORITY,
 )
@@ -86,6 +87,11 @@ def extended_request(pod: Pod, pick: Pick, resource: str) -> int:
         return 0  # the policy BatchResource reports it
     amounts = (each.requests.get(resource) for each in containers)
     return sum(max(amount.value(), 0) for amount in amounts if amount is not None)
+
+
+def batch_cpu_request(pod: Pod) -> int:
+    """Return the milli-cores of batch-cpu that the pod requests."""
+    return extended_request(pod, lambda amounts: amounts.batch_cpu_request_milli, BATCH_CPU)
 
 
 def best_effort(

@@ -36,6 +36,7 @@ from hooks.amounts import request_of_pod
 from hooks.subject import Amounts, Pod
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies import candidates
+from koordlet.qos.strategies.candidates import batch_cpu_request
 from koordlet.qos.strategies.eviction_rules import (
     allocatable_rule,
     bad_field,
@@ -43,8 +44,8 @@ from koordlet.qos.strategies.eviction_rules import (
     latest,
     limits_of,
     over_use,
-    priority_limit,
     thresholds,
+    use_priority_limit,
     used_by,
     verdict_of,
 )
@@ -99,10 +100,10 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
     used = used_by(situation, Metric.POD_CPU, 1000)
 
     def unused_share(pod: Pod) -> float:
-        return -used(pod) / max(_batch_cpu(pod), 1)
+        return -used(pod) / max(batch_cpu_request(pod), 1)
 
     def of_best_effort(pod: Pod) -> int:
-        return _batch_cpu(pod) if pod.qos == "BE" else 0
+        return batch_cpu_request(pod) if pod.qos == "BE" else 0
 
     return (
         Shortage(
@@ -116,7 +117,9 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
                 f" {mean_used:.0f} over {window_s:.0f} s:"
                 f" release {needed} requested milli-cores to reach {upper} %"
             ),
-            victims=candidates.best_effort(situation, gate, _batch_cpu, unused_share, faults),
+            victims=candidates.best_effort(
+                situation, gate, batch_cpu_request, unused_share, faults
+            ),
             cool_down_s=COOL_DOWN_S,
             leaving=candidates.leaving(situation.pods, of_best_effort),
         ),
@@ -172,12 +175,7 @@ def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tupl
         slo.cpu_evict_lower_percent,
         gate=gate,
     )
-    highest = priority_limit(
-        situation,
-        "evictEnabledPriorityThreshold",
-        slo.evict_enabled_priority_threshold,
-        gate=gate,
-    )
+    highest = use_priority_limit(situation, gate)
     window_s = _window_s(situation)
     cores = situation.measurements.average(Series(Metric.NODE_CPU), within_s=window_s)
     if cores is None:
@@ -220,7 +218,7 @@ def _allocatable_rule(
             slo.cpu_allocatable_evict_threshold_percent,
             slo.cpu_allocatable_evict_lower_percent,
         ),
-        requests={MID_CPU: _mid_cpu, BATCH_CPU: _batch_cpu, CPU: _plain_cpu},
+        requests={MID_CPU: _mid_cpu, BATCH_CPU: batch_cpu_request, CPU: _plain_cpu},
         owner=_owned_cpu,
         cool_down_s=COOL_DOWN_S,
     )
@@ -231,19 +229,12 @@ def _window_s(situation: Situation) -> float:
     return max(situation.interval_s, thresholds(situation).cpu_evict_time_window_seconds or 0)
 
 
+_OWNED: Final = {PriorityClass.MID: MID_CPU, PriorityClass.BATCH: BATCH_CPU}
+"""What the pods of a class request; others request plain CPU."""
+
+
 def _owned_cpu(pod: Pod) -> str:
-    match candidates.class_of(pod):
-        case PriorityClass.MID:
-            return MID_CPU
-        case PriorityClass.BATCH:
-            return BATCH_CPU
-    return CPU
-
-
-def _batch_cpu(pod: Pod) -> int:
-    return candidates.extended_request(
-        pod, lambda amounts: amounts.batch_cpu_request_milli, BATCH_CPU
-    )
+    return _OWNED.get(candidates.class_of(pod), CPU)
 
 
 def _mid_cpu(pod: Pod) -> int:

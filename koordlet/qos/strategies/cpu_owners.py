@@ -8,7 +8,7 @@ CPUs of the system class belong to no pod.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from apis.annotations import parse_resource_status
 from apis.cpuset import NO_CPUS, CpuSet
@@ -22,9 +22,6 @@ from apis.qos import QoSClass
 from apis.topology import parse_node_reservation, parse_system_qos_resource
 from hooks.subject import Pod
 from koordlet.qos.strategy import Situation
-
-ENDED: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that own nothing any more."""
 
 
 class Owners(NamedTuple):
@@ -74,7 +71,7 @@ def owners_of(situation: Situation) -> Owners:
 
 
 def _living(situation: Situation, qos: QoSClass) -> Iterator[Pod]:
-    return (one.pod for one in situation.pods if one.pod.qos is qos and one.pod.phase not in ENDED)
+    return (one.pod for one in situation.pods if one.pod.qos is qos and not one.pod.ended)
 
 
 def allocated(pod: Pod) -> CpuSet:

@@ -49,7 +49,6 @@ from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
 from koordlet.qos.strategies.cpu_choice import choose, share
 from koordlet.qos.strategies.cpu_owners import (
-    ENDED,
     Owners,
     allocated,
     kubelet_is_static,
@@ -352,7 +351,7 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     by_subject |= {app.key: within for app in situation.host_apps if app.name in below}
     for one in situation.pods:
         own = NO_CPUS
-        if one.pod.kube_qos is KubeQoS.BESTEFFORT and one.pod.phase not in ENDED:
+        if one.pod.kube_qos is KubeQoS.BESTEFFORT and not one.pod.ended:
             own = allocated(one.pod) & owners.everything
         if own and not own & cpus:
             held = f"CPUs allocated to {one.pod.obj}"

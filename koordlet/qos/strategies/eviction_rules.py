@@ -99,10 +99,7 @@ def limits_of(
     situation: Situation, stem: str, threshold: int | None, lower: int | None, *, gate: str
 ) -> Limits:
     """Return a pair of limits; raises InputError. stem: "cpuEvict" of "cpuEvictLowerPercent"."""
-    if threshold is None:
-        raise bad_field(
-            situation, f"{stem}ThresholdPercent", None, f"must be set for the gate {gate}"
-        )
+    threshold = _needed(situation, f"{stem}ThresholdPercent", threshold, gate)
     if lower is None:
         lower = threshold - _LOWER_BELOW_THRESHOLD
     if lower >= threshold:
@@ -133,8 +130,14 @@ def over_use(used: float, capacity: int, limits: Limits, *, whole_percents: bool
     return Usage(amount, percent)
 
 
-def priority_limit(situation: Situation, field: str, value: int | None, *, gate: str) -> int:
-    """Return the highest priority that a gate may evict; raises InputError without one."""
+def use_priority_limit(situation: Situation, gate: str) -> int:
+    """Return the highest priority that a gate may evict for the node's use; raises InputError."""
+    highest = thresholds(situation).evict_enabled_priority_threshold
+    return _needed(situation, "evictEnabledPriorityThreshold", highest, gate)
+
+
+def _needed(situation: Situation, field: str, value: int | None, gate: str) -> int:
+    """Return the value of a field that the gate needs; raises InputError without one."""
     if value is None:
         raise bad_field(situation, field, None, f"must be set for the gate {gate}")
     return value
@@ -157,46 +160,26 @@ def allocatable_rule(
     Only pods that request the short resource are victims: the end of another releases nothing.
     A resource that the Node lacks is not allocatable, so all that is requested is too much.
     """
-    highest = priority_limit(
-        situation,
-        "allocatableEvictPriorityThreshold",
-        thresholds(situation).allocatable_evict_priority_threshold,
-        gate=gate,
-    )
+    field = "allocatableEvictPriorityThreshold"
+    highest = thresholds(situation).allocatable_evict_priority_threshold
+    highest = _needed(situation, field, highest, gate)
     if highest > _HIGHEST_ALLOCATABLE_PRIORITY:
-        raise bad_field(
-            situation,
-            "allocatableEvictPriorityThreshold",
-            highest,
-            f"must be at most {_HIGHEST_ALLOCATABLE_PRIORITY}",
-        )
+        problem = f"must be at most {_HIGHEST_ALLOCATABLE_PRIORITY}"
+        raise bad_field(situation, field, highest, problem)
     for name, value in zip(("Threshold", "Lower"), limits, strict=True):
-        if value is None:
-            raise bad_field(
-                situation, f"{stem}{name}Percent", None, f"must be set for the gate {gate}"
-            )
+        _needed(situation, f"{stem}{name}Percent", value, gate)
     threshold, lower = limits_of(situation, stem, *limits, gate=gate)
     allocatable = situation.node.allocatable
     if not allocatable:
         return ()  # no Node object: what is allocatable is not known
+    in_reach = tuple(each for each in situation.pods if candidates.priority_of(each.pod) <= highest)
     short: list[Shortage] = []
     for resource, request in requests.items():
-
-        def share(
-            pod: Pod, resource: str = resource, request: candidates.Releases = request
-        ) -> int:
-            return request(pod) if owner(pod) == resource else 0
-
-        requested = sum(
-            share(each.pod)
-            for each in candidates.live(situation.pods)
-            if candidates.priority_of(each.pod) <= highest
-        )
+        share = _share(resource, request, owner)
+        requested = sum(share(each.pod) for each in candidates.live(in_reach))
         most = max(allocatable.get(resource, 0), 0)
-        if requested * 100 <= most * threshold:
-            continue
         needed = requested - most * lower // 100
-        if needed <= 0:
+        if requested * 100 <= most * threshold or needed <= 0:
             continue
         percent = f" = {requested * 100 / most:.1f} %" if most else ""
         short.append(
@@ -212,14 +195,14 @@ def allocatable_rule(
                 ),
                 victims=candidates.by_priority(situation, gate, highest, share, faults),
                 cool_down_s=cool_down_s,
-                leaving=candidates.leaving(
-                    (
-                        each
-                        for each in situation.pods
-                        if candidates.priority_of(each.pod) <= highest
-                    ),
-                    share,
-                ),
+                leaving=candidates.leaving(in_reach, share),
             )
         )
     return tuple(short)
+
+
+def _share(
+    resource: str, request: candidates.Releases, owner: Callable[[Pod], str]
+) -> candidates.Releases:
+    """Return pod -> its request of a resource; 0 for pods whose class requests another one."""
+    return lambda pod: request(pod) if owner(pod) == resource else 0

@@ -20,6 +20,7 @@ Worked examples: docs/qos.md, "Eviction".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from apis.errors import InputError
@@ -30,19 +31,17 @@ from hooks.subject import Amounts, Pod
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies import candidates
 from koordlet.qos.strategies.eviction_rules import (
-    Limits,
-    Usage,
     allocatable_rule,
     coarsely,
     latest,
     limits_of,
     over_use,
-    priority_limit,
     thresholds,
+    use_priority_limit,
     used_by,
     verdict_of,
 )
-from koordlet.qos.strategy import Shortage, Situation, Strategy, Verdict
+from koordlet.qos.strategy import Shortage, Situation, Strategy, Verdict, Victim
 
 BE_USE: Final = "BEMemoryEvict"
 ALLOCATABLE: Final = "MemoryAllocatableEvict"
@@ -58,56 +57,30 @@ threshold for long, and memory that grows is seen 1 s later. Twice the value dou
 
 
 def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
-    found = _over(situation, gate)
-    if found is None:
-        return ()
-    over, numbers = found
-    used = used_by(situation, Metric.POD_MEMORY, 1)
-    victims = candidates.best_effort(situation, gate, used, lambda pod: -used(pod), faults)
-    return (
-        Shortage(
-            gate=gate,
-            resource=MEMORY,
-            of_requests=False,
-            needed=over.amount,
-            numbers=numbers,
-            victims=victims,
-            cool_down_s=COOL_DOWN_S,
-            leaving=candidates.leaving(situation.pods, used),
-        ),
-    )
+    def victims(used: candidates.Releases) -> tuple[Victim, ...]:
+        return candidates.best_effort(situation, gate, used, lambda pod: -used(pod), faults)
+
+    return _over_use(situation, gate, victims)
 
 
 def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
-    highest = priority_limit(
-        situation,
-        "evictEnabledPriorityThreshold",
-        thresholds(situation).evict_enabled_priority_threshold,
-        gate=gate,
-    )
-    found = _over(situation, gate)
-    if found is None:
-        return ()
-    over, numbers = found
-    used = used_by(situation, Metric.POD_MEMORY, 1)
-    return (
-        Shortage(
-            gate=gate,
-            resource=MEMORY,
-            of_requests=False,
-            needed=over.amount,
-            numbers=numbers,
-            victims=candidates.by_priority(situation, gate, highest, used, faults),
-            cool_down_s=COOL_DOWN_S,
-            leaving=candidates.leaving(situation.pods, used),
-        ),
-    )
+    highest = use_priority_limit(situation, gate)
+
+    def victims(used: candidates.Releases) -> tuple[Victim, ...]:
+        return candidates.by_priority(situation, gate, highest, used, faults)
+
+    return _over_use(situation, gate, victims)
 
 
-def _over(situation: Situation, gate: str) -> tuple[Usage, str] | None:
-    """Return how much memory to release, and the numbers; None below the threshold."""
+def _over_use(
+    situation: Situation, gate: str, victims: Callable[[candidates.Releases], tuple[Victim, ...]]
+) -> tuple[Shortage, ...]:
+    """Return the shortage of a node above its threshold; none below.
+
+    victims: returns those that the gate may evict, from what the end of each releases.
+    """
     slo = thresholds(situation)
-    limits: Limits = limits_of(
+    limits = limits_of(
         situation,
         "memoryEvict",
         slo.memory_evict_threshold_percent,
@@ -116,7 +89,7 @@ def _over(situation: Situation, gate: str) -> tuple[Usage, str] | None:
     )
     used = latest(situation, Metric.NODE_MEMORY)
     if used is None:
-        return None
+        return ()
     if not coarsely(situation):
         mean = situation.measurements.average(
             Series(Metric.NODE_MEMORY), within_s=_MEAN_PERIODS * situation.interval_s
@@ -125,11 +98,23 @@ def _over(situation: Situation, gate: str) -> tuple[Usage, str] | None:
     capacity = situation.node.memory_bytes
     over = over_use(used, capacity, limits, whole_percents=coarsely(situation))
     if over is None:
-        return None
-    return over, (
-        f"the node uses {_gib(used)} of {_gib(capacity)} GiB of memory = {over.percent:.1f} %,"
-        f" at least {limits.threshold} %:"
-        f" release {_gib(over.amount)} GiB to reach {limits.lower} %"
+        return ()
+    releases = used_by(situation, Metric.POD_MEMORY, 1)
+    return (
+        Shortage(
+            gate=gate,
+            resource=MEMORY,
+            of_requests=False,
+            needed=over.amount,
+            numbers=(
+                f"the node uses {_gib(used)} of {_gib(capacity)} GiB of memory"
+                f" = {over.percent:.1f} %, at least {limits.threshold} %:"
+                f" release {_gib(over.amount)} GiB to reach {limits.lower} %"
+            ),
+            victims=victims(releases),
+            cool_down_s=COOL_DOWN_S,
+            leaving=candidates.leaving(situation.pods, releases),
+        ),
     )
 
 
@@ -156,13 +141,12 @@ def _allocatable_rule(
     )
 
 
+_OWNED: Final = {PriorityClass.MID: MID_MEMORY, PriorityClass.BATCH: BATCH_MEMORY}
+"""What the pods of a class request; others request plain memory."""
+
+
 def _owned_memory(pod: Pod) -> str:
-    match candidates.class_of(pod):
-        case PriorityClass.MID:
-            return MID_MEMORY
-        case PriorityClass.BATCH:
-            return BATCH_MEMORY
-    return MEMORY
+    return _OWNED.get(candidates.class_of(pod), MEMORY)
 
 
 def _batch_memory(pod: Pod) -> int:

@@ -47,7 +47,6 @@ from hooks.standing import Claims, Standing, merged
 from hooks.subject import Amounts, Pod, PodSubject, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
-from koordlet.qos.strategies.cpu_owners import ENDED
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
 
@@ -185,7 +184,7 @@ def pressure_of(
     highest: Pressure | None = None
     for one in situation.pods:
         pod = one.pod
-        if is_best_effort(pod) or pod.phase in ENDED or own_making(situation, pod):
+        if is_best_effort(pod) or pod.ended or own_making(situation, pod):
             continue
         percent = measured.latest(
             Series(Metric.POD_PSI, pod.uid, f"{resource}.some.stall"), within_s=_SAMPLE_S
@@ -240,7 +239,7 @@ def _memory_bounded(situation: Situation) -> Bounded:
     floor: dict[str, int] = {}
     for one in situation.pods:
         pod = one.pod
-        if not is_best_effort(pod) or pod.phase in ENDED:
+        if not is_best_effort(pod) or pod.ended:
             continue
         used = _recent(situation, Metric.POD_MEMORY_WITH_PAGE_CACHE, pod.uid)
         if used is not None:

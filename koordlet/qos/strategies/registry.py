@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from koordlet.qos.strategies import cpu_burst, cpu_evict, cpu_suppress, memory_evict
-from koordlet.qos.strategies import pressure as psi
+from koordlet.qos.strategies import cpu_burst, cpu_evict, cpu_suppress, memory_evict, pressure
 from koordlet.qos.strategy import Strategy
 
 STRATEGIES: Final[tuple[Strategy, ...]] = (
@@ -14,5 +13,5 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
     cpu_burst.STRATEGY,
     cpu_evict.STRATEGY,
     memory_evict.STRATEGY,
-    psi.STRATEGY,
+    pressure.STRATEGY,
 )
