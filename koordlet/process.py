@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Final
 
 import uvloop
@@ -27,6 +27,7 @@ from koordlet.executor.journal import FILE_NAME as JOURNAL
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
+from koordlet.qos.lease_file import FILE_NAME as LEASES
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reporters.terway import TerwayFiles
@@ -226,6 +227,9 @@ def restore(config: Config) -> int:
             return 0
         prepare_run_dir(config.run_dir)
         with daemon_lock(config.run_dir):
+            with suppress(OSError):  # missing, or on a file system where no daemon can keep it
+                # The next daemon must not claim again what is restored now.
+                os.unlink(f"{config.run_dir}/{LEASES}")
             if TerwayFiles(config.terway_qos.directory).remove():
                 print("the files of terway-qos are removed")
             return _restore(config, f"{config.run_dir}/{JOURNAL}")

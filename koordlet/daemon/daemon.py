@@ -102,6 +102,9 @@ class Daemon:
         if parts.site_watch is not None:
             await parts.site_watch.load()
         parts.rules.build_now()
+        if config.measuring.enabled:
+            await parts.dynamics.resume()
+            self._background.spawn("leases", parts.dynamics.end_leases())
         parts.passes.start(layout, burst_above_quota=parts.kernel.burst_above_quota)
         await self._endpoints.open()
         if parts.site_watch is not None:
@@ -113,7 +116,6 @@ class Daemon:
         self._background.spawn("reports", parts.reporting.run())
         self._background.spawn("terway-qos", parts.terway.run())
         self._background.spawn("evictions", parts.evictions.run())
-        self._background.spawn("leases", parts.dynamics.end_leases())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))
         if config.nri.enabled:

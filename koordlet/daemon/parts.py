@@ -43,12 +43,13 @@ from koordlet.decisions.site_watch import SiteWatch
 from koordlet.events import Events, Severity
 from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.node_wide import make_host_directory
-from koordlet.executor.records import Record
 from koordlet.measurement.collecting import Targets
 from koordlet.measurement.sampler import Sampler
 from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.qos.lease_file import FILE_NAME as LEASES
+from koordlet.qos.lease_file import LeaseFile
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation
 from koordlet.recording.recorder import Recorder
@@ -146,7 +147,6 @@ class Parts:
             published=self._published,
             displaced=displaced,
             cpus_changed=self._cpus_changed,
-            awaited=self._awaited,
         )
         self.feeds = Feeds(
             config,
@@ -177,6 +177,8 @@ class Parts:
             claimed=self._claimed,
             noted=self._noted,
             record=self._record,
+            leases=LeaseFile(f"{config.run_dir}/{LEASES}", boot=self._boot),
+            workers=self.workers,
             short=self.evictions.evictor.submit,
         )
         self.sampler: Sampler | None = None
@@ -368,20 +370,6 @@ class Parts:
         """Find and probe the pods' root, which a node's first pod creates."""
         live = [each.cgroup for each in self.state.pod_subjects() if each.cgroup]
         await self.kernel.find_kubepods(live)
-
-    def _awaited(self, record: Record) -> bool:
-        """Return whether a strategy is about to claim a value that an earlier run left.
-
-        In the reconciler's thread. On cgroup v1 a quota that was left would make the kernel refuse
-        new containers with a larger one, since replies do not know of it.
-        """
-        layout = self.kernel.layout
-        v1 = layout is not None and layout.version == 1
-        if self.sampler is None and not self.config.measuring.enabled:
-            return False
-        if v1 and record.resource is Resource.CPU_CFS_QUOTA:
-            return False
-        return record.policy in self.dynamics.runner.awaited(self.rules.inputs.settings)
 
     def _cpus_changed(self) -> None:
         self.spawn("cpus", self.kernel.look_at_cpus())

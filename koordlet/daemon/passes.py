@@ -23,7 +23,6 @@ from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.records import Record
 from koordlet.executor.slots import State as ValueState
 from koordlet.executor.table import Limits
 from koordlet.exposition.container_metrics import OF_PROCESSES
@@ -80,12 +79,10 @@ class Passes:
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
-        awaited: Callable[[Record], bool],
     ) -> None:
         """decide: decides about one subject. lock: excludes other daemons; None for no lock.
         published: called after each snapshot. displaced: called when another daemon has the lock of
         this node's pods. cpus_changed: called when pods can have other CPUs than the rules know.
-        awaited: see `Wishes.restore_leftovers`.
         """
         self._config = config
         self._host = host
@@ -97,7 +94,6 @@ class Passes:
         self._published = published
         self._displaced = displaced
         self._cpus_changed = cpus_changed
-        self._awaited = awaited
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._pods: set[str] = set()
@@ -151,7 +147,6 @@ class Passes:
             on_pass=self._pass_done,
             watch=True,
             here=self._host.here if isinstance(self._host, LocalHost) else lambda path: path,
-            awaited=self._awaited,
         )
         self.reconciler.standing_changed(self._standing)
         self.reconciler.start()

@@ -93,10 +93,6 @@ class Executor:
         """Return records without a slot: leftovers of an earlier run, and supports."""
         return self._table.orphans(partial(node_wide.left_behind, self._table))
 
-    def leave_leftovers(self) -> None:
-        """Let `orphans` return the same records again: some were left for later."""
-        self._table.journal_grew()
-
     def watch_runtime_values(self) -> None:
         """Watch files that a runtime may write again though no policy claims them."""
         self._table.watch_runtime_values()

@@ -9,7 +9,7 @@ thread that may stall: the daemon's event loop calls `expire` when `next_expiry`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,10 +20,14 @@ from hooks.subject import Level
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The claims of one strategy, and when they end, in seconds of the monotonic clock."""
+    """The claims of one strategy, and when they end, in seconds of the monotonic clock.
+
+    resumed: they are of a step before the daemon's restart.
+    """
 
     standing: Standing
     until: float
+    resumed: bool = False
 
 
 class Board:
@@ -50,6 +54,19 @@ class Board:
         """Return a strategy's lease; None when it has no claims in force."""
         return self._leases.get(name)
 
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """All leases that are in force, by strategy."""
+        with self._lock:
+            return dict(self._leases)
+
+    def resume(self, leases: Mapping[str, Lease]) -> None:
+        """Put claims from before a restart in force. Before the first step of any strategy."""
+        with self._lock:
+            self._leases.update(leases)
+            if leases:
+                self._publish()
+
     def publish(self, name: str, standing: Standing, *, until: float) -> None:
         """Put a strategy's claims in force in place of its former ones, until that moment."""
         with self._lock:
@@ -64,7 +81,7 @@ class Board:
         with self._lock:
             lease = self._leases.get(name)
             if lease is not None:
-                self._leases[name] = Lease(lease.standing, until)
+                self._leases[name] = msgspec.structs.replace(lease, until=until)
 
     def drop(self, name: str) -> None:
         """End a strategy's claims now."""

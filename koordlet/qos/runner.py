@@ -18,7 +18,7 @@ from apis.errors import InputError, InputErrors, printable
 from hooks.facts import Settings
 from koordlet.configuration.gates import GATES
 from koordlet.events import Events, Severity
-from koordlet.qos.board import Board, checked
+from koordlet.qos.board import Board, Lease, checked
 from koordlet.qos.strategy import Note, Shortage, Situation, Strategy, Verdict
 from service.repeats import Repeats
 
@@ -111,7 +111,6 @@ class Runner:
         self._board = board
         self._events = events
         self._clock = clock
-        self._made_at = clock()
         self._repeats = Repeats(clock=clock)
         self._runs = {
             each.name: _Run(each, intervals.get(each.name, each.interval_s)) for each in strategies
@@ -119,26 +118,16 @@ class Runner:
 
     @property
     def statuses(self) -> tuple[StrategyStatus, ...]:
-        return tuple(
-            msgspec.structs.replace(
-                run.status, leased=self._board.lease(run.strategy.name) is not None
-            )
-            for run in self._runs.values()
-        )
+        leases = self._board.leases
+        return tuple(_with_lease(run.status, leases.get(name)) for name, run in self._runs.items())
 
-    def awaited(self, settings: Settings) -> frozenset[str]:
-        """Return the strategies that may claim again what they claimed before a restart.
-
-        They have their time to live for it, as if their leases had been renewed at the start.
-        """
-        since_s = self._clock() - self._made_at
-        return frozenset(
-            name
+    def times_to_live(self, settings: Settings) -> Mapping[str, float]:
+        """Return for how many seconds the claims of each strategy live that these settings run."""
+        return {
+            name: run.ttl_s
             for name, run in self._runs.items()
-            if since_s < run.ttl_s
-            and self._board.lease(name) is None
-            and not gates_off(run.strategy, settings)
-        )
+            if not gates_off(run.strategy, settings)
+        }
 
     def gauges(self, now: float) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
         """Return (name, labels, value) of the verdicts whose time to live has not passed."""
@@ -208,7 +197,9 @@ class Runner:
             return None
         took_s = self._clock() - started
         run.state, run.verdict = state, verdict
-        self._board.publish(name, standing, until=situation.now + run.ttl_s)
+        lease = self._board.lease(name)
+        if not (verdict.unmeasured and lease is not None and lease.resumed):
+            self._board.publish(name, standing, until=situation.now + run.ttl_s)
         for problem in problems:
             self._events.add(
                 "policy-fault",
@@ -242,6 +233,16 @@ class Runner:
                 exc_info=error,
                 extra={"same_failure_not_logged": left_out} if left_out else None,
             )
+
+
+def _with_lease(status: StrategyStatus, lease: Lease | None) -> StrategyStatus:
+    if lease is None:
+        return status
+    summary = status.summary
+    if lease.resumed:
+        waits = "its claims of before the restart stay until it can judge"
+        summary = f"{waits}: {summary}" if summary else waits
+    return msgspec.structs.replace(status, leased=True, summary=summary)
 
 
 def gates_off(strategy: Strategy, settings: Settings) -> str:

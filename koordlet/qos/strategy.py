@@ -103,6 +103,7 @@ class Verdict(msgspec.Struct, frozen=True):
     `koordctl top`, by series name and labels. summary: what the strategy does now and why, with
     its numbers, one line; "" while it does nothing.
     faults: bad input that cost one gate or one pod its part, while the rest of the step went on.
+    unmeasured: the step had no measurement to judge by; claims from before a restart then stay.
     """
 
     standing: Standing = NOTHING_STANDS
@@ -111,6 +112,7 @@ class Verdict(msgspec.Struct, frozen=True):
     gauges: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     summary: str = ""
     faults: tuple[InputError, ...] = ()
+    unmeasured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.records import Record
 from koordlet.executor.slots import ResourceView, State, WriteReport
 from koordlet.reconciler.outside import OutsideChanges
 from koordlet.reconciler.pods_queue import PodsQueue
@@ -73,7 +72,7 @@ class Reconciler:
 
     snapshot_source: returns the snapshot in force; called once a pass.
     decide: decides about one subject. interval_s: the timer.
-    watch: look for outside changes with inotify. awaited: see `Wishes.restore_leftovers`.
+    watch: look for outside changes with inotify.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Reconciler:
         on_pass: OnPass | None = None,
         watch: bool = False,
         here: Callable[[str], str] = lambda path: path,
-        awaited: Callable[[Record], bool] = lambda record: False,
     ) -> None:
         self._executor = executor
         self._journal = journal
@@ -96,7 +94,6 @@ class Reconciler:
         self._on_pass = on_pass
         self._lock = threading.Lock()
         self._wishes = Wishes(executor, journal, decide=decide)
-        self._awaited = awaited
         self._outside = OutsideChanges(executor, here=here) if watch else None
         self._triggers = Triggers()
         self._passes_since_look = 0
@@ -311,7 +308,7 @@ class Reconciler:
             journal_error = str(error)
         self._wishes.standing = self._standing
         decided, faults = self._wishes.update(snapshot, pause)
-        self._wishes.restore_leftovers(snapshot, self._awaited)
+        self._wishes.restore_leftovers(snapshot)
         self._passes_since_look += 1
         if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
             self._passes_since_look = 0

@@ -262,13 +262,8 @@ class Wishes:
             self._executor.want(subject, ())
         self.known.clear()
 
-    def restore_leftovers(
-        self, snapshot: Snapshot, awaited: Callable[[Record], bool] = lambda record: False
-    ) -> None:
-        """Restore values that an earlier run wrote and that no subject has a claim on now.
-
-        awaited: returns whether the policy of a value is expected to claim it again soon.
-        """
+    def restore_leftovers(self, snapshot: Snapshot) -> None:
+        """Restore values that an earlier run wrote and that no subject has a claim on now."""
         if not snapshot.complete:
             return
         self._executor.watch_runtime_values()
@@ -282,9 +277,7 @@ class Wishes:
             for fault in known.plain.faults
         }
         for record in orphans:
-            if awaited(record):
-                self._executor.leave_leftovers()
-            elif not _held(record, holding, faulty):
+            if not _held(record, holding, faulty):
                 self._executor.restore(record)
 
     def _awaited_deliveries(self, snapshot: Snapshot) -> set[str]:

@@ -194,6 +194,7 @@ def make_proc(kernel: SimulatedKernel) -> Tree:
         "stat": lambda: _cpu_stat(kernel),
         "uptime": lambda: f"{kernel.clock.now:.2f} 0.00\n",
         "cmdline": lambda: "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda1\n",
+        "sys/kernel/random/boot_id": lambda: "6a0c2f3e-1111-4222-8333-944445555666\n",
         "sys/kernel/osrelease": lambda: "{}.{}.0-simulated\n".format(*kernel.profile.kernel),
         "mounts": kernel.mounts_text,
         "filesystems": kernel.filesystems_text,

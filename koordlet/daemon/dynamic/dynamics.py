@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from typing import Final
 
 from hooks.facts import NodeInputs, NodeMeta, Settings
@@ -25,6 +26,7 @@ from koordlet.events import Events
 from koordlet.measurement.series import Measurements
 from koordlet.node.hardware import Machine
 from koordlet.qos.board import Board
+from koordlet.qos.lease_file import LeaseFile
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategy import Note, Shortage, Situation, Strategy
 from koordlet.state import NodeState
@@ -41,6 +43,10 @@ _MOST_WAIT_S: Final = 1.0
 """Bounds of the time between two looks at the leases. A new lease lives for a second at least, so
 none ends later than a second after its time. Twice the bound lets a stalled strategy's claims stand
 a second longer."""
+_LISTS_S: Final = 10.0
+"""How long strategies wait for the first lists of all sources. Chosen: the time to live of their
+claims, after which nothing of before a restart is left to be kept. Twice the value leaves a node
+unprotected for longer whose API server or kubelet does not answer."""
 
 Short = Callable[[Sequence[Shortage], Situation], None]
 """Takes the shortages of one round, with the situation that they were found in. Must not block."""
@@ -76,12 +82,15 @@ class Dynamics:
         noted: Callable[[str, Note], None],
         short: Short,
         record: Callable[[Situation], None],
+        leases: LeaseFile,
+        workers: Executor,
     ) -> None:
         """inputs, node, machine: return the newest values; called by the sampling thread.
         claimed: called by any thread with all claims in force; must not block. noted: called by the
         sampling thread with a strategy's name and an audit entry. short: called by the sampling
         thread with what only evictions end. record: called by the
         sampling thread with each situation; must not raise OSError.
+        leases: where the claims are kept for the next daemon. workers: threads for I/O.
         """
         self._state = state
         self._inputs = inputs
@@ -90,12 +99,17 @@ class Dynamics:
         self._noted = noted
         self._short = short
         self._record = record
+        self._leases = leases
+        self._workers = workers
         self._interval_s = float(config.measuring.interval)
         self.board = Board([each.name for each in strategies], claimed)
         intervals = strategy_intervals(config.qos, strategies)
         self.runner = Runner(strategies, self.board, events, intervals=intervals)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: asyncio.TimerHandle | None = None
+        self._started_at = 0.0
+        self._listed = False
+        """Whether every source had given its first list when the pods were published last."""
         self._views: Collection[PodView] = ()
         self._host_apps: tuple[HostAppSubject, ...] = ()
         self._pods = Converted(pod_on_node)
@@ -103,8 +117,18 @@ class Dynamics:
 
     # --- the event loop ------------------------------------------------------------------------
 
+    async def resume(self) -> None:
+        """Put the claims of before the restart in force. Before the first pass and reply."""
+        await asyncio.get_running_loop().run_in_executor(self._workers, self._resume)
+
+    def _resume(self) -> None:
+        ttl_s = self.runner.times_to_live(self._inputs().settings)
+        self.board.resume(self._leases.resumed(ttl_s, time.monotonic()))
+        self._keep()
+
     def start(self) -> None:
-        """Publish what is known; strategies are stepped from now on."""
+        """Publish what is known; strategies are stepped as soon as all sources gave their lists."""
+        self._started_at = time.monotonic()
         self._publish()
         self._loop = asyncio.get_running_loop()
 
@@ -115,6 +139,7 @@ class Dynamics:
 
     def _publish(self) -> None:
         self._gathering = None
+        self._listed = self._state.complete
         self._views = tuple(self._state.pod_views())
         self._host_apps = self._state.host_apps
 
@@ -126,8 +151,13 @@ class Dynamics:
         """End the claims of strategies that do not renew them, again and again."""
         while True:
             now = time.monotonic()
-            for name in self.board.expire(now):
-                _LOG.warning("strategy %s made no step in its time to live: its claims end", name)
+            if ended := self.board.expire(now):
+                for name in ended:
+                    _LOG.warning(
+                        "strategy %s made no step in its time to live: its claims end", name
+                    )
+                # The sampling thread may be stuck.
+                await asyncio.get_running_loop().run_in_executor(self._workers, self._keep)
             at = self.board.next_expiry()
             left = _MOST_WAIT_S if at is None else at - now
             await asyncio.sleep(min(max(left, _LEAST_WAIT_S), _MOST_WAIT_S))
@@ -166,6 +196,8 @@ class Dynamics:
         machine = self._machine()
         if machine is None or self._loop is None:
             return  # the daemon is starting or stopping
+        if not self._listed and time.monotonic() - self._started_at < _LISTS_S:
+            return  # a step without the pods would end claims of before the restart
         situation = Situation(
             now=measurements.now,
             wall=time.time(),
@@ -178,7 +210,12 @@ class Dynamics:
         )
         self._record(situation)
         outcome = self.runner.run(situation, lambda: self._inputs().settings)
+        self._keep()
         for name, note in outcome.notes:
             self._noted(name, note)
         if outcome.shortages:
             self._short(outcome.shortages, situation)
+
+    def _keep(self) -> None:
+        """Keep the claims in force for the next daemon."""
+        self._leases.keep(self.board.leases)

@@ -211,6 +211,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         gauges=gauges,
         summary=summary,
         faults=tuple(faults),
+        unmeasured=load is not None and load.state is NodeState.UNKNOWN,
     )
 
 

@@ -148,7 +148,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
             summary = f"no measurement of the node's CPU; unchanged: {state.last.summary}"
             return state, msgspec.structs.replace(state.last, notes=(), summary=summary)
         summary = "no measurement of the node's CPU: nothing is suppressed"
-        return State(), Verdict(summary=summary, faults=owners.errors)
+        return State(), Verdict(summary=summary, faults=owners.errors, unmeasured=True)
     if config.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA:
         after, verdict = _by_quota(state, situation, owners, amount)
     elif be_cpu_manager:

@@ -153,7 +153,8 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         if loop.squeeze or situation.now < loop.rests_until
     ]
     summary = "; ".join(parts)
-    if cpu_pressure is None and memory_pressure is None:
+    unmeasured = cpu_pressure is None and memory_pressure is None
+    if unmeasured:
         summary = "no pressure of latency-sensitive pods is measured (gate PSICollector)"
     standing = Standing(claims)
     if _ROOT in claims:
@@ -167,6 +168,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
             ("pressure_squeeze_ratio", (("resource", "memory"),)): memory.squeeze,
         },
         summary=summary,
+        unmeasured=unmeasured,
     )
 
 

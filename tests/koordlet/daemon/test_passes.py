@@ -51,7 +51,6 @@ def passes() -> tuple[Passes, Recorder]:
         published=lambda: None,
         displaced=lambda held: None,
         cpus_changed=lambda: None,
-        awaited=lambda record: False,
     )
     recorder = Recorder()
     made.reconciler = cast(Reconciler, recorder)

@@ -16,7 +16,7 @@ from hooks.policies import BUILTIN
 from hooks.standing import NOTHING_STANDS, Standing
 from koordlet.events import Events
 from koordlet.measurement.series import Aggregate, Series
-from koordlet.qos.board import Board
+from koordlet.qos.board import Board, Lease
 from koordlet.qos.runner import Outcome, Runner
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation, Strategy, Verdict
@@ -228,17 +228,42 @@ def test_a_strategy_with_several_gates_runs_while_any_is_on() -> None:
     assert bed.runner.statuses[0].on
 
 
-def test_after_a_start_claims_are_awaited_for_a_time_to_live() -> None:
-    now = [50.0]
-    one, off = strategy(), strategy(name="off", gates=("BECPUEvict",))
-    board = Board(["one", "off"], lambda _: None)
-    runner = Runner([one, off], board, Events(), intervals={}, clock=lambda: now[0])
-    assert runner.awaited(Settings()) == {"one"}
-    board.publish("one", standing(7), until=100.0)
-    assert runner.awaited(Settings()) == frozenset()
-    board.drop("one")
-    now[0] = 60.0
-    assert runner.awaited(Settings()) == frozenset()
+def test_claims_of_before_a_restart_stay_until_a_step_can_judge() -> None:
+    unmeasured = [True]
+
+    def step(state: int, situation: Situation) -> tuple[int, Verdict]:
+        return state + 1, Verdict(unmeasured=unmeasured[0], summary="no measurement")
+
+    bed = Bed(strategy(step))
+    bed.board.resume({"one": Lease(standing(7), 120.0, resumed=True)})
+    bed.round()
+    (status,) = bed.runner.statuses
+    assert (bed.value, status.leased, status.steps) == (7, True, 1)
+    assert "of before the restart" in status.summary and "no measurement" in status.summary
+    unmeasured[0] = False
+    bed.round()
+    assert bed.value is None
+    assert bed.runner.statuses[0].summary == "no measurement"
+
+
+def test_claims_of_before_a_restart_end_with_their_lease_if_nothing_is_measured() -> None:
+    bed = Bed(strategy(lambda state, _: (state, Verdict(unmeasured=True))))
+    bed.board.resume({"one": Lease(standing(7), 103.5, resumed=True)})
+    assert [bed.round() and bed.value for _ in range(4)] == [7, 7, 7, None]
+
+
+def test_a_step_without_measurements_ends_the_claims_of_the_steps_before() -> None:
+    verdicts = [Verdict(standing=standing(7)), Verdict(unmeasured=True)]
+    bed = Bed(strategy(lambda state, _: (state + 1, verdicts[state])))
+    bed.round()
+    assert bed.value == 7
+    bed.round()
+    assert bed.value is None
+
+
+def test_only_strategies_that_run_have_a_time_to_live_for_a_restart() -> None:
+    bed = Bed(strategy(), strategy(name="off", gates=("BECPUEvict",)), one=2.0)
+    assert bed.runner.times_to_live(Settings()) == {"one": 20.0}
 
 
 def test_a_bad_claim_is_dropped_and_reported() -> None:

@@ -138,24 +138,22 @@ def test_what_a_strategy_left_is_restored_after_a_restart(tmp_path: Path) -> Non
     assert node.shares(0) == "700"
 
 
-def test_what_a_strategy_left_stays_while_the_strategy_is_awaited(tmp_path: Path) -> None:
+def test_claims_that_are_resumed_before_the_first_pass_leave_the_value_alone(
+    tmp_path: Path,
+) -> None:
     node = make_node(journal_path=str(tmp_path / "journal"))
     before = node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us")
     node.passes()
     stand(node, 0, claim(QUOTA, 50_000))
     node.reconciler.update_once()
     node.bed.restart()
-    awaited = {"cpu-suppress"}
-    node.reconciler = Reconciler(
-        node.bed.executor,
-        node.bed.journal,
-        node.snapshot,
-        awaited=lambda record: record.policy in awaited,
-    )
+    node.reconciler = Reconciler(node.bed.executor, node.bed.journal, node.snapshot)
+    stand(node, 0, claim(QUOTA, 50_000))
+    writes = len(node.bed.kernel.writes)
     node.passes()
-    assert node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us") == "50000"
-    awaited.clear()
-    node.reconciler.run_once("timer")
+    assert len(node.bed.kernel.writes) == writes
+    node.reconciler.standing_changed(NOTHING_STANDS)
+    node.reconciler.update_once()
     assert node.bed.text(node.subjects[0].cgroup, "cpu.cfs_quota_us") == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,12 @@ from koordlet.exposition.metrics import Registries
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import Resource
 from tests.koordlet.daemon.bed import NODE, ONE_CPU, SLO, Node, node, run, until
+from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Profile
 
 GATE = "CPUBurst"
+BOTH = pytest.mark.parametrize(
+    "profile", [DEBIAN_12_V1, DEBIAN_12_V2], ids=lambda profile: profile.name
+)
 
 
 def claims(quota_us: int) -> tuple[Claim, ...]:
@@ -53,6 +58,7 @@ class Steered:
     def __init__(self) -> None:
         self.quota_us = 0
         self.broken = False
+        self.unmeasured = False
         self.stalls_s = 0.0
         self.situations: list[Situation] = []
 
@@ -67,6 +73,7 @@ class Steered:
             gauges={("tested_quota", (("class", "ls"),)): float(self.quota_us)},
             notes=(Note(0, "Tested", f"step {state}"),),
             summary=f"quota {self.quota_us}",
+            unmeasured=self.unmeasured,
         )
 
 
@@ -103,11 +110,57 @@ def test_claims_reach_running_and_new_containers_and_go_with_the_gate(tested: St
     run(test)
 
 
-def test_claims_outlast_a_restart_for_their_time_to_live(tested: Steered) -> None:
-    """A strategy needs some rounds of measurements before it can claim them again."""
+@BOTH
+def test_claims_outlast_a_restart_until_the_strategy_can_judge(
+    tested: Steered, profile: Profile
+) -> None:
+    """Neither the kernel's value nor the replies to the runtime change in between."""
 
     async def test() -> None:
-        async with node(intervals={"reconcile": 0.5}) as n:
+        async with node(profile, intervals={"reconcile": 0.5}) as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            name = "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+            path = n.kubelet.path(pod.cgroup, name)
+
+            def quota() -> str:
+                return n.kernel.text(path).split()[0]
+
+            async with n.running():
+                await n.run_pod(pod)
+                tested.quota_us = 40_000
+                await until("the claim", lambda: quota() == "40000")
+                kept = n.folder / "run/leases"
+                await until("it is kept", lambda: b"40000" in kept.read_bytes())
+                old = n.runtime.plugins[0]
+            before = len(n.kernel.writes)
+            n.daemon = n.new_daemon()
+            tested.quota_us = 0
+            tested.unmeasured = True
+            steps = len(tested.situations)
+            async with n.running() as daemon:
+                reconciler = daemon.parts.passes.reconciler
+                assert reconciler is not None
+                await until(
+                    "the new plugin", lambda: [x for x in n.runtime.plugins if x is not old]
+                )
+                created = await n.create(pod, "c1")
+                assert created.adjust.linux.resources.cpu.quota.value == 40_000
+                await until("a complete pass", lambda: reconciler.stats.passes > 3)
+                await until("a step with the pod", lambda: len(tested.situations) > steps)
+                assert tested.situations[steps].pods
+                assert [one for one in n.kernel.writes[before:] if one.path == path] == []
+                status = await strategy_status(n, lambda one: one["steps"])
+                assert status["claims"] and "before the restart" in status["summary"]
+                tested.unmeasured = False
+                await until("the original", lambda: quota() == "100000")
+
+    run(test)
+
+
+def test_claims_of_before_a_restart_end_if_the_strategy_never_steps(tested: Steered) -> None:
+    async def test() -> None:
+        async with node() as n:
             pod = n.kubelet.add_pod(ONE_CPU)
             path = n.kubelet.path(pod.cgroup, "cpu.max")
             async with n.running():
@@ -115,13 +168,30 @@ def test_claims_outlast_a_restart_for_their_time_to_live(tested: Steered) -> Non
                 tested.quota_us = 40_000
                 await until("the claim", lambda: n.kernel.text(path) == "40000 100000")
             n.daemon = n.new_daemon()
-            tested.quota_us = 0
-            async with n.running() as daemon:
-                reconciler = daemon.parts.passes.reconciler
-                assert reconciler is not None and daemon.parts.state.complete
-                passes = reconciler.stats.passes
-                await until("two more passes", lambda: reconciler.stats.passes > passes + 1)
+            tested.broken = True
+            async with n.running():
+                status = await strategy_status(n, lambda one: one["failures"] > 0)
+                assert status["claims"]
                 assert n.kernel.text(path) == "40000 100000"
+                await until("the original", lambda: n.kernel.text(path) == "100000 100000")
+                kept = json.loads((n.folder / "run/leases").read_text())
+                assert kept["leases"] == {}
+
+    run(test)
+
+
+def test_claims_of_before_a_restart_do_not_return_to_what_is_switched_off(tested: Steered) -> None:
+    async def test() -> None:
+        async with node() as n:
+            pod = n.kubelet.add_pod(ONE_CPU)
+            path = n.kubelet.path(pod.cgroup, "cpu.max")
+            async with n.running():
+                await n.run_pod(pod)
+                tested.quota_us = 40_000
+                await until("the claim", lambda: n.kernel.text(path) == "40000 100000")
+            n.tree["featureGates"] = {GATE: False}
+            n.daemon = n.new_daemon()
+            async with n.running():
                 await until("the original", lambda: n.kernel.text(path) == "100000 100000")
 
     run(test)
