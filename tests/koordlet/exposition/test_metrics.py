@@ -41,12 +41,21 @@ async def scrapes() -> dict[str, str]:
         async with n.running():
             await n.run_pod(pod)
             await n.create(pod, "c1")
-            pages = {}
-            for path in _PATHS:
-                status, body = await request(address, "GET", path)
-                assert status == 200
-                pages[path] = body.decode()
-            return pages
+            while True:
+                pages = {path: await page(address, path) for path in _PATHS}
+                # A round of measurements that ends in between adds series.
+                if types(await page(address, "/metrics")) == types(pages["/metrics"]):
+                    return pages
+
+
+async def page(address: tuple[str, int], path: str) -> str:
+    status, body = await request(address, "GET", path)
+    assert status == 200
+    return body.decode()
+
+
+def types(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("# TYPE")]
 
 
 def test_a_scrape_is_read_by_prometheus_and_has_every_series_once() -> None:
