@@ -36,12 +36,14 @@ class Bandwidths(msgspec.Struct, frozen=True):
     be: ClassBandwidth = ClassBandwidth()
 
 
-def bandwidths(slo: NodeSLOSpec) -> Bandwidths:
+def bandwidths(slo: NodeSLOSpec, *, line_bits: int = 0) -> Bandwidths:
     """Return the bandwidths; raises InputErrors with every field that cannot be used.
+
+    line_bits: the node's bandwidth where the NodeSLO does not set it.
 
     The NodeSLO's decoder has refused negative bandwidths and percents above 100.
     """
-    total = slo.system_strategy.total_network_bandwidth.value()
+    total = slo.system_strategy.total_network_bandwidth.value() or line_bits
     errors: list[InputError] = []
     strategy = slo.resource_qos_strategy
     ls = _of_class("lsClass", strategy.ls_class.network_qos, total, errors)

@@ -1,0 +1,226 @@
+"""Applies the classes of network QoS to the kernel: what differs, in an order that works.
+
+Everything is compared with what the kernel has. Classes are changed in place, so packets that wait
+in them go on waiting; the root qdisc is made once and never replaced. Only what carries our handle
+or our table's name is touched; a device whose root qdisc is another's keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from linux.htb import INGRESS, MAJOR, ROOT, HtbClass, Qdisc, Shaping
+from linux.packet_classes import PacketClasses
+
+
+class Operation(StrEnum):
+    ADD = "add"
+    CHANGE = "change"
+    DELETE = "delete"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One change of a class."""
+
+    operation: Operation
+    each: HtbClass
+
+
+class Occupied(Exception):
+    """The device has a queueing discipline that neither the kernel's defaults nor we made."""
+
+    def __init__(self, found: Qdisc) -> None:
+        self.found = found
+        super().__init__(
+            f"its queueing discipline {found.kind} {found.handle >> 16:x}: was set by another"
+            " program and is left alone"
+        )
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """What applying did. made: the root qdisc is new. classes: the steps that succeeded.
+    members: addresses with another class than before. problems: what the kernel refused."""
+
+    made: bool = False
+    classes: tuple[Step, ...] = ()
+    members: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def writes(self) -> int:
+        return self.made + len(self.classes) + self.members
+
+
+def steps(present: Mapping[int, HtbClass], wanted: Sequence[HtbClass]) -> tuple[list[Step], ...]:
+    """Return the steps that lead to the wanted classes: those to do first, and those at the end.
+
+    wanted: parents before children. At the end is what no packet is led to any more. The kernel
+    refuses to move a class, so one that lies elsewhere is deleted first, with all below it.
+    """
+    by_minor = {each.minor: each for each in wanted}
+    misplaced: set[int] = set()
+    for each in _top_down(present):
+        now = by_minor.get(each.minor)
+        if each.parent in misplaced or (now is not None and now.parent != each.parent):
+            misplaced.add(each.minor)
+    first = [
+        Step(Operation.DELETE, each)
+        for each in reversed(_top_down(present))
+        if each.minor in misplaced
+    ]
+    for each in wanted:
+        before = present.get(each.minor)
+        if before is None or each.minor in misplaced:
+            first.append(Step(Operation.ADD, each))
+        elif before != each:
+            first.append(Step(Operation.CHANGE, each))
+    last = [
+        Step(Operation.DELETE, each)
+        for each in reversed(_top_down(present))
+        if each.minor not in by_minor and each.minor not in misplaced
+    ]
+    return first, last
+
+
+def _top_down(classes: Mapping[int, HtbClass]) -> list[HtbClass]:
+    """Return the classes, each behind its parent."""
+    children: dict[int, list[HtbClass]] = {}
+    for each in classes.values():
+        children.setdefault(each.parent, []).append(each)
+    ordered = []
+    rest = list(children.get(0, ()))
+    while rest:
+        each = rest.pop()
+        ordered.append(each)
+        rest += children.get(each.minor, ())
+    return ordered
+
+
+class Network:
+    """The effector. One thread at a time; its sockets are opened when it is used first."""
+
+    def __init__(
+        self,
+        shaping: Callable[[], Shaping] = Shaping,
+        packets: Callable[[], PacketClasses] = PacketClasses,
+    ) -> None:
+        self._make_shaping = shaping
+        self._make_packets = packets
+        self._shaping: Shaping | None = None
+        self._packets: PacketClasses | None = None
+
+    def close(self) -> None:
+        """Close the sockets; the next use opens new ones."""
+        for each in (self._shaping, self._packets):
+            if each is not None:
+                each.close()
+        self._shaping = self._packets = None
+
+    def apply(
+        self,
+        index: int,
+        *,
+        classes: Sequence[HtbClass],
+        default: int,
+        members: Mapping[str, int],
+    ) -> Changed:
+        """Make the device's classes and their members what is wanted; take away ours elsewhere.
+
+        default: the class of packets that are no member's. Raises Occupied; OSError when nothing
+        could be read. What the kernel refuses is in the result, and the rest is done.
+        """
+        shaping, packets = self._sockets()
+        problems: list[str] = []
+        made = self._take_root(shaping, index, default)
+        first, last = steps(shaping.classes(index), classes)
+        done = self._carry_out(shaping, index, first, problems)
+        moved = 0
+        try:
+            moved = _lead(packets, members)
+        except OSError as error:
+            problems.append(f"packets cannot be classified with nftables: {_text(error)}")
+        done += self._carry_out(shaping, index, last, problems)
+        return Changed(made, tuple(done), moved, tuple(problems))
+
+    def remove(self) -> bool:
+        """Take away all that is ours; the kernel's defaults return. Return whether there was any.
+
+        Raises OSError.
+        """
+        shaping, packets = self._sockets()
+        removed = packets.remove()
+        for qdisc in shaping.qdiscs(0):
+            if qdisc.ours:
+                shaping.delete_root(qdisc.index)
+                removed = True
+        return removed
+
+    def _sockets(self) -> tuple[Shaping, PacketClasses]:
+        if self._shaping is None:
+            self._shaping = self._make_shaping()
+        if self._packets is None:
+            self._packets = self._make_packets()
+        return self._shaping, self._packets
+
+    def _take_root(self, shaping: Shaping, index: int, default: int) -> bool:
+        """Make our qdisc the device's root unless it is; return whether it was made."""
+        ours = False
+        for qdisc in shaping.qdiscs(index):
+            if qdisc.ours and qdisc.index != index:
+                shaping.delete_root(qdisc.index)
+            elif qdisc.ours and qdisc.parent == ROOT:
+                ours = True
+            elif qdisc.index == index and _is_anothers(qdisc):
+                raise Occupied(qdisc)
+        if not ours:
+            shaping.add_root(index, default=default)
+        return not ours
+
+    def _carry_out(
+        self, shaping: Shaping, index: int, todo: Iterable[Step], problems: list[str]
+    ) -> list[Step]:
+        done = []
+        for step in todo:
+            try:
+                if step.operation is Operation.ADD:
+                    shaping.add(index, step.each)
+                elif step.operation is Operation.CHANGE:
+                    shaping.change(index, step.each)
+                else:
+                    shaping.delete(index, step.each.minor)
+            except OSError as error:
+                problems.append(
+                    f"the kernel refuses to {step.operation} class {step.each.minor:x}: "
+                    + _text(error)
+                )
+            else:
+                done.append(step)
+        return done
+
+
+def _is_anothers(qdisc: Qdisc) -> bool:
+    """Return whether deleting our root would not bring this back, or it is in our root's place.
+
+    What somebody put below one of our classes, or beside the root for incoming packets, is not.
+    """
+    return bool(qdisc.handle) and qdisc.parent != INGRESS and qdisc.parent >> 16 != MAJOR
+
+
+def _lead(packets: PacketClasses, members: Mapping[str, int]) -> int:
+    """Make these the members of the classes; return how many addresses changed. Raises OSError."""
+    present = packets.read()
+    if present is None:
+        packets.install(members)
+        return len(members)
+    add = {address: minor for address, minor in members.items() if present.get(address) != minor}
+    remove = [address for address, minor in present.items() if members.get(address) != minor]
+    if add or remove:
+        packets.change(add, remove)
+    return len({*add, *remove})
+
+
+def _text(error: OSError) -> str:
+    return error.strerror or str(error)
