@@ -17,7 +17,7 @@ from apis.errors import InputError, InputErrors
 from apis.keys import ANNOTATION_NETWORK_QOS
 from apis.qos import KubeQoS, QoSClass
 from hooks.subject import Pod
-from koordlet.reporters.bandwidth import Bandwidths
+from koordlet.qos.network.bandwidth import Bandwidths
 from service.files import replacing
 
 GLOBAL: Final = "global_bps_config"

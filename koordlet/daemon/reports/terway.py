@@ -17,7 +17,7 @@ from hooks.facts import NodeInputs
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
 from koordlet.events import Events, Severity
-from koordlet.reporters.bandwidth import bandwidths
+from koordlet.qos.network.bandwidth import bandwidths
 from koordlet.reporters.terway import GLOBAL, PODS, TerwayFiles, global_config, pod_table
 from linux.cgroup_paths import Layout
 

@@ -10,7 +10,7 @@ import pytest
 from apis.keys import ANNOTATION_NETWORK_QOS
 from apis.qos import KubeQoS
 from hooks.subject import Pod, make_pod
-from koordlet.reporters.bandwidth import Bandwidths, ClassBandwidth, Rate
+from koordlet.qos.network.bandwidth import Bandwidths, ClassBandwidth, Rate
 from koordlet.reporters.terway import GLOBAL, PODS, TerwayFiles, global_config, pod_table
 
 _RATES = Bandwidths(

@@ -13,7 +13,7 @@ from apis.errors import InputErrors
 from apis.keys import ANNOTATION_NETWORK_QOS, LABEL_QOS_CLASS
 from apis.qos import KubeQoS
 from hooks.subject import Pod, make_pod
-from koordlet.qos.network_classes import (
+from koordlet.qos.network.classes import (
     BE,
     LS,
     SYSTEM,

@@ -35,7 +35,7 @@ from apis.keys import ANNOTATION_NETWORK_QOS
 from apis.nodeslo import NodeSLOSpec
 from apis.qos import QoSClass
 from hooks.subject import Pod
-from koordlet.qos.bandwidth import Rate, bandwidths
+from koordlet.qos.network.bandwidth import Rate, bandwidths
 from linux.htb import HtbClass, ticks
 
 _NODE: Final = 0x1
@@ -70,7 +70,6 @@ _TURN: Final = 15_000
 doubles how long the others wait, and halves how often the kernel changes between classes."""
 _MOST_TURNS: Final = 16
 """Of the pods that share a class, whatever their number: 240 kB, 2 ms at 1 Gbit/s."""
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class PodOnNetwork(msgspec.Struct, frozen=True):
@@ -211,7 +210,7 @@ def _members(
     # about numbers too: it must not change when a pod is listed elsewhere.
     for each in sorted(pods, key=lambda each: (each.pod.created_at, each.pod.uid)):
         pod = each.pod
-        if pod.host_network or pod.phase in _ENDED or not each.addresses:
+        if pod.host_network or pod.ended or not each.addresses:
             continue  # packets of the node's own addresses are not a pod's alone
         shared = _CLASS_OF.get(pod.qos, SYSTEM)
         limit = _limit(pod, faults)

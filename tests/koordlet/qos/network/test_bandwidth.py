@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.errors import InputErrors
-from koordlet.reporters.bandwidth import Bandwidths, ClassBandwidth, Rate, bandwidths
+from koordlet.qos.network.bandwidth import Bandwidths, ClassBandwidth, Rate, bandwidths
 from tests.hooks.making import slo
 
 
