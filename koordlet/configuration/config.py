@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,11 @@ from hooks.facts import Settings
 
 class Seconds(float):
     """A duration in seconds, written as a number of seconds or as Go writes it: 10s, 1m30s."""
+
+
+RUN_DIR: Final = "/run/koordlet"
+STATE_DIR: Final = "/var/lib/koordlet"
+"""The directories of the service; the unit creates them."""
 
 
 class Mode(StrEnum):
@@ -236,7 +242,7 @@ class Reports(Section, frozen=True):
 class Prediction(Section, frozen=True):
     """The prediction of the peak of prod pods. All defaults but the directory are upstream's.
 
-    directory: where models are kept over a restart; "" is `prediction` in the run directory.
+    directory: where models are kept over a restart; "": see `Config.prediction_directory`.
     """
 
     directory: str = ""
@@ -299,7 +305,7 @@ class Config(Section, frozen=True):
     proc_root: str = "/proc"
     var_run_root: str = "/var/run"
     objects_dir: str = "/etc/koordlet/objects.d"
-    run_dir: str = "/run/koordlet"
+    run_dir: str = RUN_DIR
     feature_gates: Mapping[str, bool] = {}
     intervals: Intervals = Intervals()
     writes: Writes = Writes()
@@ -321,6 +327,18 @@ class Config(Section, frozen=True):
     prediction: Prediction = Prediction()
     terway_qos: TerwayQos = TerwayQos()
     log: Log = Log()
+
+    @property
+    def prediction_directory(self) -> str:
+        """Where prediction keeps its models.
+
+        The state directory, which a reboot leaves; a daemon with a run directory of its own shares
+        it with no other daemon, and keeps them there.
+        """
+        if self.prediction.directory:
+            return self.prediction.directory
+        parent = STATE_DIR if self.run_dir == RUN_DIR else self.run_dir
+        return f"{parent}/prediction"
 
     def settings(self) -> Settings:
         """Return the part of this configuration that policies read."""

@@ -41,6 +41,7 @@ _DAEMON_SET_DEFAULTS: Final[Mapping[str, Any]] = {
         "socket": "/host-var-run-koordlet/koordlet.sock",
         "registrationDir": "/host-etc-hookserver",
     },
+    "prediction": {"directory": "/prediction-checkpoints"},
     "terwayQos": {"directory": "/host-var-lib/terway/qos"},
 }
 """Where upstream's DaemonSet mounts the host's directories, and which sources it uses:

@@ -105,7 +105,7 @@ class Reporting:
                 expiration_s=float(prediction.model_expiration),
                 checkpoint_s=float(prediction.checkpoint_interval),
             ),
-            prediction.directory or f"{config.run_dir}/prediction",
+            config.prediction_directory,
         )
         directory = config.reports.directory
         if not directory and not config.kubernetes.wanted:

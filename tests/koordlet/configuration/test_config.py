@@ -238,6 +238,19 @@ def test_the_charts_arguments_are_taken() -> None:
     assert made.nri.socket == "/host-var-run/nri/nri.sock"
     assert made.kubelet.enabled
     assert made.hook_service.socket == "/host-var-run-koordlet/koordlet.sock"
+    assert made.prediction_directory == "/prediction-checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("text", "directory"),
+    [
+        ("", "/var/lib/koordlet/prediction"),
+        ("runDir: /run/koordlet-2", "/run/koordlet-2/prediction"),
+        ("prediction: {directory: /srv/models}", "/srv/models"),
+    ],
+)
+def test_predictions_models_outlive_a_reboot(text: str, directory: str) -> None:
+    assert config(text).prediction_directory == directory
 
 
 def test_a_flag_may_stand_before_its_value() -> None:

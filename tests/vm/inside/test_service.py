@@ -43,6 +43,7 @@ def test_the_sandbox_is_in_force(service: Service) -> None:
     assert mounts["/sys"] == "ro"
     assert mounts.get("/sys/fs/cgroup") == "rw"
     assert mounts["/run/koordlet"] == "rw"
+    assert mounts["/var/lib/koordlet"] == "rw"
 
 
 def test_the_event_loop_may_prefer_itself_in_the_sandbox(service: Service) -> None:
