@@ -17,17 +17,19 @@ import msgspec
 from apis.errors import InputError
 from hooks.facts import NodeInputs
 from hooks.standing import NOTHING_STANDS, Standing
-from hooks.subject import ContainerSubject, HostAppSubject, Pod
+from hooks.subject import ContainerSubject, HostAppSubject, Pod, Requested
 from koordlet.measurement.series import Measurements
 from linux.topology import Cpu
 
 
 class PodOnNode(msgspec.Struct, frozen=True):
-    """A pod and its containers that have a cgroup. terminating: its deletion has begun."""
+    """A pod and its containers that have a cgroup. terminating: its deletion has begun. requested:
+    of the pod's own cgroup, as far as it is known."""
 
     pod: Pod
     containers: tuple[ContainerSubject, ...] = ()
     terminating: bool = False
+    requested: Requested = Requested()
 
 
 class NodeAmounts(msgspec.Struct, frozen=True):

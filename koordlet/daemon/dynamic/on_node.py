@@ -47,6 +47,7 @@ def pod_on_node(view: PodView) -> PodOnNode:
         pod=view.pod,
         containers=tuple(each for each in view.started if each.cgroup),
         terminating=view.deleting,
+        requested=view.subject.requested,
     )
 
 

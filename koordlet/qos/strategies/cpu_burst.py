@@ -171,7 +171,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     rule = _normalisation(situation.inputs)
     has_burst = Resource.CPU_CFS_BURST in situation.inputs.kernel.supported
     wants_burst = False
-    raised = 0
+    raised = bounded = 0
     for one in situation.pods:
         pod = one.pod
         if pod.qos in _APART or pod.phase not in _LIVING:
@@ -200,9 +200,17 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         claims = _claims(one, of_pod, config)
         by_subject |= claims
         held |= of_pod
-        raised += sum(1 for each in of_pod.values() if each.quota_us > each.base_us)
+        raised_here = sum(1 for each in of_pod.values() if each.quota_us > each.base_us)
+        raised += raised_here
+        if _bounded_by_pod(one, of_pod):
+            bounded += raised_here
         _record(one, of_pod, state, notes, gauges)
     summary = "" if load is None else f"{raised} of {len(held)} quotas raised: {load}"
+    if bounded:
+        summary += (
+            f"; {bounded} of them without effect, since the quota of their pod is not known and"
+            " stays: give koordlet the Pod objects (kubelet.enabled or kubernetes.enabled)"
+        )
     if wants_burst and not has_burst:
         summary += "; this kernel has no CFS burst"
     return State(held), Verdict(
@@ -451,6 +459,16 @@ def _pod_base_us(one: PodOnNode, held: Mapping[str, Held]) -> int:
     if len(held) < len(one.containers):
         return 0
     return sum(each.base_us for each in held.values())
+
+
+def _bounded_by_pod(one: PodOnNode, held: Mapping[str, Held]) -> bool:
+    """Return whether the pod's own quota stays and bounds its containers.
+
+    A factor of an unknown request changes nothing. Kubelet sets a quota on a pod all of whose
+    containers have a limit.
+    """
+    known = one.pod.specs or one.requested.cfs_quota_us is not None
+    return not known and len(held) == len(one.containers)
 
 
 def _two_claims(factor: float, burst_us: int, config: Config, why: str, whose: str) -> Claims:

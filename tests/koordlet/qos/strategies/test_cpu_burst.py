@@ -29,6 +29,7 @@ from hooks.subject import (
     Level,
     Pod,
     PodSubject,
+    Requested,
 )
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies.cpu_burst import (
@@ -464,6 +465,29 @@ def test_a_pod_of_unknown_specification_grows_by_the_containers_that_run() -> No
     pod = msgspec.structs.replace(unlimited.pod, specs=())
     _, (verdict,) = run(at(msgspec.structs.replace(unlimited, pod=pod)))
     assert not verdict.standing.of(PodSubject(pod))
+
+
+@pytest.mark.parametrize(
+    ("limits", "pod_quota_us", "without_effect"),
+    [
+        ((2000, 1000), None, True),
+        ((2000, 1000), 300_000, False),  # the runtime passed kubelet's sums on
+        ((2000, None), None, False),  # kubelet sets no quota on such a pod
+    ],
+)
+def test_the_summary_counts_quotas_that_the_pods_own_quota_bounds(
+    limits: tuple[int | None, ...], pod_quota_us: int | None, without_effect: bool
+) -> None:
+    known = web(*limits)
+    one = msgspec.structs.replace(
+        known,
+        pod=msgspec.structs.replace(known.pod, specs=()),
+        requested=Requested(cfs_quota_us=pod_quota_us),
+    )
+    _, (verdict,) = run(at(one))
+    count = len([limit for limit in limits if limit])
+    assert verdict.summary.startswith(f"{count} of {count} quotas raised")
+    assert (f"{count} of them without effect" in verdict.summary) is without_effect
 
 
 def test_a_pods_quota_is_exact_after_a_container_restarted() -> None:
