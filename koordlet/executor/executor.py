@@ -116,7 +116,7 @@ class Executor:
         return self._table.leave(subject)
 
     def look_again(self, subjects: Collection[str] | None = None) -> None:
-        """At the next plan, judge all values again that are not in state `applied`.
+        """At the next plan, judge all values again that are not in force as they are claimed.
 
         What they depend on may have changed. subjects: only values of these; None: all.
         """
@@ -124,7 +124,7 @@ class Executor:
             self._table.look_again()
             return
         for slot in self._table.of_subjects(subjects):
-            if slot.state is not State.APPLIED:
+            if not slot.as_claimed:
                 slot.look_again()
 
     def directories_of(self, subjects: Iterable[str]) -> set[str]:

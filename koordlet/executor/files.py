@@ -165,10 +165,12 @@ class FilePlanner:
     ) -> None:
         """Keep the burst at or below the quota: lower it before quotas change, raise it after."""
         burst = slots.get((place, Resource.CPU_CFS_BURST, ""))
-        quota_us = self._final_quota(place, slots, plan)
         bounded = not self.burst_above_quota
+        if burst is None and not (bounded and (place, _QUOTA, "") in plan.planned):
+            return
+        quota_us = self._final_quota(place, slots, plan)
         if burst is None:
-            if bounded and quota_us != UNLIMITED:
+            if quota_us != UNLIMITED:
                 self._lower_foreign_burst(place, quota_us, slots, plan, writes.before)
             return
         if burst.found is None or burst.text is None or burst.retry_at > now:

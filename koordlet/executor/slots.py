@@ -216,6 +216,12 @@ class Slot:
         claimed = self.want.claim.degraded if self.want is not None else ""
         return "; ".join(part for part in (claimed, self.note, self.clamp) if part)
 
+    @property
+    def as_claimed(self) -> bool:
+        """Whether exactly the claimed value is in force; nothing around it can improve that."""
+        claimed = self.want.claim.degraded if self.want is not None else ""
+        return self.state in (State.APPLIED, State.DEGRADED) and self.detail == claimed
+
     # -- its place -------------------------------------------------------------------------------
 
     def locate(self, directory: str, name: str = "") -> None:

@@ -207,10 +207,10 @@ class SlotTable:
     # -- slots -----------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """At the next plan, judge all values again that are not in state `applied`."""
+        """At the next plan, judge all values again that are not in force as they are claimed."""
         self._orphans_stale = True
         for slot in self.slots.values():
-            if slot.state is not State.APPLIED:
+            if not slot.as_claimed:
                 slot.look_again()
 
     def set_layout(self, layout: Layout) -> None:

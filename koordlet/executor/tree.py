@@ -73,13 +73,11 @@ class TreePlanner:
                 self._element(file, copy.text, copy.period_us),
             )
         if enforced:
-            # Dirty values may change, and so may those that an earlier plan had to hold back.
-            moving = {slot.place for slot in dirty} & nodes.keys()
-            moving |= {
+            moving = [
                 place
                 for place, node in nodes.items()
                 if node.wanted is not None and node.wanted != node.found
-            }
+            ]
             for place in moving:
                 self._add_neighbours(file, place, nodes)
         ordered = order(nodes, _lattice(file), enforced=enforced)
