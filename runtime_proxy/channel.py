@@ -8,7 +8,6 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import cast
 
 from runtime_proxy.http2.client import ClientConnection, Ended, Message, Ponged
@@ -35,9 +34,10 @@ class NotConnected(RpcError):
 
 
 class _Wire(asyncio.Protocol):
+    transport: asyncio.Transport
+
     def __init__(self, max_message_bytes: int) -> None:
         self.machine = ClientConnection(max_message_bytes=max_message_bytes)
-        self.transport: asyncio.Transport | None = None
         self.unary: dict[int, tuple[asyncio.Future[bytes], list[bytes]]] = {}
         self.streams: dict[int, asyncio.Queue[bytes | Status]] = {}
         self.pongs: dict[bytes, asyncio.Future[None]] = {}
@@ -46,7 +46,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        return self.transport is not None and not self.lost_reason and not self.retired
+        return not self.lost_reason and not self.retired
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -57,8 +57,7 @@ class _Wire(asyncio.Protocol):
             self.machine.receive(data)
         except ConnectionFault as fault:
             self._lose(f"the server broke the protocol: {fault}")
-            if self.transport is not None:
-                self.transport.abort()
+            self.transport.abort()
             return
         self.flush()
         if self.machine.leaving:
@@ -67,11 +66,11 @@ class _Wire(asyncio.Protocol):
     def retire(self) -> None:
         """No more calls begin here; the connection ends with the last of those under way."""
         self.retired = True
-        if not self.machine.open_calls and self.transport is not None:
+        if not self.machine.open_calls:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(str(exc) if exc is not None else "the server closed the connection")
+        self._lose("the server closed the connection" if exc is None else _reason(exc))
 
     def _lose(self, reason: str) -> None:
         if self.lost_reason:
@@ -84,7 +83,7 @@ class _Wire(asyncio.Protocol):
                 pong.set_exception(NotConnected(reason))
 
     def flush(self) -> None:
-        if self.machine.output and self.transport is not None:
+        if self.machine.output:
             self.transport.write(b"".join(self.machine.output))
         self.machine.output = []
         self._dispatch()
@@ -139,6 +138,11 @@ class _Wire(asyncio.Protocol):
             future.set_exception(RpcError(event.status, processed=event.processed))
 
 
+def _reason(error: Exception) -> str:
+    """Return the system's words for an error, without its number."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class Channel:
     """Calls to one server. Not connected until `connect`; calls on a lost connection fail."""
 
@@ -170,7 +174,7 @@ class Channel:
         except TimeoutError as error:
             raise NotConnected(f"no sign of life within {timeout_s:g} s") from error
         except OSError as error:
-            raise NotConnected(error.strerror or str(error)) from error
+            raise NotConnected(_reason(error)) from error
 
     async def _connect(self) -> None:
         """Open a connection. Calls under way on an older one end there."""
@@ -281,6 +285,5 @@ class Channel:
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
-        if wire is not None and wire.transport is not None:
-            with suppress(OSError):
-                wire.transport.close()
+        if wire is not None:
+            wire.transport.close()

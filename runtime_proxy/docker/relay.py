@@ -111,8 +111,7 @@ class DockerRelay:
                 if not self._begin():
                     return
             elif self._phase in (_Phase.BODY, _Phase.HOLDING) and self._request_body is not None:
-                if not self._continue_body():
-                    return
+                self._continue_body()
             elif self._phase is _Phase.CLOSED:
                 self._ahead = b""
             else:
@@ -142,7 +141,7 @@ class DockerRelay:
         self._end_body()
         return True
 
-    def _continue_body(self) -> bool:
+    def _continue_body(self) -> None:
         body = self._request_body
         assert body is not None
         used = body.feed(self._ahead)
@@ -151,9 +150,8 @@ class DockerRelay:
             self.to_server.append(part)
         if body.overflowed and self._phase is _Phase.HOLDING:
             self.refuse(413, "Content Too Large", "request body is too large")
-            return False
-        self._end_body()
-        return used > 0 or body.done
+        else:
+            self._end_body()
 
     def _end_body(self) -> None:
         body = self._request_body

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime_proxy.docker import agent as agent_module
+from runtime_proxy.docker.agent import _Upstream
 from runtime_proxy.hook_server import HookError
+from runtime_proxy.model import Pod
 from runtime_proxy.stages import Stage
 from tests.runtime_proxy.docker.agent_bed import Bed, bed_in, run
 from tests.runtime_proxy.processes import answering, echo
@@ -234,11 +237,13 @@ def test_a_reader_that_is_slow_slows_the_other_side(tmp_path: Path) -> None:
     def test(connection: Any, client: Wire, dockerd: Wire) -> None:
         connection.pause_writing()
         connection.resume_writing()
-        connection.upstream_made(dockerd)
-        for writer, reader, pause, resume in (
-            (client, dockerd, connection.pause_writing, connection.resume_writing),
-            (dockerd, client, connection.upstream_paused, connection.upstream_resumed),
+        upstream = _Upstream(connection)
+        upstream.connection_made(dockerd)
+        for writer, reader, protocol in (
+            (client, dockerd, connection),
+            (dockerd, client, upstream),
         ):
+            pause, resume = protocol.pause_writing, protocol.resume_writing
             assert writer.high == 1024 * 1024
             pause()
             assert (reader.reading, writer.reading) == (False, True)
@@ -273,7 +278,7 @@ def test_more_than_the_limit_before_dockerd_answers_the_dial_ends_the_connection
     tmp_path: Path,
 ) -> None:
     def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        connection.data_received(b"x" * (1024 * 1024 + 1))
+        connection.data_received(GET + b"x" * (1024 * 1024 + 1 - len(GET)))
         assert client.closed
         connection.upstream_made(dockerd)
         assert dockerd.closed
@@ -288,6 +293,45 @@ def test_a_client_that_ends_before_dockerd_answers_the_dial_is_passed_on(tmp_pat
         assert connection.eof_received()
         connection.upstream_made(dockerd)
         assert (dockerd.written, dockerd.ended) == (GET, True)
+
+    on_wires(tmp_path, test)
+
+
+def test_a_pipe_whose_ends_have_both_ended_is_closed(tmp_path: Path) -> None:
+    """A protocol that returns False to its transport has it closed."""
+
+    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
+        upstream = _Upstream(connection)
+        upstream.connection_made(dockerd)
+        connection.data_received(ATTACH)
+        upstream.data_received(RAW)
+        assert upstream.eof_received()
+        assert client.ended
+        assert not dockerd.ended
+        assert not connection.eof_received()
+        assert dockerd.ended
+        assert not upstream.eof_received()
+
+    on_wires(tmp_path, test)
+
+
+@pytest.mark.parametrize("closing", ["client", "dockerd"])
+def test_an_end_is_not_passed_on_to_a_side_that_closes(tmp_path: Path, closing: str) -> None:
+    """The event loop refuses to write to it."""
+
+    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
+        upstream = _Upstream(connection)
+        upstream.connection_made(dockerd)
+        connection.data_received(ATTACH)
+        upstream.data_received(RAW)
+        if closing == "client":
+            client.closed = True
+            upstream.eof_received()
+        else:
+            dockerd.closed = True
+            connection.eof_received()
+        assert not client.ended
+        assert not dockerd.ended
 
     on_wires(tmp_path, test)
 
@@ -461,6 +505,80 @@ def test_a_client_that_leaves_while_hooks_decide_makes_no_call(tmp_path: Path) -
     run(tmp_path, test)
 
 
+def test_a_connection_that_serves_for_long_keeps_nothing_of_old_calls(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        client = await bed.client()
+        client.send(CREATE)
+        dockerd = await bed.accepted.get()
+        for _ in range(5):
+            await dockerd.receive(CREATE)
+            dockerd.send(OK)
+            await client.receive(OK)
+            client.send(CREATE)
+        await dockerd.receive(CREATE)
+        (connection,) = bed.agent.connections
+        await until(lambda: not connection._tasks)
+
+    run(tmp_path, test)
+
+
+# -- what an operator sees ------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_new_agent(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await bed.client()
+        await until(lambda: bed.agent.connections)
+        assert {
+            one.name.removeprefix("koord_runtime_proxy_"): one.read() for one in bed.agent.gauges
+        } == {
+            "connections": 1,
+            "runtime_up": 1.0,
+            "stored_pods": 0,
+            "stored_containers": 0,
+            "journal_errors": 0,
+            "hook_servers": 0,
+            "hook_servers_given_up": 0,
+            "hook_server_trips": 0,
+            "hooks_skipped_unreadable": 0.0,
+            "hooks_skipped_labelled": 0.0,
+            "hooks_skipped_unknown_object": 0.0,
+            "hooks_skipped_runtime_away": 0.0,
+            "hooks_skipped_fault": 0.0,
+        }
+        helps = {
+            one.name.removeprefix("koord_runtime_proxy_"): one.help for one in bed.agent.gauges
+        }
+        assert helps["connections"] == "Open client connections"
+        assert helps["runtime_up"] == "1 unless dockerd refused the last connection"
+
+    run(tmp_path, test)
+
+
+def test_the_status_and_the_health_name_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "bad.json").write_text("{")
+    (tmp_path / "no folder").write_text("")
+
+    async def test(bed: Bed) -> None:
+        await bed.agent.start()
+        journal = f"no journal: {tmp_path / 'no folder'} cannot be made: File exists"
+        ((name, complaint),) = bed.agent.status()["unusableRegistrations"].items()  # type: ignore[attr-defined]
+        assert name == "bad.json"
+        assert bed.agent.health() == [complaint, journal]
+        assert bed.agent.status() == {
+            "runtime": {"socket": str(bed.backend), "up": True},
+            "recovered": False,
+            "hookServers": [],
+            "unusableRegistrations": {"bad.json": complaint},
+            "pods": 0,
+            "containers": 0,
+            "journalProblem": journal,
+        }
+
+    run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'no folder'}",))
+
+
 # -- background -----------------------------------------------------------------------------------
 
 LISTED = b'[{"Id":"s1","Names":["/k8s_POD_p_n_u_0"]}]'
@@ -561,9 +679,38 @@ def test_streams_without_an_end_are_waited_for_beside_a_successor_alone(
     run(tmp_path, test)
 
 
-def test_a_stop_waits_for_hooks_of_after_stages(
-    tmp_path: Path,
-) -> None:
+def test_a_successor_gets_the_background_work_and_the_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "state" / "journal"
+
+    async def test(bed: Bed) -> None:
+        await bed.agent.start()
+        hooks = bed.agent.hooks.hooks
+        hooks.store.put_pod(Pod(id="kept"))
+        bed.agent.stand_back()
+        assert b'"kept"' in journal.read_bytes()
+        for task in bed.agent._tasks:
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        size = journal.stat().st_size
+        for _ in range(3000):
+            hooks.store.put_pod(Pod(id="p", labels={"a": "x" * 1000}))
+            hooks.store.drop_pod("p")
+        assert journal.stat().st_size > size + 3_000_000, "only its successor rewrites the file"
+        await bed.agent.close()
+        assert str(journal) not in open_files()
+
+    run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'state'}",))
+
+
+def open_files() -> set[str]:
+    names = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.add(str(descriptor.readlink()))
+    return names
+
+
+def test_a_stop_waits_for_hooks_of_after_stages(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         reported: list[str] = []
 

@@ -49,6 +49,10 @@ class H2Server:
         self.accepted = 0
         self.resets: list[int] = []
         """HTTP/2 codes that the next calls are reset with, in the place of a reply."""
+        self.cancelled = 0
+        """How many calls clients have reset."""
+        self.replied = 0
+        """How many replies were sent whole."""
         self.go_on = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,6 +70,10 @@ class H2Server:
         assert self._server is not None
         self._server.close()
         await self.cut_off()
+
+    @property
+    def open_connections(self) -> int:
+        return sum(not task.done() for task in self._tasks)
 
     async def cut_off(self) -> None:
         """End all connections; further ones are taken."""
@@ -122,6 +130,7 @@ class _Connection:
                     reply = reply(self._paths[stream], self._bodies[stream][5:])
                 self._replies[stream] = asyncio.create_task(self._reply(stream, reply))
             elif isinstance(event, h2.events.StreamReset):
+                self._server.cancelled += 1
                 self._replies.pop(event.stream_id).cancel()
             elif isinstance(event, h2.events.WindowUpdated):
                 self._moved.set()
@@ -142,6 +151,7 @@ class _Connection:
             self._machine.end_stream(stream)
         else:
             self._machine.send_headers(stream, reply.trailers, end_stream=True)
+        self._server.replied += 1
         self._flush()
 
     async def _send(self, stream: int, octets: bytes) -> None:
