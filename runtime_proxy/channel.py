@@ -119,8 +119,8 @@ class _Wire(asyncio.Protocol):
             self.machine.cancel(stream)
             self._ended(Ended(stream, Status.resource_exhausted("events come too fast")))
             self.flush()
-            return
-        queue.put_nowait(item)
+        else:
+            queue.put_nowait(item)
 
     def _ended(self, event: Ended) -> None:
         queue = self.streams.pop(event.stream, None)
@@ -165,8 +165,6 @@ class Channel:
 
         Raises NotConnected with the reason.
         """
-        if self.connected:
-            return
         try:
             async with asyncio.timeout(timeout_s), self._connecting:
                 if not self.connected:
@@ -182,7 +180,6 @@ class Channel:
             raise NotConnected("no longer in use")
         if self._wire is not None:
             self._wire.retire()
-            self._wire = None
         self._check_owner()
         loop = asyncio.get_running_loop()
         _, wire = await loop.create_unix_connection(

@@ -290,9 +290,7 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     async def _decide(self, call: DockerCall) -> None:
-        verdict = await call.decide()
-        if self._closed:
-            return
+        verdict = await call.decide()  # cancelled where the connection ends meanwhile
         if isinstance(verdict, Release):
             self._relay.release(verdict.body)
         else:

@@ -287,14 +287,36 @@ def test_more_than_the_limit_before_dockerd_answers_the_dial_ends_the_connection
     on_wires(tmp_path, test)
 
 
-def test_a_client_that_ends_before_dockerd_answers_the_dial_is_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [GET, b""])
+def test_a_client_that_ends_before_dockerd_answers_the_dial_is_passed_on(
+    tmp_path: Path, sent: bytes
+) -> None:
     def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        connection.data_received(GET)
+        if sent:
+            connection.data_received(sent)
         assert connection.eof_received()
         connection.upstream_made(dockerd)
-        assert (dockerd.written, dockerd.ended) == (GET, True)
+        assert (dockerd.written, dockerd.ended) == (sent, True)
 
     on_wires(tmp_path, test)
+
+
+@pytest.mark.parametrize("sent", [GET, b""])
+def test_a_client_that_ends_before_the_dial_fails_is_answered_and_closed(
+    tmp_path: Path, sent: bytes
+) -> None:
+    async def main() -> None:
+        bed = bed_in(tmp_path)
+        connection: Any = bed.agent.new_connection()
+        client = Wire()
+        connection.connection_made(client)
+        if sent:
+            connection.data_received(sent)
+        assert connection.eof_received()
+        await until(lambda: client.closed)
+        assert client.written.startswith(b"HTTP/1.1 503 ") is bool(sent)
+
+    asyncio.run(main())
 
 
 def test_a_pipe_whose_ends_have_both_ended_is_closed(tmp_path: Path) -> None:
@@ -679,6 +701,12 @@ def test_streams_without_an_end_are_waited_for_beside_a_successor_alone(
     run(tmp_path, test)
 
 
+REGISTRATION = (
+    '{"remote-endpoint":"/run/none.sock","failure-policy":"Ignore",'
+    '"runtime-hooks":["PreRunPodSandbox"]}'
+)
+
+
 def test_a_successor_gets_the_background_work_and_the_journal(tmp_path: Path) -> None:
     journal = tmp_path / "state" / "journal"
 
@@ -696,7 +724,10 @@ def test_a_successor_gets_the_background_work_and_the_journal(tmp_path: Path) ->
             hooks.store.put_pod(Pod(id="p", labels={"a": "x" * 1000}))
             hooks.store.drop_pod("p")
         assert journal.stat().st_size > size + 3_000_000, "only its successor rewrites the file"
+        (tmp_path / "hooks" / "a.json").write_text(REGISTRATION)
+        await until(lambda: bed.agent.status()["hookServers"])
         await bed.agent.close()
+        assert bed.agent.status()["hookServers"] == []
         assert str(journal) not in open_files()
 
     run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'state'}",))

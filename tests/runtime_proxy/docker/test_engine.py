@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from runtime_proxy.checkpoint import Recorded
+from runtime_proxy.docker import engine as engine_module
 from runtime_proxy.docker.engine import Engine
 from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.store import NoJournal, Store
 from tests.runtime_proxy.docker.client import Docker
 from tests.runtime_proxy.docker.fake_dockerd import FakeDockerd, fake_dockerd
+from tests.waiting import until
 
 Test = Callable[[Engine, Store], Awaitable[None]]
 
@@ -253,3 +256,151 @@ INFO = b'{"CgroupDriver":"systemd"}'
 )
 def test_an_answer_is_read_whatever_ends_it(tmp_path: Path, octets: bytes) -> None:
     assert answered_with(tmp_path, octets) == "systemd"
+
+
+def test_no_id_is_no_question(dockerd: FakeDockerd) -> None:
+    async def test(engine: Engine, store: Store) -> None:
+        assert await engine.pod("") is None
+        assert await engine.container("") is None
+        assert dockerd.requests == []
+
+    run(dockerd, test)
+
+
+def test_what_a_call_has_stored_meanwhile_is_newer_than_dockerds_answer(
+    dockerd: FakeDockerd,
+) -> None:
+    sandbox, container = make(dockerd)
+
+    async def test(engine: Engine, store: Store) -> None:
+        newer = Pod(id=sandbox, labels={"newer": "yes"})
+        updated = Container(id=container, pod_id=sandbox, name="newer")
+        store.put_pod(newer)
+        store.put_container(updated)
+        await engine.rebuild()
+        assert (store.pod(sandbox), store.container(container)) == (newer, updated)
+
+    run(dockerd, test)
+
+
+def test_a_rebuild_forgets_what_dockerd_no_longer_has(
+    dockerd: FakeDockerd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    sandbox, _ = make(dockerd)
+    broken = Docker(dockerd.path).create("k8s_x_p_n_u_0", {})
+    dockerd.broken.add(broken)
+    forgotten: list[str] = []
+
+    class Journal(NoJournal):
+        def forget(self, identifier: str) -> None:
+            forgotten.append(identifier)
+
+    async def main() -> None:
+        store = Store(Journal())
+        recorded = Recorded(
+            pods={sandbox: Pod(id=sandbox), "old pod": Pod(id="old pod")},
+            containers={"old container": Container(id="old container")},
+        )
+        store.put_pod(Pod(id="ended meanwhile"))
+        async with asyncio.timeout(10):
+            await Engine(str(dockerd.path), store, recorded).rebuild()
+        assert store.sizes == (1, 1)
+
+    asyncio.run(main())
+    assert sorted(forgotten) == ["ended meanwhile", "old container", "old pod"]
+    said: list[Any] = caplog.records
+    (warning,) = [record for record in said if record.levelname == "WARNING"]
+    assert (warning.getMessage(), warning.id, warning.reason) == (
+        "no status",
+        broken,
+        f"/containers/{broken}/json: HTTP 500",
+    )
+    assert said[-1].getMessage() == "recovered"
+    assert (said[-1].pods, said[-1].containers) == (1, 1)
+
+
+def test_what_is_new_since_the_list_survives_a_sweep(dockerd: FakeDockerd) -> None:
+    async def test(engine: Engine, store: Store) -> None:
+        listing = engine._list
+
+        async def list_and_create() -> set[str]:
+            listed = await listing()
+            store.put_pod(Pod(id="new"))
+            return listed
+
+        engine._list = list_and_create  # type: ignore[method-assign]
+        for step in (engine.sweep, engine.rebuild):
+            await step()
+            assert store.pod("new") is not None
+            store.drop_pod("new")
+
+    run(dockerd, test)
+
+
+def test_a_question_is_one_request_on_its_own_connection(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        for octet in b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(INFO), INFO):
+            writer.write(bytes([octet]))
+            await asyncio.sleep(0)
+        assert await reader.read() == b"", "the connection is closed by who asked"
+        asked.append(b"<end>")
+        writer.close()
+
+    async def main() -> None:
+        path = str(tmp_path / "d.sock")
+        async with asyncio.timeout(10), await asyncio.start_unix_server(serve, path):
+            assert await Engine(path, Store(NoJournal()), Recorded()).driver() == "systemd"
+            await until(lambda: len(asked) == 2)
+
+    asyncio.run(main())
+    assert asked == [
+        b"GET /info HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n",
+        b"<end>",
+    ]
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 26", b"Transfer-Encoding: chunked"], ids=["length", "chunks"]
+)
+@pytest.mark.parametrize("limit", [25, 26])
+def test_an_answer_has_a_limit(
+    tmp_path: Path, framing: bytes, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_MAX_ANSWER_BYTES", limit)
+    body = INFO if b"Length" in framing else b"1a\r\n" + INFO + b"\r\n0\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + body
+    if limit == 26:
+        assert answered_with(tmp_path, answer) == "systemd"
+    else:
+        with pytest.raises(RuntimeAway, match=r"^/info: answer above 25 octets$"):
+            answered_with(tmp_path, answer)
+
+
+def test_a_dockerd_that_says_nothing_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_TIMEOUT_S", 0.05)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def main() -> None:
+        path = str(tmp_path / "d.sock")
+        async with asyncio.timeout(10), await asyncio.start_unix_server(serve, path):
+            with pytest.raises(RuntimeAway, match=r"^/info: no answer within 0.05 s$"):
+                await Engine(path, Store(NoJournal()), Recorded()).driver()
+
+    asyncio.run(main())
+
+
+def test_deeply_nested_json_is_no_answer(tmp_path: Path) -> None:
+    body = b"[" * 100_000
+    with pytest.raises(RuntimeAway, match=r"^/info: not JSON: "):
+        answered_with(
+            tmp_path, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
