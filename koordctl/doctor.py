@@ -178,6 +178,12 @@ def _daemon(patient: Patient) -> Iterator[Finding]:
             "info",
             f"{len(status['unprotected'])} were not seen at creation; koordctl status names them",
         )
+    for source in status["sources"]:
+        if source["problem"] and source["failures"]:
+            yield Finding(f"source {source['name']}", "warn", source["problem"])
+    for report in status["reports"]["objects"]:
+        if report["problem"]:
+            yield Finding(f"report {report['kind']}", "warn", report["problem"])
     for problem in status["objects"]["problems"]:
         yield Finding("objects", "warn", f"{problem['file']}: {problem['message']}")
 

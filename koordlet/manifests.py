@@ -48,12 +48,20 @@ EVICTION_RULES: Final[tuple[dict[str, Any], ...]] = (
 """Rights to evict pods and to write events about it; `patch` counts an event that repeats."""
 
 
+KUBELET_PARTS: Final = {"/pods/": "pods", "/configz": "configz"}
+"""What koordlet reads of a kubelet: the path, and the subresource of nodes that it belongs to."""
+
 KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = tuple(
     {"apiGroups": [""], "resources": [f"nodes/{part}"], "verbs": ["get"]}
-    for part in ("pods", "configz", "proxy")
+    for part in KUBELET_PARTS.values()
 )
-"""Rights to kubelet's pod list and configuration: `pods` and `configz` since Kubernetes 1.33,
-before that `proxy`, which allows much more."""
+"""Rights to what koordlet reads of a kubelet, from Kubernetes 1.33 on."""
+
+OLD_KUBELET_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]},
+)
+"""What an older kubelet checks for the same. It allows much more, such as running a command in a
+container (a websocket begins with a GET), so it has a file of its own."""
 
 
 def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, Any]]]:
@@ -68,6 +76,7 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
             *_granted("koordlet", CLUSTER_RULES + REPORT_RULES + EVICTION_RULES, namespace),
         ],
         "rbac-kubelet.yaml": _granted("koordlet-kubelet", KUBELET_RULES, namespace),
+        "rbac-kubelet-proxy.yaml": _granted("koordlet-kubelet-proxy", OLD_KUBELET_RULES, namespace),
     }
 
 

@@ -25,6 +25,7 @@ from apis.core import Pod
 from apis.decode import decode_object
 from apis.errors import InputError, InputErrors
 from koordlet.configuration.config import Kubelet
+from koordlet.sources.kubelet_rights import refusal
 from koordlet.sources.kubelet_settings import KubeletSettings, parse_settings
 from koordlet.sources.polling import SourceError
 from koordlet.state.podspec import KnownPod, known_pod
@@ -68,11 +69,7 @@ class KubeletClient:
             ) from error
         self.durations[str(status)].observe(time.monotonic() - started)
         if status in (401, 403):
-            raise SourceError(
-                f"kubelet at {self._where} answered {status}: the token of"
-                f" {self._config.token_file} may not read pods (grant nodes/proxy:"
-                " deploy/koordlet/rbac-kubelet.yaml)"
-            )
+            raise SourceError(self._refusal(status, PATH, body))
         if status != 200:
             raise SourceError(f"kubelet at {self._where} answered {status}")
         return self.parse(body)
@@ -85,9 +82,8 @@ class KubeletClient:
             raise SourceError(f"kubelet at {self._where}: {error}") from error
         if status in (401, 403):
             raise SourceError(
-                f"kubelet at {self._where} answered {status} to {CONFIG_PATH}: grant nodes/configz,"
-                " or nodes/proxy before Kubernetes 1.33 (deploy/koordlet/rbac-kubelet.yaml), or"
-                " set reports.disableQueryKubeletConfig"
+                f"{self._refusal(status, CONFIG_PATH, body)}, or set"
+                " reports.disableQueryKubeletConfig"
             )
         if status != 200:
             raise SourceError(f"kubelet at {self._where} answered {status} to {CONFIG_PATH}")
@@ -112,6 +108,10 @@ class KubeletClient:
             except Exception as error:  # noqa: BLE001 - a defect must cost the pod, not the list
                 self._bad_pod(obj, f"{type(error).__name__}: {error}")
         return tuple(found)
+
+    def _refusal(self, status: int, path: str, body: bytes) -> str:
+        credential = self._config.token_file or self._config.client_cert_file
+        return f"kubelet at {self._where} {refusal(status, path, body, credential)}"
 
     @property
     def _where(self) -> str:

@@ -152,7 +152,11 @@ def real_kubelet(
                 "readOnlyPort": 0,
                 "healthzPort": health_port,
                 "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}},
-                "authorization": {"mode": "Webhook"},
+                # A right that a test grants or takes away counts within a second.
+                "authorization": {
+                    "mode": "Webhook",
+                    "webhook": {"cacheAuthorizedTTL": "1s", "cacheUnauthorizedTTL": "1s"},
+                },
                 "resolvConf": "",
                 "podLogsDir": str(folder / "logs"),
                 "volumePluginDir": str(folder / "plugins"),

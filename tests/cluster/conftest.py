@@ -31,7 +31,7 @@ from tests.beds.apiserver import ApiServer, api_server, eventually
 NAMESPACE = "koordinator-system"
 _RBAC = "rbac.authorization.k8s.io"
 CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
-_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
+CLUSTER_ROLE_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ async def grant(client: Client, user: str, *documents: Mapping[str, Any]) -> Non
             "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": user}],
             "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name},
         }
-        await client.create(_BINDINGS, encode_object(_BINDINGS, bound))
+        await client.create(CLUSTER_ROLE_BINDINGS, encode_object(CLUSTER_ROLE_BINDINGS, bound))
 
 
 async def register_webhooks(client: Client) -> None:

@@ -23,11 +23,12 @@ _KINDS = {
     "ClusterRoleBinding": Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False),
 }
 _NAMESPACE = "a-namespace"
+_PODS = ("get", "pods")
 _PROXY = ("get", "proxy")
 
 
 @pytest.mark.apiserver
-def test_kubelets_pod_list_takes_a_file_of_its_own(server: ApiServer) -> None:
+def test_the_rights_to_a_kubelet_are_in_files_of_their_own(server: ApiServer) -> None:
     made = files(_NAMESPACE)
 
     async def test() -> list[list[bool]]:
@@ -49,15 +50,20 @@ def test_kubelets_pod_list_takes_a_file_of_its_own(server: ApiServer) -> None:
                 body = await client.create(_REVIEWS, encode_object(_REVIEWS, review))
                 return bool(msgspec.json.decode(body)["status"]["allowed"])
 
-            questions = (("get", "pods"), _PROXY, ("create", "proxy"), ("watch", ""))
+            questions = (_PODS, ("get", "configz"), _PROXY, ("create", "proxy"), ("watch", ""))
             answers = []
             # The authorizer hears of a role a little after it was stored.
-            for name, granted in (("rbac.yaml", ("watch", "")), ("rbac-kubelet.yaml", _PROXY)):
+            for name, granted in (
+                ("rbac.yaml", ("watch", "")),
+                ("rbac-kubelet.yaml", _PODS),
+                ("rbac-kubelet-proxy.yaml", _PROXY),
+            ):
                 await install(name)
                 await eventually(partial(allowed, *granted))
                 answers.append([await allowed(*question) for question in questions])
             return answers
 
-    without, with_kubelet = asyncio.run(test())
-    assert without == [False, False, False, True]
-    assert with_kubelet == [True, True, False, True]
+    without, fine_grained, with_proxy = asyncio.run(test())
+    assert without == [False, False, False, False, True]
+    assert fine_grained == [True, True, False, False, True]
+    assert with_proxy == [True, True, True, False, True]

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,9 +24,12 @@ import msgspec
 import pytest
 
 from apis.keys import ANNOTATION_NODE_RESERVATION
+from koordlet.configuration.config import Kubelet as KubeletConfig
 from koordlet.manifests import files
+from koordlet.sources.kubelet import KubeletClient
+from koordlet.sources.polling import SourceError
 from kube.client import STRATEGIC_PATCH, Client, encode_object
-from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS
+from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS, Resource
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.apiserver import ApiServer, api_server
 from tests.beds.apiserver import eventually as registered
@@ -34,7 +38,7 @@ from tests.beds.daemon import NODE_NAME, Daemon, daemon
 from tests.beds.image import IMAGE
 from tests.beds.kubelet import RunningPod
 from tests.beds.real_kubelet import KubeletProcess, real_kubelet
-from tests.cluster.conftest import NAMESPACE, grant, install, read
+from tests.cluster.conftest import CLUSTER_ROLE_BINDINGS, NAMESPACE, grant, install, read
 from tests.e2e.manifests import (
     BE_IDENTITY,
     FIRST,
@@ -54,6 +58,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.kubelet, pytest.mark.containerd]
 
 T = TypeVar("T")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
 _numbers = itertools.count(1)
 
 
@@ -265,6 +270,67 @@ def test_the_topology_has_kubelets_policy_the_cpus_and_the_zones(here: Node) -> 
         if each["kind"] == "NodeResourceTopology"
     ]
     assert kept["problem"] == ""
+
+
+def test_kubelet_serves_an_account_with_the_rights_to_pods_and_configuration_alone(
+    here: Node, tmp_path: Path
+) -> None:
+    """With a token of a service account and koordlet's manifests, over kubelet's webhooks."""
+    documents = files("default")
+    account = documents["rbac.yaml"][0]["metadata"]
+    token = here.ask(lambda client: token_of(client, account["namespace"], account["name"]))
+    (tmp_path / "token").write_text(token)
+    config = KubeletConfig(port=here.kubelet.port, token_file=str(tmp_path / "token"))
+    asked = KubeletClient(config, lambda *_: None)
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    neither = f'user "{user}" may get neither nodes/{{}} nor nodes/proxy: apply'
+    with pytest.raises(SourceError, match=re.escape(neither.format("pods"))):
+        asked.fetch()
+    with pytest.raises(SourceError, match=re.escape(neither.format("configz"))):
+        asked.fetch_settings()
+
+    def served() -> bool:
+        try:
+            asked.fetch()
+            return not asked.fetch_settings().static
+        except SourceError:
+            return False
+
+    subject = {"kind": "ServiceAccount", **account}
+    here.ask(lambda client: bind(client, "koordlet-kubelet-role", subject))
+    with running(here, ls_pod("listed")) as pod:
+        wait_until(served, "kubelet's answers")
+        assert pod.uid in {uid for known in asked.fetch() for uid in known.uids}
+    # What the right to nodes/proxy would open stays closed.
+    assert asked._get("/containerLogs/default/listed/main")[0] == 403
+    (tmp_path / "token").write_text("unknown")
+    with pytest.raises(SourceError, match="answered 401 to /pods/: it does not accept"):
+        asked.fetch()
+
+
+async def token_of(client: Client, namespace: str, name: str) -> str:
+    """Make a service account, and return a token of it."""
+    made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+    path = SERVICE_ACCOUNTS.path(namespace=namespace)
+    await client.request("POST", path, body=msgspec.json.encode(made))
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [], "expirationSeconds": 3600},
+    }
+    answer = await client.request("POST", f"{path}/{name}/token", body=msgspec.json.encode(request))
+    token: str = msgspec.json.decode(answer)["status"]["token"]
+    return token
+
+
+async def bind(client: Client, role: str, subject: Mapping[str, Any]) -> None:
+    """Bind a ClusterRole to an account."""
+    binding = {
+        "metadata": {"name": f"{role}-{subject['namespace']}"},
+        "subjects": [subject],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+    }
+    await client.create(CLUSTER_ROLE_BINDINGS, encode_object(CLUSTER_ROLE_BINDINGS, binding))
 
 
 def test_an_in_place_resize_reaches_the_kernel_through_the_policies(here: Node) -> None:

@@ -27,6 +27,7 @@ from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
 from tests.koordlet.daemon.bed import SLO, Node, events, ls_manifest, node, node_object, until
+from tests.koordlet.sources.test_sources import answering as kubelet_answering
 from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
 from tests.simulated.kubelet import Limits
 
@@ -408,6 +409,27 @@ def test_doctor_examines_machine_and_daemon(capsys: pytest.CaptureFixture[str]) 
         assert checks["NRI socket"]["state"] == "ok"
 
     with_daemon(test)
+
+
+def test_doctor_names_a_right_that_kubelet_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = b"Forbidden (user=koordlet, verb=get, resource=nodes, subresource(s)=[pods proxy])"
+
+    async def run() -> None:
+        with kubelet_answering(403, refused) as (port, _, _):
+            kubelet = {"enabled": True, "readOnly": True, "readOnlyPort": port}
+            async with node(kubelet=kubelet) as n, n.running() as daemon:
+                sources = daemon.parts.feeds
+                await until(
+                    "the refusal", lambda: [one for one in sources.statuses if one.failures]
+                )
+                asked = ["--run-dir", str(n.folder / "run"), "doctor", "-o", "json"]
+                await asyncio.to_thread(main, asked)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    findings = json.loads(capsys.readouterr().out)
+    (found,) = [each for each in findings if each["check"] == "source kubelet"]
+    assert found["state"] == "warn"
+    assert "neither nodes/pods nor nodes/proxy" in found["found"]
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,8 @@ def test_a_pod_that_cannot_be_read_costs_itself_only() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, b"", "grant nodes/proxy"),
-        (403, b"", "grant nodes/proxy"),
+        (401, b"", "answered 401 to /pods/"),
+        (403, b"", "rbac-kubelet.yaml"),
         (500, b"", "answered 500"),
         (200, b"rubbish", "not a pod list"),
         (200, b'{"items": 3}', "not a pod list"),
