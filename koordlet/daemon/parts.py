@@ -24,7 +24,7 @@ from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.daemon.dynamic.evictions import Evictions
-from koordlet.daemon.dynamic.measuring import NodesTargets, gpu_answer, sampler
+from koordlet.daemon.dynamic.measuring import NodesTargets, gpu_answer, keep_for_reports, sampler
 from koordlet.daemon.dynamic.on_node import node_amounts
 from koordlet.daemon.dynamic.showing import Showing
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
@@ -199,6 +199,7 @@ class Parts:
             node_amounts=self._node_amounts,
             gpus=self._gpus,
             gate=self._gate,
+            keep=self._keep_for_reports,
             topology=TopologyFacts(
                 config,
                 host,
@@ -297,6 +298,11 @@ class Parts:
         answer = gpu_answer(self.sampler)
         gpus = () if answer is None else (usage.gpu for usage in answer.gpus)
         return {gpu.uuid: Gpu(gpu.minor, gpu.memory_bytes, gpu.healthy) for gpu in gpus}
+
+    def _keep_for_reports(self, window_s: float) -> None:
+        """Keep what reports average for so long. Any thread."""
+        if self.sampler is not None:
+            keep_for_reports(self.sampler, window_s)
 
     def _node_amounts(self) -> NodeAmounts | None:
         """Return what the node has, once that is known. Any thread."""

@@ -76,7 +76,7 @@ class Table:
         self.name = name
         self.interval_s = interval_s
         self.retention_s = retention_s
-        columns = min(math.ceil(retention_s / interval_s) + _SPARE, _MOST_COLUMNS)
+        columns = _columns(retention_s, interval_s)
         self.times: Floats = np.full(columns, -np.inf)
         self.values: Floats = np.full((_FIRST_ROWS, columns), np.nan)
         self.last_seen: Floats = np.full(_FIRST_ROWS, -np.inf)
@@ -87,6 +87,20 @@ class Table:
         self.left_out = 0
         self._by_metric: dict[Metric, tuple[tuple[Key, ...], NDArray[np.intp]]] = {}
         self._expired_at = -math.inf
+
+    def keep(self, retention_s: float) -> None:
+        """Keep samples for another time from now on. Those that are there stay, if they fit."""
+        self.retention_s = retention_s
+        columns = _columns(retention_s, self.interval_s)
+        if columns == len(self.times):
+            return
+        # The oldest first; columns without a round yet are older than all others.
+        kept = np.argsort(self.times, kind="stable")[-columns:]
+        times, values = self.times[kept], self.values[:, kept]
+        self.times = np.full(columns, -np.inf)
+        self.values = np.full((len(values), columns), np.nan)
+        self.times[: len(kept)], self.values[:, : len(kept)] = times, values
+        self.next_column = len(kept) % columns
 
     def record(self, now: float, samples: Mapping[Series, float]) -> None:
         """Add one column. `now` must be later than the newest column's time."""
@@ -201,6 +215,10 @@ class Table:
         return len(self.rows)
 
 
+def _columns(retention_s: float, interval_s: float) -> int:
+    return min(math.ceil(retention_s / interval_s) + _SPARE, _MOST_COLUMNS)
+
+
 class Store:
     """All tables. One thread records, any thread reads."""
 
@@ -216,6 +234,11 @@ class Store:
             if name in self._tables:
                 raise ValueError(f"table {name} exists already")
             self._tables[name] = table
+
+    def keep(self, table: str, retention_s: float) -> None:
+        """Keep a table's samples for another time from now on; see `Table.keep`."""
+        with self._lock:
+            self._tables[table].keep(retention_s)
 
     def record(self, table: str, now: float, samples: Mapping[Series, float]) -> None:
         """Store one round of a table. Raises ValueError unless `now` is later than the last."""

@@ -75,6 +75,7 @@ class Node:
             node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
             gpus=dict,
             gate=lambda _: False,
+            keep=lambda _: None,
             topology=lambda: KeptTopology(topology(self.facts)),
             devices=lambda: self.devices,
             events=Events(),

@@ -154,6 +154,29 @@ def bandwidth_counts(sampler: Sampler) -> Mapping[Series, int]:
     return {}
 
 
+_REPORTED: Final = (
+    PodCollector.name,
+    HostAppCollector.name,
+    SystemNumaCollector.name,
+    ColdMemoryCollector.name,
+    GpuCollector.name,
+)
+"""The collectors beside the node's and the system's whose means the NodeMetric has."""
+_REPORT_SPARE_S: Final = 30.0
+"""Kept beyond a report's window. Chosen: a report that is built late misses nothing."""
+
+
+def keep_for_reports(sampler: Sampler, window_s: float) -> None:
+    """Keep the samples of pods and others as long as reports average them. Any thread.
+
+    window_s: what the NodeMetric's spec asks for; collectors keep their own retention at least.
+    """
+    for collector in sampler.collectors:
+        if collector.name in _REPORTED:
+            retention_s = max(collector.retention_s, window_s + _REPORT_SPARE_S)
+            sampler.store.keep(collector.name, max(retention_s, collector.interval_s))
+
+
 def gpu_answer(sampler: Sampler | None) -> Answer | None:
     """Return what NVML answered last; None without a GPU, or while nothing is measured."""
     for collector in () if sampler is None else sampler.collectors:

@@ -69,13 +69,15 @@ class Reporting:
         topology: Gather,
         devices: Gather,
         gate: Callable[[str], bool],
+        keep: Callable[[float], None],
         events: Events,
         workers: Executor,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
         """The callables return the newest values, None while they are not known; any thread calls
         them. gpus: by UUID. topology, devices: gather what the NodeResourceTopology and
-        the Device are computed from. gate: whether a feature gate is on."""
+        the Device are computed from. gate: whether a feature gate is on. keep: keeps the
+        measurements for so many seconds from now on."""
         prediction = config.prediction
         self._config = config
         self._measurements = measurements
@@ -85,6 +87,7 @@ class Reporting:
         self._node_amounts = node_amounts
         self._gpus = gpus
         self._gate = gate
+        self._keep = keep
         self._events = events
         self._workers = workers
         kubeconfig = config.kubernetes.kubeconfig or None
@@ -221,6 +224,7 @@ class Reporting:
         measurements = self._measurements()
         if measurements is None:
             raise RuntimeError("nothing was measured yet")
+        self._keep(policy.aggregate_s)
         pods = self._pods()
         predicted = self._predict(measurements, pods, policy)
         self.predictions = predicted

@@ -326,3 +326,28 @@ def test_a_window_without_a_round_has_no_newest_sample_and_no_average() -> None:
     assert late.latest_of(Metric.POD_CPU, within_s=2.0) == {}
     assert late.averages(Metric.POD_CPU, within_s=2.0) == {}
     assert len(late.statistics(Metric.POD_CPU, within_s=2.0).keys) == 0
+
+
+@pytest.mark.parametrize("rounds", [5, 17, 40])
+def test_a_longer_retention_keeps_what_is_there_and_what_comes(rounds: int) -> None:
+    """The ring is partly filled, just full, and has wrapped around."""
+    store = filled(range(1, rounds + 1), retention_s=10.0)
+    before = store.view(float(rounds)).average(CPU, within_s=10)
+    store.keep("node", 30.0)
+    assert store.view(float(rounds)).average(CPU, within_s=10) == before
+    for second in range(rounds + 1, rounds + 31):
+        store.record("node", float(second), {CPU: float(second)})
+    found = store.view(rounds + 30.0).aggregate(CPU, within_s=30)
+    assert found is not None
+    assert (found.samples, found.span_s, found.latest) == (31, 30.0, rounds + 30.0)
+
+
+def test_a_shorter_retention_keeps_the_newest() -> None:
+    store = filled(range(1, 41), retention_s=30.0)
+    store.keep("node", 10.0)
+    store.record("node", 41.0, {CPU: 41.0})
+    found = store.view(41.0).aggregate(CPU, within_s=10)
+    assert found is not None
+    assert (found.samples, found.average, found.latest) == (11, 36.0, 41.0)
+    everything = store.view(41.0).aggregate(CPU, within_s=100)
+    assert everything is not None and everything.samples == 18  # eight columns are spare

@@ -343,6 +343,17 @@ def test_given_fields_count_within_their_bounds() -> None:
     assert policy(report_interval_seconds=10**9)[0].report_interval_s == 86400
 
 
+def test_a_duration_beyond_what_is_kept_is_named_and_cut() -> None:
+    found, problems = policy(aggregate_duration_seconds=900)
+    assert (found.aggregate_s, problems) == (900.0, ())
+    found, problems = policy(aggregate_duration_seconds=7200)
+    assert found.aggregate_s == 1800.0
+    assert problems == (
+        "spec.metricCollectPolicy.aggregateDurationSeconds: 7200: longer than the 1800 s for which"
+        " samples are kept; that many seconds count",
+    )
+
+
 def test_bad_fields_are_named_and_the_others_hold() -> None:
     found, problems = policy(
         report_interval_seconds=120,

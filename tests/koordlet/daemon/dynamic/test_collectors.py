@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koordlet.configuration.gates import BEYOND_POLICIES, GATES
-from koordlet.daemon.dynamic.measuring import collectors
+from koordlet.daemon.dynamic.measuring import collectors, keep_for_reports
 from tests.koordlet.daemon.bed import ONE_CPU, Node, node, request, run
 from tests.ports import free_port
 from tests.simulated import ANOLIS_8, INTEL_RDT, Profile
@@ -86,5 +86,22 @@ def test_external_metrics_have_the_collectors_series_and_internal_ones_do_not() 
                     status, body = await request(address, "GET", path)
                     assert status == 200
                     assert (b"koordlet_node_psi{" in body) is has
+
+    run(test)
+
+
+def test_a_longer_report_keeps_pods_samples_longer() -> None:
+    async def test() -> None:
+        async with node(ANOLIS_8) as n, n.running():
+            sampler = n.daemon.parts.sampler
+            assert sampler is not None
+            before = sampler.store.sizes()
+            keep_for_reports(sampler, 900.0)
+            after = sampler.store.sizes()
+            grown = {name for name in after if after[name][1] > before[name][1]}
+            assert {"pods", "host-applications"} <= grown
+            assert not grown & {"node", "system", "psi"}  # kept longer already
+            keep_for_reports(sampler, 300.0)
+            assert sampler.store.sizes()["pods"][1] == before["pods"][1]
 
     run(test)

@@ -51,6 +51,7 @@ class Bed:
         self.amounts = NodeAmounts(cpu_milli=16000, memory_bytes=64 * GIB)
         self.events = Events()
         self.gates: dict[str, bool] = {}
+        self.kept: list[float] = []
         self.connect: Callable[[], Connection] | None = None
         self.reporting = Reporting(
             config(folder, **changes),
@@ -63,6 +64,7 @@ class Bed:
             topology=lambda: None,
             devices=lambda: None,
             gate=lambda name: self.gates.get(name, False),
+            keep=self.kept.append,
             events=self.events,
             workers=ThreadPoolExecutor(1),
             connect=self._connect,
@@ -89,6 +91,12 @@ class Bed:
 
 def _aged(pod_: Pod, created_at: float) -> Pod:
     return msgspec.structs.replace(pod_, created_at=created_at)
+
+
+def test_samples_are_kept_as_long_as_the_report_averages_them(tmp_path: Path) -> None:
+    made = Bed(tmp_path)
+    made.reporting.build(Policy(aggregate_s=900.0))
+    assert made.kept == [900.0]
 
 
 def test_a_report_has_a_prediction_after_the_first_training(tmp_path: Path) -> None:
