@@ -55,8 +55,8 @@ class Policy(msgspec.Struct, frozen=True):
 _LEAST_INTERVAL_S: Final = 30.0
 _LEAST_AGGREGATE_S: Final = 60.0
 _LONGEST_AGGREGATE_S: Final = 1800.0
-"""Chosen: as long as the node's samples are kept. Those of 110 pods with two containers each then take
-29 MiB (5 MiB over 300 s); twice the value doubles that."""
+"""Chosen: as long as the node's samples are kept. Those of 110 pods with two containers each take
+29 MiB then (5 MiB over 300 s); twice the value doubles that."""
 _LONGEST_INTERVAL_S: Final = 86400.0
 """Chosen: a typing error must not stop reports for years."""
 _MOST_WINDOWS: Final = 16
