@@ -37,7 +37,7 @@ class PodView:
     """One pod, merged. Parts that did not change are the same objects as before.
 
     started: the containers whose processes run or ran. The others are not subjects yet.
-    deleting: the pod's deletion has begun.
+    deleting: the pod's deletion has begun. described: by a Pod object, not by the runtime alone.
     """
 
     pod: Pod
@@ -46,6 +46,7 @@ class PodView:
     containers: tuple[ContainerSubject, ...]
     started: tuple[ContainerSubject, ...]
     deleting: bool = False
+    described: bool = True
 
 
 def merge_pod(
@@ -106,6 +107,7 @@ def merge_pod(
         containers=made,
         started=tuple(each for each in made if each.id not in waiting) if waiting else made,
         deleting=known is not None and known.deleting,
+        described=known is not None,
     )
 
 

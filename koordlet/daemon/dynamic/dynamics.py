@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from concurrent.futures import Executor
 from typing import Final
 
@@ -112,7 +113,7 @@ class Dynamics:
         """Whether every source had given its first list when the pods were published last."""
         self._views: Collection[PodView] = ()
         self._host_apps: tuple[HostAppSubject, ...] = ()
-        self._pods = Converted(pod_on_node)
+        self._pods = Converted(partial(pod_on_node, kubelet_lists=config.kubelet.enabled))
         self._repeats = Repeats()
 
     # --- the event loop ------------------------------------------------------------------------

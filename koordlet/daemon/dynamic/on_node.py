@@ -41,13 +41,14 @@ class Converted(Generic[_T]):
         return self._converted
 
 
-def pod_on_node(view: PodView) -> PodOnNode:
-    """Return a pod as strategies see it."""
+def pod_on_node(view: PodView, *, kubelet_lists: bool) -> PodOnNode:
+    """Return a pod as strategies see it. kubelet_lists: whether kubelet's list is a source."""
     return PodOnNode(
         pod=view.pod,
         containers=tuple(each for each in view.started if each.cgroup),
         terminating=view.deleting,
         requested=view.subject.requested,
+        unlisted=kubelet_lists and not view.described,
     )
 
 

@@ -327,13 +327,17 @@ class Evictor:
             for uid, (until, why) in self._refused.items()
         }
 
-    def _cooling(self, shortages: Sequence[Shortage], now: float) -> set[str]:
-        return {
-            each.gate
+    def _cooling(self, shortages: Sequence[Shortage], now: float) -> dict[str, float]:
+        """Return the gates that cool down now, each with its cool-down in seconds."""
+        cool_downs = {
+            each.gate: self.options.cool_downs.get(each.gate, each.cool_down_s)
             for each in shortages
             if each.gate in self._cooled_at
-            and now - self._cooled_at[each.gate]
-            < self.options.cool_downs.get(each.gate, each.cool_down_s)
+        }
+        return {
+            gate: cool_down_s
+            for gate, cool_down_s in cool_downs.items()
+            if now - self._cooled_at[gate] < cool_down_s
         }
 
     # --- one victim ----------------------------------------------------------------------------

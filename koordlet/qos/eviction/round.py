@@ -13,7 +13,7 @@ so it never takes more than it needs by more than its last victim.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from koordlet.qos.strategy import Shortage, Victim
@@ -47,7 +47,7 @@ class Round:
     expected: uid -> what a pod that was evicted before, or that leaves by itself, will release.
         Such a pod is no victim.
     barred: uid -> why a pod is no victim now, for people.
-    cooling: gates that evict nothing in this round.
+    cooling: gate -> cool-down in seconds, of those that evict nothing in this round.
     most: victims of the whole round.
     """
 
@@ -57,11 +57,11 @@ class Round:
         *,
         expected: Mapping[str, Mapping[Key, int]],
         barred: Mapping[str, str],
-        cooling: Collection[str],
+        cooling: Mapping[str, float],
         most: int,
     ) -> None:
         self._shortages = tuple(shortages)
-        self._cooling = frozenset(cooling)
+        self._cooling = dict(cooling)
         self._left = most
         self._released: dict[Key, dict[str, int]] = {}
         for uid, amounts in expected.items():
@@ -120,7 +120,7 @@ class Round:
 
     def _why(self, shortage: Shortage) -> str:
         if shortage.gate in self._cooling:
-            return f"within {shortage.cool_down_s:g} s of the last evictions"
+            return f"within {self._cooling[shortage.gate]:g} s of the last evictions"
         if self._left <= 0:
             return "the limit of evictions in one round is reached"
         refusals = [

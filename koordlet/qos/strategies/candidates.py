@@ -4,6 +4,8 @@ Pure, and shared by CPU and memory eviction. Upstream's labels and annotations d
 docs/facts/koordlet.md, "Eviction".
 
 - Only pods that live count: phase Pending, Running or unknown.
+- A pod that kubelet's list lacks does not go: after a restart of koordlet without kubelet, the
+  runtime still has the annotations of the pod's creation, and no sign of an eviction since.
 - `koordinator.sh/eviction-policy`, a JSON array of gates, names those that may evict the pod. An
   annotation that cannot be read protects the pod from all of them, and is a named fault.
 - Best-effort evictions take pods of QoS class BE, unless `koordinator.sh/eviction-enabled` is
@@ -163,6 +165,7 @@ def _ranked(
         Victim(each.pod, amount)
         for each in live(pods)
         if not each.terminating
+        and not each.unlisted
         and eligible(each.pod)
         and _allows(each.pod, gate, faults)
         and (amount := releases(each.pod)) > 0

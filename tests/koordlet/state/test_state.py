@@ -391,6 +391,20 @@ def test_metadata_comes_from_the_best_source(
     assert pod.cgroup == "kubepods/burstable/podu1"
 
 
+def test_a_pod_is_described_as_long_as_a_list_has_it() -> None:
+    def described() -> bool:
+        (view,) = state.pod_views()
+        return view.described
+
+    state = NodeState(layout=LAYOUT)
+    running(state)
+    assert not described()
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1"))])
+    assert described()
+    state.pods_list(Source.KUBELET, [])
+    assert not described()
+
+
 def test_a_manifest_without_uid_is_matched_by_name() -> None:
     state = NodeState(layout=LAYOUT)
     manifest = pod_manifest("web", metadata={"labels": {"a": "b"}})

@@ -293,7 +293,7 @@ def test_the_cool_down_is_of_the_gate_and_an_operators_value_counts() -> None:
         await bed.round(cpu, pods=[A])
         await bed.round(short(5, (B, 10)), short(99, (C, 9), gate="CPUEvict", resource="cpu"))
         assert bed.api.asked == ["a", "b"]
-        assert bed.why == ["within 4 s of the last evictions"]
+        assert bed.why == ["within 60 s of the last evictions"]
         bed.now += 59
         await bed.round(short(99, (C, 9), gate="CPUEvict", resource="cpu"))
         assert bed.api.asked == ["a", "b"]

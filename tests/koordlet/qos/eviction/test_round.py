@@ -42,14 +42,14 @@ def a_round(
     *shortages: Shortage,
     expected: dict[str, dict[Key, int]] | None = None,
     barred: dict[str, str] | None = None,
-    cooling: tuple[str, ...] = (),
+    cooling: dict[str, float] | None = None,
     most: int = 100,
 ) -> Round:
     return Round(
         shortages,
         expected={f"uid-{name}": amounts for name, amounts in (expected or {}).items()},
         barred={f"uid-{name}": why for name, why in (barred or {}).items()},
-        cooling=cooling,
+        cooling=cooling or {},
         most=most,
     )
 
@@ -133,10 +133,10 @@ def test_pods_that_leave_or_were_evicted_are_counted_and_no_victims() -> None:
 
 def test_a_gate_that_cools_down_evicts_nothing_and_does_not_stop_others() -> None:
     one, other = short(10, ("a", 10)), short(10, ("b", 10), gate="CPUEvict", key=("cpu", False))
-    round_ = a_round(one, other, cooling=("BEMemoryEvict",))
+    round_ = a_round(one, other, cooling={"BEMemoryEvict": 7.0})
     assert taken(round_) == ["b"]
     assert round_.gates_served() == {"CPUEvict"}
-    assert [each.why for each in round_.uncovered()] == ["within 4 s of the last evictions"]
+    assert [each.why for each in round_.uncovered()] == ["within 7 s of the last evictions"]
 
 
 def test_the_most_of_a_round() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,6 +215,14 @@ def test_a_pod_whose_deletion_has_begun_is_leaving_and_no_victim() -> None:
     short = only(satisfaction(pods=pods))
     assert names(short) == ["stays"]
     assert [(one.pod.name, one.releases) for one in short.leaving] == [("gone", 4000)]
+
+
+def test_a_pod_that_kubelets_list_lacks_is_no_victim() -> None:
+    """It may have been evicted, or protected, since the runtime was given its annotations."""
+    pods = [msgspec.structs.replace(on_node(be("new", 4000)), unlisted=True), be("stays", 8000)]
+    short = only(satisfaction(pods=pods))
+    assert names(short) == ["stays"]
+    assert short.leaving == ()
 
 
 def test_eviction_priority_goes_before_priority_in_best_effort_evictions_too() -> None:
