@@ -1,0 +1,415 @@
+"""A real node under real load: its figures, and strategies across restarts of every program.
+
+The bed is that of `test_real_kubelet`, with kubelet on containerd and koordlet on NRI. Other
+programs of the machine use CPU, memory and disk meanwhile, so no test expects an amount of the
+node's; it compares with the kernel's own counters, or waits for a state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from koordctl.client import Client
+from koordlet.measurement.series import Metric
+from kube.client import encode_object
+from kube.resources import EVENTS, NODE_METRICS, NODE_SLOS, PODS
+from tests.beds.apiserver import api_server
+from tests.beds.containerd import containerd
+from tests.beds.daemon import NODE_NAME, daemon
+from tests.beds.image import IMAGE
+from tests.beds.kubelet import RunningPod
+from tests.beds.real_kubelet import real_kubelet
+from tests.cluster.conftest import install, read
+from tests.e2e.manifests import CPUS, Manifest, pod
+from tests.e2e.observe import all_values, settled_values
+from tests.e2e.samples import Samples, cpu_seconds, disk_bytes, memory_total, memory_used
+from tests.e2e.test_real_kubelet import (
+    Node,
+    as_running,
+    configure,
+    in_touch,
+    is_running,
+    running,
+    sources,
+    stored,
+)
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.kubelet,
+    pytest.mark.containerd,
+    pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs: a service takes one of them"),
+]
+
+_MIB = 1 << 20
+_SPIN = ["/bin/sh", "-c", "while :; do :; done"]
+_FILE = 128 * _MIB
+_READER = (
+    f"dd if=/dev/zero of=/data bs=1M count={_FILE // _MIB} 2> /dev/null;"
+    " while :; do cat /data > /dev/null; sleep 0.2; done"
+)
+_WRITER = (
+    "while :; do dd if=/dev/zero of=/dirty bs=1M count=16 conv=fsync 2> /dev/null; sleep 0.2; done"
+)
+_HELD = 48 * _MIB
+_HOG = f"trap '' TERM; x=$(yes | head -c {_HELD}); while :; do sleep 0.2; done"
+_PROTECTED = {"koordinator.sh/eviction-policy": "[]"}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("busy")
+    with ExitStack() as stack:
+        server = stack.enter_context(api_server())
+        asyncio.run(install(server))
+        runtime = stack.enter_context(containerd("2.1"))
+        kubelet = stack.enter_context(real_kubelet(runtime, server))
+        config = {
+            **sources(server, kubelet, folder),
+            "cri": {"socket": str(runtime.socket)},
+            "qos": {"evictMostPerRound": 1, "memoryEvictCoolDown": "10m"},
+        }
+        asyncio.run(_prepare(server))
+        koordlet = stack.enter_context(
+            daemon(runtime, [], gates={"BEMemoryEvict": True}, config=config)
+        )
+        made = Node(server, runtime, kubelet, koordlet, None)
+        wait(lambda: in_touch(made), "koordlet's sources")
+        root = runtime.groups.path.rpartition("/")[0]
+        # The pods get CPU time on a machine that is busy with other programs.
+        runtime.groups.file(root, "cpu.shares").write_text(str(runtime.groups.weight(16_384)))
+        yield made
+
+
+async def _prepare(server: Any) -> None:
+    async with server.client() as client:
+        await configure(client)
+        policy = {"reportIntervalSeconds": 30, "aggregateDurationSeconds": 60}
+        body = {"metadata": {"name": NODE_NAME}, "spec": {"metricCollectPolicy": policy}}
+        await client.create(NODE_METRICS, encode_object(NODE_METRICS, body))
+
+
+def wait(condition: Callable[[], object], what: str) -> None:
+    wait_until(condition, what, timeout_s=90, every_s=0.1)
+
+
+@contextmanager
+def threshold(here: Node, **fields: Any) -> Iterator[None]:
+    """Switch strategies on in the NodeSLO, and off again."""
+
+    def patch(strategy: Mapping[str, Any] | None) -> None:
+        body = msgspec.json.encode({"spec": {"resourceUsedThresholdWithBE": strategy}})
+        here.ask(lambda client: client.patch(NODE_SLOS, NODE_NAME, body))
+
+    patch({"enable": True, **fields})
+    try:
+        yield
+    finally:
+        patch(None)
+
+
+def status(here: Node) -> dict[str, Any]:
+    return Client(str(here.koordlet.run_dir)).get("/status")
+
+
+def measured(here: Node, pod: RunningPod, value: str) -> float:
+    """The newest sample of a pod, 0 without one. value: "cpu" (cores) or "memory" (bytes)."""
+    pods = Client(str(here.koordlet.run_dir)).get("/top").get("pods", ())
+    return next((each[value] or 0.0 for each in pods if each["uid"] == pod.uid), 0.0)
+
+
+def strategy(here: Node, name: str) -> dict[str, Any]:
+    return next(each for each in status(here)["strategies"] if each["name"] == name)
+
+
+def rounds(here: Node, count: int) -> None:
+    """Wait for some more rounds of measurements."""
+    before = status(here)["measuring"]["rounds"]
+    wait(lambda: status(here)["measuring"]["rounds"] >= before + count, "rounds of measurements")
+
+
+def steps(here: Node, count: int) -> None:
+    """Wait for some more steps of the strategies."""
+
+    def made() -> int:
+        return min(strategy(here, name)["steps"] for name in ("BECPUSuppress", "memoryEvict"))
+
+    before = made()
+    wait(lambda: made() >= before + count, "steps of the strategies")
+
+
+def collect(here: Node, **policy: Any) -> None:
+    """Change how the node reports."""
+    body = msgspec.json.encode({"spec": {"metricCollectPolicy": policy}})
+    here.ask(lambda client: client.patch(NODE_METRICS, NODE_NAME, body))
+
+
+def reported(here: Node) -> Any:
+    """The NodeMetric's status."""
+    return here.ask(lambda client: read(client, NODE_METRICS, NODE_NAME)).get("status") or {}
+
+
+def reported_memory(here: Node, pod: RunningPod) -> int:
+    """Bytes of a pod in the NodeMetric, 0 while it is not there."""
+    pods = reported(here).get("podsMetric", ())
+    return next(
+        (int(x["podUsage"]["resources"]["memory"]) for x in pods if x["name"] == pod.name), 0
+    )
+
+
+@contextmanager
+def without_api_server(here: Node) -> Iterator[None]:
+    here.server.stop("kube-apiserver", how=signal.SIGKILL)
+    try:
+        yield
+    finally:
+        here.server.start_apiserver()
+
+
+@contextmanager
+def without_kubelet(here: Node) -> Iterator[None]:
+    here.kubelet.stop(signal.SIGKILL)
+    try:
+        yield
+    finally:
+        here.kubelet.start()
+
+
+@contextmanager
+def without_koordlet(here: Node, how: signal.Signals) -> Iterator[None]:
+    here.koordlet.stop(how)
+    try:
+        yield
+    finally:
+        here.koordlet.start()
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def cpu_of(here: Node, pod: RunningPod) -> float:
+    """CPU seconds of a pod since its start."""
+    groups = here.runtime.groups
+    if groups.version == 1:
+        return int(groups.read(pod.cgroup, "cpuacct.usage")) / 1e9
+    return int(groups.read(pod.cgroup, "cpu.stat").split()[1]) / 1e6
+
+
+def counters(here: Node, pod: RunningPod) -> dict[tuple[Metric, str], float]:
+    """The kernel's counters, by the metric and the object of their rates."""
+    found = {(Metric.NODE_CPU, ""): cpu_seconds(), (Metric.POD_CPU, pod.uid): cpu_of(here, pod)}
+    for name, (read_, written) in disk_bytes().items():
+        found[Metric.NODE_DISK_READ, name] = read_
+        found[Metric.NODE_DISK_WRITE, name] = written
+    return found
+
+
+def test_figures_of_spinners_readers_writers_and_hogs_are_the_kernels(here: Node) -> None:
+    with (
+        running(here, pod("reader", command=["/bin/sh", "-c", _READER])) as reader,
+        running(here, pod("writer", "BE", command=["/bin/sh", "-c", _WRITER])) as writer,
+        running(here, pod("hog", command=["/bin/sh", "-c", _HOG])) as hog,
+        running(here, pod("spinner", command=_SPIN)) as spinner,
+    ):
+        wait(lambda: measured(here, hog, "memory") > _HELD, "the hog has its memory")
+        wait(lambda: measured(here, spinner, "cpu") > 0, "rates are known")
+        begin, before = time.monotonic(), counters(here, spinner)
+        rounds(here, 5)
+        after, used, end = counters(here, spinner), memory_used(), time.monotonic()
+        rounds(here, 2)
+        collect(here, nodeMemoryCollectPolicy="usageWithPageCache")
+        with without_koordlet(here, signal.SIGTERM):
+            samples = Samples(here.koordlet.run_dir)
+        # The mean of a minute, with the samples from before the end.
+        wait(lambda: reported_memory(here, reader) > _FILE / 2, "page cache is reported")
+    disks = samples.objects(Metric.NODE_DISK_WRITE)
+    for (metric, of), was in before.items():
+        if metric not in (Metric.NODE_DISK_READ, Metric.NODE_DISK_WRITE) or of in disks:
+            least, most = samples.growth(metric, of, (begin, end))
+            grew = after[metric, of] - was
+            # A reading lies a moment behind the start of its round, by which it is dated.
+            assert least * 0.9 <= grew <= most * 1.1, (metric, of, least, grew, most)
+    assert sum(samples.growth(Metric.NODE_DISK_WRITE, of, (begin, end))[1] for of in disks) > _MIB
+    of_node = Metric.NODE_MEMORY, Metric.NODE_MEMORY_WITH_PAGE_CACHE
+    for metric, kernels in zip(of_node, used, strict=True):
+        found = samples.values(metric)[-3:]
+        some = memory_total() / 20  # what other programs may take or free within three rounds
+        assert min(found) - some <= kernels <= max(found) + some, (metric, found, kernels)
+    for each, least, most in ((reader, 0, 16), (writer, 0, 16), (hog, 48, 96)):
+        without = samples.values(Metric.POD_MEMORY, each.uid)[-1]
+        cached = samples.values(Metric.POD_MEMORY_WITH_PAGE_CACHE, each.uid)[-1] - without
+        assert least * _MIB <= without <= most * _MIB, (each.name, without)
+        if each is reader:
+            assert _FILE <= cached <= _FILE + 16 * _MIB, cached
+        if each is hog:
+            assert cached <= 16 * _MIB, cached
+
+
+# --- evictions -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def lingering(here: Node, manifest: Manifest) -> Iterator[RunningPod]:
+    """A pod that may take an hour to end."""
+    name = manifest["metadata"]["name"]
+    container = {**manifest["spec"]["containers"][0], "image": IMAGE, "imagePullPolicy": "Never"}
+    spec = {
+        "nodeName": NODE_NAME,
+        "hostNetwork": True,
+        "terminationGracePeriodSeconds": 3600,
+        "containers": [container],
+    }
+    body = encode_object(PODS, {"metadata": manifest["metadata"], "spec": spec})
+    here.ask(lambda client: client.create(PODS, body, namespace="default"))
+    try:
+        wait(lambda: is_running(here, name), f"{name} runs")
+        yield as_running(here, stored(here, name))
+    finally:
+        at_once = msgspec.json.encode({"gracePeriodSeconds": 0})
+        path = PODS.path(name=name, namespace="default")
+        here.ask(lambda client: client.request("DELETE", path, body=at_once))
+        wait(lambda: stored(here, name) is None, f"{name} ends")
+
+
+def evictions_of(here: Node, pod: RunningPod) -> int:
+    """How often events say that the pod was evicted."""
+    body = here.ask(lambda client: client.request("GET", EVENTS.path(namespace="default")))
+    return sum(
+        each.get("count") or 1
+        for each in msgspec.json.decode(body)["items"]
+        if each["involvedObject"].get("uid") == pod.uid and each["reason"] == "evictPodSuccess"
+    )
+
+
+def being_deleted(here: Node, pod: RunningPod) -> bool:
+    return "deletionTimestamp" in stored(here, pod.name)["metadata"]
+
+
+def protect(here: Node, pod: RunningPod) -> None:
+    body = msgspec.json.encode({"metadata": {"annotations": _PROTECTED}})
+    here.ask(lambda client: client.patch(PODS, pod.name, body, namespace="default"))
+
+
+def charged(here: Node, pod: RunningPod) -> int:
+    """Bytes that the kernel charges to a pod, with page cache."""
+    groups = here.runtime.groups
+    name = "memory.usage_in_bytes" if groups.version == 1 else "memory.current"
+    return int(groups.read(pod.cgroup, name))
+
+
+# --- suppression ---------------------------------------------------------------------------------
+
+
+_MOST_US = round((len(CPUS) * 0.95 - 0.3) * 100_000)
+"""What best-effort pods have at most beside a service that uses 0.3 CPUs."""
+
+
+def quota(here: Node) -> int:
+    """The CFS quota of all best-effort pods in µs, -1 for none."""
+    groups = here.runtime.groups
+    return int(groups.read(f"{groups.path}/besteffort", "cpu.cfs_quota_us"))
+
+
+def suppressed(here: Node) -> bool:
+    """Whether the daemon sees the service's load, and best-effort pods have what that leaves."""
+    found = re.search(r"- LS ([0-9.]+)", strategy(here, "BECPUSuppress")["summary"])
+    return found is not None and float(found[1]) > 0.3 and 0 < quota(here) <= _MOST_US
+
+
+@contextmanager
+def watched(here: Node) -> Iterator[set[int]]:
+    """Read the quota all the time in a thread, and collect it, until the block ends."""
+    seen: set[int] = set()
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.wait(0.02):
+            seen.add(quota(here))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def best_effort_values(values: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {path: value for path, value in values.items() if "/besteffort" in path}
+
+
+def bounded(quotas: set[int]) -> bool:
+    return min(quotas) > 0 and max(quotas) <= _MOST_US
+
+
+def test_strategies_go_on_over_restarts_of_every_program(here: Node) -> None:
+    """Best-effort pods stay suppressed, the evicted one is evicted once, and values return."""
+    with (
+        running(here, pod("batch", "BE", annotations=_PROTECTED, command=_SPIN)),
+        running(here, pod("reader", "BE", command=["/bin/sh", "-c", _READER])) as reader,
+        lingering(here, pod("hog", "BE", command=["/bin/sh", "-c", _HOG])) as hog,
+    ):
+        wait(lambda: measured(here, hog, "memory") > _HELD, "the hog has its memory")
+        wait(lambda: measured(here, reader, "memory") > 0, "the reader is measured")
+        wait(lambda: charged(here, reader) > _FILE > charged(here, hog), "the reader has more")
+        original = best_effort_values(settled_values(here.runtime))
+        with (
+            running(here, pod("web", "LS", requests={"cpu": "500m"}, command=_SPIN)),
+            threshold(here, **_STRATEGIES),
+        ):
+            wait(lambda: being_deleted(here, hog), "the hog is evicted")
+            assert not being_deleted(here, reader), "its page cache does not count"
+            protect(here, reader)
+            wait(lambda: suppressed(here), "suppression begins")
+            with watched(here) as quotas:
+                with without_kubelet(here):
+                    steps(here, 3)
+                here.runtime.restart(signal.SIGKILL)
+                steps(here, 3)
+            assert bounded(quotas), quotas
+            reported_at = reported(here)["updateTime"]
+            with without_api_server(here):
+                with without_kubelet(here):
+                    with without_koordlet(here, signal.SIGKILL):
+                        assert 0 < quota(here) <= _MOST_US
+                    # Kubelet's list has the hog's end, and the runtime does not know of it.
+                    wait(lambda: "no pod is left" in why_short(here), "nothing is evicted")
+                wait(lambda: suppressed(here), "suppression begins again")
+                with without_koordlet(here, signal.SIGTERM):
+                    assert 0 < quota(here) <= _MOST_US
+                wait(lambda: suppressed(here), "suppression begins again")
+            wait(lambda: in_touch(here), "koordlet's sources are back")
+            wait(lambda: reported(here)["updateTime"] != reported_at, "reports are taken again")
+            steps(here, 3)
+            assert here.runtime.groups.read(hog.container_cgroup("main"), "cgroup.procs")
+            assert (evictions_of(here, hog), evictions_of(here, reader)) == (1, 0)
+            assert status(here)["evictions"]["evictions"] == 0, "since the last start"
+        wait(lambda: quota(here) == -1, "the original quota is back")
+        wait(
+            lambda: best_effort_values(all_values(here.runtime)) == original,
+            "every value is as before",
+        )
+
+
+_STRATEGIES = {
+    "cpuSuppressPolicy": "cfsQuota",
+    "cpuSuppressThresholdPercent": 95,
+    "memoryEvictThresholdPercent": 1,
+    "memoryEvictLowerPercent": 0,
+}
+
+
+def why_short(here: Node) -> str:
+    """Why no pod goes, though memory is short."""
+    return " ".join(each["why"] for each in status(here)["evictions"]["short"])
