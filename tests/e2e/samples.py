@@ -75,7 +75,7 @@ def cpu_seconds() -> float:
 def memory_used() -> tuple[int, int]:
     """Bytes of the node's memory in use, without page cache and with it."""
     found = _meminfo()
-    return tuple(found["MemTotal"] - found[free] for free in ("MemAvailable", "MemFree"))
+    return found["MemTotal"] - found["MemAvailable"], found["MemTotal"] - found["MemFree"]
 
 
 def memory_total() -> int:

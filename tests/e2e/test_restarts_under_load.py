@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from apis.quantity import parse_quantity
 from koordctl.client import Client
 from koordlet.measurement.series import Metric
 from kube.client import encode_object
@@ -119,7 +120,8 @@ def threshold(here: Node, **fields: Any) -> Iterator[None]:
 
 
 def status(here: Node) -> dict[str, Any]:
-    return Client(str(here.koordlet.run_dir)).get("/status")
+    answer: dict[str, Any] = Client(str(here.koordlet.run_dir)).get("/status")
+    return answer
 
 
 def measured(here: Node, pod: RunningPod, value: str) -> float:
@@ -134,15 +136,19 @@ def strategy(here: Node, name: str) -> dict[str, Any]:
 
 def rounds(here: Node, count: int) -> None:
     """Wait for some more rounds of measurements."""
-    before = status(here)["measuring"]["rounds"]
-    wait(lambda: status(here)["measuring"]["rounds"] >= before + count, "rounds of measurements")
+
+    def made() -> int:
+        return int(status(here)["measuring"]["rounds"])
+
+    before = made()
+    wait(lambda: made() >= before + count, "rounds of measurements")
 
 
 def steps(here: Node, count: int) -> None:
     """Wait for some more steps of the strategies."""
 
     def made() -> int:
-        return min(strategy(here, name)["steps"] for name in ("BECPUSuppress", "memoryEvict"))
+        return min(int(strategy(here, name)["steps"]) for name in ("BECPUSuppress", "memoryEvict"))
 
     before = made()
     wait(lambda: made() >= before + count, "steps of the strategies")
@@ -163,7 +169,12 @@ def reported_memory(here: Node, pod: RunningPod) -> int:
     """Bytes of a pod in the NodeMetric, 0 while it is not there."""
     pods = reported(here).get("podsMetric", ())
     return next(
-        (int(x["podUsage"]["resources"]["memory"]) for x in pods if x["name"] == pod.name), 0
+        (
+            parse_quantity(each["podUsage"]["resources"]["memory"]).value()
+            for each in pods
+            if each["name"] == pod.name
+        ),
+        0,
     )
 
 
@@ -185,13 +196,9 @@ def without_kubelet(here: Node) -> Iterator[None]:
         here.kubelet.start()
 
 
-@contextmanager
-def without_koordlet(here: Node, how: signal.Signals) -> Iterator[None]:
+def restart_koordlet(here: Node, how: signal.Signals) -> None:
     here.koordlet.stop(how)
-    try:
-        yield
-    finally:
-        here.koordlet.start()
+    here.koordlet.start()
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -228,8 +235,9 @@ def test_figures_of_spinners_readers_writers_and_hogs_are_the_kernels(here: Node
         after, used, end = counters(here, spinner), memory_used(), time.monotonic()
         rounds(here, 2)
         collect(here, nodeMemoryCollectPolicy="usageWithPageCache")
-        with without_koordlet(here, signal.SIGTERM):
-            samples = Samples(here.koordlet.run_dir)
+        here.koordlet.stop()
+        samples = Samples(here.koordlet.run_dir)
+        here.koordlet.start()
         # The mean of a minute, with the samples from before the end.
         wait(lambda: reported_memory(here, reader) > _FILE / 2, "page cache is reported")
     disks = samples.objects(Metric.NODE_DISK_WRITE)
@@ -380,15 +388,15 @@ def test_strategies_go_on_over_restarts_of_every_program(here: Node) -> None:
             assert bounded(quotas), quotas
             reported_at = reported(here)["updateTime"]
             with without_api_server(here):
-                with without_kubelet(here):
-                    with without_koordlet(here, signal.SIGKILL):
-                        assert 0 < quota(here) <= _MOST_US
-                    # Kubelet's list has the hog's end, and the runtime does not know of it.
-                    wait(lambda: "no pod is left" in why_short(here), "nothing is evicted")
-                wait(lambda: suppressed(here), "suppression begins again")
-                with without_koordlet(here, signal.SIGTERM):
-                    assert 0 < quota(here) <= _MOST_US
-                wait(lambda: suppressed(here), "suppression begins again")
+                with watched(here) as quotas:
+                    with without_kubelet(here):
+                        restart_koordlet(here, signal.SIGKILL)
+                        # Kubelet's list has the hog's end, and the runtime does not know of it.
+                        wait(lambda: "no pod is left" in why_short(here), "nothing is evicted")
+                    wait(lambda: suppressed(here), "suppression goes on")
+                    restart_koordlet(here, signal.SIGTERM)
+                    wait(lambda: suppressed(here), "suppression goes on")
+                assert bounded(quotas), quotas
             wait(lambda: in_touch(here), "koordlet's sources are back")
             wait(lambda: reported(here)["updateTime"] != reported_at, "reports are taken again")
             steps(here, 3)

@@ -14,8 +14,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from hooks.facts import NodeInputs, NodeMeta, Settings
@@ -44,10 +44,10 @@ _MOST_WAIT_S: Final = 1.0
 """Bounds of the time between two looks at the leases. A new lease lives for a second at least, so
 none ends later than a second after its time. Twice the bound lets a stalled strategy's claims stand
 a second longer."""
-_LISTS_S: Final = 10.0
-"""How long strategies wait for the first lists of all sources. Chosen: the time to live of their
-claims, after which nothing of before a restart is left to be kept. Twice the value leaves a node
-unprotected for longer whose API server or kubelet does not answer."""
+_LISTS_S: Final = 5.0
+"""How long strategies wait for the first lists of all sources. Chosen: half of the time to live of
+their claims, so that without an API server or kubelet they claim again what they can before the
+claims of before the restart end. With twice the value best-effort pods had all CPUs in between."""
 
 Short = Callable[[Sequence[Shortage], Situation], None]
 """Takes the shortages of one round, with the situation that they were found in. Must not block."""
