@@ -431,6 +431,9 @@ class Parts:
                 severity=Severity.ERROR,
             )
 
+    def requested(self, cgroup: str) -> None:
+        self.passes.requested(cgroup)
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         self.journal.supersede(container_id, resources)
 

@@ -234,7 +234,15 @@ class Passes:
             with_qos = with_qos and bool(engine.claims_at(Level.QOS))
             qos = self._state.qos_subjects() if with_qos else ()
             pods = {uid: self._state.subjects_of(uid) for uid in uids}
-            self.reconciler.pods_changed(engine, pods, qos)
+            self.reconciler.pods_changed(engine, pods, qos, requests=self._state.requests)
+
+    def requested(self, cgroup: str) -> None:
+        """Kubelet requests other values of a running container, which the state has already.
+
+        Before the reply. The caller also reports the change of the pod or of the state.
+        """
+        if self.reconciler is not None and cgroup:
+            self.reconciler.requested(cgroup, self._state.requests)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -242,12 +250,17 @@ class Passes:
         if self._stale or self._snapshot.engine is not self._rules.engine:
             self._stale = False
             self._snapshot = self._state.snapshot(self._rules.engine)
-            # The snapshot has all pods that are queued or waiting.
-            self._pods, self._new_pods = set(), set()
-            if self.reconciler is not None:
-                self.reconciler.snapshot_made()
             self._published()
         return self._snapshot
+
+    def snapshot_for_pass(self) -> Snapshot:
+        """Return `snapshot` for a pass that uses it at once. For the event loop."""
+        snapshot = self.snapshot
+        # It has all pods that are queued or waiting.
+        self._pods, self._new_pods = set(), set()
+        if self.reconciler is not None:
+            self.reconciler.snapshot_made()
+        return snapshot
 
     def standing_changed(self, standing: Standing) -> None:
         """Have the strategies' claims in force from now on. Any thread; never blocks."""
@@ -281,7 +294,7 @@ class Passes:
         def make() -> None:
             if made.set_running_or_notify_cancel():
                 try:
-                    made.set_result(self.snapshot)
+                    made.set_result(self.snapshot_for_pass())
                 except Exception as error:  # noqa: BLE001 - it is the pass that fails
                     made.set_exception(error)
 

@@ -110,6 +110,10 @@ class Applier:
             if slot.retry_at <= self._refilled:  # else it was refused itself; its state says why
                 self._table.set_state(slot, State.BLOCKED, f"waits for {other}")
             return False
+        if slot is not None and slot.place in self._table.requests:
+            slot.look_again()
+            progress.refused.add(write)  # what was planned to follow it would be refused
+            return False
         if self._tokens < 1.0:
             progress.deferred += 1
             if slot is not None:

@@ -23,6 +23,7 @@ from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.judging import Judge
 from koordlet.executor.originals import Originals, of_container
 from koordlet.executor.records import Record
+from koordlet.executor.requests_ahead import RequestsAhead
 from koordlet.executor.slots import Plan, ResourceView, SlotKey, State, Want, WriteReport
 from koordlet.executor.table import DEFAULT_LIMITS, Limits, SlotTable
 from koordlet.executor.texts import Texts
@@ -62,6 +63,11 @@ class Executor:
     @property
     def layout(self) -> Layout:
         return self._table.layout
+
+    @property
+    def requests(self) -> RequestsAhead:
+        """The requests that desired values do not follow yet; for any thread."""
+        return self._table.requests
 
     def set_layout(self, layout: Layout) -> None:
         """Use another layout: the pods' root appeared or moved."""

@@ -70,6 +70,7 @@ class Judge:
         """Read the files; return the slots whose content differs from the one last judged."""
         read = self._texts.raw
         version = self._texts.layout.version
+        requests = self._table.requests
         dirty: list[Slot] = []
         for index, slot in enumerate(slots):
             if pause is not None and index % SLICE == SLICE - 1:
@@ -77,6 +78,9 @@ class Judge:
             if slot.retry_at > now:
                 continue
             if self._left_alone and (slot.place, slot.resource) in self._left_alone:
+                slot.look_again()
+                continue
+            if requests and slot.place in requests:
                 slot.look_again()
                 continue
             if not self._may_write(slot):

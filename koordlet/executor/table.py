@@ -15,6 +15,7 @@ from typing import Final
 
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import Record, RecordKey
+from koordlet.executor.requests_ahead import RequestsAhead
 from koordlet.executor.slots import BAD, Slot, SlotKey, State, Want
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import FILES
@@ -70,6 +71,7 @@ class SlotTable:
         self.journal = journal
         self.limits = limits
         self.clock = clock
+        self.requests = RequestsAhead()
         self._repeats = Repeats(clock=clock)
         self.slots: dict[SlotKey, Slot] = {}
         self.by_path: dict[str, Slot] = {}

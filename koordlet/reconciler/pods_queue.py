@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hooks.engine import Engine
 from hooks.subject import Subject
+
+
+class QueuedPod(NamedTuple):
+    """A pod's subjects, and how many of kubelet's requests they follow from."""
+
+    subjects: Sequence[Subject]
+    requests: int
 
 
 class PodsQueue:
@@ -18,7 +26,7 @@ class PodsQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pods: dict[str, Sequence[Subject]] = {}
+        self._pods: dict[str, QueuedPod] = {}
         self._qos: Sequence[Subject] = ()
         self._engine: Engine | None = None
 
@@ -31,18 +39,25 @@ class PodsQueue:
         return self._engine
 
     def put(
-        self, engine: Engine, pods: Mapping[str, Sequence[Subject]], qos: Sequence[Subject]
+        self,
+        engine: Engine,
+        pods: Mapping[str, Sequence[Subject]],
+        qos: Sequence[Subject],
+        *,
+        requests: int,
     ) -> None:
         """Queue pods with their subjects, by uid, in place of older ones of the same pods.
 
         qos: the QoS directories, whose values may depend on all their pods.
+        requests: how many of kubelet's requests the subjects follow from.
         """
+        queued = {uid: QueuedPod(subjects, requests) for uid, subjects in pods.items()}
         with self._lock:
-            self._pods.update(pods)
+            self._pods.update(queued)
             self._qos = qos
             self._engine = engine
 
-    def take(self) -> tuple[Mapping[str, Sequence[Subject]], Sequence[Subject]]:
+    def take(self) -> tuple[Mapping[str, QueuedPod], Sequence[Subject]]:
         """Return what is queued, and empty the queue."""
         with self._lock:
             pods, self._pods = self._pods, {}

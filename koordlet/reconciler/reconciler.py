@@ -157,14 +157,25 @@ class Reconciler:
         engine: Engine,
         pods: Mapping[str, Sequence[Subject]],
         qos: Sequence[Subject] = (),
+        *,
+        requests: int = 0,
     ) -> None:
         """Have these pods looked at now, without the rest of the node. Any thread; never blocks.
 
         pods: by uid, what the next snapshot would say of each; no subjects: it has ended.
         qos: the QoS directories, if what is wanted of them depends on their pods.
+        requests: how many of kubelet's requests for running containers the subjects follow from.
         """
-        self._pods.put(engine, pods, qos)
+        self._pods.put(engine, pods, qos, requests=requests)
         self._triggers.wake()
+
+    def requested(self, cgroup: str, number: int) -> None:
+        """Leave a container's files alone until what follows from a new request is known here.
+
+        Any thread; never blocks. number: the number of this request. The pod is queued, or a pass
+        is requested, after it.
+        """
+        self._executor.requests.add(cgroup, number)
 
     def standing_changed(self, standing: Standing) -> None:
         """Have the strategies' claims in force from now on. Any thread; never blocks.
@@ -306,6 +317,7 @@ class Reconciler:
             self._journal.update()
         except JournalError as error:
             journal_error = str(error)
+        self._executor.requests.follow(snapshot.requests)
         self._wishes.standing = self._standing
         decided, faults = self._wishes.update(snapshot, pause)
         self._wishes.restore_leftovers(snapshot)
@@ -347,7 +359,12 @@ class Reconciler:
         started, cpu = time.monotonic(), time.thread_time()
         pause = self._pause if self._thread is threading.current_thread() else None
         reasons = ("pods",) if self._pods or self._outside_pods else ("standing claims",)
-        pods, qos = self._pods.take()
+        queued, qos = self._pods.take()
+        pods = {uid: each.subjects for uid, each in queued.items()}
+        for each in queued.values():
+            self._executor.requests.follow(
+                each.requests, [subject.cgroup for subject in each.subjects]
+            )
         self._wishes.standing = self._standing
         with self._journal.gathering(), self._executor.one_look():
             self._journal.update()

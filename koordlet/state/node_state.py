@@ -74,6 +74,7 @@ class NodeState:
         self._qos: dict[KubeQoS, QosSubject] = {}
         self._pods_changed = True
         self._host_apps: tuple[HostAppSubject, ...] = ()
+        self._requests = 0
 
     def copy(self) -> NodeState:
         """Return an independent state with the same content, for plans in another thread."""
@@ -85,6 +86,7 @@ class NodeState:
         made._views = dict(self._views)
         made._qos = dict(self._qos)
         made._host_apps = self._host_apps
+        made._requests = self._requests
         return made
 
     # --- reports of the runtime: `RuntimeRecords` has the rules ----------------------------------
@@ -145,6 +147,7 @@ class NodeState:
 
     def update_container(self, container: Container) -> ContainerSubject | None:
         """Record the new values that kubelet requests; values that it does not name stay."""
+        self._requests += 1
         return self._note_request(container, at_creation=False)
 
     def _note_request(self, container: Container, *, at_creation: bool) -> ContainerSubject | None:
@@ -228,11 +231,19 @@ class NodeState:
 
     def update_through_proxy(
         self, uid: str, name: str, container_id: str, update: Requested
-    ) -> None:
-        """Record new values of a running container that kubelet requests through the proxy."""
+    ) -> str:
+        """Record new values of a running container that kubelet requests through the proxy.
+
+        Returns the container's cgroup; "" while no source has the container.
+        """
+        self._requests += 1
+        view = self._view(uid)
+        containers = () if view is None else view.containers
+        cgroup = next((each.cgroup for each in containers if each.id == container_id), "")
         if not self._runtime.note_update(container_id, update):
             self._objects.note_update(uid, name, container_id, update)
         self._touched.add(uid)
+        return cgroup
 
     def set_layout(self, layout: Layout) -> None:
         """Take the node's cgroup layout, which became known or changed."""
@@ -261,6 +272,11 @@ class NodeState:
     def awaited(self) -> tuple[str, ...]:
         """The sources whose first list has not arrived yet."""
         return tuple(sorted(self._awaited))
+
+    @property
+    def requests(self) -> int:
+        """How often kubelet has requested other values of running containers."""
+        return self._requests
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -358,7 +374,12 @@ class NodeState:
             subjects += view.sandboxes
             subjects += view.started
         subjects += self._host_apps
-        return Snapshot(engine=engine, subjects=tuple(subjects), complete=self.complete)
+        return Snapshot(
+            engine=engine,
+            subjects=tuple(subjects),
+            complete=self.complete,
+            requests=self._requests,
+        )
 
     # --- merging ---------------------------------------------------------------------------------
 

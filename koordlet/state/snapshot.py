@@ -20,8 +20,10 @@ class Snapshot(msgspec.Struct, frozen=True):
         cached by identity first.
     complete: the first list of every configured source of pods has arrived. Before that, an absent
         subject may merely not be known yet, so none of its values is restored.
+    requests: how many of kubelet's requests for running containers the subjects follow from.
     """
 
     engine: Engine
     subjects: tuple[Subject, ...]
     complete: bool = True
+    requests: int = 0

@@ -95,6 +95,13 @@ class Surroundings(Protocol):
         """The state changed: have a pass run after the reply."""
         ...
 
+    def requested(self, cgroup: str) -> None:
+        """Kubelet requests other values of a running container, which the state has already.
+
+        Until the reconciler has them too, it leaves the container's files alone.
+        """
+        ...
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         """kubelet requested other values: earlier deliveries of these resources do not count."""
         ...
@@ -165,7 +172,9 @@ class HookAnswers:
             self._daemon.superseded(request.container_meta.id, changed)
             # Without this, the reconciler would restore what kubelet requested before.
             uid, name, _ = key
-            self._state.update_through_proxy(uid, name, request.container_meta.id, requested)
+            container_id = request.container_meta.id
+            cgroup = self._state.update_through_proxy(uid, name, container_id, requested)
+            self._daemon.requested(cgroup)
             self._daemon.state_changed("update-container")
         return answer
 

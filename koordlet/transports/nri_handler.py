@@ -74,6 +74,13 @@ class Surroundings(Protocol):
         """A value was delivered to the runtime; its original is what kubelet requested."""
         ...
 
+    def requested(self, cgroup: str) -> None:
+        """Kubelet requests other values of a running container, which the state has already.
+
+        Until the reconciler has them too, it leaves the container's files alone.
+        """
+        ...
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         """kubelet requested other values: earlier deliveries of these resources do not count."""
         ...
@@ -217,6 +224,8 @@ class NriHandler:
 
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
+        self._daemon.requested(subject.cgroup)
+        self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
         self._daemon.after_reply(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes or decision.faults else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.beds.containerd import Containerd
 from tests.beds.errors import BedError
@@ -60,6 +63,31 @@ def eventually(bed: Containerd, pod: RunningPod, name: str, value: str, *, level
     except Exception as error:
         error.add_note(f"it is {read(bed, pod, name)!r}")
         raise
+
+
+@contextmanager
+def values_seen(bed: Containerd, pod: RunningPod, name: str) -> Iterator[list[str]]:
+    """The values that a container's file has during the block, in their order.
+
+    A value that stands for less than about a millisecond may be missing.
+    """
+    path = bed.groups.file(pod.container_cgroup("main"), name)
+    seen: list[str] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.0005):
+            value = path.read_text().strip()
+            if seen[-1:] != [value]:
+                seen.append(value)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def settled_values(bed: Containerd) -> dict[str, bytes]:

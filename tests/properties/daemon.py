@@ -170,6 +170,9 @@ class Daemon:
     ) -> None:
         self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
 
+    def requested(self, cgroup: str) -> None:
+        self.reconciler.requested(cgroup, self.state.requests)
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         self.journal.supersede(container_id, resources)
 
@@ -191,7 +194,9 @@ class Daemon:
             pods = {uid: self.state.subjects_of(uid) for uid in self._pods}
             self._pods = set()
             self._pods_now = False
-            self.reconciler.pods_changed(self.engine, pods, self.state.qos_subjects())
+            self.reconciler.pods_changed(
+                self.engine, pods, self.state.qos_subjects(), requests=self.state.requests
+            )
             self.reconciler.update_once()
 
     # What strategies say

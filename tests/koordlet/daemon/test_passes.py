@@ -25,10 +25,16 @@ class Recorder:
     def __init__(self) -> None:
         self.pods: list[set[str]] = []
         self.reasons: list[str] = []
+        self.emptied = 0
         self.arrived = asyncio.Event()
 
     def pods_changed(
-        self, engine: Engine, pods: Mapping[str, Sequence[Subject]], qos: Sequence[Subject]
+        self,
+        engine: Engine,
+        pods: Mapping[str, Sequence[Subject]],
+        qos: Sequence[Subject],
+        *,
+        requests: int,
     ) -> None:
         self.pods.append(set(pods))
         self.arrived.set()
@@ -36,7 +42,8 @@ class Recorder:
     def trigger(self, reason: str) -> None:
         self.reasons.append(reason)
 
-    def snapshot_made(self) -> None: ...
+    def snapshot_made(self) -> None:
+        self.emptied += 1
 
 
 def passes() -> tuple[Passes, Recorder]:
@@ -108,11 +115,27 @@ def test_a_snapshot_has_what_was_to_be_handed_over() -> None:
     async def run() -> None:
         made, recorder = passes()
         made.pod_changed("updated", can_wait=True)
-        before = made.snapshot
+        before = made.snapshot_for_pass()
+        assert recorder.emptied == 1
         made.pod_changed("another")
         await until(recorder, 1)
         assert recorder.pods == [{"another"}]
         assert made.snapshot is not before
+
+    asyncio.run(run())
+
+
+def test_a_look_at_the_snapshot_leaves_changes_for_the_reconciler() -> None:
+    """Metrics and `koordctl explain` look at it too, and no pass follows."""
+
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_appeared("new")
+        made.pod_changed("updated")
+        assert made.snapshot is made.snapshot
+        await until(recorder, 2)
+        assert recorder.pods == [{"new"}, {"new", "updated"}]
+        assert recorder.emptied == 0
 
     asyncio.run(run())
 

@@ -60,9 +60,10 @@ class Node:
     subjects: tuple[Subject, ...]
     reconciler: Reconciler
     complete: bool = True
+    requests: int = 0
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.engine, self.subjects, self.complete)
+        return Snapshot(self.engine, self.subjects, self.complete, self.requests)
 
     def mode(self, mode: str) -> None:
         inputs = NodeInputs(node=NodeMeta(annotations={"mode": mode}))

@@ -637,7 +637,8 @@ def test_an_update_through_the_proxy_counts_until_kubelets_list_says_something_n
     """No runtime event reports it, and kubelet's list is up to an interval old."""
     state = NodeState(layout=LAYOUT)
     listed(state, cpu="2")
-    state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    cgroup = state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
+    assert cgroup == the_container(state, "c1").cgroup != ""
     assert quota_us(state) == 60_000
     assert the_container(state, "c1").requested.cpu_shares == 102
     listed(state, cpu="2")
@@ -652,6 +653,17 @@ def test_an_update_through_the_proxy_of_a_container_that_the_runtime_listed() ->
     state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000))
     assert quota_us(state) == 60_000
     assert the_container(state, "c1").requested.memory_limit_bytes == REQUESTED.memory_limit_bytes
+
+
+def test_snapshots_count_the_requests_that_they_follow_from() -> None:
+    state = NodeState(layout=LAYOUT)
+    engine = Engine.build([], NodeInputs())
+    assert state.update_through_proxy("u1", "main", "c1", Requested(cfs_quota_us=60_000)) == ""
+    running(state)
+    assert state.requests == state.snapshot(engine).requests == 1
+    pod = runtime_pod("u1")
+    state.update_container(container(pod, "c1", "s1", requested=Requested(cfs_quota_us=70_000)))
+    assert state.requests == state.snapshot(engine).requests == state.copy().requests == 2
 
 
 def test_what_eviction_reads_of_a_pod_object() -> None:

@@ -247,7 +247,13 @@ def test_an_update_counts_for_the_reconciler_before_any_list_has_it(tmp_path: Pa
             path = n.kubelet.path(container.cgroup, "cpu.max")
             async with n.running():
                 await until("the quota", lambda: n.kernel.text(path) == "80000 100000")
-                await p.container("PreUpdateContainerResources", id=container.id, cpu_quota=60_000)
+                requested: list[str] = []
+                with pytest.MonkeyPatch.context() as patched:
+                    patched.setattr(n.daemon.parts, "requested", requested.append)
+                    await p.container(
+                        "PreUpdateContainerResources", id=container.id, cpu_quota=60_000
+                    )
+                assert requested == [container.cgroup]
                 await until("the new quota", lambda: n.kernel.text(path) == "48000 100000")
 
     run(test)

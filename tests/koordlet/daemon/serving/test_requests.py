@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from koordlet.daemon import passes
 from koordlet.state import requests_log
 from tests.koordlet.daemon.bed import (
     ONE_CPU,
@@ -25,6 +26,37 @@ def test_an_in_place_resize_is_divided_once() -> None:
                 await n.create(pod, "c1")
                 final = await n.resize("c1", 50_000)
                 assert final.cpu.quota.value == 40_000
+
+    run(test)
+
+
+def test_the_reconciler_leaves_a_resized_container_alone_until_it_has_the_resize(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                await n.create(pod, "c1")
+                await n.runtime.start_container("c1")
+                subject = daemon.parts.state.container("c1")
+                executor = daemon.parts.passes.executor
+                assert subject is not None and executor is not None
+                await until("the first look", lambda: not daemon.parts.passes._gathering)
+                gathering = passes._GATHER_S
+                monkeypatch.setattr(passes, "_GATHER_S", 3600.0)
+                await n.resize("c1", 50_000)
+                assert subject.cgroup in executor.requests
+                daemon.parts.state_changed("test")
+                await until("a pass", lambda: not executor.requests)
+                assert daemon.parts.passes._gathering is not None
+                daemon.parts.passes._gathering.cancel()
+                daemon.parts.passes._gathering = None
+                monkeypatch.setattr(passes, "_GATHER_S", gathering)
+                await n.resize("c1", 60_000)  # whether or not the runtime reports its end
+                await until("an update of the pod", lambda: not executor.requests)
 
     run(test)
 
