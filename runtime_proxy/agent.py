@@ -1,25 +1,18 @@
 """CRI mode put together: front, hooks, store, recovery, and what keeps them up to date."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
 
-from protos.cri.v1 import api_pb2 as cri
+from runtime_proxy.follower import Follower
 from runtime_proxy.hook_registry import HookRegistry, hook_gauges
 from runtime_proxy.hooks import Hooks
 from runtime_proxy.intercept import CriInterceptor
 from runtime_proxy.options import Options
 from runtime_proxy.records import Records
-from runtime_proxy.recovery import Recovery, with_retries
-from runtime_proxy.runtime import Runtime, RuntimeAway
+from runtime_proxy.recovery import Recovery
+from runtime_proxy.runtime import Runtime
 from runtime_proxy.server import Front, Traffic
 from runtime_proxy.status import Figures, Gauge
-from runtime_proxy.tasks import spawn
 
-log = logging.getLogger(__name__)
-
-_SWEEP_INTERVAL_S = 60.0
-_RETRY_S = 0.5
 _SETTLE_S = 2.0
 
 
@@ -48,43 +41,16 @@ class CriAgent:
             max_message_bytes=chosen.max_message_bytes,
             traffic=self._traffic,
         )
-        self._tasks: list[asyncio.Task[None]] = []
+        self._follower = Follower(
+            self._runtime, self._recovery, self._hooks, catch_up=self._records.catch_up
+        )
 
     async def start(self) -> None:
         self._registry.start()
-        self._tasks = [spawn("following the runtime", self._follow_runtime())]
+        self._follower.start()
 
     def new_connection(self) -> asyncio.Protocol:
         return self._front.new_connection()
-
-    async def _follow_runtime(self) -> None:
-        await with_retries(self._recovery.rebuild, retry_s=_RETRY_S)
-        self._tasks.append(spawn("sweeping", _forever(self._sweep, _SWEEP_INTERVAL_S)))
-        if self._gives_events_to_everyone():
-            self._tasks.append(spawn("runtime events", _forever(self._follow_events, _RETRY_S)))
-
-    def _gives_events_to_everyone(self) -> bool:
-        """containerd 1.7 gives each event to one reader only, and that one must be kubelet."""
-        version = self._runtime.version
-        if version is None or version.runtime_name != "containerd":
-            return False
-        major = version.runtime_version.lstrip("v").split(".")[0]
-        return major.isdigit() and int(major) >= 2
-
-    async def _sweep(self) -> None:
-        self._records.catch_up()
-        self._hooks.vanished(*await self._recovery.sweep())
-
-    async def _follow_events(self) -> None:
-        async for event in self._runtime.events():
-            identifier = event.container_id
-            is_pod = self._store.pod(identifier) is not None
-            kind = event.container_event_type
-            if kind in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
-                # A deleted object has ended, also where the event of its end was missed.
-                (self._hooks.sandbox_exited if is_pod else self._hooks.container_exited)(identifier)
-            if kind == cri.CONTAINER_DELETED_EVENT:
-                (self._store.drop_pod if is_pod else self._store.drop_container)(identifier)
 
     # -- what an operator sees --------------------------------------------------------------------
 
@@ -148,24 +114,12 @@ class CriAgent:
 
     def stand_back(self) -> None:
         self._front.succeeded = True
-        for task in self._tasks:
-            task.cancel()
+        self._follower.stop()
+        self._hooks.leave_ends()
         self._records.stand_back()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._follower.close()
         self._registry.close()
         self._runtime.close()
         self._records.close()
-
-
-async def _forever(step: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """Repeat a step. While the runtime is away, only the next try follows."""
-    while True:
-        await asyncio.sleep(interval_s)
-        try:
-            await step()
-        except RuntimeAway as error:
-            log.debug("runtime gave no answer", extra={"reason": str(error)})

@@ -7,7 +7,8 @@ process's memory. A channel has at most one connection, which a caller opens whe
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from runtime_proxy.http2.client import ClientConnection, Ended, Message, Ponged
@@ -143,6 +144,17 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+async def _until_status(queue: asyncio.Queue[bytes | Status]) -> AsyncIterator[bytes]:
+    """Yield messages up to the call's status. Raises RpcError if that is not OK."""
+    while True:
+        item = await queue.get()
+        if isinstance(item, Status):
+            if item.code:
+                raise RpcError(item)
+            return
+        yield item
+
+
 class Channel:
     """Calls to one server. Not connected until `connect`; calls on a lost connection fail."""
 
@@ -250,8 +262,13 @@ class Channel:
             if wire.retired:
                 wire.retire()
 
-    async def messages(self, method: bytes, request: bytes) -> AsyncIterator[bytes]:
-        """A server-streaming call without a deadline. Raises RpcError unless it ends with OK."""
+    @contextmanager
+    def messages(self, method: bytes, request: bytes) -> Iterator[AsyncIterator[bytes]]:
+        """Make a server-streaming call without a deadline, and yield its messages.
+
+        The request is sent at once: the server gets it before those of later calls. The messages
+        end with RpcError unless the call ends with OK. Leaving the context cancels the call.
+        """
         wire = self._wire
         if wire is None or not self.connected:
             raise NotConnected("not connected")
@@ -260,13 +277,7 @@ class Channel:
         wire.streams[stream] = queue
         wire.flush()
         try:
-            while True:
-                item = await queue.get()
-                if isinstance(item, Status):
-                    if item.code:
-                        raise RpcError(item)
-                    return
-                yield item
+            yield _until_status(queue)
         finally:
             if wire.streams.pop(stream, None) is not None:
                 wire.machine.cancel(stream)

@@ -68,6 +68,7 @@ class Hooks:
     failures: FailureLog = field(default_factory=FailureLog)
     # The last of each pod's after-stages under way.
     _telling: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _successor_reports_ends: bool = False
 
     def skips(self, pod: Pod) -> bool:
         key, value = self.skip_label
@@ -197,8 +198,17 @@ class Hooks:
         if self.servers.serving(Stage.POST_STOP_POD_SANDBOX) and not self.skips(pod):
             await self.ask_about_pod(Stage.POST_STOP_POD_SANDBOX, pod, Budget(None))
 
+    def leave_ends(self) -> None:
+        """Leave the ends of objects to a successor, which learns of them from the runtime.
+
+        Both would report the end of a container whose StopContainer is answered here.
+        """
+        self._successor_reports_ends = True
+
     def container_exited(self, identifier: str) -> None:
-        """Report the end of a container, whatever ended it."""
+        """Report the end of a container, whatever ended it, unless it was reported before."""
+        if self._successor_reports_ends:
+            return
         stopped = self.store.stop_container(identifier)
         if stopped is not None:
             pod = self.store.pod(stopped.pod_id)
@@ -207,6 +217,9 @@ class Hooks:
             )
 
     def sandbox_exited(self, identifier: str) -> None:
+        """Report the end of a sandbox and of its containers, unless it was reported before."""
+        if self._successor_reports_ends:
+            return
         stopped = self.store.stop_pod(identifier)
         if stopped is not None:
             containers = [
@@ -217,7 +230,7 @@ class Hooks:
             self.in_background(identifier, self.pod_stopped(stopped, containers))
 
     def vanished(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
-        """Report ends that were not seen: the runtime has these objects no more."""
+        """Report the ends of objects that the runtime no longer has, unless reported before."""
         lost = {pod.id: pod for pod in pods}
         for container in containers:
             if not container.stopped:

@@ -280,6 +280,9 @@ class _StartContainer(_OfContainer[cri.StartContainerRequest]):
         self.hooks.remember(self.known, self.updated)
         if self.hooks.servers.serving(Stage.POST_START_CONTAINER):
             known = self.hooks.store.container(self.request.container_id)
+            if known is not None and known.stopped:
+                # The event of its end came before this answer, and a start must not follow an end.
+                return
             pod_id = known.pod_id if known is not None else self.request.container_id
             self.hooks.in_background(pod_id, self._tell())
 

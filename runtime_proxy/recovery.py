@@ -7,7 +7,8 @@ that names an unknown object asks the runtime for this object.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -49,6 +50,25 @@ def container_with_record(container: Container, recorded: Container | None) -> C
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Unreported:
+    """Ends that no call or event reported: of listed objects by their ids, and of objects gone."""
+
+    ended_pods: list[str]
+    ended_containers: list[str]
+    gone_pods: list[Pod]
+    gone_containers: list[Container]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            "ended_pods": len(self.ended_pods),
+            "ended_containers": len(self.ended_containers),
+            "gone_pods": len(self.gone_pods),
+            "gone_containers": len(self.gone_containers),
+        }
+
+
 class Recovery:
     def __init__(
         self,
@@ -62,6 +82,8 @@ class Recovery:
         self._store = store
         self._recorded = recorded
         self._reread = reread
+        self._foreign: set[str] = set()
+        """Ended objects that are listed, and neither in the store nor in the journal."""
         self.done = False
 
     def _records_with(self, identifier: str) -> Recorded:
@@ -138,15 +160,73 @@ class Recovery:
             self._store.put_container(known)
         return known
 
-    async def sweep(self) -> tuple[list[Pod], list[Container]]:
-        """Drop and return what the runtime no longer lists. Raises RuntimeAway."""
-        births = self._store.births
-        pods = {pod.id for pod in await self._runtime.pods()}
-        containers = {container.id for container in await self._runtime.containers()}
-        lost = self._store.sweep(pods=pods, containers=containers, births=births)
-        if any(lost):
-            log.info("swept", extra={"pods": len(lost[0]), "containers": len(lost[1])})
-        return lost
+    async def sweep(self) -> Unreported:
+        """Compare the store with the runtime's lists: find ends that no call or event reported.
+
+        What the runtime no longer lists leaves the store. Raises RuntimeAway.
+        """
+        store, births = self._store, self._store.births
+        pods = await self._runtime.pods()
+        containers = await self._runtime.containers()
+        listed_pods, listed_containers = {p.id for p in pods}, {c.id for c in containers}
+        gone = store.sweep(pods=listed_pods, containers=listed_containers, births=births)
+        self._foreign &= listed_pods | listed_containers
+        ended_pods = self._in_question(
+            (p.id for p in pods if p.state == cri.SANDBOX_NOTREADY), store.pod, births
+        )
+        ended_containers = self._in_question(
+            (c.id for c in containers if c.state == cri.CONTAINER_EXITED), store.container, births
+        )
+        # Since our start, a predecessor may have added an object or reported an end.
+        recorded = self._reread() if ended_pods or ended_containers else Recorded()
+        found = Unreported(
+            await self._unreported(ended_pods, recorded.pods, self.pod, store.stop_pod),
+            await self._unreported(
+                ended_containers, recorded.containers, self.container, store.stop_container
+            ),
+            *gone,
+        )
+        if any(found.counts.values()):
+            log.info("ends that no event reported", extra=found.counts)
+        return found
+
+    def _in_question(
+        self, ended: Iterable[str], known: Callable[[str], Pod | Container | None], births: int
+    ) -> list[str]:
+        """Return which of the listed ends may be unreported.
+
+        An object that was added after the mark `births` may have been listed before it started.
+        """
+        found = []
+        for identifier in ended:
+            entry = known(identifier)
+            if entry is None:
+                in_question = identifier not in self._foreign
+            else:
+                in_question = not entry.stopped and self._store.is_older(identifier, births)
+            if in_question:
+                found.append(identifier)
+        return found
+
+    async def _unreported(
+        self,
+        ended: Iterable[str],
+        recorded: Mapping[str, Pod | Container],
+        find: Callable[[str], Awaitable[Pod | Container | None]],
+        mark_stopped: Callable[[str], object],
+    ) -> list[str]:
+        """Return which of these ends no process reported, with their objects in the store."""
+        unreported = []
+        for identifier in ended:
+            record = recorded.get(identifier)
+            if record is not None and record.stopped:
+                mark_stopped(identifier)
+            elif record is None and identifier not in self._store:
+                # It never had a call through a proxy.
+                self._foreign.add(identifier)
+            elif await find(identifier) is not None:
+                unreported.append(identifier)
+        return unreported
 
 
 async def with_retries(step: Callable[[], Awaitable[None]], *, retry_s: float) -> None:

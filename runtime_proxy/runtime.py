@@ -10,6 +10,7 @@ import binascii
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -99,13 +100,18 @@ class Runtime:
             return None
         return read_container_status(listed, answer)
 
-    async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
-        """The runtime's event stream. Raises RuntimeAway when it ends with an error."""
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[cri.ContainerEventResponse]]:
+        """Subscribe to the runtime's events, and yield them as they come.
+
+        The subscription is sent before the context is entered, and events wait until they are
+        read. Raises RuntimeAway, also where the events end with an error.
+        """
         try:
             await self._channel.connect(_CONNECT_TIMEOUT_S)
             method = f"/{self._package}.RuntimeService/GetContainerEvents".encode()
-            async for body in self._channel.messages(method, b""):
-                yield cri.ContainerEventResponse.FromString(body)
+            with self._channel.messages(method, b"") as bodies:
+                yield (cri.ContainerEventResponse.FromString(body) async for body in bodies)
         except (RpcError, DecodeError) as error:
             raise RuntimeAway(str(error)) from error
 

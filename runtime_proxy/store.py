@@ -58,6 +58,13 @@ class Store:
         """The number of entries ever added: a mark for `sweep`."""
         return self._births_so_far
 
+    def __contains__(self, identifier: str) -> bool:
+        return identifier in self._births
+
+    def is_older(self, identifier: str, births: int) -> bool:
+        """Return whether the entry was added before the mark `births` was taken."""
+        return self._births[identifier] <= births
+
     def pod(self, identifier: str) -> Pod | None:
         return self._pods.get(identifier)
 
@@ -133,11 +140,9 @@ class Store:
         lost_containers = [
             c
             for i, c in self._containers.items()
-            if i not in containers and self._births[i] <= births
+            if i not in containers and self.is_older(i, births)
         ]
-        lost_pods = [
-            p for i, p in self._pods.items() if i not in pods and self._births[i] <= births
-        ]
+        lost_pods = [p for i, p in self._pods.items() if i not in pods and self.is_older(i, births)]
         for container in lost_containers:
             self.drop_container(container.id)
         for pod in lost_pods:
@@ -147,11 +152,11 @@ class Store:
     def disown(self, identifiers: Iterable[str]) -> None:
         """Remove from the journal what the store lacks: objects removed while no proxy ran."""
         for identifier in identifiers:
-            if identifier not in self._births:
+            if identifier not in self:
                 self._journal.forget(identifier)
 
     def _born(self, identifier: str) -> None:
-        if identifier not in self._births:
+        if identifier not in self:
             self._births_so_far += 1
             self._births[identifier] = self._births_so_far
 

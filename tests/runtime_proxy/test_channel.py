@@ -126,7 +126,7 @@ def test_a_server_that_leaves_gets_its_idle_connection_closed(tmp_path: Path) ->
 def test_without_a_connection_every_use_says_so(tmp_path: Path) -> None:
     async def test(server: Server, channel: Channel) -> None:
         async def stream() -> None:
-            async for _ in channel.messages(b"/s/m", b"x"):
+            with channel.messages(b"/s/m", b"x"):
                 pass
 
         for use in (channel.ping(1), channel.unary(b"/s/m", b"x", timeout_s=1), stream()):
@@ -274,7 +274,8 @@ def test_calls_on_a_connection_that_is_lost_fail_and_may_have_been_made(tmp_path
 
 
 async def collected(channel: Channel) -> list[bytes]:
-    return [message async for message in channel.messages(b"/s/m", b"x")]
+    with channel.messages(b"/s/m", b"x") as messages:
+        return [message async for message in messages]
 
 
 def test_a_stream_ends_with_its_status(tmp_path: Path) -> None:
@@ -283,8 +284,9 @@ def test_a_stream_ends_with_its_status(tmp_path: Path) -> None:
         assert await collected(channel) == [b"a", b"", b"b"]
         peer.reply = Reply(messages=[b"a"], trailers=[("grpc-status", "8")])
         received = []
-        with pytest.raises(RpcError, match=r"^RESOURCE_EXHAUSTED$"):
-            async for message in channel.messages(b"/s/m", b"x"):
+        refused = pytest.raises(RpcError, match=r"^RESOURCE_EXHAUSTED$")
+        with refused, channel.messages(b"/s/m", b"x") as messages:
+            async for message in messages:
                 received.append(message)
         assert received == [b"a"]
 
@@ -294,10 +296,11 @@ def test_a_stream_ends_with_its_status(tmp_path: Path) -> None:
 def test_a_stream_that_is_left_is_cancelled_at_the_server(tmp_path: Path) -> None:
     async def test(channel: Channel, peer: H2Server) -> None:
         peer.reply = Reply(messages=[b"a", b"b"], ends=False)
-        stream = channel.messages(b"/s/m", b"x")
-        assert await anext(stream) == b"a"
-        assert peer.cancelled == 0
-        await stream.aclose()  # type: ignore[attr-defined]
+        with channel.messages(b"/s/m", b"x") as stream:
+            # The request is at the server although no message was asked for.
+            await until(lambda: peer.requests == [("/s/m", b"x")], "the call to arrive")
+            assert await anext(stream) == b"a"
+            assert peer.cancelled == 0
         await until(lambda: peer.cancelled == 1, "the call to be cancelled")
 
     with_peer(tmp_path, test)
@@ -309,17 +312,17 @@ def test_events_that_are_not_read_have_a_limit(tmp_path: Path, too_many: bool) -
 
     async def test(channel: Channel, peer: H2Server) -> None:
         peer.reply = Reply(raw=add_prefix(b"e") * count, ends=not too_many)
-        stream = channel.messages(b"/s/m", b"x")
-        # One is taken, and the others come while nothing reads: at most 4096 wait.
-        received = [await anext(stream)]
-        await until(lambda: peer.cancelled if too_many else peer.replied)
-        await channel.ping(5)
-        if too_many:
-            with pytest.raises(RpcError, match=r"^RESOURCE_EXHAUSTED: events come too fast$"):
+        with channel.messages(b"/s/m", b"x") as stream:
+            # One is taken, and the others come while nothing reads: at most 4096 wait.
+            received = [await anext(stream)]
+            await until(lambda: peer.cancelled if too_many else peer.replied)
+            await channel.ping(5)
+            if too_many:
+                with pytest.raises(RpcError, match=r"^RESOURCE_EXHAUSTED: events come too fast$"):
+                    received += [message async for message in stream]
+            else:
                 received += [message async for message in stream]
-        else:
-            received += [message async for message in stream]
-            assert len(received) == count
+                assert len(received) == count
 
     with_peer(tmp_path, test, max_message_bytes=100_000)
 

@@ -15,7 +15,7 @@ from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.http2.grpc import Code
 from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
-from runtime_proxy.recovery import Recovery, with_retries
+from runtime_proxy.recovery import Recovery, Unreported, with_retries
 from runtime_proxy.runtime import Runtime, RuntimeAway
 from runtime_proxy.store import NoJournal, Store
 from tests.runtime_proxy.http2.h2_server import H2Server, Reply
@@ -312,11 +312,11 @@ def test_a_sweep_returns_what_is_gone(tmp_path: Path) -> None:
         store = Store(NoJournal())
         recovery = Recovery(runtime, store, Recorded())
         await recovery.rebuild()
-        assert await recovery.sweep() == ([], [])
+        assert await recovery.sweep() == Unreported([], [], [], [])
         fake.answers["ListContainers"] = ok(cri.ListContainersResponse())
-        assert await recovery.sweep() == ([], [CONTAINER])
+        assert await recovery.sweep() == Unreported([], [], [], [CONTAINER])
         fake.answers["ListPodSandbox"] = ok(cri.ListPodSandboxResponse())
-        assert await recovery.sweep() == ([POD], [])
+        assert await recovery.sweep() == Unreported([], [], [POD], [])
         assert store.sizes == (0, 0)
 
     with_runtime(tmp_path, fake, test)
@@ -331,7 +331,8 @@ def test_events_come_in_order_and_their_end_is_the_runtimes(tmp_path: Path) -> N
     messages = [event.SerializeToString() for event in events]
 
     async def read(runtime: Runtime) -> list[cri.ContainerEventResponse]:
-        return [event async for event in runtime.events()]
+        async with runtime.events() as coming:
+            return [event async for event in coming]
 
     async def test(runtime: Runtime) -> None:
         fake.answers["GetContainerEvents"] = Reply(messages=messages)
@@ -341,8 +342,9 @@ def test_events_come_in_order_and_their_end_is_the_runtimes(tmp_path: Path) -> N
         )
         found: list[Any] = []
         with pytest.raises(RuntimeAway, match="ending"):
-            async for event in runtime.events():
-                found.append(event)
+            async with runtime.events() as coming:
+                async for event in coming:
+                    found.append(event)
         assert found == events
         fake.answers["GetContainerEvents"] = Reply(messages=[b"\xff"])
         with pytest.raises(RuntimeAway):
