@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 
 from koordlet.measurement.accelerators.nvml import (
     NOT_SUPPORTED_XID,
+    Answer,
+    Gpu,
+    GpuUsage,
     MigDevice,
     NvmlFailure,
     ProcessUsage,
@@ -26,6 +31,7 @@ from tests.koordlet.measurement.collectors.fake_nvml import FakeGpu, FakeNvml
 from tests.koordlet.measurement.collectors.rounds import Rounds
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, SimulatedKernel
 from tests.simulated.profiles import Profile
+from tests.simulated.vfs import text
 from tests.waiting import wait_until
 
 WALL = 1_000_000.0
@@ -271,3 +277,201 @@ def answered_or_unavailable(rounds: Rounds, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
         for _ in range(2):
             answered(rounds)
+
+
+class Scripted:
+    """Stands for a session: gives answers, or raises errors, in turn."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.answers = list(answers)
+        self.closed = 0
+
+    def query(self) -> Answer:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+GPU = Gpu("GPU-0", 0, "H100", 80 << 30, "0000:3b:00.0")
+
+
+def answer_of(*processes: ProcessUsage, gpu: Gpu = GPU, problems: tuple[str, ...] = ()) -> Answer:
+    return Answer("570", (GpuUsage(gpu, processes),), problems)
+
+
+def scripted(*answers: Answer | Exception) -> tuple[SimulatedKernel, Rounds, Scripted]:
+    kernel, rounds = machine(FakeNvml())
+    asked = Scripted(*answers)
+    session: Any = asked
+    rounds.collector = GpuCollector(kernel, session=lambda: session)
+    return kernel, rounds, asked
+
+
+def by_metric(samples: dict[Series, float]) -> dict[tuple[Metric, str], float]:
+    return {(series.metric, series.of): value for series, value in samples.items()}
+
+
+def test_what_a_query_could_not_ask_is_a_problem_of_the_round() -> None:
+    _, rounds, _ = scripted(answer_of(problems=("GPU 0: it is odd", "and more")))
+    rounds.next()
+    answered(rounds)
+    assert rounds.problems == ["GPU 0: it is odd", "and more"]
+    assert isinstance(rounds.collector, GpuCollector)
+    assert rounds.collector.latest == answer_of(problems=("GPU 0: it is odd", "and more"))
+
+
+def test_a_defect_in_a_query_is_raised_and_ends_its_session() -> None:
+    _, rounds, asked = scripted(answer_of(), ZeroDivisionError("a defect"), answer_of())
+    rounds.next()
+    assert answered(rounds)
+    with pytest.raises(ZeroDivisionError):
+        answered(rounds)
+    assert asked.closed == 1
+    assert isinstance(rounds.collector, GpuCollector)
+    assert rounds.collector.latest is None
+    assert answered(rounds)
+    assert rounds.collector.latest == answer_of()
+
+
+def test_the_use_of_several_processes_is_a_whole_gpu_at_most() -> None:
+    processes = [ProcessUsage(pid, 60.0, 10) for pid in (90_001, 90_002)]
+    _, rounds, _ = scripted(answer_of(*processes))
+    rounds.next()
+    assert by_metric(answered(rounds)) == {
+        (Metric.NODE_GPU_CORE, "GPU-0"): 100.0,
+        (Metric.NODE_GPU_MEMORY, "GPU-0"): 20.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpu", "processes", "cores"),
+    [
+        (GPU, (), 0.0),
+        (GPU, (ProcessUsage(90_001, None, 1),), None),
+        (GPU, (ProcessUsage(90_001, None, 1), ProcessUsage(90_002, 5.0, 1)), 5.0),
+        (GPU._replace(error_code="Xid79"), (), None),
+        (GPU._replace(error_code="Xid79"), (ProcessUsage(90_001, 5.0, 1),), 5.0),
+        (GPU._replace(mig=()), (), None),
+    ],
+)
+def test_a_gpu_without_figures_is_not_idle(
+    gpu: Gpu, processes: tuple[ProcessUsage, ...], cores: float | None
+) -> None:
+    _, rounds, _ = scripted(answer_of(*processes, gpu=gpu))
+    rounds.next()
+    found = by_metric(answered(rounds))
+    assert found.get((Metric.NODE_GPU_CORE, "GPU-0")) == cores
+    assert found[Metric.NODE_GPU_MEMORY, "GPU-0"] == float(len(processes))
+
+
+def test_memory_that_the_driver_does_not_show_is_no_figure_of_the_pod() -> None:
+    kernel, rounds, asked = scripted(answer_of())
+    pid = kernel.spawn_process("train", cgroup=BOX).pid
+    asked.answers = [answer_of(ProcessUsage(pid, 5.0, None))]
+    rounds.next()
+    assert by_metric(answered(rounds)) == {
+        (Metric.NODE_GPU_CORE, "GPU-0"): 5.0,
+        (Metric.NODE_GPU_MEMORY, "GPU-0"): 0.0,
+        (Metric.POD_GPU_CORE, "uid-1"): 5.0,
+        (Metric.CONTAINER_GPU_CORE, "box"): 5.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "owner"),
+    [
+        (f"0::/{BOX}/inner", ("uid-1", "box")),
+        (f"0::/../../{BOX}", ("uid-1", "box")),
+        (f"0::/{POD}/other", ("uid-1", "")),
+        ("0::/kubepods", ("", "")),
+        ("0::/", ("", "")),
+        (f"5:memory:/{BOX}\n0::/", ("uid-1", "box")),
+        (f"5:memory:/elsewhere\n0::/{POD}", ("uid-1", "")),
+        (f"5:cpu:/{BOX}\n0::/", ("", "")),
+    ],
+)
+def test_a_process_belongs_to_the_nearest_group_that_is_known(
+    cgroup: str, owner: tuple[str, str]
+) -> None:
+    kernel, rounds, _ = scripted(answer_of(ProcessUsage(77, 5.0, 3)))
+    kernel.proc.put("77/cgroup", text(cgroup + "\n"))
+    kernel.proc.root.dynamic = None
+    rounds.next()
+    found = by_metric(answered(rounds))
+    pod, container = owner
+    assert found.get((Metric.POD_GPU_MEMORY, "uid-1")) == (3.0 if pod else None)
+    assert found.get((Metric.CONTAINER_GPU_MEMORY, "box")) == (3.0 if container else None)
+
+
+def test_pods_that_come_are_owners_from_the_next_round_on() -> None:
+    kernel, rounds, asked = scripted(answer_of())
+    pid = kernel.spawn_process("train", cgroup=BOX).pid
+    asked.answers = [answer_of(ProcessUsage(pid, 5.0, 3))]
+    layout = rounds.targets.layout
+    nameless = PodTarget("uid-0", "", (ContainerTarget("none", ""),))
+    rounds.targets = Targets(layout, (nameless,))
+    rounds.next()
+    assert not any(metric is Metric.POD_GPU_CORE for metric, _ in by_metric(answered(rounds)))
+    rounds.targets = Targets(layout, (nameless, PodTarget("uid-2", POD)))
+    found = by_metric(answered(rounds))
+    assert found[Metric.POD_GPU_CORE, "uid-2"] == 5.0
+    assert not any(metric is Metric.CONTAINER_GPU_CORE for metric, _ in found)
+
+
+def test_a_query_hangs_from_three_intervals_on() -> None:
+    kernel, rounds, _ = scripted(answer_of())
+    go_on = threading.Event()
+    hanging: Any = Scripted(answer_of())
+    hanging.query = lambda: (go_on.wait(60), answer_of())[1]
+    rounds.collector = GpuCollector(kernel, session=lambda: hanging, interval_s=10.0)
+    rounds.next()
+    assert rounds.next(29.0) == {}
+    kernel.dev.remove("nvidiactl")  # it may go with the driver that hangs
+    with pytest.raises(Unavailable, match=r"^NVIDIA's driver has not answered for 30 s$"):
+        rounds.next(1.0)
+    go_on.set()
+    assert answered(rounds)
+    rounds.collector.close()
+
+
+def test_the_thread_of_a_query_holds_up_no_end_of_the_process() -> None:
+    kernel, rounds, _ = scripted(answer_of())
+    go_on = threading.Event()
+    hanging: Any = Scripted(answer_of())
+    hanging.query = lambda: (go_on.wait(60), answer_of())[1]
+    rounds.collector = GpuCollector(kernel, session=lambda: hanging)
+    rounds.next()
+    (thread,) = [one for one in threading.enumerate() if one.name == "koordlet-nvml"]
+    assert thread.daemon
+    assert not rounds.collector.wait(0)
+    go_on.set()
+    thread.join(10)
+    assert rounds.collector.wait(0)
+
+
+def test_a_collector_that_is_closed_forgets_and_begins_again() -> None:
+    _, rounds, asked = scripted(answer_of())
+    assert isinstance(rounds.collector, GpuCollector)
+    assert rounds.collector.wait(0)
+    rounds.next()
+    answered(rounds)
+    assert rounds.collector.wait(10)
+    rounds.collector.close()
+    assert rounds.collector.latest is None
+    wait_until(lambda: asked.closed == 1, "the session has ended")
+    assert rounds.next() == {}, "the first round only asks"
+    assert answered(rounds)
+    assert asked.closed == 1
+
+
+def test_no_driver_is_named_by_its_device_node() -> None:
+    kernel, rounds, _ = scripted(answer_of())
+    kernel.dev.remove("nvidiactl")
+    with pytest.raises(
+        Unavailable, match=r"^no NVIDIA driver is loaded: there is no /dev/nvidiactl$"
+    ):
+        rounds.next()
