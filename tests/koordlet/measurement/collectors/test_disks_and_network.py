@@ -230,3 +230,138 @@ def test_the_space_of_a_directory_is_that_of_its_file_system(tmp_path: Path) -> 
     assert 0 <= before.used_bytes <= before.size_bytes
     with pytest.raises(FileNotFoundError):
         local_space(str(tmp_path / "none"))
+
+
+# -- what comes and goes --------------------------------------------------------------------------
+
+
+def test_a_disk_that_comes_leaves_the_rates_of_the_others() -> None:
+    machine = Machine()
+    rounds = machine.rounds(DiskCollector(machine.kernel))
+    machine.disks = {"sda": (0, 0, 0)}
+    rounds.next()
+    machine.kernel.sysfs.put("devices/block/cciss!c0/dev", text("104:0\n"))
+    machine.kernel.sysfs.put("devices/block/cciss!c0/slaves", Folder())
+    machine.kernel.sysfs.put("class/block/cciss!c0", Link("../../devices/block/cciss!c0"))
+    DISK["cciss/c0"] = "104:0"
+    try:
+        machine.disks = {"sda": (2, 0, 0), "cciss/c0": (0, 0, 0)}
+        assert {series.of for series in rounds.next()} == {"sda"}
+        machine.disks = {"sda": (2, 0, 0), "cciss/c0": (4, 6, 1000)}
+        found = rounds.next()
+    finally:
+        del DISK["cciss/c0"]
+    assert found[Series(Metric.NODE_DISK_READ, "cciss/c0")] == 4 * 512
+    assert found[Series(Metric.NODE_DISK_WRITE, "cciss/c0")] == 6 * 512
+    assert found[Series(Metric.NODE_DISK_BUSY, "cciss/c0")] == 1.0
+
+
+def test_an_interface_that_comes_leaves_the_rates_of_the_others() -> None:
+    machine = Machine()
+    with_device(machine, "eth0")
+    rounds = machine.rounds(NetworkCollector(machine.kernel))
+    machine.interfaces = {"eth0": (0, 0)}
+    rounds.next()
+    with_device(machine, "eth1")
+    machine.interfaces = {"eth0": (10, 20), "eth1": (5, 5)}
+    assert rounds.next() == {
+        Series(Metric.NODE_NETWORK_RECEIVE, "eth0"): 10.0,
+        Series(Metric.NODE_NETWORK_SEND, "eth0"): 20.0,
+    }
+    machine.interfaces = {"eth1": (6, 7)}
+    assert rounds.next() == {
+        Series(Metric.NODE_NETWORK_RECEIVE, "eth1"): 1.0,
+        Series(Metric.NODE_NETWORK_SEND, "eth1"): 2.0,
+    }
+
+
+@pytest.mark.parametrize("make", [DiskCollector, NetworkCollector])
+def test_a_collector_that_is_closed_begins_again(
+    make: Callable[[SimulatedKernel], Collector],
+) -> None:
+    machine = Machine()
+    rounds = machine.rounds(make(machine.kernel))
+    machine.disks, machine.interfaces = {"sda": (0, 0, 0)}, {"eth0": (0, 0)}
+    rounds.next()
+    assert rounds.next()
+    rounds.collector.close()
+    assert rounds.next() == {}
+    assert rounds.next()
+
+
+@pytest.mark.parametrize("make", [DiskCollector, NetworkCollector])
+def test_a_counter_is_outdated_after_twenty_intervals(
+    make: Callable[[SimulatedKernel], Collector],
+) -> None:
+    machine = Machine()
+    rounds = machine.rounds(make(machine.kernel))
+    machine.disks, machine.interfaces = {"sda": (0, 0, 0)}, {"eth0": (0, 0)}
+    rounds.next()
+    assert len(rounds.next(20.0)) >= 2
+    assert rounds.next(20.5) == {}
+
+
+def test_a_rate_above_a_terabyte_a_second_is_a_defect() -> None:
+    machine = Machine()
+    for collector in (DiskCollector(machine.kernel), NetworkCollector(machine.kernel)):
+        for count, found in ((10**12, 2), (2 * 10**12, 0)):
+            rounds = machine.rounds(collector)
+            machine.disks, machine.interfaces = {"sda": (0, 0, 0)}, {"eth0": (0, 0)}
+            rounds.next()
+            machine.disks = {"sda": (count // 512, count // 512, 0)}
+            machine.interfaces = {"eth0": (count, count)}
+            samples = rounds.next()
+            busy = Series(Metric.NODE_DISK_BUSY, "sda")
+            assert len([series for series in samples if series != busy]) == found
+            collector.close()
+
+
+def test_reasons_name_the_missing_file() -> None:
+    kernel = SimulatedKernel(DEBIAN_12_V2)
+    for collector, reason in (
+        (DiskCollector(kernel), r"^this kernel has no /proc/diskstats$"),
+        (NetworkCollector(kernel), r"^this kernel has no network interfaces$"),
+        (
+            FileSystemCollector(kernel, local_space, sys_root="/other"),
+            r"^this kernel has no block devices in /other/class/block$",
+        ),
+    ):
+        with pytest.raises(Unavailable, match=reason):
+            Rounds.over(collector, kernel).next()
+
+
+def test_a_file_system_that_shrinks_while_it_is_read_uses_nothing() -> None:
+    machine = Machine()
+    machine.kernel.proc.put("1/mountinfo", text(MOUNTINFO))
+    machine.kernel.proc.put("self/mountinfo", text(MOUNTINFO))
+    asked: list[str] = []
+
+    def space(path: str) -> Space:
+        asked.append(path)
+        return Space(1000, -5)
+
+    rounds = machine.rounds(FileSystemCollector(machine.kernel, space))
+    assert rounds.next() == {
+        Series(SIZE, "/"): 1000,
+        Series(USED, "/"): 0,
+        Series(SIZE, "/var/lib/data"): 1000,
+        Series(USED, "/var/lib/data"): 0,
+    }
+    assert asked == ["/", "/var/lib/data"]
+
+
+def test_a_device_that_only_the_mounts_source_names_is_found() -> None:
+    machine = Machine()
+    machine.kernel.proc.put("self/mountinfo", text(""))
+    machine.kernel.proc.put(
+        "1/mountinfo",
+        text(
+            "1 0 0:40 / /btrfs rw - btrfs /dev/sda1 rw\n"
+            "2 1 0:40 /sub /again rw - btrfs /dev/sda1 rw\n"
+            "3 1 0:41 / /nfs rw - nfs server:/x rw\n"
+            "4 1 8:0 / /fuse rw - fuse.x /dev/sda rw\n"
+        ),
+    )
+    rounds = machine.rounds(FileSystemCollector(machine.kernel, lambda path: Space(8, 4)))
+    assert rounds.next() == {Series(SIZE, "/btrfs"): 8, Series(USED, "/btrfs"): 4}
+    assert rounds.problems == []

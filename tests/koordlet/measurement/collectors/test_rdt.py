@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koordlet.measurement.collecting import Unavailable
@@ -79,6 +79,7 @@ def test_a_machine_without_monitoring_is_unavailable() -> None:
         Rounds.over(ResctrlCollector(kernel), kernel).next()
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(VALUES, st.floats(0.01, 500)), max_size=8))
 def test_no_bandwidth_is_absurd(steps: list[tuple[Value, float]]) -> None:
     kernel, rounds = machine("BE")
@@ -87,3 +88,86 @@ def test_no_bandwidth_is_absurd(steps: list[tuple[Value, float]]) -> None:
         for series, value in rounds.next(step_s).items():
             assert value >= 0
             assert series.metric is Metric.RESCTRL_LLC or value <= 1e13
+
+
+def test_the_counts_are_those_of_the_last_round() -> None:
+    kernel, rounds = machine("BE")
+    assert isinstance(rounds.collector, ResctrlCollector)
+    assert rounds.collector.counts == {}
+    count(kernel, 1, 1000, 500)
+    rounds.next()
+    first = rounds.collector.counts
+    assert {series: number for series, number in first.items() if series.detail[0] == "0"} == {
+        LOCAL: 500,
+        TOTAL: 1000,
+    }
+    count(kernel, 1, 1100, "Unavailable")
+    rounds.next()
+    assert rounds.collector.counts[TOTAL] == 1100
+    assert LOCAL not in rounds.collector.counts
+    assert first[TOTAL] == 1000, "a reader keeps what it has"
+    rounds.collector.close()
+    assert rounds.collector.counts == {}
+
+
+def test_a_collector_that_is_closed_begins_again() -> None:
+    kernel, rounds = machine("BE")
+    count(kernel, 1, 0, 0)
+    rounds.next()
+    count(kernel, 1, 1000, 1000)
+    rounds.collector.close()
+    assert TOTAL not in rounds.next()
+    count(kernel, 1, 3000, 3000)
+    assert rounds.next()[TOTAL] == 200.0
+
+
+def test_groups_of_others_are_not_measured_and_one_of_ours_is_enough() -> None:
+    _, rounds = machine("operators", "LSR")
+    assert {series.of for series in rounds.next()} == {"LSR"}
+    assert rounds.problems == []
+    _, rounds = machine("operators")
+    assert rounds.next() == {}
+    assert rounds.problems == ["/sys/fs/resctrl has none of the control groups LSR, LS, BE"]
+
+
+def test_each_group_and_domain_counts_alone() -> None:
+    kernel, rounds = machine("BE", "LS")
+    assert kernel.resctrl is not None
+    domains = kernel.resctrl.domains
+    assert len(domains) > 1
+    kernel.rmdir("/sys/fs/resctrl/LS")
+    rounds.next()
+    kernel.mkdir("/sys/fs/resctrl/LS")
+    for group in ("BE", "LS"):
+        for domain in domains:
+            kernel.resctrl.counters[group, domain] = Counters(domain, 100 * (domain + 1), 0)
+    found = rounds.next()
+    # Of LS this is the first reading.
+    assert {
+        (series.of, series.detail): value
+        for series, value in found.items()
+        if series.metric is Metric.RESCTRL_BANDWIDTH and series.detail.endswith("total_bytes")
+    } == {("BE", f"{domain}/mbm_total_bytes"): 10.0 * (domain + 1) for domain in domains}
+    assert {
+        (series.of, series.detail): value
+        for series, value in found.items()
+        if series.metric is Metric.RESCTRL_LLC
+    } == {(group, str(domain)): domain for group in ("BE", "LS") for domain in domains}
+
+
+def test_a_bandwidth_is_outdated_after_twenty_intervals_and_has_a_most() -> None:
+    kernel, rounds = machine("BE")
+    count(kernel, 1, 0, 0)
+    rounds.next()
+    count(kernel, 1, 2000, 10**16)
+    found = rounds.next(200.0)
+    assert found[TOTAL] == 10.0
+    assert LOCAL not in found
+    assert TOTAL not in rounds.next(200.5)
+
+
+def test_the_reason_names_the_mount() -> None:
+    kernel = SimulatedKernel(DEBIAN_12_V2)
+    reason = r"^/other is not mounted, or this machine has no monitoring$"
+    with pytest.raises(Unavailable, match=reason):
+        Rounds.over(ResctrlCollector(kernel, mount="/other"), kernel).next()
