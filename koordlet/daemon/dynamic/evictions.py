@@ -24,6 +24,7 @@ _RECONNECT_S: Final = 300.0
 """After evictions had no answer for so long the kubeconfig is read again: certificates and servers
 change. Chosen: as for its objects."""
 _LOOK_EVERY_S: Final = 5.0
+"""Between two looks at whether the API server answers. Chosen: short beside `_RECONNECT_S`."""
 
 
 class Evictions:

@@ -46,6 +46,7 @@ _RECONNECT_S: Final = 300.0
 """After reports have failed for so long the kubeconfig is read again: certificates and servers
 change. Chosen: as for the objects of the API server."""
 _LOOK_EVERY_S: Final = 5.0
+"""Between two looks at whether reports are taken. Chosen: short beside `_RECONNECT_S`."""
 _UNMEASURED_S: Final = 1.0
 """How often a training waits for the first measurements."""
 

@@ -9,16 +9,20 @@ only. Rules of the library that matter here:
   "not found" means that no process had one.
 - A GPU in MIG mode has no process utilisation; the memory of its processes is known.
 - A process that computes and draws is in both lists, with the same memory in each.
-- Critical errors (XIDs) wait in an event set from its registration on.
+- Critical errors (XIDs) wait in an event set from its registration on. A recent driver says which
+  recovery a GPU needs; with an older one a GPU stays unhealthy after an error.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
+
+_LOG = logging.getLogger("koordlet.measurement")
 
 _IGNORED_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of an application and not of the GPU; upstream's list."""
@@ -28,6 +32,11 @@ _EVENT_WAIT_MS: Final = 1
 """The least wait for an event."""
 _FIRST_WINDOW_S: Final = 2.0
 """How far back the first query of a GPU looks. Samples are a sixth to one second apart."""
+_RECOVERED_S: Final = 60.0
+"""How long the driver must say that a GPU needs no recovery. Chosen: an error may be reported a
+moment before its recovery. Twice the value keeps a GPU that was reset unused for a minute more."""
+_RECOVERY_ACTION: Final = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+"""The field with the recovery that a GPU needs; old releases of the module lack it."""
 NOT_SUPPORTED_XID: Final = "DeviceHealthCheckNotSupported"
 """Upstream's code for a GPU whose driver cannot report critical errors."""
 
@@ -98,15 +107,24 @@ class _Unit:
         self.seen_us = 0
         self.error_code = ""
         self.error = ""
+        self.needs_none_since: float | None = None
+        """Since when no recovery is needed after an error; None while one is, or may be."""
 
 
 class Session:
     """The library between its start and its end. One thread at a time."""
 
-    def __init__(self, nvml: Any = None, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        nvml: Any = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """nvml: the module pynvml; None imports it. wall: seconds since the epoch, as the samples
         have it. Raises NvmlFailure."""
         self._wall = wall
+        self._monotonic = monotonic
         self._units: list[_Unit] = []
         self._events: Any = None
         try:
@@ -150,6 +168,7 @@ class Session:
                 ):  # fmt: skip
                     raise NvmlFailure(f"the driver was unloaded: {error}") from error
                 problems.append(f"GPU {unit.minor}: {error}")
+                unit.needs_none_since = None
                 lost = Gpu(
                     unit.uuid, unit.minor, unit.name, 0, unit.bus_id, unit.error_code or "Unknown",
                     unit.error or str(error),
@@ -207,10 +226,38 @@ class Session:
                 if not uuid or unit.uuid == uuid:
                     unit.error_code = f"Xid{xid}"
                     unit.error = f"critical error {xid} on GPU {unit.uuid}"
+                    unit.needs_none_since = None
+
+    def _look_for_recovery(self, unit: _Unit) -> None:
+        """Clear the error of a GPU that needs no recovery any more."""
+        now = self._monotonic()
+        if not self._needs_no_recovery(unit):
+            unit.needs_none_since = None
+        elif unit.needs_none_since is None:
+            unit.needs_none_since = now
+        elif now - unit.needs_none_since >= _RECOVERED_S:
+            _LOG.info("GPU %s needs no recovery after %s: healthy again", unit.uuid, unit.error)
+            unit.error_code = unit.error = ""
+            unit.needs_none_since = None
+
+    def _needs_no_recovery(self, unit: _Unit) -> bool:
+        """Return whether the driver says so; False where it says nothing about it."""
+        nvml = self._nvml
+        field = getattr(nvml, _RECOVERY_ACTION, None)
+        if field is None:
+            return False
+        try:
+            (found,) = nvml.nvmlDeviceGetFieldValues(unit.handle, [field])
+        except nvml.NVMLError:
+            return False
+        answered = found.nvmlReturn == nvml.NVML_SUCCESS
+        return bool(answered and found.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE)
 
     def _query_gpu(self, unit: _Unit, problems: list[str]) -> GpuUsage:
         nvml = self._nvml
         memory = int(nvml.nvmlDeviceGetMemoryInfo(unit.handle).total)
+        if unit.error_code not in ("", NOT_SUPPORTED_XID):
+            self._look_for_recovery(unit)
         mig = self._mig(unit)
         gpu = Gpu(
             unit.uuid, unit.minor, unit.name, memory, unit.bus_id, unit.error_code, unit.error, mig

@@ -18,8 +18,9 @@ from linux.host import Host
 DIRECTORY: Final = "/var/run/koordlet/xpu-device-infos"
 """Upstream's default of the flag xpu-device-infos-dir."""
 _MOST_FILES: Final = 64
+"""Files of the directory that are read. Chosen: one program writes one file."""
 _MOST_BYTES: Final = 1 << 20
-"""Chosen: a machine has 16 accelerators, each of some 500 bytes. Bounds the cost of a file."""
+"""Of one file. Chosen: a machine has 16 accelerators, each of some 500 bytes."""
 _MOST_MINOR: Final = 2**31 - 1
 """The Device object's minor has 32 bits."""
 

@@ -69,7 +69,8 @@ _COOLING: Final = 0.9
 """Upstream's: the part of the threshold from which the node cools down."""
 _FULL: Final = 100.0
 _REFILL_BELOW: Final = 60.0
-"""Upstream's percentages of the limit: above the first, tokens go; below the second, they come."""
+"""Upstream's percentages of the limit: from the first on a bucket loses tokens, below the second it
+gains them."""
 _FIRST_TOKENS: Final = 0.25
 """The part of the bucket that a new container has: the mean of upstream's random start."""
 _LONGEST_GAP_S: Final = 10.0
@@ -94,6 +95,11 @@ _APART: Final = frozenset({QoSClass.LSE, QoSClass.LSR, QoSClass.BE})
 _LIVING: Final = frozenset({"", "Pending", "Running"})
 _BURSTS: Final = frozenset({CPUBurstPolicy.AUTO, CPUBurstPolicy.CPU_BURST_ONLY})
 _SCALES: Final = frozenset({CPUBurstPolicy.AUTO, CPUBurstPolicy.CFS_QUOTA_BURST_ONLY})
+
+_WITHOUT_EFFECT: Final = (
+    "of them without effect, since the quota of their pod is not known and stays: give koordlet the"
+    " Pod objects (kubelet.enabled or kubernetes.enabled)"
+)
 
 
 class NodeState(StrEnum):
@@ -184,21 +190,21 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         if load is None:
             load = load_of(situation)
         wants_burst = wants_burst or config.strategy.policy in _BURSTS
-        of_pod: dict[str, Held] = {}
+        of_pod = {}
         for container in one.containers:
+            before, ratio = state.containers.get(container.id), _ratio(rule, container)
             after = _container_step(
-                state.containers.get(container.id),
+                before,
                 container,
                 config.strategy,
                 load,
                 situation,
-                ratio=_ratio(rule, container),
+                ratio=ratio,
                 has_burst=has_burst,
             )
             if after is not None:
                 of_pod[container.id] = after
-        claims = _claims(one, of_pod, config)
-        by_subject |= claims
+        by_subject |= _claims(one, of_pod, config)
         held |= of_pod
         raised_here = sum(1 for each in of_pod.values() if each.quota_us > each.base_us)
         raised += raised_here
@@ -207,10 +213,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         _record(one, of_pod, state, notes, gauges)
     summary = "" if load is None else f"{raised} of {len(held)} quotas raised: {load}"
     if bounded:
-        summary += (
-            f"; {bounded} of them without effect, since the quota of their pod is not known and"
-            " stays: give koordlet the Pod objects (kubelet.enabled or kubernetes.enabled)"
-        )
+        summary += f"; {bounded} {_WITHOUT_EFFECT}"
     if wants_burst and not has_burst:
         summary += "; this kernel has no CFS burst"
     return State(held), Verdict(

@@ -26,7 +26,7 @@ Worked examples: docs/qos.md, "Eviction".
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from apis.errors import InputError
 from apis.keys import BATCH_CPU, CPU, MID_CPU
@@ -74,27 +74,11 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
     if usage_percent is None:
         usage_percent = _BE_USAGE_PERCENT
     window_s = _window_s(situation)
-    means = [
-        situation.measurements.aggregate(Series(metric), within_s=window_s)
-        for metric in (Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT)
-    ]
-    newest = [
-        latest(situation, metric)
-        for metric in (Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT)
-    ]
-    known = [mean for mean in means if mean is not None]
-    if len(known) < len(means) or None in newest:
+    figures = _mean_and_newest(situation, window_s)
+    if figures is None:
         return ()
-    if min(mean.samples for mean in known) * situation.interval_s < window_s // 3:
-        return ()
-    mean_used, mean_request, mean_limit = (mean.average for mean in known)
-    last_used, last_request, last_limit = (value or 0.0 for value in newest)
-    if slo.cpu_evict_policy is CPUEvictPolicy.BY_ALLOCATABLE:
-        mean_limit = last_limit = _allocatable_limit(situation)
-    needed = min(
-        _wanted(mean_used, mean_request, mean_limit, lower, upper, usage_percent),
-        _wanted(last_used, last_request, last_limit, lower, upper, usage_percent),
-    )
+    mean, newest = figures
+    needed = min(_wanted(each, lower, upper, usage_percent) for each in (mean, newest))
     if needed <= 0:
         return ()
     used = used_by(situation, Metric.POD_CPU, 1000)
@@ -112,9 +96,9 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
             of_requests=True,
             needed=needed,
             numbers=(
-                f"best-effort pods may use {mean_limit:.0f} of {mean_request:.0f} requested"
-                f" milli-cores = {100 * mean_limit / mean_request:.1f} % <= {lower} %, and use"
-                f" {mean_used:.0f} over {window_s:.0f} s:"
+                f"best-effort pods may use {mean.limit:.0f} of {mean.request:.0f} requested"
+                f" milli-cores = {100 * mean.limit / mean.request:.1f} % <= {lower} %, and use"
+                f" {mean.used:.0f} over {window_s:.0f} s:"
                 f" release {needed} requested milli-cores to reach {upper} %"
             ),
             victims=candidates.best_effort(
@@ -124,6 +108,34 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
             leaving=candidates.leaving(situation.pods, of_best_effort),
         ),
     )
+
+
+class _BestEffortCPU(NamedTuple):
+    """U, R and L of the module, in milli-cores."""
+
+    used: float
+    request: float
+    limit: float
+
+
+def _mean_and_newest(
+    situation: Situation, window_s: float
+) -> tuple[_BestEffortCPU, _BestEffortCPU] | None:
+    """Return the figures as means over the window and as newest samples; None if one is missing."""
+    metrics = (Metric.BE_CPU_USED, Metric.BE_CPU_REQUEST, Metric.BE_CPU_LIMIT)
+    means, newest = [], []
+    for metric in metrics:
+        mean = situation.measurements.aggregate(Series(metric), within_s=window_s)
+        sample = latest(situation, metric)
+        if mean is None or sample is None:
+            return None
+        if mean.samples * situation.interval_s < window_s // 3:
+            return None
+        means.append(mean.average)
+        newest.append(sample)
+    if thresholds(situation).cpu_evict_policy is CPUEvictPolicy.BY_ALLOCATABLE:
+        means[2] = newest[2] = _allocatable_limit(situation)
+    return _BestEffortCPU(*means), _BestEffortCPU(*newest)
 
 
 def _satisfaction_limits(situation: Situation) -> tuple[int, int]:
@@ -153,10 +165,9 @@ def _allocatable_limit(situation: Situation) -> float:
     return -1.0 if amount < 0 else float(max(amount, 1))
 
 
-def _wanted(
-    used: float, request: float, limit: float, lower: int, upper: int, usage_percent: int
-) -> int:
+def _wanted(figures: _BestEffortCPU, lower: int, upper: int, usage_percent: int) -> int:
     """Return the milli-cores of requests to release; 0 if best-effort pods are satisfied."""
+    used, request, limit = figures
     if limit <= 0 or request <= 0:
         return 0
     if limit >= _ONE_CORE_MILLI and used * 100 < limit * usage_percent:

@@ -1,7 +1,7 @@
 """Pressure control: best-effort pods yield CPU and memory while latency-sensitive pods wait.
 
 Not upstream's; the gate `PressureSuppress` is ours and off by default. CPU suppression is
-feed-forward: it knows how much CPU is used, and not whether anybody waits for it. Pressure (PSI) is
+feed-forward: it knows how much CPU is used, and not which pods wait for it. Pressure (PSI) is
 the missing feedback: the share of time in which tasks of a group waited for a resource.
 
 Control law, for CPU and for memory by itself. The squeeze x lies between 0 (nothing is claimed) and
@@ -70,14 +70,20 @@ _DECAY: Final = 1 / 50.0
 """Full rates of x per second, chosen: the first is as fast as samples of 1 s can follow. Twice the
 second returns capacity while the pressure may come back with it."""
 _FUTILE_S: Final = 60.0
+"""Chosen: at x = 1 pods need seconds to give up CPU and memory. Twice the value holds best-effort
+pods at their floor for a minute more without use."""
 _REST_S: Final = 300.0
+"""Chosen: while the cause lies elsewhere, best-effort pods are at their floor for a sixth of the
+time; with half of the value for two sevenths."""
 _BINDING: Final = 0.8
-"""See the module. Chosen."""
+"""Of what best-effort pods are left. Chosen: below it a smaller bound would take nothing away."""
 _LONGEST_GAP_S: Final = 5.0
-"""Chosen: the time between two steps for which one sample of pressure stands."""
+"""Chosen: for how long one sample of pressure counts as the pressure between two steps. Twice the
+value lets one sample after a stall move x by its full range."""
 _SAMPLE_S: Final = 25.0
 """A sample of pressure counts for so long: two of upstream's intervals (10 s), and some delay."""
 _OWN_LIMIT: Final = 0.9
+"""Of a pod's memory limit. Chosen: from there on the kernel reclaims the pod's own memory."""
 _LEVELS: Final = 50
 """Steps of x that limits follow: 2 % each, so that a small move of x writes nothing."""
 
@@ -86,6 +92,7 @@ _FLOOR_QUOTA_US: Final = 100_000
 _FLOOR_BYTES: Final = 128 << 20
 """Chosen: the least that a pod without a request keeps; less is mostly its program text."""
 _US_PER_MILLI: Final = 100
+"""A milli-core is 100 µs of the 100 ms in which canonical quotas count."""
 
 _SOURCE: Final = f"gate {NAME}"
 _LEAST_RANK: Final = 0

@@ -37,6 +37,7 @@ class FakeGpu:
     measures: bool = True
     computes: bool = True
     lost: bool = False
+    recovery: int | None = None  # what the driver says that it needs; None: it is too old to
 
     def __post_init__(self) -> None:
         self.uuid = self.uuid or f"GPU-{self.minor}"
@@ -164,6 +165,14 @@ class FakeNvml:
         if not found:
             raise NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return [SimpleNamespace(pid=pid, timeStamp=at, smUtil=use) for pid, at, use in found]
+
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fields: list[int]) -> list[Any]:
+        gpu = self._gpu(handle)
+        assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        if gpu.recovery is None:
+            return [SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED, value=None)]
+        value = SimpleNamespace(uiVal=gpu.recovery)
+        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=value)]
 
     def nvmlEventSetCreate(self) -> object:
         self._check()

@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import Any
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,6 +143,57 @@ def test_critical_errors_mark_their_gpu_and_those_of_applications_none() -> None
     assert [usage.gpu.error_code for usage in asked.query().gpus] == codes
     nvml.events = [(None, 119)]
     assert [usage.gpu.error_code for usage in asked.query().gpus] == ["Xid119", "Xid119"]
+
+
+@pytest.mark.parametrize(
+    ("recovery", "heals"),
+    [
+        (pynvml.NVML_GPU_RECOVERY_ACTION_NONE, True),
+        (pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET, False),
+        (None, False),  # a driver that does not say
+    ],
+)
+def test_a_gpu_is_healthy_again_a_minute_after_it_needs_no_recovery(
+    recovery: int | None, heals: bool
+) -> None:
+    gpu, now = FakeGpu(0, recovery=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET), [1000.0]
+    nvml = FakeNvml(gpu)
+    asked = Session(nvml, wall=lambda: WALL, monotonic=lambda: now[0])
+
+    def code() -> str:
+        return asked.query().gpus[0].gpu.error_code
+
+    nvml.events = [(gpu, 94)]
+    assert code() == "Xid94"
+    now[0] += 3600
+    assert code() == "Xid94"  # the driver demands a reset all the time
+    gpu.recovery = recovery
+    assert code() == "Xid94"
+    now[0] += 59
+    assert code() == "Xid94"
+    now[0] += 1
+    assert code() == ("" if heals else "Xid94")
+
+
+def test_a_gpu_that_fails_again_begins_its_minute_again() -> None:
+    gpu, now = FakeGpu(0, recovery=pynvml.NVML_GPU_RECOVERY_ACTION_NONE), [1000.0]
+    nvml = FakeNvml(gpu)
+    asked = Session(nvml, wall=lambda: WALL, monotonic=lambda: now[0])
+    nvml.events = [(gpu, 94)]
+    asked.query()
+    now[0] += 59
+    gpu.lost = True
+    asked.query()
+    gpu.lost = False
+    now[0] += 59
+    assert asked.query().gpus[0].gpu.error_code == "Xid94"
+    now[0] += 30
+    nvml.events = [(gpu, 95)]
+    assert asked.query().gpus[0].gpu.error_code == "Xid95"
+    now[0] += 59
+    assert asked.query().gpus[0].gpu.error_code == "Xid95"
+    now[0] += 1
+    assert asked.query().gpus[0].gpu.error_code == ""
 
 
 def test_a_gpu_whose_errors_cannot_be_watched_is_unhealthy() -> None:
