@@ -258,6 +258,9 @@ def status(answer: Mapping[str, Any]) -> str:
     # An older daemon during an upgrade does not send it.
     if reports := answer.get("reports"):
         facts += _reports(reports)
+    network = answer.get("networkQos")
+    if network and (network["state"] == "on" or network["problems"]):
+        facts += _network(network)
     if reconciler:
         values = ", ".join(f"{n} {state}" for state, n in sorted(reconciler["values"].items()))
         facts.append(("values", values or "none"))
@@ -393,6 +396,33 @@ def _reports(reports: Mapping[str, Any]) -> list[Row]:
     learned = f"{prediction['models']} models, {prediction['trainings']} trainings"
     rows.append(("prediction", prediction["problem"] or learned))
     return rows
+
+
+def _network(network: Mapping[str, Any]) -> list[Row]:
+    """Return what is shaped, each class without pods' own ones, and what is not in force."""
+    classes = network["classes"]
+    said = network["why"]
+    if classes:
+        own = [each for each in classes if each["name"] == "pod"]
+        said = f"{network['device']}, {_bits(network['bitsPerSecond'])}; {len(own)} pods limited"
+    rows: list[Row] = [("network", said)]
+    rows += [
+        (
+            "",
+            f"{each['name']}: up to {_bits(each['ceilBits'])}, {each['addresses']} addresses",
+        )
+        for each in classes
+        if each["name"] != "pod"
+    ]
+    return rows + [("", problem) for problem in network["problems"]]
+
+
+def _bits(rate: int) -> str:
+    """Return a rate as tc shows it."""
+    for unit, size in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if rate >= size:
+            return f"{rate / size:.4g} {unit}"
+    return f"{rate} bit/s"
 
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:

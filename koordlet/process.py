@@ -25,6 +25,8 @@ from koordlet.daemon.daemon import Daemon
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import FILE_NAME as JOURNAL
 from koordlet.executor.journal import Journal, JournalError
+from koordlet.executor.network import FILE_NAME as NETWORK_QOS
+from koordlet.executor.network import Network
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.machine import layout_of, local_host
 from koordlet.qos.lease_file import FILE_NAME as LEASES
@@ -232,6 +234,9 @@ def restore(config: Config) -> int:
                 os.unlink(f"{config.run_dir}/{LEASES}")
             if TerwayFiles(config.terway_qos.directory).remove():
                 print("the files of terway-qos are removed")
+            network = Network(f"{config.run_dir}/{NETWORK_QOS}")
+            if network.applied and network.remove():
+                print("the traffic classes of network QoS are removed")
             return _restore(config, f"{config.run_dir}/{JOURNAL}")
     except LockHeld as held:
         print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)

@@ -273,6 +273,12 @@ class TerwayQos(Section, frozen=True):
     directory: str = "/var/lib/terway/qos"
 
 
+class NetworkQos(Section, frozen=True):
+    """Network QoS over tc. device: the network device to shape; "": that of the default route."""
+
+    device: str = ""
+
+
 class SitePolicies(Section, frozen=True):
     """An operator's own policies from files. Off by default: they run as root inside the daemon.
 
@@ -326,6 +332,7 @@ class Config(Section, frozen=True):
     reports: Reports = Reports()
     prediction: Prediction = Prediction()
     terway_qos: TerwayQos = TerwayQos()
+    network_qos: NetworkQos = NetworkQos()
     log: Log = Log()
 
     @property

@@ -76,6 +76,7 @@ BEYOND_POLICIES: Final = frozenset(
         "PodResourcesProxy",
         "RDMADevices",
         "ResctrlCollector",
+        "TCNetworkQoS",
         "TerwayQoS",
     }
 )

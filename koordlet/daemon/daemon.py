@@ -115,6 +115,7 @@ class Daemon:
         await parts.start_measuring()
         self._background.spawn("reports", parts.reporting.run())
         self._background.spawn("terway-qos", parts.terway.run())
+        self._background.spawn("network-qos", parts.network_qos.run())
         self._background.spawn("evictions", parts.evictions.run())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))

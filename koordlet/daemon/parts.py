@@ -25,6 +25,7 @@ from koordlet.daemon.background import Background
 from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.daemon.dynamic.evictions import Evictions
 from koordlet.daemon.dynamic.measuring import NodesTargets, gpu_answer, keep_for_reports, sampler
+from koordlet.daemon.dynamic.network_qos import NetworkQos
 from koordlet.daemon.dynamic.on_node import node_amounts
 from koordlet.daemon.dynamic.showing import Showing
 from koordlet.daemon.feeds import KUBELET, Feeds, awaited
@@ -42,6 +43,8 @@ from koordlet.decisions.site_policies import Site
 from koordlet.decisions.site_watch import SiteWatch
 from koordlet.events import Events, Severity
 from koordlet.executor.journal import FILE_NAME, Journal
+from koordlet.executor.network import FILE_NAME as NETWORK_QOS
+from koordlet.executor.network import Network
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.measurement.collecting import Targets
 from koordlet.measurement.sampler import Sampler
@@ -225,6 +228,17 @@ class Parts:
             events=self.events,
             workers=self.workers,
         )
+        self.network_qos = NetworkQos(
+            config,
+            host=host,
+            inputs=lambda: self.rules.inputs,
+            pods=lambda: self.dynamics.views,
+            listed=lambda: self.state.complete,
+            events=self.events,
+            noted=lambda note: self._noted(NETWORK_QOS, note),
+            workers=self.workers,
+            network=Network(f"{config.run_dir}/{NETWORK_QOS}"),
+        )
         self.sweep = Sweep(
             state=self.state, host=host, workers=self.workers, changed=self.state_changed
         )
@@ -249,10 +263,10 @@ class Parts:
 
     async def start_measuring(self) -> None:
         """Start the sampling thread, in which the strategies run too."""
+        self.dynamics.start()
         machine = self.kernel.machine
         if not self.config.measuring.enabled or machine is None:
             return
-        self.dynamics.start()
         self.sampler = sampler(
             self.config,
             self.host,

@@ -7,13 +7,19 @@ or our table's name is touched; a device whose root qdisc is another's keeps it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from linux.htb import INGRESS, MAJOR, ROOT, HtbClass, Qdisc, Shaping
 from linux.packet_classes import PacketClasses
+
+FILE_NAME: Final = "network-qos"
+"""Of the marker, in the run directory."""
 
 
 class Operation(StrEnum):
@@ -104,13 +110,22 @@ class Network:
 
     def __init__(
         self,
+        marker: str,
         shaping: Callable[[], Shaping] = Shaping,
         packets: Callable[[], PacketClasses] = PacketClasses,
     ) -> None:
+        """marker: the file that says that something may have been applied. It is made before the
+        first change and removed after the last, so a daemon that never shaped does not look."""
+        self._marker = marker
         self._make_shaping = shaping
         self._make_packets = packets
         self._shaping: Shaping | None = None
         self._packets: PacketClasses | None = None
+
+    @property
+    def applied(self) -> bool:
+        """Whether something of ours may be in the kernel, of this run or a former one."""
+        return os.path.lexists(self._marker)
 
     def close(self) -> None:
         """Close the sockets; the next use opens new ones."""
@@ -129,9 +144,12 @@ class Network:
     ) -> Changed:
         """Make the device's classes and their members what is wanted; take away ours elsewhere.
 
-        default: the class of packets that are no member's. Raises Occupied; OSError when nothing
-        could be read. What the kernel refuses is in the result, and the rest is done.
+        default: the class of packets that are no member's. What the kernel refuses is in the
+        result, and the rest is done. Raises Occupied; OSError when the marker could not be made,
+        or nothing could be read.
         """
+        with open(self._marker, "ab"):
+            pass
         shaping, packets = self._sockets()
         problems: list[str] = []
         made = self._take_root(shaping, index, default)
@@ -156,6 +174,8 @@ class Network:
             if qdisc.ours:
                 shaping.delete_root(qdisc.index)
                 removed = True
+        with suppress(FileNotFoundError):
+            os.unlink(self._marker)
         return removed
 
     def _sockets(self) -> tuple[Shaping, PacketClasses]:

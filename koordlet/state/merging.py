@@ -38,6 +38,7 @@ class PodView:
 
     started: the containers whose processes run or ran. The others are not subjects yet.
     deleting: the pod's deletion has begun. described: by a Pod object, not by the runtime alone.
+    addresses: as the Pod object's status lists them.
     """
 
     pod: Pod
@@ -47,6 +48,7 @@ class PodView:
     started: tuple[ContainerSubject, ...]
     deleting: bool = False
     described: bool = True
+    addresses: tuple[str, ...] = ()
 
 
 def merge_pod(
@@ -108,6 +110,7 @@ def merge_pod(
         started=tuple(each for each in made if each.id not in waiting) if waiting else made,
         deleting=known is not None and known.deleting,
         described=known is not None,
+        addresses=known.addresses if known is not None else (),
     )
 
 

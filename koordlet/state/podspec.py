@@ -47,6 +47,7 @@ class KnownPod(msgspec.Struct, frozen=True):
     uids: tuple[str, ...]
     terminated: bool
     deleting: bool = False  # its deletion has begun
+    addresses: tuple[str, ...] = ()  # as its status lists them
 
     @property
     def name(self) -> tuple[str, str]:
@@ -105,6 +106,7 @@ def known_pod(pod: core.Pod) -> KnownPod:
         uids=uids,
         terminated=core.is_terminated(pod),
         deleting=meta.deletion_timestamp is not None,
+        addresses=_addresses(pod.status),
     )
 
 
@@ -127,6 +129,12 @@ def _amounts(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -
         mid_cpu_request_milli=_units(requests.get(MID_CPU)),
         mid_memory_request_bytes=_units(requests.get(MID_MEMORY)),
     )
+
+
+def _addresses(status: core.PodStatus) -> tuple[str, ...]:
+    """Return the pod's addresses: podIPs has one of each family, podIP the first of them."""
+    listed = (status.pod_ip, *(each.ip for each in status.pod_ips))
+    return tuple(dict.fromkeys(ip for ip in listed if ip))
 
 
 def _milli(quantity: Quantity | None) -> int | None:

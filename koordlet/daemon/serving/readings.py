@@ -118,7 +118,7 @@ class DaemonReadings:
             usage = of_usage(
                 lambda metric: view.latest_of(metric, within_s=within_s), parts.dynamics.host_apps
             )
-        return [*of_strategies, *parts.reporting.gauges, *usage]
+        return [*of_strategies, *parts.reporting.gauges, *parts.network_qos.gauges(), *usage]
 
     @property
     def allocatable(self) -> Mapping[str, int] | None:

@@ -45,6 +45,7 @@ def of_daemon(parts: Parts) -> Plain:
             for each in parts.engine.states
         ],
         "strategies": _strategies(parts),
+        "networkQos": parts.network_qos.as_json(),
         "evictions": parts.evictions.evictor.status(),
         "measuring": _measuring(parts),
         "reports": parts.reporting.status,

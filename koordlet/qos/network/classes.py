@@ -100,6 +100,12 @@ class NetworkClasses(msgspec.Struct, frozen=True):
     faults: tuple[InputError, ...] = ()
 
 
+def name_of(minor: int) -> str:
+    """Return what people call a class: system, ls, be, or pod for a pod's own; groups likewise."""
+    names = {SYSTEM: "system", LS: "ls", BE: "be", _NODE: "node"}
+    return names.get(minor) or names.get(minor - _GROUP, "pod")
+
+
 def network_classes(slo: NodeSLOSpec, pods: Iterable[PodOnNetwork], line: Line) -> NetworkClasses:
     """Return the classes and their members; raises InputErrors when the NodeSLO cannot be used."""
     rates = bandwidths(slo, line_bits=line.bits)

@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,10 +76,11 @@ def test_equal_trees_need_no_step(tree: list[HtbClass]) -> None:
 class Bed:
     """A namespace with eth0, and the effector in it."""
 
-    def __init__(self, node: Namespace, index: int) -> None:
+    def __init__(self, node: Namespace, index: int, marker: Path) -> None:
         self.node = node
         self.index = index
-        self.network = Network()
+        self.marker = marker
+        self.network = Network(str(marker))
 
     def apply(self, *classes: HtbClass, members: Mapping[str, int] | None = None) -> int:
         """Apply; return the number of writes. The kernel must refuse nothing."""
@@ -123,10 +125,10 @@ def _read_members() -> dict[str, int] | None:
 
 
 @pytest.fixture
-def bed() -> Iterator[Bed]:
+def bed(tmp_path: Path) -> Iterator[Bed]:
     require_shaping()
     with device() as (node, index):
-        made = Bed(node, index)
+        made = Bed(node, index, tmp_path / "network-qos")
         yield made
         made.network.close()
 
@@ -268,7 +270,7 @@ def test_a_kill_at_any_point_is_mended_by_the_next_run(bed: Bed, after: int) -> 
     def packets() -> Any:
         return _Dying(PacketClasses(), countdown)
 
-    dying = Network(shaping, packets)
+    dying = Network(str(bed.marker), shaping, packets)
     members = {"10.0.0.1": 0x108}
     with pytest.raises(_Killed):
         bed.node.run(dying.apply, bed.index, classes=[*_BASE, _OWN], default=0x18, members=members)
@@ -295,11 +297,11 @@ def net() -> Iterator[Routed]:
         yield made
 
 
-def _shape(net: Routed) -> None:
+def _shape(net: Routed, marker: Path) -> None:
     """POD has the limit, OTHER is in the shared class; everything else too."""
     limited = _class(0x108, 0x10, _LIMIT, quantum=15_000)
     unlimited = _class(0x208, 0x10, 125_000_000, quantum=15_000)
-    network = Network()
+    network = Network(str(marker))
     members = dict.fromkeys(net.POD, 0x108) | dict.fromkeys(net.OTHER, 0x208)
     changed = net.node.run(
         network.apply,
@@ -362,9 +364,9 @@ def _send(family: socket.AddressFamily, to: Any) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def test_a_pod_keeps_to_its_limit_and_others_do_not_have_it(
-    net: Routed, family: socket.AddressFamily
+    net: Routed, family: socket.AddressFamily, tmp_path: Path
 ) -> None:
-    _shape(net)
+    _shape(net, tmp_path / "network-qos")
     limited = _seconds(net, net.pod, family)
     before = _sent(net)
     free = _seconds(net, net.other, family)
@@ -378,8 +380,10 @@ def test_a_pod_keeps_to_its_limit_and_others_do_not_have_it(
 
 
 @pytest.mark.root
-def test_packets_that_leave_under_the_nodes_address_still_count_as_the_pods(net: Routed) -> None:
-    _shape(net)
+def test_packets_that_leave_under_the_nodes_address_still_count_as_the_pods(
+    net: Routed, tmp_path: Path
+) -> None:
+    _shape(net, tmp_path / "network-qos")
     net.node.run(_masquerade)
     _seconds(net, net.other, socket.AF_INET)
     sent = _sent(net)
@@ -387,8 +391,8 @@ def test_packets_that_leave_under_the_nodes_address_still_count_as_the_pods(net:
 
 
 @pytest.mark.root
-def test_the_nodes_own_packets_are_in_the_default_class(net: Routed) -> None:
-    _shape(net)
+def test_the_nodes_own_packets_are_in_the_default_class(net: Routed, tmp_path: Path) -> None:
+    _shape(net, tmp_path / "network-qos")
     _seconds(net, net.node, socket.AF_INET)
     sent = _sent(net)
     assert sent["4b4f:18"] > _AMOUNT > sent["4b4f:108"] + sent["4b4f:208"]
@@ -449,17 +453,38 @@ def _masquerade() -> None:
     )
 
 
-def test_nothing_is_opened_before_it_is_used() -> None:
+def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
     def refuse() -> Any:
         raise AssertionError("opened")
 
-    Network(refuse, refuse).close()
+    network = Network(str(tmp_path / "network-qos"), refuse, refuse)
+    assert not network.applied
+    network.close()
 
 
 @pytest.mark.root
-def test_a_node_without_anything_of_ours_is_left_alone() -> None:
+def test_the_marker_stands_while_something_may_be_in_the_kernel(bed: Bed) -> None:
+    bed.node.tc("qdisc add dev eth0 root handle 8001: pfifo")
+    with pytest.raises(Occupied):
+        bed.apply(*_BASE)
+    assert Network(str(bed.marker)).applied
+    assert not bed.node.run(bed.network.remove)
+    assert not bed.marker.exists()
+
+
+@pytest.mark.root
+def test_nothing_is_changed_where_no_marker_can_be_made(bed: Bed) -> None:
+    default = bed.qdisc
+    bed.marker.mkdir()
+    with pytest.raises(OSError):
+        bed.apply(*_BASE)
+    assert bed.qdisc == default and bed.members is None
+
+
+@pytest.mark.root
+def test_a_node_without_anything_of_ours_is_left_alone(tmp_path: Path) -> None:
     require_shaping()
     with namespace() as node:
-        network = Network()
+        network = Network(str(tmp_path / "network-qos"))
         assert not node.run(network.remove)
         network.close()
