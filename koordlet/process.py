@@ -234,15 +234,27 @@ def restore(config: Config) -> int:
                 os.unlink(f"{config.run_dir}/{LEASES}")
             if TerwayFiles(config.terway_qos.directory).remove():
                 print("the files of terway-qos are removed")
-            network = Network(f"{config.run_dir}/{NETWORK_QOS}")
-            if network.applied and network.remove():
-                print("the traffic classes of network QoS are removed")
-            return _restore(config, f"{config.run_dir}/{JOURNAL}")
+            network = _restore_network(config)
+            return _restore(config, f"{config.run_dir}/{JOURNAL}") or network
     except LockHeld as held:
         print(f"stop the daemon first, it would write again: {held}", file=sys.stderr)
     except (DiscoveryError, JournalError, OSError) as error:
         print(f"cannot restore: {error}", file=sys.stderr)
     return 1
+
+
+def _restore_network(config: Config) -> int:
+    """Take the traffic classes away, if there may be any. Return 1 if they stay."""
+    network = Network(f"{config.run_dir}/{NETWORK_QOS}")
+    try:
+        if network.applied and network.remove():
+            print("the traffic classes of network QoS are removed")
+    except OSError as error:
+        print(f"the traffic classes of network QoS stay: {error}", file=sys.stderr)
+        return 1
+    finally:
+        network.close()
+    return 0
 
 
 def _ran_before(config: Config) -> bool:

@@ -684,6 +684,29 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_status_shows_what_is_shaped_and_what_is_not() -> None:
+    classes = [
+        {"name": "system", "ceilBits": 10**10, "addresses": 0},
+        {"name": "be", "ceilBits": 2_500_000, "addresses": 3},
+        {"name": "pod", "ceilBits": 8_000, "addresses": 1},
+    ]
+    shown = render._network(
+        {
+            "why": "gate TCNetworkQoS",
+            "device": "eth0",
+            "bitsPerSecond": 10**10,
+            "classes": classes,
+            "problems": ["the kernel refuses to add class 108: no"],
+        }
+    )
+    assert shown == [
+        ("network", "eth0, 10 Gbit/s; 1 pods limited"),
+        ("", "system: up to 10 Gbit/s, 0 addresses"),
+        ("", "be: up to 2.5 Mbit/s, 3 addresses"),
+        ("", "the kernel refuses to add class 108: no"),
+    ]
+
+
 # --- tables ------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from koordlet.executor.network import FILE_NAME as NETWORK_QOS
+from koordlet.executor.network import Network
 from koordlet.main import main
 from koordlet.process import prepare_run_dir, writes_for_root
+from linux.htb import HtbClass
 from service.append_log import encode_line
 from service.locks import lock_directory
+from tests.beds.network import device, require_shaping
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +188,43 @@ def test_restore_puts_nothing_back_from_a_journal_that_it_cannot_read(
     (tmp_path / "run" / "journal").mkdir()
     assert main(["restore", "--config", path]) == 1
     assert "not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.root
+def test_restore_takes_the_traffic_classes_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_shaping()
+    path = machine(tmp_path)
+    (tmp_path / "run" / "koordlet.lock").touch()
+    node = HtbClass(1, 0, 1000, 1000, 10, 10)
+    with device() as (namespace, index):
+        before = namespace.tc("qdisc show dev eth0")
+        network = Network(str(tmp_path / "run" / NETWORK_QOS))
+        namespace.run(network.apply, index, classes=[node], default=1, members={})
+        network.close()
+        assert "htb 4b4f:" in namespace.tc("qdisc show dev eth0")
+        namespace.run(main, ["restore", "--config", path])
+        assert namespace.tc("qdisc show dev eth0") == before
+        assert "traffic classes of network QoS are removed" in capsys.readouterr().out
+        namespace.run(main, ["restore", "--config", path])
+        assert "traffic classes" not in capsys.readouterr().out
+
+
+def test_restore_that_cannot_take_the_traffic_classes_away_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(self: Network) -> bool:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Network, "remove", refused)
+    path = machine(tmp_path)
+    (tmp_path / "run" / "koordlet.lock").touch()
+    (tmp_path / "run" / NETWORK_QOS).touch()
+    assert main(["restore", "--config", path]) == 1
+    shown = capsys.readouterr()
+    assert "the traffic classes of network QoS stay" in shown.err
+    assert "values restored" in shown.out, "what else was changed is restored all the same"
 
 
 def test_restore_where_no_daemon_has_run_has_nothing_to_do(

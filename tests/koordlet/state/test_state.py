@@ -46,6 +46,27 @@ def running(state: NodeState, *, requested: Requested = REQUESTED) -> None:
     state.start_container(container(pod, "c1", "s1"))
 
 
+@pytest.mark.parametrize(
+    ("status", "addresses"),
+    [
+        ({}, ()),
+        ({"podIP": "10.0.0.1"}, ("10.0.0.1",)),
+        (
+            {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]},
+            ("10.0.0.1", "fd00::1"),
+        ),
+    ],
+)
+def test_a_pods_addresses_are_those_of_its_status(
+    status: dict[str, Any], addresses: tuple[str, ...]
+) -> None:
+    state = NodeState()
+    running(state)
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1"))])
+    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status=status))])
+    assert [view.addresses for view in state.pod_views()] == [addresses]
+
+
 def test_a_container_is_no_subject_before_it_runs() -> None:
     """Its group appears while it starts, first with the kernel's defaults."""
     now = [100.0]
