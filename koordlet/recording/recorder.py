@@ -31,24 +31,19 @@ _DOMAIN: Final = "koordinator.sh/"
 METRICS: Final = (
     Metric.NODE_CPU,
     Metric.NODE_MEMORY,
-    Metric.NODE_MEMORY_WITH_PAGE_CACHE,
-    Metric.SYSTEM_CPU,
-    Metric.SYSTEM_MEMORY,
-    Metric.NODE_PSI,
     Metric.BE_CPU_USED,
     Metric.BE_CPU_LIMIT,
     Metric.BE_CPU_REQUEST,
     Metric.POD_CPU,
+    Metric.POD_CPU_THROTTLED,
     Metric.POD_MEMORY,
+    Metric.POD_MEMORY_WITH_PAGE_CACHE,
     Metric.POD_PSI,
     Metric.CONTAINER_CPU,
-    Metric.CONTAINER_MEMORY,
     Metric.CONTAINER_CPU_THROTTLED,
-    Metric.CONTAINER_PSI,
     Metric.HOST_APP_CPU,
-    Metric.HOST_APP_MEMORY,
 )
-"""What strategies read."""
+"""Those that strategies read; a replay without one of them would decide otherwise."""
 _THIS_ROUND_S: Final = 1e-6
 """Samples of this round have its moment itself."""
 

@@ -127,7 +127,7 @@ class Keeper:
                 self._wanted = wanted
                 self._look_at = now + _RESYNC_S
         except (ApiError, Unreachable) as error:
-            self._tell(str(error))
+            self._set_problem(str(error))
             self._look_at = 0.0
             self._failed_rounds = min(self._failed_rounds + 1, 10)
             pause = min(self._interval_s * 2.0**self._failed_rounds, _LONGEST_BACKOFF_S)
@@ -135,13 +135,13 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 - the object stays as it is, and others are kept
             if not isinstance(error, _EXPECTED):
                 _LOG.exception("the %s could not be computed", self._resource.kind)
-                self._tell(f"{type(error).__name__}: {error}")
+                self._set_problem(f"{type(error).__name__}: {error}")
             else:
-                self._tell(str(error))
+                self._set_problem(str(error))
             self._look_at = 0.0
         else:
             self._failed_rounds = 0
-            self._tell("")
+            self._set_problem("")
         return self._interval_s
 
     async def _write(self, client: Client | None, wanted: Kept) -> None:
@@ -180,7 +180,7 @@ class Keeper:
                 )
         self._reported = wanted.problems
 
-    def _tell(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         """Keep the state, and add an event when it changes."""
         if problem == self.problem:
             return

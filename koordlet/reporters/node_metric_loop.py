@@ -110,7 +110,7 @@ class NodeMetricReporter:
             stored = await self._object.read(client)
             if stored is None:
                 self._object.look_again()
-                self._tell(
+                self._set_problem(
                     f"there is no NodeMetric {self._node_name}: koord-manager creates it",
                     absent=True,
                 )
@@ -126,7 +126,7 @@ class NodeMetricReporter:
         self.reports += 1
         self.last_at = self._monotonic()
         self._failed_rounds = 0
-        self._tell("")
+        self._set_problem("")
         return self.policy.report_interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     async def _send(self, client: Client, status: NodeMetricStatus) -> NodeMetricStatus:
@@ -180,10 +180,10 @@ class NodeMetricReporter:
         self._object.look_again()
         pause = min(_FIRST_RETRY_S * 2.0**self._failed_rounds, self.policy.report_interval_s)
         self._failed_rounds = min(self._failed_rounds + 1, 10)
-        self._tell(problem)
+        self._set_problem(problem)
         return pause * random.uniform(0.5, 1.0)
 
-    def _tell(self, problem: str, *, absent: bool = False) -> None:
+    def _set_problem(self, problem: str, *, absent: bool = False) -> None:
         """Keep the state of the reports, and add an event when it changes."""
         if problem == self.problem:
             return

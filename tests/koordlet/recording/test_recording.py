@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from koordctl import main as koordctl
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
+from koordlet.qos import strategies
 from koordlet.qos.board import Board
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import PodOnNode
-from koordlet.recording import frames
+from koordlet.recording import frames, recorder
 from koordlet.recording.recorder import Recorder, files, name
 from koordlet.recording.replay import (
     Reading,
@@ -110,6 +112,12 @@ def test_a_replay_wants_in_every_round_what_the_daemon_wanted(tmp_path: Path) ->
     rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES, reading=reading))
     assert (reading.rounds, reading.damaged, reading.unusable) == (120, 0, [])
     assert _suppress(rounds) == [each["BECPUSuppress"] for each in daemon.wanted]
+
+
+def test_a_recording_has_what_the_strategies_read_and_nothing_else() -> None:
+    sources = Path(strategies.__file__).parent.glob("*.py")
+    read = {name for path in sources for name in re.findall(r"Metric\.(\w+)", path.read_text())}
+    assert read == {metric.name for metric in recorder.METRICS}
 
 
 def test_another_nodeslo_leads_to_other_decisions_beside_the_recorded_ones(tmp_path: Path) -> None:
