@@ -433,7 +433,7 @@ class Evictor:
         """Report an eviction that did not happen; an event repeats the first one's words."""
         pod, gate = choice.victim.pod, choice.shortage.gate
         now = self._clock()
-        at, message = self._failures.get((pod.uid, gate), (-_DETAIL_S, ""))
+        at, message = self._failures.get((pod.uid, gate), (now, ""))
         new = f"{_message(choice)}, error {error}"
         if now - at >= _DETAIL_S or not message.startswith(new):
             at, message = now, f"{new}; {choice.shortage.numbers}"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from hooks.subject import Pod
 
 
-class Answered(StrEnum):
+class Answered(Enum):
     """EVICTED: the pod's deletion has begun. GONE: this very pod does not exist any more.
     REFUSED: by a disruption budget, admission or missing rights; another pod may go instead.
     UNREACHABLE: no answer in time, so it is not known whether the pod will go."""
 
-    EVICTED = "evicted"
-    GONE = "gone"
-    REFUSED = "refused"
-    UNREACHABLE = "unreachable"
+    EVICTED = auto()
+    GONE = auto()
+    REFUSED = auto()
+    UNREACHABLE = auto()
 
 
 class Answer(NamedTuple):

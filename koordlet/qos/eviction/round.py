@@ -83,16 +83,14 @@ class Round:
                     return Choice(shortage, victim)
         return None
 
-    def evicted(self, choice: Choice) -> Mapping[Key, int]:
-        """Count what the victim releases, for every shortage that names it; return that."""
+    def evicted(self, choice: Choice) -> None:
+        """Count what the victim releases, for every shortage that names it."""
         uid = choice.victim.pod.uid
         self._done.add(uid)
         self._left -= 1
         self.taken.append(choice)
-        amounts = releases_of(uid, self._shortages)
-        for key, amount in amounts.items():
+        for key, amount in releases_of(uid, self._shortages).items():
             self._released.setdefault(key, {})[uid] = amount
-        return amounts
 
     def refused(self, choice: Choice, why: str) -> None:
         """Go on without this victim."""

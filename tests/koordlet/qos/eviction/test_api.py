@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 
+from hooks.subject import Pod
+from koordlet.qos.eviction import api as api_module
 from koordlet.qos.eviction.api import ApiEvictions
 from koordlet.qos.eviction.means import Answer, Answered
 from tests.koordlet.qos.eviction_making import a_pod
@@ -139,3 +142,52 @@ def test_a_server_that_drops_the_connection_is_unreachable() -> None:
             return await ApiEvictions(client, "n1").evict(POD)
 
     assert asyncio.run(test()).answered is Answered.UNREACHABLE
+
+
+def test_how_long_evictions_have_had_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(api_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    client: Any = None
+    evictions = ApiEvictions(client, "n1")
+    answers = iter([Answered.UNREACHABLE, Answered.UNREACHABLE, Answered.REFUSED, Answered.GONE])
+
+    async def scripted(pod: Pod) -> Answer:
+        return Answer(next(answers))
+
+    monkeypatch.setattr(evictions, "_evict", scripted)
+    silences = [evictions.unreachable_s]
+    for _ in range(4):
+        asyncio.run(evictions.evict(POD))
+        clock[0] += 5
+        silences.append(evictions.unreachable_s)
+    assert silences == [0.0, 5.0, 10.0, 0.0, 0.0]
+
+
+def test_events_are_written_one_after_the_other_and_until_the_end() -> None:
+    written: list[str] = []
+    hang = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        event = msgspec.json.decode(await request.read())
+        written.append(event["message"])
+        if event["message"] == "last":
+            await hang.wait()
+        return answer({})
+
+    async def test() -> None:
+        async with api(handler) as client:
+            evictions = ApiEvictions(client, "n1")
+            await evictions.close()
+            for count, message in enumerate(("first", "second", "last"), 1):
+                evictions.warn(POD, "evictPodFail", message)
+                await until(lambda count=count: len(written) == count)  # type: ignore[misc]
+                if message != "last":
+                    await until(lambda: evictions._writing is None or evictions._writing.done())
+            writing = evictions._writing
+            assert writing is not None and not writing.done()
+            await evictions.close()
+            assert writing.done()
+            hang.set()
+
+    asyncio.run(test())
+    assert written == ["first", "second", "last"]

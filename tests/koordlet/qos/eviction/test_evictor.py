@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from hooks.subject import Pod
-from koordlet.events import Events
+from koordlet.events import Events, Severity
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.eviction.means import Answer, Answered
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Situation, Victim
@@ -578,3 +579,295 @@ def test_a_defect_in_a_round_does_not_end_the_evictor() -> None:
         running.cancel()
 
     asyncio.run(test())
+
+
+# --- what is kept, and in which words ----------------------------------------------------------
+
+
+def lines(bed: Bed) -> list[tuple[str, str, str, str]]:
+    return [
+        (one["pod"], one["gate"], one["means"], one["outcome"])
+        for one in bed.evictor.status()["last"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bed", "expected"),
+    [
+        (lambda: Bed(api=Api()), [("api", "evicted")]),
+        (lambda: Bed(api=Api({"a": BUDGET})), [("api", "failed")]),
+        (lambda: Bed(api=Api({"a": SILENT})), [("api", "failed")]),
+        (
+            lambda: Bed(api=Api({"a": SILENT}), runtime=Runtime()),
+            [("api", "failed"), ("cri", "evicted")],
+        ),
+        (lambda: Bed(runtime=Runtime()), [("cri", "evicted")]),
+        (lambda: Bed(runtime=Runtime("no")), [("cri", "failed")]),
+        (lambda: Bed(api=Api(), dry_run=True), [("dry-run", "would be evicted")]),
+        (lambda: Bed(runtime=Runtime(), dry_run=True), [("dry-run", "would be evicted")]),
+    ],
+)
+def test_the_history_has_a_line_for_each_attempt(
+    bed: Callable[[], Bed], expected: list[tuple[str, str]]
+) -> None:
+    used = bed()
+    asyncio.run(used.round(short(5, (A, 10))))
+    assert lines(used) == [("Pod default/a", "BEMemoryEvict", *each) for each in expected]
+
+
+def test_a_failures_words_are_new_after_five_minutes_or_with_another_error() -> None:
+    bed = Bed(api=Api({"a": BUDGET}))
+
+    async def round_(numbers: str) -> str:
+        assert bed.api is not None
+        await bed.round(msgspec.structs.replace(short(5, (A, 10)), numbers=numbers))
+        return bed.api.events[-1][2].rpartition("; ")[2]
+
+    async def test() -> None:
+        assert bed.api is not None
+        assert await round_("first") == "first"
+        bed.now += 299
+        assert await round_("second") == "first"
+        bed.now += 1  # the pod's refusal counts until 10 s later
+        bed.now += 10
+        assert await round_("third") == "third"
+        bed.now += 10
+        bed.api.answers["a"] = Answer(Answered.REFUSED, "another reason")
+        assert await round_("fourth") == "fourth"
+        assert len(bed.notes) == 3
+
+    asyncio.run(test())
+
+
+def test_a_pod_that_was_refused_and_left_is_forgotten() -> None:
+    bed = Bed(api=Api({"a": BUDGET}))
+
+    async def test() -> None:
+        assert bed.api is not None
+        await bed.round(short(5, (A, 10)))
+        await bed.round(short(5, (B, 10)), pods=[B])
+        assert bed.api.asked == ["a", "b"]
+        bed.now += 5  # the gate's cool-down has passed, the refusal's ten seconds have not
+        await bed.round(short(99, (A, 10)))
+        assert bed.api.asked == ["a", "b", "a"], "the same pod is on the node again"
+
+    asyncio.run(test())
+
+
+def test_evictions_of_pods_of_one_name_are_counted_together() -> None:
+    bed = Bed(api=Api())
+
+    async def test() -> None:
+        await bed.round(short(5, (A, 10)))
+        bed.now += 200
+        await bed.round(short(5, (a_pod("a", qos="BE", uid="another"), 10)))
+        bed.now += 200
+        assert bed.evictor.details() == {("default", "a"): 2}
+        assert bed.evictor.evictions == 2
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("bed", "pod", "why"),
+    [
+        (
+            lambda: Bed(api=Api(), runtime=Runtime()),
+            a_pod("p", annotations={"kubernetes.io/config.source": "file"}),
+            "it is a static pod, which kubelet would start again",
+        ),
+        (lambda: Bed(), A, "there is no connection to an API server"),
+        (
+            lambda: Bed(api=Api({"a": SILENT})),
+            A,
+            "the API server does not answer, and containers may not be stopped instead",
+        ),
+        (
+            lambda: Bed(runtime=Runtime(), only_by_api=True),
+            A,
+            "there is no connection to an API server",
+        ),
+    ],
+)
+def test_a_pod_that_may_not_go_says_why(bed: Callable[[], Bed], pod: Pod, why: str) -> None:
+    used = bed()
+    asyncio.run(used.round(short(5, (pod, 10))))
+    assert used.why == [f"{pod.obj}: {why}"]
+    (event,) = [one for one in used.events.latest() if one.kind == "eviction-short"]
+    assert (event.obj, event.message) == ("BEMemoryEvict", f"memory: {pod.obj}: {why}")
+
+
+def test_the_reasons_of_stopped_containers() -> None:
+    for bed, shortage, pods, why in (
+        (
+            Bed(runtime=Runtime()),
+            short(5, (A, 10)),
+            [on_node(A, containers=0)],
+            "it has no running container, so its end would release nothing",
+        ),
+        (
+            Bed(runtime=Runtime()),
+            short(5, (A, 10)),
+            [B],
+            "it has no running container, so its end would release nothing",
+        ),
+        (
+            Bed(runtime=Runtime()),
+            short(5, (a_pod("a", restart_policy="Always"), 10), of_requests=True),
+            [A],
+            "kubelet would start its containers again (restartPolicy Always),"
+            " so stopping them would release no requests",
+        ),
+    ):
+        asyncio.run(bed.round(shortage, pods=pods))
+        assert bed.why == [f"Pod default/a: {why}"]
+
+
+def test_without_an_api_server_a_static_pods_containers_are_stopped() -> None:
+    bed = Bed(runtime=Runtime())
+    static = a_pod("s", qos="BE", annotations={"kubernetes.io/config.source": "file"})
+    asyncio.run(bed.round(short(5, (static, 10))))
+    assert bed.runtime is not None and bed.runtime.stopped == [(("uid-s-c0",), 10.0)]
+
+
+def test_a_static_pods_containers_are_stopped_while_the_api_server_is_silent() -> None:
+    bed = Bed(api=Api({"a": SILENT}), runtime=Runtime())
+    static = a_pod("s", qos="BE", annotations={"kubernetes.io/config.mirror": "x"})
+    asyncio.run(bed.round(short(15, (A, 10), (static, 10))))
+    assert bed.runtime is not None
+    assert [ids for ids, _ in bed.runtime.stopped] == [("uid-a-c0",), ("uid-s-c0",)]
+
+
+def test_upstreams_order_stops_pods_whose_requests_would_stay() -> None:
+    bed = Bed(api=Api(), runtime=Runtime())
+    pod = a_pod("p", qos="BE", restart_policy="Always")
+    shortage = short(5, (pod, 10), of_requests=True)
+    asyncio.run(bed.round(shortage, compat=["EvictionStopsContainers"]))
+    assert bed.runtime is not None and bed.runtime.stopped == [(("uid-p-c0",), 0)]
+
+
+def test_pressures_are_named_in_order_and_once_for_each_change() -> None:
+    bed = Bed(api=Api())
+    held = "kubelet evicts pods itself: the Node has DiskPressure, MemoryPressure"
+
+    async def test() -> None:
+        for pressures in (["MemoryPressure", "DiskPressure"], ["DiskPressure", "MemoryPressure"]):
+            await bed.round(short(5, (A, 10)), pressures=pressures)
+            assert bed.why == [held]
+        assert bed.evictor.status()["short"][0]["missing"] == 5
+        await bed.round(short(5, (A, 10)), pressures=["PIDPressure"])
+
+    asyncio.run(test())
+    said = [event for event in bed.events.latest() if event.kind == "eviction-held"]
+    assert sorted((one.obj, one.message, one.severity, one.count) for one in said) == [
+        ("node", held, Severity.INFO, 1),
+        ("node", "kubelet evicts pods itself: the Node has PIDPressure", Severity.INFO, 1),
+    ]
+
+
+def test_a_dry_run_says_what_it_leaves_out() -> None:
+    bed = Bed(api=Api(), dry_run=True)
+    asyncio.run(bed.round(short(5, (A, 10))))
+    text = (
+        "dry run: would evict Pod:default/a, reason: evicted, message: trigger by koordlet feature"
+        " BEMemoryEvict, kill pod: a; the node uses 79.3 %"
+    )
+    assert bed.notes == [Note(0, "evictionDryRun", text, "default/a")]
+    assert bed.evictor.status()["dryRun"]
+
+
+def test_stopping_that_raises_is_a_failure_of_that_eviction() -> None:
+    class Broken(Runtime):
+        async def stop(self, container_ids: Sequence[str], *, grace_s: float) -> str:
+            raise ZeroDivisionError("a defect")
+
+    bed = Bed(runtime=Broken())
+    asyncio.run(bed.round(short(5, (A, 10))))
+    assert "error ZeroDivisionError: a defect; the node uses" in bed.notes[0].message
+    assert bed.evictor.evictions == 0
+
+
+# --- the loop, once more -----------------------------------------------------------------------
+
+
+def test_what_was_submitted_before_the_start_is_carried_out() -> None:
+    async def test() -> None:
+        bed = Bed(api=Api())
+        bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
+        running = asyncio.create_task(bed.evictor.run())
+        await until(lambda: bed.evictor.evictions == 1)
+        running.cancel()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "age_s", "asked"),
+    [(1.0, 5.0, ["a"]), (1.0, 5.1, []), (4.0, 12.0, ["a"]), (4.0, 12.1, [])],
+)
+def test_measurements_are_old_after_five_seconds_or_three_intervals(
+    interval_s: float, age_s: float, asked: list[str]
+) -> None:
+    async def test() -> None:
+        bed = Bed(api=Api())
+        assert bed.api is not None
+        then = a_situation([A], now=bed.now - age_s)
+        bed.evictor.submit(
+            [short(5, (A, 10))], msgspec.structs.replace(then, interval_s=interval_s)
+        )
+        running = asyncio.create_task(bed.evictor.run())
+        await until(lambda: bed.evictor._submitted is None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bed.api.asked == asked
+        running.cancel()
+
+    asyncio.run(test())
+
+
+def test_the_end_of_the_evictor_is_the_end_of_its_waiting_for_containers() -> None:
+    async def test() -> None:
+        cancelled = asyncio.Event()
+
+        class Hanging(Runtime):
+            async def stop(self, container_ids: Sequence[str], *, grace_s: float) -> str:
+                self.stopped.append((tuple(container_ids), grace_s))
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+                return ""
+
+        bed = Bed(runtime=Hanging())
+        assert bed.runtime is not None
+        running = asyncio.create_task(bed.evictor.run())
+        bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
+        await until(lambda: bed.runtime is not None and bed.runtime.stopped)
+        running.cancel()
+        await asyncio.wait_for(cancelled.wait(), 10)
+        # Nothing takes what is submitted now, and nothing fails.
+        bed.evictor.submit([short(5, (B, 10))], situation(bed, B))
+
+    asyncio.run(test())
+
+
+def test_a_defect_in_rounds_is_logged_and_not_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Api):
+        async def evict(self, pod: Pod) -> Answer:
+            self.asked.append(pod.name)
+            raise ZeroDivisionError
+
+    async def test() -> None:
+        bed = Bed(api=Broken())
+        assert bed.api is not None
+        running = asyncio.create_task(bed.evictor.run())
+        for count in (1, 2, 3):
+            bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
+            await until(lambda count=count: bed.api and len(bed.api.asked) == count)  # type: ignore[misc]
+        running.cancel()
+
+    asyncio.run(test())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("koordlet.qos", "ERROR")
+    assert record.getMessage() == "a round of evictions failed"
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
