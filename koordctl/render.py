@@ -409,7 +409,7 @@ def _network(network: Mapping[str, Any]) -> list[Row]:
     rows += [
         (
             "",
-            f"{each['name']}: up to {_bits(each['ceilBits'])}, {each['addresses']} addresses",
+            f"{each['name']}: up to {_bits(each['ceilBits'])}, {each['members']} members",
         )
         for each in classes
         if each["name"] != "pod"

@@ -21,6 +21,7 @@ ACK: Final = 0x4
 EXCLUSIVE: Final = 0x200
 CREATE: Final = 0x400
 APPEND: Final = 0x800
+NESTED: Final = 0x8000
 _DUMP: Final = 0x300
 _INTERRUPTED: Final = 0x10
 _CAPPED: Final = 0x100
@@ -152,6 +153,25 @@ class Netlink:
         return messages
 
 
+def attribute(kind: int, content: bytes) -> bytes:
+    """Return an attribute as it stands in a message. kind: with `NESTED` if others are in it."""
+    length = _ATTRIBUTE.size + len(content)
+    return _ATTRIBUTE.pack(length, kind) + content + bytes(-length % 4)
+
+
+def attributes(content: bytes) -> dict[int, bytes]:
+    """Return the attributes that follow each other in `content`; of two of a kind, the last."""
+    found = {}
+    at = 0
+    while at + _ATTRIBUTE.size <= len(content):
+        length, kind = _ATTRIBUTE.unpack_from(content, at)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & ~NESTED] = content[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
 def _packed(message: Message, sequence: int) -> bytes:
     length = _HEADER.size + len(message.body)
     header = _HEADER.pack(length, message.kind, message.flags | REQUEST, sequence, 0)
@@ -163,14 +183,8 @@ def _raise(content: bytes, index: int) -> None:
     flags, number = struct.unpack_from("=Hi", content)
     if number == 0:
         return
-    text = ""
+    text = b""
     if flags & _TEXTS and flags & _CAPPED:
-        at = 6 + _HEADER.size  # behind flags, number, and the header of the refused request
-        while at + _ATTRIBUTE.size <= len(content):
-            length, kind = _ATTRIBUTE.unpack_from(content, at)
-            if length < _ATTRIBUTE.size:
-                break
-            if kind == _ERROR_TEXT:
-                text = content[at + 4 : at + length].rstrip(b"\0").decode("utf-8", "replace")
-            at += (length + 3) & ~3
-    raise NetlinkError(-number, text, index)
+        # Behind flags, number, and the header of the refused request.
+        text = attributes(content[6 + _HEADER.size :]).get(_ERROR_TEXT, b"")
+    raise NetlinkError(-number, text.rstrip(b"\0").decode("utf-8", "replace"), index)

@@ -233,6 +233,7 @@ class Parts:
             host=host,
             inputs=lambda: self.rules.inputs,
             pods=lambda: self.dynamics.views,
+            layout=lambda: self.kernel.layout,
             listed=lambda: self.state.complete,
             events=self.events,
             noted=lambda note: self._noted(NETWORK_QOS, note),

@@ -7,6 +7,7 @@ or our table's name is touched; a device whose root qdisc is another's keeps it.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +17,14 @@ from typing import Final
 import msgspec
 
 from linux.htb import INGRESS, MAJOR, ROOT, HtbClass, Qdisc, Shaping
-from linux.packet_classes import PacketClasses
+from linux.packet_classes import Member, PacketClasses, Present, levels_of
 
 FILE_NAME: Final = "network-qos"
 """Of the marker, in the run directory."""
+
+
+_NO_GROUPS: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL})
+"""What kernels answer to a rule that they do not know."""
 
 
 class Operation(StrEnum):
@@ -48,7 +53,7 @@ class Occupied(Exception):
 
 class Changed(msgspec.Struct, frozen=True):
     """What applying did. made: the root qdisc is new. classes: the steps that succeeded.
-    members: addresses with another class than before. problems: what the kernel refused."""
+    members: those with another class than before. problems: what the kernel refused."""
 
     made: bool = False
     classes: tuple[Step, ...] = ()
@@ -140,7 +145,7 @@ class Network:
         *,
         classes: Sequence[HtbClass],
         default: int,
-        members: Mapping[str, int],
+        members: Mapping[Member, int],
     ) -> Changed:
         """Make the device's classes and their members what is wanted; take away ours elsewhere.
 
@@ -157,7 +162,7 @@ class Network:
         done = self._carry_out(shaping, index, first, problems)
         moved = 0
         try:
-            moved = _lead(packets, members)
+            moved = _lead(packets, members, problems)
         except OSError as error:
             problems.append(f"packets cannot be classified with nftables: {_text(error)}")
         done += self._carry_out(shaping, index, last, problems)
@@ -229,17 +234,43 @@ def _is_anothers(qdisc: Qdisc) -> bool:
     return bool(qdisc.handle) and qdisc.parent != INGRESS and qdisc.parent >> 16 != MAJOR
 
 
-def _lead(packets: PacketClasses, members: Mapping[str, int]) -> int:
-    """Make these the members of the classes; return how many addresses changed. Raises OSError."""
+def _lead(packets: PacketClasses, members: Mapping[Member, int], problems: list[str]) -> int:
+    """Make these the members of the classes; return how many changed. Raises OSError."""
     present = packets.read()
-    if present is None:
-        packets.install(members)
-        return len(members)
-    add = {address: minor for address, minor in members.items() if present.get(address) != minor}
-    remove = [address for address, minor in present.items() if members.get(address) != minor]
+    if present is None or present.levels != levels_of(members):
+        return _install(packets, members, present, problems)
+    before = present.members
+    add = {member: minor for member, minor in members.items() if before.get(member) != minor}
+    remove = [member for member, minor in before.items() if members.get(member) != minor]
     if add or remove:
         packets.change(add, remove)
     return len({*add, *remove})
+
+
+def _install(
+    packets: PacketClasses,
+    members: Mapping[Member, int],
+    present: Present | None,
+    problems: list[str],
+) -> int:
+    """Make the table; without groups where the kernel does not know them. Raises OSError."""
+    try:
+        packets.install(members)
+    except OSError as error:
+        addresses: dict[Member, int] = {
+            each: minor for each, minor in members.items() if isinstance(each, str)
+        }
+        if error.errno not in _NO_GROUPS or len(addresses) == len(members):
+            raise
+        problems.append(
+            f"{len(members) - len(addresses)} pods on the node's network are in class system:"
+            f" the kernel cannot tell sockets apart by cgroup: {_text(error)}"
+        )
+        if present is None or present.levels:
+            packets.install(addresses)
+            return len(addresses)
+        return _lead(packets, addresses, problems)
+    return len(members)
 
 
 def _text(error: OSError) -> str:

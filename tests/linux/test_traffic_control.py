@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from linux.htb import MAJOR, ROOT, HtbClass, Shaping, ticks
 from linux.netlink import Message, Netlink, NetlinkError
-from linux.packet_classes import PacketClasses
+from linux.packet_classes import Group, Member, PacketClasses
 from tests.beds.network import Namespace, device, require_shaping
+from tests.conftest import require
 
 pytestmark = pytest.mark.root
 
@@ -95,12 +96,12 @@ def test_members_change_and_go(node: Node) -> None:
     packets = node.packets
     assert packets.read() is None
     packets.install({"10.0.0.1": 0x28, "fd00::1": 0x38})
-    assert packets.read() == {"10.0.0.1": 0x28, "fd00::1": 0x38}
-    many = {f"10.1.{number >> 8}.{number & 255}": 0x28 for number in range(600)}
+    assert packets.read() == ({"10.0.0.1": 0x28, "fd00::1": 0x38}, frozenset())
+    many: dict[Member, int] = {f"10.1.{number >> 8}.{number & 255}": 0x28 for number in range(600)}
     packets.change(many | {"10.0.0.1": 0x38}, ["10.0.0.1", "fd00::1"])
-    assert packets.read() == many | {"10.0.0.1": 0x38}
+    assert packets.read() == (many | {"10.0.0.1": 0x38}, frozenset())
     packets.install({})
-    assert packets.read() == {}
+    assert packets.read() == ({}, frozenset())
     assert packets.remove() and not packets.remove()
     assert packets.read() is None
 
@@ -109,7 +110,23 @@ def test_a_refused_transaction_changes_nothing(node: Node) -> None:
     node.packets.install({"10.0.0.1": 0x28})
     with pytest.raises(NetlinkError):
         node.packets.change({"10.0.0.2": 0x28}, ["10.0.0.9"])
-    assert node.packets.read() == {"10.0.0.1": 0x28}
+    assert node.packets.read() == ({"10.0.0.1": 0x28}, frozenset())
+
+
+def test_groups_are_members_too_each_level_with_a_map_of_its_own(node: Node) -> None:
+    members: dict[Member, int] = {Group(3, 77): 0x28, Group(2, 1 << 40): 0x38, "10.0.0.1": 0x28}
+    try:
+        node.packets.install(members)
+    except NetlinkError as error:
+        require(False, f"needs a kernel with nft_socket and its cgroups: {error}", tier="vm")
+    assert node.packets.read() == (members, frozenset({2, 3}))
+    node.packets.change({Group(3, 78): 0x38}, [Group(3, 77)])
+    assert node.packets.read() == (
+        {Group(3, 78): 0x38, Group(2, 1 << 40): 0x38, "10.0.0.1": 0x28},
+        frozenset({2, 3}),
+    )
+    node.packets.install({"10.0.0.1": 0x28})
+    assert node.packets.read() == ({"10.0.0.1": 0x28}, frozenset())
 
 
 def test_a_table_that_lacks_a_rule_is_not_ours_as_it_should_be(node: Node) -> None:
@@ -121,7 +138,7 @@ def test_a_table_that_lacks_a_rule_is_not_ours_as_it_should_be(node: Node) -> No
     with_netfilter.close()
     assert node.packets.read() is None
     node.packets.install({"10.0.0.1": 0x28})
-    assert node.packets.read() == {"10.0.0.1": 0x28}
+    assert node.packets.read() == ({"10.0.0.1": 0x28}, frozenset())
 
 
 def test_a_refused_request_does_not_spoil_the_next(node: Node) -> None:

@@ -11,8 +11,9 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor as Workers
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -33,9 +34,11 @@ from koordlet.qos.network.classes import (
 )
 from koordlet.qos.strategy import Note
 from koordlet.state.merging import PodView
+from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.htb import MAJOR
 from linux.network_devices import NetworkDevice, default_device, network_device
+from linux.packet_classes import Group
 
 GATE: Final = "TCNetworkQoS"
 NAME: Final = "network-qos"
@@ -84,6 +87,7 @@ class NetworkQos:
         host: Host,
         inputs: Callable[[], NodeInputs],
         pods: Callable[[], Collection[PodView]],
+        layout: Callable[[], Layout | None],
         listed: Callable[[], bool],
         events: Events,
         noted: Callable[[Note], None],
@@ -97,6 +101,7 @@ class NetworkQos:
         self._host = host
         self._inputs = inputs
         self._pods = pods
+        self._layout = layout
         self._listed = listed
         self._events = events
         self._noted = noted
@@ -143,17 +148,18 @@ class NetworkQos:
             )
             return  # the classes of an earlier run are better than ones without the pods
         pods = self._pods()
+        groups = self._groups(pods)
         try:
             device = self._find_device()
         except (OSError, ValueError) as error:
             self._failed(True, why, str(error))
             return
         now = self._clock()
-        seen = slo, pods, device
+        seen = slo, pods, groups, device
         if seen == self._seen and now < max(self._check_at, self._again_at):
             return
         self._seen = seen
-        wanted, problem = self._wanted(slo, pods, device)
+        wanted, problem = self._wanted(slo, pods, groups, device)
         if wanted is None:
             self._failed(True, why, problem, device=device.name)
             return
@@ -206,11 +212,34 @@ class NetworkQos:
         except FileNotFoundError:
             raise ValueError(f"there is no network device {name}") from None
 
+    def _groups(self, pods: Collection[PodView]) -> dict[str, Group]:
+        """Return the groups of the pods on the node's network by UID; none on cgroup v1.
+
+        A group that is made again has another number, so this looks each time.
+        """
+        layout = self._layout()
+        if layout is None or layout.version != 2:
+            return {}
+        found = {}
+        for view in pods:
+            pod = view.pod
+            if pod.host_network and pod.cgroup:
+                with suppress(OSError):  # not made yet, or gone
+                    inode = self._host.inode(f"{layout.hierarchy('')}/{pod.cgroup}")
+                    found[pod.uid] = Group(pod.cgroup.count("/") + 1, inode)
+        return found
+
     def _wanted(
-        self, slo: NodeSLOSpec, pods: Collection[PodView], device: NetworkDevice
+        self,
+        slo: NodeSLOSpec,
+        pods: Collection[PodView],
+        groups: Mapping[str, Group],
+        device: NetworkDevice,
     ) -> tuple[NetworkClasses | None, str]:
         """Return what is wanted, by the last NodeSLO that can be used; and what is wrong."""
-        members = [PodOnNetwork(view.pod, view.addresses) for view in pods]
+        members = [
+            PodOnNetwork(view.pod, view.addresses, groups.get(view.pod.uid)) for view in pods
+        ]
         line = Line(device.name, device.bits, device.mtu)
         problem = ""
         try:
@@ -285,7 +314,7 @@ class NetworkQos:
         if len(changed.classes) > _MOST_NOTED:
             parts.append(f"{len(changed.classes) - _MOST_NOTED} more classes")
         if changed.members:
-            parts.append(f"{changed.members} addresses moved")
+            parts.append(f"{changed.members} members moved")
         self._noted(Note(_VERBOSITY, NAME, f"{device}: {', '.join(parts)}"))
 
     def as_json(self) -> dict[str, Any]:
@@ -308,7 +337,7 @@ class NetworkQos:
                     "name": name_of(each.minor),
                     "rateBits": each.rate * 8,
                     "ceilBits": each.ceil * 8,
-                    "addresses": sum(1 for minor in wanted.members.values() if minor == each.minor),
+                    "members": sum(1 for minor in wanted.members.values() if minor == each.minor),
                 }
                 for each in wanted.classes
                 if each.quantum
@@ -340,7 +369,7 @@ class NetworkQos:
                 label = (("class", name),)
                 made.append(("network_qos_class_ceil_bits", label, float(each.ceil * 8)))
             made.append(("network_qos_limited_pods", (), float(own)))
-            made.append(("network_qos_addresses", (), float(len(status.wanted.members))))
+            made.append(("network_qos_members", (), float(len(status.wanted.members))))
         return made
 
 

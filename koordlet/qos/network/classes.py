@@ -37,6 +37,7 @@ from apis.qos import QoSClass
 from hooks.subject import Pod
 from koordlet.qos.network.bandwidth import Rate, bandwidths
 from linux.htb import HtbClass, ticks
+from linux.packet_classes import Group, Member
 
 _NODE: Final = 0x1
 SYSTEM: Final = 0x18
@@ -73,10 +74,14 @@ _MOST_TURNS: Final = 16
 
 
 class PodOnNetwork(msgspec.Struct, frozen=True):
-    """A pod and its addresses, as its status lists them."""
+    """A pod and its addresses, as its status lists them.
+
+    group: of a pod on the node's network, where sockets are told apart by it.
+    """
 
     pod: Pod
     addresses: tuple[str, ...] = ()
+    group: Group | None = None
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -90,13 +95,14 @@ class Line(msgspec.Struct, frozen=True):
 class NetworkClasses(msgspec.Struct, frozen=True):
     """What is wanted of the kernel.
 
-    classes: parents before their children. members: source address -> minor number of the class;
-    everything else is in the class SYSTEM. faults: bad input that cost a pod its limit.
+    classes: parents before their children. members: what packets are told apart by -> minor number
+    of the class; everything else is in the class SYSTEM. faults: bad input that cost a pod its
+    limit.
     """
 
     bits: int
     classes: tuple[HtbClass, ...]
-    members: Mapping[str, int]
+    members: Mapping[Member, int]
     faults: tuple[InputError, ...] = ()
 
 
@@ -145,13 +151,8 @@ def network_classes(slo: NodeSLOSpec, pods: Iterable[PodOnNetwork], line: Line) 
             for minor, (of_class, limit) in sorted(own.items())
             if of_class == shared
         ]
-    by_address = {
-        address: minor
-        for member, minor in members
-        if minor != SYSTEM
-        for address in _addresses(member)
-    }
-    return NetworkClasses(rates.total, tuple(classes), by_address, tuple(faults))
+    by_key = {key: minor for member, minor in members if minor != SYSTEM for key in _keys(member)}
+    return NetworkClasses(rates.total, tuple(classes), by_key, tuple(faults))
 
 
 def _check(ls: Rate, be: Rate, total: int) -> None:
@@ -216,8 +217,8 @@ def _members(
     # about numbers too: it must not change when a pod is listed elsewhere.
     for each in sorted(pods, key=lambda each: (each.pod.created_at, each.pod.uid)):
         pod = each.pod
-        if pod.host_network or pod.ended or not each.addresses:
-            continue  # packets of the node's own addresses are not a pod's alone
+        if pod.ended or not _keys(each):
+            continue
         shared = _CLASS_OF.get(pod.qos, SYSTEM)
         limit = _limit(pod, faults)
         if not limit:
@@ -259,9 +260,15 @@ def _free(uid: str, taken: Mapping[int, object]) -> int | None:
     return None
 
 
-def _addresses(member: PodOnNetwork) -> list[str]:
-    """Return the pod's addresses as the kernel writes them, without what is none."""
-    found = []
+def _keys(member: PodOnNetwork) -> list[Member]:
+    """Return what the pod's packets are told apart by.
+
+    Addresses as the kernel writes them, without what is none; those of the node are not a pod's
+    alone.
+    """
+    if member.pod.host_network:
+        return [] if member.group is None else [member.group]
+    found: list[Member] = []
     for text in member.addresses:
         try:
             address = ipaddress.ip_address(text)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +22,9 @@ from hypothesis import strategies as st
 from koordlet.executor.network import Network, Occupied, Operation, steps
 from linux.htb import HtbClass, Shaping, ticks
 from linux.netlink import ACK, NETFILTER, Message, Netlink
-from linux.packet_classes import PacketClasses
+from linux.packet_classes import Group, Member, PacketClasses
 from tests.beds.network import Namespace, Routed, device, namespace, require_shaping, routed
+from tests.conftest import require
 
 
 def _class(minor: int, parent: int, rate: int = 1_000_000, **other: Any) -> HtbClass:
@@ -82,7 +88,7 @@ class Bed:
         self.marker = marker
         self.network = Network(str(marker))
 
-    def apply(self, *classes: HtbClass, members: Mapping[str, int] | None = None) -> int:
+    def apply(self, *classes: HtbClass, members: Mapping[Member, int] | None = None) -> int:
         """Apply; return the number of writes. The kernel must refuse nothing."""
         changed = self.node.run(
             self.network.apply,
@@ -104,7 +110,7 @@ class Bed:
         return self.node.run(_read_classes, self.index)
 
     @property
-    def members(self) -> dict[str, int] | None:
+    def members(self) -> dict[Member, int] | None:
         return self.node.run(_read_members)
 
 
@@ -116,10 +122,11 @@ def _read_classes(index: int) -> dict[int, HtbClass]:
         shaping.close()
 
 
-def _read_members() -> dict[str, int] | None:
+def _read_members() -> dict[Member, int] | None:
     packets = PacketClasses()
     try:
-        return packets.read()
+        present = packets.read()
+        return None if present is None else present.members
     finally:
         packets.close()
 
@@ -136,7 +143,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 @pytest.mark.root
 def test_applied_once_and_then_left_alone(bed: Bed) -> None:
     default = bed.qdisc
-    members = {"10.0.0.1": 0x108, "fd00::1": 0x108}
+    members: dict[Member, int] = {"10.0.0.1": 0x108, "fd00::1": 0x108}
     assert bed.apply(*_BASE, _OWN, members=members) == 1 + 4 + 2
     assert bed.classes == {each.minor: each for each in (*_BASE, _OWN)}
     assert bed.members == members
@@ -271,7 +278,7 @@ def test_a_kill_at_any_point_is_mended_by_the_next_run(bed: Bed, after: int) -> 
         return _Dying(PacketClasses(), countdown)
 
     dying = Network(str(bed.marker), shaping, packets)
-    members = {"10.0.0.1": 0x108}
+    members: dict[Member, int] = {"10.0.0.1": 0x108}
     with pytest.raises(_Killed):
         bed.node.run(dying.apply, bed.index, classes=[*_BASE, _OWN], default=0x18, members=members)
     dying.close()
@@ -302,7 +309,8 @@ def _shape(net: Routed, marker: Path) -> None:
     limited = _class(0x108, 0x10, _LIMIT, quantum=15_000)
     unlimited = _class(0x208, 0x10, 125_000_000, quantum=15_000)
     network = Network(str(marker))
-    members = dict.fromkeys(net.POD, 0x108) | dict.fromkeys(net.OTHER, 0x208)
+    members: dict[Member, int] = dict.fromkeys(net.POD, 264)
+    members |= dict.fromkeys(net.OTHER, 520)
     changed = net.node.run(
         network.apply,
         net.node.index("eth0"),
@@ -396,6 +404,87 @@ def test_the_nodes_own_packets_are_in_the_default_class(net: Routed, tmp_path: P
     _seconds(net, net.node, socket.AF_INET)
     sent = _sent(net)
     assert sent["4b4f:18"] > _AMOUNT > sent["4b4f:108"] + sent["4b4f:208"]
+
+
+@pytest.mark.root
+def test_processes_on_the_nodes_network_are_told_apart_by_their_group(
+    net: Routed, tmp_path: Path
+) -> None:
+    with _group() as group:
+        network = Network(str(tmp_path / "network-qos"))
+        index = net.node.index("eth0")
+        limited = _class(0x108, 0x10, quantum=15_000)
+        changed = net.node.run(
+            network.apply,
+            index,
+            classes=[*_BASE, limited],
+            default=0x18,
+            members={Group(1, group.stat().st_ino): 0x108},
+        )
+        require(not changed.problems, f"needs nft_socket with cgroups: {changed.problems}")
+        net.node.run(_datagrams, group, net.WORLD[0])
+        inside = _sent(net)
+        net.node.run(_datagrams, None, net.WORLD[0])
+        outside = _sent(net)
+        network.close()
+    assert inside["4b4f:108"] > 50 * 1000 > inside["4b4f:18"]
+    assert outside["4b4f:18"] > 50 * 1000 and outside["4b4f:108"] == inside["4b4f:108"]
+
+
+@contextmanager
+def _group() -> Iterator[Path]:
+    """A group of our own next to the root of cgroup v2, also where that has no controllers."""
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    root = next((line.split()[1] for line in mounts if line.split()[2] == "cgroup2"), "")
+    require(root, "needs a cgroup v2 hierarchy, with or without controllers")
+    made = Path(root, f"koord-test-network-{os.getpid()}")
+    made.mkdir()
+    try:
+        yield made
+    finally:
+        made.rmdir()
+
+
+_SENDS = """
+import os, socket, sys
+if sys.argv[1]:
+    with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+sending = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(60):
+    sending.sendto(bytes(1000), (sys.argv[2], 9))
+"""
+
+
+def _datagrams(group: Path | None, to: str) -> None:
+    """Send from a process in the group."""
+    subprocess.run([sys.executable, "-c", _SENDS, str(group or ""), to], check=True, timeout=30)
+
+
+class _WithoutGroups(PacketClasses):
+    """A kernel that does not know groups."""
+
+    def install(self, classes: Mapping[Member, int]) -> None:
+        if any(isinstance(each, Group) for each in classes):
+            raise OSError(errno.ENOENT, "No such file or directory")
+        super().install(classes)
+
+
+@pytest.mark.root
+def test_a_kernel_without_groups_still_classifies_by_address(bed: Bed) -> None:
+    network = Network(str(bed.marker), packets=_WithoutGroups)
+    for address in ("10.0.0.1", "10.0.0.2"):
+        changed = bed.node.run(
+            network.apply,
+            bed.index,
+            classes=_BASE,
+            default=0x18,
+            members={Group(2, 5): 0x18, address: 0x18},
+        )
+        (problem,) = changed.problems
+        assert problem.startswith("1 pods on the node's network are in class system")
+        assert bed.members == {address: 0x18}
+    network.close()
 
 
 def _attribute(kind: int, content: bytes) -> bytes:

@@ -19,9 +19,11 @@ from koordlet.events import Events
 from koordlet.executor.network import FILE_NAME, Changed, Network
 from koordlet.qos.strategy import Note
 from koordlet.state.merging import PodView
+from linux.cgroup_paths import Driver, Layout
 from linux.host import Host
 from linux.htb import HtbClass
 from linux.network_devices import default_device
+from linux.packet_classes import Group
 from tests.beds.network import device, require_shaping
 from tests.koordlet.daemon.reports.test_reporting import config
 from tests.koordlet.prediction.pods import pod
@@ -54,6 +56,8 @@ class Files:
         return self.content[path].encode()
 
     def inode(self, path: str) -> int:
+        if path not in self.namespaces:
+            raise FileNotFoundError(2, "No such file or directory", path)
         return self.namespaces[path]
 
 
@@ -63,10 +67,12 @@ class Remembering(Network):
     def __init__(self, marker: str) -> None:
         super().__init__(marker)
         self.applied_to: list[int] = []
+        self.wanted: list[dict[str, Any]] = []
         self.error: Exception | None = None
 
     def apply(self, index: int, **wanted: Any) -> Changed:
         self.applied_to.append(index)
+        self.wanted.append(wanted)
         if self.error is not None:
             raise self.error
         return super().apply(index, **wanted)
@@ -81,6 +87,7 @@ class Bed:
         self.events = Events()
         self.notes: list[Note] = []
         self.listed = True
+        self.layout: Layout | None = None
         self.gate = True
         self.ask()
         self.start()
@@ -94,6 +101,7 @@ class Bed:
                 host=cast("Host", self.files),
                 inputs=lambda: self.inputs,
                 pods=lambda: self.pods,
+                layout=lambda: self.layout,
                 listed=lambda: self.listed,
                 events=self.events,
                 noted=self.notes.append,
@@ -204,7 +212,7 @@ def test_pods_come_and_go(kernel: Kernel) -> None:
     (minor,) = own
     assert kernel.classes()[minor].ceil == 1_000_000
     status = bed.qos.as_json()
-    assert {each["name"]: each["addresses"] for each in status["classes"]} == {
+    assert {each["name"]: each["members"] for each in status["classes"]} == {
         "system": 0,
         "ls": 1,
         "be": 0,
@@ -287,6 +295,22 @@ def test_nothing_is_applied_before_the_pods_are_listed(bed: Bed) -> None:
     bed.listed = False
     assert _problems(bed) == () and not bed.network.applied_to
     assert "waiting for the first list of pods" in bed.qos.as_json()["why"]
+
+
+def test_a_group_that_is_made_again_is_another_member(bed: Bed) -> None:
+    on_node = msgspec.structs.replace(pod("h"), host_network=True, cgroup="kubepods/podh")
+    bed.pods = (PodView(on_node, PodSubject(pod=on_node), (), (), ()),)
+    bed.network.error = PermissionError(1, "Operation not permitted")
+    for version, inodes in ((1, {}), (2, {}), (2, {"/cg/kubepods/podh": 5})):
+        bed.layout = Layout(
+            version=version, driver=Driver.CGROUPFS, mounts={"": "/cg"}, kubepods=""
+        )
+        bed.files.namespaces |= inodes
+        bed.qos.look()
+    assert [wanted["members"] for wanted in bed.network.wanted] == [{}, {Group(2, 5): 0x28}]
+    bed.files.namespaces["/cg/kubepods/podh"] = 6
+    bed.qos.look()
+    assert bed.network.wanted[-1]["members"] == {Group(2, 6): 0x28}
 
 
 def test_missing_rights_are_named(bed: Bed) -> None:

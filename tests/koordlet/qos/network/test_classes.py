@@ -23,6 +23,7 @@ from koordlet.qos.network.classes import (
     network_classes,
 )
 from linux.htb import HtbClass
+from linux.packet_classes import Group
 from tests.hooks.making import slo
 
 _ETH0 = Line("eth0", 0, 1500)
@@ -171,6 +172,18 @@ def test_of_two_pods_with_one_address_the_newest_has_it() -> None:
         _on(_pod("new", "BE", created_at=2.0), "10.0.0.1"),
     ]
     assert _of(*pods).members == _of(*reversed(pods)).members == {"10.0.0.1": BE}
+
+
+def test_a_pod_on_the_nodes_network_is_told_apart_by_its_group() -> None:
+    shared = replace(_pod("a", "BE"), host_network=True)
+    limited = replace(_pod("b", "BE", limits=_OWN), host_network=True)
+    wanted = _of(
+        PodOnNetwork(shared, ("192.0.2.1",), Group(3, 7)),
+        PodOnNetwork(limited, ("192.0.2.1",), Group(3, 8)),
+    )
+    (own,) = set(wanted.members.values()) - {BE}
+    assert wanted.members == {Group(3, 7): BE, Group(3, 8): own}
+    assert _rates(wanted)[own] == (0x30, 1_000, 1_000_000)
 
 
 def test_texts_that_are_no_address_of_a_pod_are_left_out() -> None:
