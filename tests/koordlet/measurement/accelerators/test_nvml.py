@@ -10,7 +10,6 @@ import pynvml
 import pytest
 
 from koordlet.measurement.accelerators.nvml import (
-    NOT_SUPPORTED_XID,
     Answer,
     Gpu,
     GpuUsage,
@@ -147,7 +146,11 @@ def test_a_gpu_that_fails_keeps_its_critical_error() -> None:
 @pytest.mark.parametrize(
     ("code", "watch", "health"),
     [
-        (NOT_SUPPORTED, NOT_SUPPORTED_XID, "the GPU is too old to report critical errors"),
+        (
+            NOT_SUPPORTED,
+            "DeviceHealthCheckNotSupported",
+            "the GPU is too old to report critical errors",
+        ),
         (UNKNOWN, "", ""),
     ],
 )
@@ -285,7 +288,8 @@ def test_later_queries_look_back_to_the_newest_sample() -> None:
     asked.query()
     # Some drivers give samples that are older than what was asked for.
     nvml.nvmlDeviceGetProcessUtilization = lambda handle, seen_us: [  # type: ignore[method-assign]
-        SimpleNamespace(pid=7, timeStamp=stamp, smUtil=50) for stamp in (1, seen_us, seen_us + 1)
+        SimpleNamespace(pid=7, timeStamp=stamp, smUtil=use)
+        for stamp, use in ((1, 10), (seen_us, 20), (seen_us + 1, 50))
     ]
     assert asked.query().gpus[0].processes == (ProcessUsage(7, 50.0, 1),)
     assert since == [NOW_US - 2_000_000, NOW_US - 500]
