@@ -31,7 +31,7 @@ Key = tuple[str, str]
 _SPARE: Final = 8
 """Columns beyond the retention: rounds that come a little early do not shorten a window."""
 _FIRST_ROWS: Final = 16
-"""Rows of a new table; it doubles from there."""
+"""Rows of a new table; it grows from there by half of what it has, so a third at most is unused."""
 _MOST_ROWS: Final = 16_384
 """Chosen: rows of one table. 110 pods and 220 containers have 1,320 series of CPU, memory and
 throttling, and 7,920 of pressure. Beyond it samples of further series are left out and counted."""
@@ -134,7 +134,7 @@ class Table:
             have = len(self.last_seen)
             if have >= _MOST_ROWS:
                 return -1
-            self._grow(min(have * 2, _MOST_ROWS))
+            self._grow(min(have + have // 2, _MOST_ROWS))
         row = self.free.pop()
         self.rows[series] = row
         self._by_metric.pop(series.metric, None)
