@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.daemon.dynamic.evictions import Evictions
-from koordlet.daemon.dynamic.measuring import NodesTargets, gpu_answer, keep_for_reports, sampler
+from koordlet.daemon.dynamic.measuring import Measuring
 from koordlet.daemon.dynamic.network_qos import NetworkQos
 from koordlet.daemon.dynamic.on_node import node_amounts
 from koordlet.daemon.dynamic.showing import Showing
@@ -46,8 +46,6 @@ from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
 from koordlet.executor.node_wide import make_host_directory
-from koordlet.measurement.collecting import Targets
-from koordlet.measurement.sampler import Sampler
 from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
@@ -56,7 +54,6 @@ from koordlet.qos.lease_file import LeaseFile
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation
 from koordlet.recording.recorder import Recorder
-from koordlet.reporters.node_metric import Gpu
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -159,6 +156,13 @@ class Parts:
             workers=self.workers,
             surroundings=self,
         )
+        self._make_dynamic()
+        self._make_reports()
+        self._make_transports(launch)
+
+    def _make_dynamic(self) -> None:
+        """Make what measures, steps strategies and evicts."""
+        config = self.config
         self.evictions = Evictions(
             config, events=self.events, note=lambda note: self._noted("evictor", note)
         )
@@ -184,25 +188,49 @@ class Parts:
             workers=self.workers,
             short=self.evictions.evictor.submit,
         )
-        self.sampler: Sampler | None = None
-        """The sampling thread; None until it was started, and where nothing is measured."""
-        self._targets = NodesTargets()
+        self.measuring = Measuring(
+            config,
+            self.host,
+            boot=self._boot,
+            layout=lambda: self.kernel.layout,
+            views=lambda: self.dynamics.views,
+            host_apps=lambda: self.dynamics.host_apps,
+            settings=lambda: self.rules.inputs.settings,
+            after_round=self._round,
+            workers=self.workers,
+        )
         self.showing = Showing(
             config.node_name,
             dynamics=self.dynamics,
             machine=lambda: self.kernel.machine,
             interval_s=float(config.measuring.interval),
         )
+        self.network_qos = NetworkQos(
+            config,
+            host=self.host,
+            inputs=lambda: self.rules.inputs,
+            pods=lambda: self.dynamics.views,
+            layout=lambda: self.kernel.layout,
+            listed=lambda: self.state.complete,
+            events=self.events,
+            noted=lambda note: self._noted(NETWORK_QOS, note),
+            workers=self.workers,
+            network=Network(f"{config.run_dir}/{NETWORK_QOS}"),
+        )
+
+    def _make_reports(self) -> None:
+        """Make what reports the node to the cluster and to agents beside koordlet."""
+        config, host = self.config, self.host
         self.reporting = Reporting(
             config,
-            measurements=self._view,
+            measurements=self.measuring.view,
             pods=self._pods,
             host_apps=lambda: self.dynamics.host_apps,
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
-            gpus=self._gpus,
+            gpus=self.measuring.gpus,
             gate=self._gate,
-            keep=self._keep_for_reports,
+            keep=self.measuring.keep_for_reports,
             topology=TopologyFacts(
                 config,
                 host,
@@ -214,7 +242,7 @@ class Parts:
                 listed=lambda: self.state.complete,
             ).gather,
             devices=DeviceFacts(
-                config, host, gpus=lambda: gpu_answer(self.sampler), gate=self._gate
+                config, host, gpus=self.measuring.gpu_answer, gate=self._gate
             ).gather,
             events=self.events,
             workers=self.workers,
@@ -228,20 +256,12 @@ class Parts:
             events=self.events,
             workers=self.workers,
         )
-        self.network_qos = NetworkQos(
-            config,
-            host=host,
-            inputs=lambda: self.rules.inputs,
-            pods=lambda: self.dynamics.views,
-            layout=lambda: self.kernel.layout,
-            listed=lambda: self.state.complete,
-            events=self.events,
-            noted=lambda note: self._noted(NETWORK_QOS, note),
-            workers=self.workers,
-            network=Network(f"{config.run_dir}/{NETWORK_QOS}"),
-        )
+
+    def _make_transports(self, launch: Launch | None) -> None:
+        """Make what brings pods and containers in, and the watch over the daemon's health."""
+        config = self.config
         self.sweep = Sweep(
-            state=self.state, host=host, workers=self.workers, changed=self.state_changed
+            state=self.state, host=self.host, workers=self.workers, changed=self.state_changed
         )
         self.handler = NriHandler(
             state=self.state,
@@ -268,17 +288,7 @@ class Parts:
         machine = self.kernel.machine
         if not self.config.measuring.enabled or machine is None:
             return
-        self.sampler = sampler(
-            self.config,
-            self.host,
-            cpus=len(machine.cpus),
-            boot=self._boot,
-            targets=self._measured,
-            settings=lambda: self.rules.inputs.settings,
-            step=self._round,
-        )
-        # In a worker thread: it reads the samples of the daemon's last run from the disk.
-        await asyncio.get_running_loop().run_in_executor(self.workers, self.sampler.start)
+        await self.measuring.start(cpus=len(machine.cpus))
 
     def _round(self, measured: View) -> None:
         """Use a round's measurements. In the sampling thread."""
@@ -290,16 +300,6 @@ class Parts:
         if self.recorder is not None:
             self.recorder.round(situation)
 
-    def _measured(self) -> Targets:
-        """Return what is measured. In the sampling thread."""
-        dynamics = self.dynamics
-        return self._targets.of(self.kernel.layout, dynamics.views, dynamics.host_apps)
-
-    def _view(self) -> View | None:
-        """Return the measurements as of now, if anything is measured. Any thread."""
-        sampler = self.sampler
-        return None if sampler is None else sampler.store.view(time.monotonic())
-
     def _pods(self) -> list[tuple[Pod, bool]]:
         """Return the pods, each with whether its deletion has begun. Any thread."""
         return [(view.pod, view.deleting) for view in self.dynamics.views]
@@ -307,17 +307,6 @@ class Parts:
     def _gate(self, name: str) -> bool:
         """Return whether a feature gate is on. Any thread."""
         return self.rules.inputs.settings.gate(name, default=GATES[name].default)
-
-    def _gpus(self) -> Mapping[str, Gpu]:
-        """Return the GPUs of the node by UUID. Any thread."""
-        answer = gpu_answer(self.sampler)
-        gpus = () if answer is None else (usage.gpu for usage in answer.gpus)
-        return {gpu.uuid: Gpu(gpu.minor, gpu.memory_bytes, gpu.healthy) for gpu in gpus}
-
-    def _keep_for_reports(self, window_s: float) -> None:
-        """Keep what reports average for so long. Any thread."""
-        if self.sampler is not None:
-            keep_for_reports(self.sampler, window_s)
 
     def _node_amounts(self) -> NodeAmounts | None:
         """Return what the node has, once that is known. Any thread."""
@@ -327,12 +316,8 @@ class Parts:
     async def stop_measuring(self) -> None:
         """End the sampling thread after the round in progress."""
         self.dynamics.stop()
-        if self.sampler is not None:
-            loop = asyncio.get_running_loop()
-            if not await loop.run_in_executor(None, self.sampler.stop):
-                _LOG.warning("the sampling thread is stuck in a read of the kernel; leaving it")
-            elif self.recorder is not None:
-                self.recorder.close()
+        if await self.measuring.stop() and self.recorder is not None:
+            self.recorder.close()
 
     # --- for several parts ---------------------------------------------------------------------
 

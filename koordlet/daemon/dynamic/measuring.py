@@ -1,227 +1,158 @@
-"""The collectors of this daemon, and the sampling thread around them.
+"""The sampling thread of this daemon, and what others read of its measurements.
 
-With `measuring.enabled: false` there is neither, and no strategy runs.
+With `measuring.enabled: false` there is no such thread, and no strategy runs.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from concurrent.futures import Executor
+from typing import Final, TypeVar
 
-from apis.qos import QoSClass
 from hooks.facts import Settings
 from hooks.subject import HostAppSubject
 from koordlet.configuration.config import Config
-from koordlet.configuration.gates import GATES
-from koordlet.daemon.dynamic.on_node import Converted
+from koordlet.daemon.dynamic.collectors import REPORTED, collectors, enabled, shown_intervals
+from koordlet.daemon.dynamic.on_node import NodesTargets
 from koordlet.exposition.collector_metrics import Latest
 from koordlet.measurement.accelerators.nvml import Answer
-from koordlet.measurement.collecting import (
-    Collector,
-    ContainerTarget,
-    HostAppTarget,
-    PodTarget,
-    Targets,
-)
-from koordlet.measurement.collectors.best_effort import BestEffortCollector
-from koordlet.measurement.collectors.cgroups import PodCollector
-from koordlet.measurement.collectors.cold_memory import ColdMemoryCollector
-from koordlet.measurement.collectors.cpi import CpiCollector, local_counters
-from koordlet.measurement.collectors.disks import DiskCollector, FileSystemCollector, local_space
+from koordlet.measurement.collecting import Targets
 from koordlet.measurement.collectors.gpu import GpuCollector
-from koordlet.measurement.collectors.host_apps import HostAppCollector
-from koordlet.measurement.collectors.network import NetworkCollector
-from koordlet.measurement.collectors.node import NodeCollector
-from koordlet.measurement.collectors.psi import PressureCollector
 from koordlet.measurement.collectors.rdt import ResctrlCollector
-from koordlet.measurement.collectors.system import SystemCollector, SystemNumaCollector
 from koordlet.measurement.kernel_files import HostFiles, KernelFiles, LocalFiles
-from koordlet.measurement.sampler import Sampler, SavedFile
-from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
+from koordlet.measurement.sampler import Sampler, SamplerStatus, SavedFile
+from koordlet.measurement.series import LATEST_PERIODS, Series
 from koordlet.measurement.store import Store, View
-from koordlet.qos.strategies.candidates import batch_cpu_request
+from koordlet.reporters.node_metric import Gpu
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.local import LocalHost
 
+_LOG = logging.getLogger("koordlet")
+
 SAVED: Final = "measurements"
 """The file of the samples, in the run directory."""
-
-
-def sampler(
-    config: Config,
-    host: Host,
-    *,
-    cpus: int,
-    boot: str,
-    targets: Callable[[], Targets],
-    settings: Callable[[], Settings],
-    step: Callable[[View], None],
-) -> Sampler:
-    """Return the sampling thread, not started.
-
-    cpus: of the machine. boot: the id of this boot. targets, settings: return the newest values.
-    step: called after each round with the measurements, in the sampling thread.
-    """
-    store = Store()
-    here: Callable[[str], str] = host.here if isinstance(host, LocalHost) else str
-    files: KernelFiles = LocalFiles(here) if isinstance(host, LocalHost) else HostFiles(host)
-    return Sampler(
-        store=store,
-        collectors=collectors(config, host, here, cpus),
-        files=files,
-        targets=targets,
-        enabled=lambda collector: enabled(collector, config, settings()),
-        after_round=step,
-        saved_file=SavedFile(f"{config.run_dir}/{SAVED}", boot),
-        tick_s=float(config.measuring.interval),
-    )
-
-
-def collectors(
-    config: Config, host: Host, here: Callable[[str], str], cpus: int
-) -> Sequence[Collector]:
-    """Return all collectors, in the order of a round: some use the samples of those before them.
-
-    here: maps a path of the node to a path of this process. cpus: of the machine.
-    """
-    measuring = config.measuring
-    each_s = float(measuring.interval)
-    return (
-        NodeCollector(cpus, interval_s=each_s),
-        PodCollector(cpus, interval_s=each_s),
-        HostAppCollector(cpus, interval_s=each_s),
-        BestEffortCollector(cpus, interval_s=each_s),
-        SystemCollector(interval_s=each_s),
-        SystemNumaCollector(),
-        DiskCollector(host, interval_s=float(measuring.storage_interval)),
-        FileSystemCollector(host, lambda path: local_space(here(path))),
-        NetworkCollector(host, interval_s=each_s),
-        PressureCollector(interval_s=float(measuring.psi_interval)),
-        CpiCollector(
-            local_counters(here),
-            cycle_s=float(measuring.cpi_interval),
-            window_s=float(measuring.cpi_window),
-        ),
-        ColdMemoryCollector(host, interval_s=float(measuring.cold_page_interval)),
-        ResctrlCollector(host, interval_s=float(measuring.resctrl_interval)),
-        GpuCollector(host, interval_s=each_s),
-    )
-
-
-def enabled(collector: Collector, config: Config, settings: Settings) -> bool:
-    """Return whether a collector shall run now: its gate, and the field beside it, are on."""
-    if collector.name == ResctrlCollector.name and not config.measuring.resctrl:
-        return False
-    gate = collector.gate
-    return gate is None or settings.gate(gate, default=GATES[gate].default)
-
-
-_OWN_INTERVALS: Final = {
-    Metric.NODE_PSI: PressureCollector.name,
-    Metric.POD_PSI: PressureCollector.name,
-    Metric.CONTAINER_PSI: PressureCollector.name,
-    Metric.RESCTRL_LLC: ResctrlCollector.name,
-    Metric.NODE_DISK_READ: DiskCollector.name,
-    Metric.NODE_DISK_WRITE: DiskCollector.name,
-    Metric.NODE_DISK_BUSY: DiskCollector.name,
-    Metric.NODE_FILESYSTEM_SIZE: FileSystemCollector.name,
-    Metric.NODE_FILESYSTEM_USED: FileSystemCollector.name,
-    Metric.NODE_NETWORK_RECEIVE: NetworkCollector.name,
-    Metric.NODE_NETWORK_SEND: NetworkCollector.name,
-    Metric.NODE_GPU_CORE: GpuCollector.name,
-    Metric.NODE_GPU_MEMORY: GpuCollector.name,
-}
-"""The collector of each metric that is shown, where a sample is one of its intervals old."""
-
-
-def latest_of(sampler: Sampler, config: Config, now: float) -> Latest:
-    """Return what gives the newest samples of a metric, as far as they count as the latest."""
-    intervals = {each.name: each.interval_s for each in sampler.collectors}
-    # A container is counted once in a cycle, and not in each window.
-    own_s = {metric: intervals[name] for metric, name in _OWN_INTERVALS.items()}
-    own_s[Metric.CONTAINER_CPI] = float(config.measuring.cpi_interval)
-    view = sampler.store.view(now)
-    return lambda metric: view.latest_of(metric, within_s=LATEST_PERIODS * own_s[metric])
-
-
-def bandwidth_counts(sampler: Sampler) -> Mapping[Series, int]:
-    """Return the bytes that the classes' control groups have moved since they exist."""
-    for collector in sampler.collectors:
-        if isinstance(collector, ResctrlCollector):
-            return collector.counts
-    return {}
-
-
-_REPORTED: Final = (
-    PodCollector.name,
-    HostAppCollector.name,
-    SystemNumaCollector.name,
-    ColdMemoryCollector.name,
-    GpuCollector.name,
-)
-"""The collectors beside the node's and the system's whose means the NodeMetric has."""
 _REPORT_SPARE_S: Final = 30.0
 """Kept beyond a report's window. Chosen: a report that is built late misses nothing."""
 
 
-def keep_for_reports(sampler: Sampler, window_s: float) -> None:
-    """Keep the samples of pods and others as long as reports average them. Any thread.
-
-    window_s: what the NodeMetric's spec asks for; collectors keep their own retention at least.
-    """
-    for collector in sampler.collectors:
-        if collector.name in _REPORTED:
-            retention_s = max(collector.retention_s, window_s + _REPORT_SPARE_S)
-            sampler.store.keep(collector.name, max(retention_s, collector.interval_s))
+_C = TypeVar("_C")
 
 
-def gpu_answer(sampler: Sampler | None) -> Answer | None:
-    """Return what NVML answered last; None without a GPU, or while nothing is measured."""
-    for collector in () if sampler is None else sampler.collectors:
-        if isinstance(collector, GpuCollector):
-            return collector.latest
-    return None
+class Measuring:
+    """See the module. The event loop starts and stops it; any thread reads."""
 
-
-class NodesTargets:
-    """Converts what the event loop published. Belongs to the sampling thread."""
-
-    def __init__(self) -> None:
-        self._made_of: tuple[object, ...] = ()
-        self._targets = Targets()
-        self._pods = Converted(pod_target)
-
-    def of(
+    def __init__(
         self,
-        layout: Layout | None,
-        views: Collection[PodView],
-        host_apps: Sequence[HostAppSubject],
-    ) -> Targets:
-        """Return what is measured; the same value for the same arguments."""
-        made_of = (layout, views, host_apps)
-        if len(self._made_of) != 3 or any(
-            one is not other for one, other in zip(made_of, self._made_of, strict=True)
-        ):
-            self._made_of = made_of
-            self._targets = Targets(
-                layout=layout,
-                pods=self._pods.of(views),
-                host_apps=tuple(HostAppTarget(each.name, each.cgroup) for each in host_apps),
-            )
-        return self._targets
+        config: Config,
+        host: Host,
+        *,
+        boot: str,
+        layout: Callable[[], Layout | None],
+        views: Callable[[], Collection[PodView]],
+        host_apps: Callable[[], Sequence[HostAppSubject]],
+        settings: Callable[[], Settings],
+        after_round: Callable[[View], None],
+        workers: Executor,
+    ) -> None:
+        """boot: the id of this boot. layout, views, host_apps, settings: return the newest values,
+        the same object until they change. after_round: called in the sampling thread with the
+        measurements of each round.
+        """
+        self._config = config
+        self._host = host
+        self._boot = boot
+        self._layout = layout
+        self._views = views
+        self._host_apps = host_apps
+        self._settings = settings
+        self._after_round = after_round
+        self._workers = workers
+        self._targets = NodesTargets()
+        self._sampler: Sampler | None = None
 
+    async def start(self, *, cpus: int) -> None:
+        """Start the sampling thread. cpus: of the machine."""
+        config, host = self._config, self._host
+        here: Callable[[str], str] = host.here if isinstance(host, LocalHost) else str
+        files: KernelFiles = LocalFiles(here) if isinstance(host, LocalHost) else HostFiles(host)
+        self._sampler = Sampler(
+            store=Store(),
+            collectors=collectors(config, host, here, cpus),
+            files=files,
+            targets=self._newest_targets,
+            enabled=lambda collector: enabled(collector, config, self._settings()),
+            after_round=self._after_round,
+            saved_file=SavedFile(f"{config.run_dir}/{SAVED}", self._boot),
+            tick_s=float(config.measuring.interval),
+        )
+        # In a worker thread: it reads the samples of the daemon's last run from the disk.
+        await asyncio.get_running_loop().run_in_executor(self._workers, self._sampler.start)
 
-def pod_target(view: PodView) -> PodTarget:
-    """Return what is measured of a pod."""
-    pod = view.pod
-    return PodTarget(
-        uid=pod.uid,
-        cgroup=pod.cgroup,
-        containers=tuple(
-            ContainerTarget(each.id, each.cgroup) for each in view.started if each.cgroup
-        ),
-        best_effort=pod.qos is QoSClass.BE,
-        batch_cpu_request_milli=0 if pod.ended else batch_cpu_request(pod),
-    )
+    async def stop(self) -> bool:
+        """End the sampling thread after the round in progress; False if it is stuck in a read."""
+        if self._sampler is None:
+            return True
+        loop = asyncio.get_running_loop()
+        ended = await loop.run_in_executor(None, self._sampler.stop)
+        if not ended:
+            _LOG.warning("the sampling thread is stuck in a read of the kernel; leaving it")
+        return ended
+
+    def _newest_targets(self) -> Targets:
+        return self._targets.of(self._layout(), self._views(), self._host_apps())
+
+    # --- any thread ----------------------------------------------------------------------------
+
+    def view(self) -> View | None:
+        """Return the measurements as of now; None while nothing is measured."""
+        return None if self._sampler is None else self._sampler.store.view(time.monotonic())
+
+    def status(self) -> SamplerStatus | None:
+        """Return the thread's state; None while nothing is measured."""
+        return None if self._sampler is None else self._sampler.status(time.monotonic())
+
+    def latest(self) -> Latest | None:
+        """Return what gives the newest samples of a metric, as far as they count as the latest;
+        None while nothing is measured."""
+        view, sampler = self.view(), self._sampler
+        if view is None or sampler is None:
+            return None
+        own_s = shown_intervals(sampler.collectors, self._config)
+        return lambda metric: view.latest_of(metric, within_s=LATEST_PERIODS * own_s[metric])
+
+    def bandwidth_counts(self) -> Mapping[Series, int]:
+        """Return the bytes that the classes' control groups have moved since they exist."""
+        collector = self._collector(ResctrlCollector)
+        return {} if collector is None else collector.counts
+
+    def gpu_answer(self) -> Answer | None:
+        """Return what NVML answered last; None without a GPU, or while nothing is measured."""
+        collector = self._collector(GpuCollector)
+        return None if collector is None else collector.latest
+
+    def gpus(self) -> Mapping[str, Gpu]:
+        """Return the GPUs of the node by UUID."""
+        answer = self.gpu_answer()
+        found = () if answer is None else (usage.gpu for usage in answer.gpus)
+        return {gpu.uuid: Gpu(gpu.minor, gpu.memory_bytes, gpu.healthy) for gpu in found}
+
+    def keep_for_reports(self, window_s: float) -> None:
+        """Keep the samples of pods and others for as long as reports average them.
+
+        window_s: what the NodeMetric's spec asks for; collectors keep their own retention at least.
+        """
+        if self._sampler is None:
+            return
+        for collector in self._sampler.collectors:
+            if collector.name in REPORTED:
+                retention_s = max(collector.retention_s, window_s + _REPORT_SPARE_S)
+                self._sampler.store.keep(collector.name, max(retention_s, collector.interval_s))
+
+    def _collector(self, kind: type[_C]) -> _C | None:
+        collectors_of = () if self._sampler is None else self._sampler.collectors
+        return next((each for each in collectors_of if isinstance(each, kind)), None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from koordlet.daemon.dynamic.measuring import bandwidth_counts, latest_of
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.serving.admin import MAX_BODY_BYTES, SOCKET, admin_routes
 from koordlet.daemon.serving.readings import DaemonReadings
@@ -213,15 +211,11 @@ class Endpoints:
 
     def _collectors_pages(self) -> Iterator[bytes]:
         parts = self._parts
-        sampler = parts.sampler
-        if sampler is None:
+        latest = parts.measuring.latest()
+        if latest is None:
             return iter(())
-        return pages(
-            parts.node_name,
-            parts.dynamics.views,
-            latest_of(sampler, parts.config, time.monotonic()),
-            bandwidth_counts(sampler),
-        )
+        counts = parts.measuring.bandwidth_counts()
+        return pages(parts.node_name, parts.dynamics.views, latest, counts)
 
     async def _healthz(self, request: Request) -> Response:
         problem = self._parts.health.unhealthy()

@@ -112,8 +112,7 @@ class DaemonReadings:
         of_strategies = self._parts.dynamics.runner.gauges(time.monotonic())
         parts = self._parts
         usage: Iterable[Gauge] = ()
-        if parts.sampler is not None:
-            view = parts.sampler.store.view(time.monotonic())
+        if (view := parts.measuring.view()) is not None:
             within_s = LATEST_PERIODS * float(parts.config.measuring.interval)
             usage = of_usage(
                 lambda metric: view.latest_of(metric, within_s=within_s), parts.dynamics.host_apps
@@ -131,8 +130,7 @@ class DaemonReadings:
 
     @property
     def measuring(self) -> SamplerStatus | None:
-        sampler = self._parts.sampler
-        return None if sampler is None else sampler.status(time.monotonic())
+        return self._parts.measuring.status()
 
     @property
     def strategies(self) -> Iterable[StrategyStatus]:

@@ -93,9 +93,9 @@ def _strategies(parts: Parts) -> list[Plain]:
 
 
 def _measuring(parts: Parts) -> Plain:
-    if parts.sampler is None:
+    status = parts.measuring.status()
+    if status is None:
         return {"enabled": parts.config.measuring.enabled, "running": False, "collectors": []}
-    status = parts.sampler.status(time.monotonic())
     return {
         "enabled": True,
         "running": status.running,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koordlet.configuration.gates import BEYOND_POLICIES, GATES
-from koordlet.daemon.dynamic.measuring import collectors, keep_for_reports
+from koordlet.daemon.dynamic.collectors import collectors
 from tests.koordlet.daemon.bed import ONE_CPU, Node, node, request, run
 from tests.ports import free_port
 from tests.simulated import ANOLIS_8, INTEL_RDT, Profile
@@ -93,15 +93,20 @@ def test_external_metrics_have_the_collectors_series_and_internal_ones_do_not() 
 def test_a_longer_report_keeps_pods_samples_longer() -> None:
     async def test() -> None:
         async with node(ANOLIS_8) as n, n.running():
-            sampler = n.daemon.parts.sampler
-            assert sampler is not None
-            before = sampler.store.sizes()
-            keep_for_reports(sampler, 900.0)
-            after = sampler.store.sizes()
-            grown = {name for name in after if after[name][1] > before[name][1]}
+            measuring = n.daemon.parts.measuring
+
+            def sizes() -> dict[str, int]:
+                status = measuring.status()
+                assert status is not None
+                return {each.name: each.bytes for each in status.collectors}
+
+            before = sizes()
+            measuring.keep_for_reports(900.0)
+            after = sizes()
+            grown = {name for name in after if after[name] > before[name]}
             assert {"pods", "host-applications"} <= grown
             assert not grown & {"node", "system", "psi"}  # kept longer already
-            keep_for_reports(sampler, 300.0)
-            assert sampler.store.sizes()["pods"][1] == before["pods"][1]
+            measuring.keep_for_reports(300.0)
+            assert sizes()["pods"] == before["pods"]
 
     run(test)
