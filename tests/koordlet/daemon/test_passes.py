@@ -87,15 +87,30 @@ def test_a_new_pod_is_queued_at_once_and_those_that_follow_it_closely_together()
     asyncio.run(run())
 
 
-def test_new_pods_do_not_wait_as_long_as_changes_of_others() -> None:
+def test_a_new_pod_takes_along_what_was_gathered_before_it() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_changed("updated")
+        made.pod_appeared("new")
+        await asyncio.sleep(0)
+        assert recorder.pods == [{"updated", "new"}]
+
+    asyncio.run(run())
+
+
+def test_changes_in_a_burst_of_new_pods_go_with_them() -> None:
     async def run() -> None:
         made, recorder = passes()
         made.pod_appeared("a")
         await asyncio.sleep(0)
         made.pod_changed("a")  # its container was created
         made.pod_appeared("b")
+        await until(recorder, 2)
+        assert recorder.pods == [{"a"}, {"a", "b"}]
+        made.pod_appeared("c")
+        made.pod_changed("c")
         await until(recorder, 3)
-        assert recorder.pods == [{"a"}, {"b"}, {"a", "b"}]
+        assert recorder.pods[2] == {"c"}
 
     asyncio.run(run())
 
@@ -133,8 +148,8 @@ def test_a_look_at_the_snapshot_leaves_changes_for_the_reconciler() -> None:
         made.pod_appeared("new")
         made.pod_changed("updated")
         assert made.snapshot is made.snapshot
-        await until(recorder, 2)
-        assert recorder.pods == [{"new"}, {"new", "updated"}]
+        await until(recorder, 1)
+        assert recorder.pods == [{"new", "updated"}]
         assert recorder.emptied == 0
 
     asyncio.run(run())

@@ -44,16 +44,14 @@ def test_the_reconciler_leaves_a_resized_container_alone_until_it_has_the_resize
                 subject = daemon.parts.state.container("c1")
                 executor = daemon.parts.passes.executor
                 assert subject is not None and executor is not None
-                await until("the first look", lambda: not daemon.parts.passes._gathering)
+                await until("the first look", lambda: not daemon.parts.passes._queueing)
                 gathering = passes._GATHER_S
                 monkeypatch.setattr(passes, "_GATHER_S", 3600.0)
                 await n.resize("c1", 50_000)
                 assert subject.cgroup in executor.requests
                 daemon.parts.state_changed("test")
                 await until("a pass", lambda: not executor.requests)
-                assert daemon.parts.passes._gathering is not None
-                daemon.parts.passes._gathering.cancel()
-                daemon.parts.passes._gathering = None
+                assert daemon.parts.passes._queueing is not None
                 monkeypatch.setattr(passes, "_GATHER_S", gathering)
                 await n.resize("c1", 60_000)  # whether or not the runtime reports its end
                 await until("an update of the pod", lambda: not executor.requests)
