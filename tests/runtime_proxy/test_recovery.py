@@ -305,7 +305,8 @@ def test_a_beginning_of_an_id_that_is_not_of_one_container_is_unknown(
     with_runtime(tmp_path, fake, test)
 
 
-def test_a_sweep_returns_what_is_gone(tmp_path: Path) -> None:
+def test_a_sweep_returns_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     fake = FakeRuntime()
 
     async def test(runtime: Runtime) -> None:
@@ -313,11 +314,15 @@ def test_a_sweep_returns_what_is_gone(tmp_path: Path) -> None:
         recovery = Recovery(runtime, store, Recorded())
         await recovery.rebuild()
         assert await recovery.sweep() == Unreported([], [], [], [])
+        assert "ends that no event" not in caplog.text
         fake.answers["ListContainers"] = ok(cri.ListContainersResponse())
         assert await recovery.sweep() == Unreported([], [], [], [CONTAINER])
         fake.answers["ListPodSandbox"] = ok(cri.ListPodSandboxResponse())
         assert await recovery.sweep() == Unreported([], [], [POD], [])
         assert store.sizes == (0, 0)
+        logged = [r.__dict__ for r in caplog.records if "ends that no event" in r.message]
+        kinds = ("ended_pods", "ended_containers", "gone_pods", "gone_containers")
+        assert [[line[kind] for kind in kinds] for line in logged] == [[0, 0, 0, 1], [0, 0, 1, 0]]
 
     with_runtime(tmp_path, fake, test)
 

@@ -243,3 +243,20 @@ def test_a_file_that_comes_back_with_the_same_content_counts_again(tmp_path: Pat
     path.write_bytes(content)
     assert registrations.scan()
     assert [r.name for r in registrations.current] == ["k.json"]
+
+
+def test_a_folder_that_cannot_be_read_leaves_the_registrations_in_force(tmp_path: Path) -> None:
+    folder, aside = tmp_path / "hooks", tmp_path / "aside"
+    folder.mkdir()
+    (folder / "a.json").write_text('{"remote-endpoint": "/run/a.sock"}')
+    found = Registrations(str(folder))
+    assert found.scan()
+    folder.rename(aside)
+    folder.write_text("")
+    assert not found.scan()
+    assert [one.name for one in found.current] == ["a.json"]
+    assert found.complaints == {"": f"{folder}: Not a directory"}
+    folder.unlink()
+    aside.rename(folder)
+    assert not found.scan()
+    assert found.complaints == {}
