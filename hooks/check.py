@@ -88,6 +88,8 @@ def claim_problem(claim: Claim, level: Level) -> str:
         if not 1.0 <= claim.factor <= LARGEST_FACTOR:
             return f"a quota is {done} by 1 to {LARGEST_FACTOR:g}, not by {claim.factor}"
         return ""
+    if claim.op is Op.WITHIN and resource is Resource.RESCTRL_SCHEMATA:
+        return value_problem(resource, claim.key, claim.value)
     if claim.op is not Op.SET and resource not in FILES and resource is not Resource.OOM_SCORE_ADJ:
         return f"{resource} can only be set, not bounded"
     return value_problem(resource, claim.key, claim.value)

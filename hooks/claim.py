@@ -23,7 +23,8 @@ class Op(StrEnum):
     """Multiply a finite quota by `factor`, rounded to the nearest; unlimited stays unlimited."""
 
     WITHIN = "within"
-    """At most this: the smaller number; of CPU sets the intersection, unless it is empty."""
+    """At most this: the smaller number; of CPU sets the intersection, unless it is empty; of a
+    resctrl schemata the smaller bandwidth of each domain."""
 
     AT_LEAST = "at-least"
     """At least this: the larger number; of CPU sets the union."""

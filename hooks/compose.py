@@ -21,6 +21,7 @@ from apis.cpuset import CpuSet
 from hooks.claim import Claim, Op
 from hooks.decision import Outcome, ResourceKey
 from linux.cgroup_files import LIMITS, MIN_QUOTA_US
+from linux.resctrl import bounded
 from linux.resources import UNLIMITED, Resource, Value
 
 _MODIFIER_ORDER = {Op.DIVIDE: 0, Op.MULTIPLY: 1, Op.WITHIN: 2, Op.AT_LEAST: 3}
@@ -103,6 +104,9 @@ def _shape(claim: Claim, value: Value) -> Value:
         if claim.op is Op.AT_LEAST and isinstance(claim.value, CpuSet):
             return value | claim.value
         return value
+    if isinstance(value, str) and isinstance(claim.value, str):
+        bounds = claim.resource is Resource.RESCTRL_SCHEMATA and claim.op is Op.WITHIN
+        return bounded(value, claim.value) if bounds else value
     if not isinstance(value, int):
         return value
     if claim.op is Op.DIVIDE:

@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True):
     feature_gates: Mapping[str, bool] = {}
     disable_unset_cpu_quota: bool = False
     hami_core_library: str = "/usr/local/vgpu/libvgpu.so"
+    memory_bandwidth_mbps: int = 0
+    """MB/s that the memory of one resctrl domain carries; 0: not known."""
     compat: frozenset[str] = frozenset()
     """Compatibility switches that are on: names listed in docs/compatibility.md."""
 

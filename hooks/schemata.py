@@ -25,6 +25,8 @@ NOT_MOUNTED: Final = (
 AMD: Final = "AuthenticAMD"
 _AMD_UNLIMITED: Final = 2048
 """AMD's value for no limit."""
+MBPS_UNLIMITED: Final = (1 << 32) - 1
+"""The kernel's value for no limit under mba_MBps."""
 _AMD_FULL: Final = 160
 """Upstream's measurement on Milan: a core complex has 25 GB/s in steps of 1/8 GB/s, and reaches
 80 % of it. With twice the value, the percentages below 50 would not limit anything there."""
@@ -74,7 +76,9 @@ def make_schemata(
         if not facts.mb_domains:
             short.append("this machine cannot allocate memory bandwidth")
         elif facts.mba_mbps:
-            short.append("no MB line: resctrl is mounted with mba_MBps, a percentage has no value")
+            # Written all the same: a bound that a strategy claimed ends with it.
+            wanted["MB"] = dict.fromkeys(facts.mb_domains, MBPS_UNLIMITED)
+            short.append("no limit of MB: a percentage has no value with the mount option mba_MBps")
         else:
             wanted["MB"] = {
                 domain: bandwidth(facts, memory.get(domain, 100)) for domain in facts.mb_domains

@@ -108,6 +108,19 @@ def differing(wanted: Schemata, found: Schemata) -> dict[str, dict[int, int]]:
     return parts
 
 
+def bounded(text: str, bound: str) -> str:
+    """Return a schemata with the bandwidth of each domain at most that of `bound`.
+
+    A domain that only `bound` has is taken from there. Masks stay as they are. Raises ValueError.
+    """
+    schemata = parse_schemata(text)
+    for resource, domains in parse_schemata(bound).items():
+        if not _is_mask(resource):
+            own = schemata.setdefault(resource, {})
+            own.update({one: min(value, own.get(one, value)) for one, value in domains.items()})
+    return format_schemata(schemata)
+
+
 def missing(wanted: Schemata, found: Schemata) -> list[str]:
     """Return what of `wanted` this machine does not have: "MB", "L3 domain 7"."""
     gaps: list[str] = []

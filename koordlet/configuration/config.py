@@ -206,7 +206,8 @@ class Qos(Section, frozen=True):
 
     interval: between two steps of every strategy without an interval of its own. cool_down: after
     evictions for a resource, before the next ones. only_evict_by_api: stop no container. The
-    fields evict_*: see `koordlet.qos.eviction.evictor.EvictionOptions`.
+    fields evict_*: see `koordlet.qos.eviction.evictor.EvictionOptions`. memory_bandwidth_mbps: what
+    the memory of one resctrl domain carries; 0 is learnt (`koordlet.qos.strategies.bandwidth`).
     """
 
     interval: Seconds = Seconds(1)
@@ -219,6 +220,7 @@ class Qos(Section, frozen=True):
     evict_dry_run: bool = False
     evict_most_per_round: int = 10
     evict_stop_grace: Seconds = Seconds(10)
+    memory_bandwidth_mbps: int = 0
 
 
 class Reports(Section, frozen=True):
@@ -354,6 +356,7 @@ class Config(Section, frozen=True):
             disable_unset_cpu_quota=self.disable_unset_cpu_quota,
             hami_core_library=self.hami_core_library,
             compat=frozenset(self.compat),
+            memory_bandwidth_mbps=self.qos.memory_bandwidth_mbps,
         )
 
 

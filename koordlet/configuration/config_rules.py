@@ -38,6 +38,8 @@ _LEAST_TRAINING_S: Final = 5
 """Chosen: a percentile of fewer than five samples is not one."""
 _LEAST_HALF_LIFE_S: Final = 60
 """Chosen: models that forget within a minute predict nothing."""
+_MOST_MBPS: Final = 10_000_000
+"""Chosen: 10 TB/s, above any memory."""
 _MOST_EVICTIONS: Final = 1000
 """Chosen: more pods than a node has. A larger number is a mistake in a unit."""
 _LONGEST_STOP_GRACE_S: Final = 600
@@ -175,6 +177,9 @@ def _numbers(config: Config) -> Iterator[Wrong]:
         yield "intervals.rebuildDelay", delay, problem
     if config.writes.budget_per_second < 1:
         yield "writes.budgetPerSecond", config.writes.budget_per_second, "less than 1"
+    if not 0 <= config.qos.memory_bandwidth_mbps <= _MOST_MBPS:
+        found = config.qos.memory_bandwidth_mbps
+        yield "qos.memoryBandwidthMbps", found, f"not between 0 and {_MOST_MBPS} MB/s"
     if not 0 < config.qos.evict_most_per_round <= _MOST_EVICTIONS:
         most = config.qos.evict_most_per_round
         yield "qos.evictMostPerRound", most, f"not between 1 and {_MOST_EVICTIONS}"

@@ -56,6 +56,7 @@ GATES: Final[Mapping[str, Gate]] = MappingProxyType(
         "NodeMetricPromMetrics": OFF,
         # ours, unknown to upstream: docs/compatibility.md, "Gates of our own"
         "PressureSuppress": OWN,
+        "BandwidthSuppress": OWN,
     }
 )
 

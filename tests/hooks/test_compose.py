@@ -51,6 +51,10 @@ def _cpus(text: str, op: Op = Op.SET) -> Claim:
     return _claim(CpuSet.parse(text), op, resource=CPUS)
 
 
+def _schemata(text: str, op: Op = Op.SET) -> Claim:
+    return _claim(text, op, resource=Resource.RESCTRL_SCHEMATA)
+
+
 def _within(value: int, resource: Resource = QUOTA) -> Claim:
     return _claim(value, Op.WITHIN, resource=resource)
 
@@ -111,6 +115,14 @@ def _at_least(value: int, resource: Resource = QUOTA) -> Claim:
         ([_cpus("2-5", Op.WITHIN), _cpus("8", Op.AT_LEAST)], None, CpuSet.parse("2-5,8")),
         ([_cpus("8", Op.AT_LEAST)], None, None),
         ([_cpus("0-3"), _claim(3, Op.WITHIN, resource=CPUS)], None, CpuSet.parse("0-3")),
+        # bandwidth of a schemata; masks stay
+        (
+            [_schemata("L3:0=f\nMB:0=80\n"), _schemata("MB:0=40\n", Op.WITHIN)],
+            None,
+            "L3:0=f\nMB:0=40\n",
+        ),
+        ([_schemata("MB:0=40\n"), _schemata("MB:0=80\n", Op.WITHIN)], None, "MB:0=40\n"),
+        ([_schemata("MB:0=40\n", Op.WITHIN)], None, None),
     ],
 )
 def test_claims_become_one_value(claims: list[Claim], requested: Any, value: Any) -> None:

@@ -111,7 +111,7 @@ def test_a_range_in_percent_becomes_a_mask_that_the_machine_accepts(
         (
             {"llc": {"schemata": {"range": [20, 80]}}},
             replace(INTEL, mba_mbps=True),
-            "L3:0=3f8;1=3f8\n",
+            "L3:0=3f8;1=3f8\nMB:0=4294967295;1=4294967295\n",
         ),
         (
             {
@@ -172,7 +172,7 @@ def test_a_pods_schemata(annotation: Any, facts: ResctrlFacts, text: str) -> Non
         (
             {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}},
             replace(INTEL, mba_mbps=True),
-            "L3:0=f;1=f\n",
+            "L3:0=f;1=f\nMB:0=4294967295;1=4294967295\n",
             "mba_MBps",
         ),
         (

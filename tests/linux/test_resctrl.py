@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linux.resctrl import (
+    bounded,
     check_group,
     differing,
     format_schemata,
@@ -54,6 +55,20 @@ def test_domains_are_compared_by_id_and_resource_by_resource() -> None:
     assert differing(wanted, found) == {"L3": {8: 0xF}}
     assert missing(wanted, found) == ["L2"]
     assert missing({"MB": {3: 10}}, found) == ["MB domain 3"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "result"),
+    [
+        ("MB:0=40\n", "L3:0=fff;1=f\nMB:0=40;1=20\n"),
+        ("MB:1=40\n", "L3:0=fff;1=f\nMB:0=100;1=20\n"),
+        ("MB:0=40;2=30\n", "L3:0=fff;1=f\nMB:0=40;1=20;2=30\n"),
+        ("L3:0=1\n", "L3:0=fff;1=f\nMB:0=100;1=20\n"),
+        ("SMBA:0=5\n", "L3:0=fff;1=f\nMB:0=100;1=20\nSMBA:0=5\n"),
+    ],
+)
+def test_a_bound_counts_for_bandwidth_alone(bound: str, result: str) -> None:
+    assert bounded("L3:0=fff;1=f\nMB:0=100;1=20\n", bound) == result
 
 
 def test_code_and_data_get_the_same_with_cdp() -> None:

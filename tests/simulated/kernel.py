@@ -167,6 +167,8 @@ class SimulatedKernel:
             options = "rw"
             if isinstance(filesystem, Hierarchy) and filesystem.version == 1:
                 options += "," + (",".join(filesystem.controllers) or f"name={filesystem.name}")
+            if filesystem is self.resctrl and self.resctrl is not None and self.resctrl.mba_mbps:
+                options += ",mba_MBps"
             text += f"{kind} /{'/'.join(parts)} {kind} {options} 0 0\n"
         return text
 

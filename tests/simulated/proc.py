@@ -77,6 +77,7 @@ def _task_folder(kernel: SimulatedKernel, task: Task, *, process: bool) -> Folde
         "schedstat": File(lambda: _schedstat(task)),
     }
     if process:
+        entries["mounts"] = File(kernel.mounts_text)
         entries["task"] = Folder(
             dynamic=lambda: {
                 str(thread.pid): _task_folder(kernel, thread, process=False)

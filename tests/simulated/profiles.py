@@ -114,6 +114,7 @@ class Rdt:
     mb_min: int = 10
     mb_step: int = 10
     mb_closids: int = 8
+    mba_mbps: bool = False  # the mount option mba_MBps
     smba: bool = False
     monitoring: bool = True
 

@@ -55,14 +55,14 @@ class Counters:
 
 
 class Resctrl:
-    """The mounted file system. `mba_mbps` is the mount option of the same meaning."""
+    """The mounted file system."""
 
     magic = MAGIC
 
-    def __init__(self, kernel: SimulatedKernel, rdt: Rdt, *, mba_mbps: bool = False) -> None:
+    def __init__(self, kernel: SimulatedKernel, rdt: Rdt) -> None:
         self.kernel = kernel
         self.rdt = rdt
-        self.mba_mbps = mba_mbps
+        self.mba_mbps = rdt.mba_mbps
         self.last_status = "ok"
         self.domains = sorted({kernel.profile.topology.l3_of(cpu) for cpu in kernel.online_cpus})
         self.groups: dict[str, Group] = {"": Group(self._everything())}

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from koordlet.qos.strategies import cpu_burst, cpu_evict, cpu_suppress, memory_evict, pressure
+from koordlet.qos.strategies import (
+    bandwidth,
+    cpu_burst,
+    cpu_evict,
+    cpu_suppress,
+    memory_evict,
+    pressure,
+)
 from koordlet.qos.strategy import Strategy
 
 STRATEGIES: Final[tuple[Strategy, ...]] = (
@@ -14,4 +21,5 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
     cpu_evict.STRATEGY,
     memory_evict.STRATEGY,
     pressure.STRATEGY,
+    bandwidth.STRATEGY,
 )
