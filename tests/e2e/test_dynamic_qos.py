@@ -12,14 +12,17 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from koordctl.client import Client
+from koordlet.qos.strategies.registry import STRATEGIES
+from koordlet.recording.replay import Replayed, paths_of, replay
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod
@@ -126,11 +129,68 @@ def untouched_afterwards(bed: Containerd) -> Iterator[None]:
     wait(lambda: all_values(bed) == before, "every value is as before")
 
 
-def test_best_effort_pods_yield_to_load_and_get_their_cpu_back(bed: Containerd) -> None:
+class Seen:
+    """What the kernel had and what status showed, one after the other."""
+
+    def __init__(self) -> None:
+        self.quotas: list[int] = []
+        self.summaries: list[str] = []
+
+    def look(self, bed: Containerd, koordlet: Daemon) -> None:
+        if self.quotas[-1:] != [now := quota(bed)]:
+            self.quotas.append(now)
+        if self.summaries[-1:] != [shown := strategy(koordlet, "BECPUSuppress")["summary"]]:
+            self.summaries.append(shown)
+
+
+@contextmanager
+def seen(bed: Containerd, koordlet: Daemon) -> Iterator[Seen]:
+    """Look all the time in a thread, until the block ends."""
+    found = Seen()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            found.look(bed, koordlet)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def suppressions(recording: Path) -> list[Replayed]:
+    """What suppression decided in each round, from a recording."""
+    rounds = replay(paths_of(str(recording)), STRATEGIES)
+    return [each for decided in rounds for each in decided if each.strategy == "BECPUSuppress"]
+
+
+def quota_claimed(decided: Replayed) -> int:
+    """The quota of the besteffort directory, -1 without a claim."""
+    found = re.search(r"kubeqos/BestEffort cpu.cfs_quota_us set (\d+)", "\n".join(decided.claims))
+    return int(found[1]) if found else -1
+
+
+def is_in_order(some: Iterable[object], of: Iterable[object]) -> bool:
+    """Whether all of the first are among the second, in the same order."""
+    rest = iter(of)
+    return all(each in rest for each in some)
+
+
+def test_best_effort_pods_yield_to_load_and_get_their_cpu_back(
+    bed: Containerd, tmp_path: Path
+) -> None:
+    """And the recording of it gives the same decisions, or those of another NodeSLO."""
+    recording = tmp_path / "recording"
+    config = {"recording": {"enabled": True, "directory": str(recording)}}
     with (
         running_pod(bed, pod("batch", "BE", command=_SPIN)),
         untouched_afterwards(bed),
-        daemon(bed, [node(), suppressing("cfsQuota")]) as koordlet,
+        daemon(bed, [node(), suppressing("cfsQuota")], config=config) as koordlet,
+        seen(bed, koordlet) as found,
     ):
         wait(lambda: used_by_ls(koordlet) == 0.0, "an idle node is measured")
         with running_pod(bed, service()):
@@ -145,6 +205,16 @@ def test_best_effort_pods_yield_to_load_and_get_their_cpu_back(bed: Containerd) 
         wait(lambda: released(bed, koordlet), "best-effort pods have all that is left again")
         koordlet.put(suppressing("cfsQuota", enable=False))
         wait(lambda: quota(bed) == -1, "the original quota is back")
+    decided = suppressions(recording)
+    assert is_in_order(found.quotas, [-1, *map(quota_claimed, decided)]), found.quotas
+    assert len(found.summaries) > 3
+    assert is_in_order(found.summaries, ["", *(each.summary for each in decided)]), found.summaries
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(suppressing("cfsQuota", cpuSuppressThresholdPercent=60)))
+    done = koordlet.koordctl("replay", str(recording), "--nodeslo", str(other), "-o", "json")
+    answer = json.loads(done.stdout)
+    assert answer["rounds"] == len(decided) and not answer["damagedFrames"]
+    assert any("node 60 % x" in each["other"]["summary"] for each in answer["differences"])
 
 
 def test_a_pod_with_cpus_of_its_own_drives_best_effort_pods_off_them(bed: Containerd) -> None:
