@@ -29,11 +29,17 @@ class Breaker:
         self.state = State.CLOSED
         self.reason = ""
         self.trips = 0
+        self._lost = False
         self._pause_s = 0.0
         self._not_before = 0.0
         self._trial_running = False
         self._slow_answers = 0
         self._slow_since = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is open because the server could not be reached, and not for slowness."""
+        return self.state is State.OPEN and self._lost
 
     def admit(self) -> bool:
         """Return whether a call may go through now. An admitted trial must report its outcome."""
@@ -71,12 +77,14 @@ class Breaker:
     def unreachable(self, reason: str) -> None:
         """Open until the server shows a sign of life."""
         self._open(reason)
+        self._lost = True
 
     def timed_out(self, reason: str, now: float) -> None:
         """Open until the server shows a sign of life, and for a pause at least."""
         if self.state is State.OPEN:
             return
         self._open(reason)
+        self._lost = False
         self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
         self._not_before = now + self._pause_s
 

@@ -3,13 +3,14 @@
 Upstream's proxy asks the first server that it finds for a stage, without a time limit, and looks
 for a lost server every few seconds. Here all servers of a stage are asked in the order of the file
 names, each one seeing what the ones before it changed; a call has a time limit; and a server that
-was lost is found again within a second of its return.
+was lost gets the first call after its return.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,11 @@ _SLOW_SHARE = 0.5
 _PROBE_TIMEOUT_S = 1.0
 _FIRST_PROBE_DELAY_S = 0.1
 _LONGEST_PROBE_DELAY_S = 0.8
+# How long a call waits for the probe of a server that was lost. The socket of a dead server refuses
+# the probe at once; one that is back answers within milliseconds, on a busy machine later. Twice
+# the value: calls wait longer for a server whose socket accepts connections and that hangs, of each
+# probe's second at most this part.
+_PROBE_PATIENCE_S = 0.5
 
 
 class HookError(Exception):
@@ -61,6 +67,9 @@ class HookServer:
         self._tripped = asyncio.Event()
         self._unserved: set[Stage] = set()
         self._probe: asyncio.Task[None] | None = None
+        self._probe_wanted = asyncio.Event()
+        self._probed = asyncio.Event()
+        self._probing_since: float | None = None
         self._closed = False
 
     @property
@@ -106,6 +115,8 @@ class HookServer:
 
     async def _call(self, stage: Stage, request: bytes, budget_s: float | None) -> bytes:
         breaker = self.breaker
+        if breaker.lost:
+            await self._probe_now(budget_s)
         if not breaker.admit():
             raise _Refused(f"{self.registration.endpoint}: {breaker.reason}")
         own_limit = budget_s is None or budget_s >= self._timeout_s
@@ -200,29 +211,64 @@ class HookServer:
 
     async def _search(self) -> None:
         """Look for a sign of life until calls may go to the server again."""
-        loop = asyncio.get_running_loop()
         delay_s = _FIRST_PROBE_DELAY_S
         try:
             while True:
-                await asyncio.sleep(delay_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._probe_wanted.wait()
                 delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
-                try:
-                    if self._channel.connected:
-                        await self._channel.ping(_PROBE_TIMEOUT_S)
-                    else:
-                        await self._channel.connect(_PROBE_TIMEOUT_S)
-                except NotConnected:
-                    self._channel.close()
-                    continue
-                if self.breaker.alive(loop.time()):
-                    break
+                if await self._try_probe():
+                    return
         finally:
             self._probe = None
-        self._tripped.clear()
-        log.info(
-            "hook server is back",
-            extra={"server": self.name, "state": self.breaker.state.value},
-        )
+
+    async def _try_probe(self) -> bool:
+        """Look for a sign of life once; return whether calls may go to the server again."""
+        loop = asyncio.get_running_loop()
+        self._probe_wanted.clear()
+        self._probed.clear()
+        self._probing_since = loop.time()
+        try:
+            if self._channel.connected:
+                await self._channel.ping(_PROBE_TIMEOUT_S)
+            else:
+                await self._channel.connect(_PROBE_TIMEOUT_S)
+        except NotConnected:
+            self._channel.close()
+            return False
+        else:
+            if not self.breaker.alive(loop.time()):
+                return False
+            self._tripped.clear()
+            log.info(
+                "hook server is back",
+                extra={"server": self.name, "state": self.breaker.state.value},
+            )
+            return True
+        finally:
+            self._probing_since = None
+            self._probed.set()
+
+    async def _probe_now(self, budget_s: float | None) -> None:
+        """Have the server looked for at once, and wait a moment for the result.
+
+        It may be back, and a pod that is created now would be without its hooks for good.
+        """
+        if self._probe is None:
+            return
+        if self._probing_since is None:
+            self._probed.clear()
+            self._probe_wanted.set()
+            left_s = _PROBE_PATIENCE_S
+        else:
+            probing_s = asyncio.get_running_loop().time() - self._probing_since
+            left_s = _PROBE_PATIENCE_S - probing_s
+        left_s = left_s if budget_s is None else min(left_s, budget_s)
+        if left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._probed.wait()
 
     def close(self) -> None:
         self._closed = True

@@ -19,6 +19,18 @@ def test_a_server_that_is_away_is_not_called_until_it_shows_life() -> None:
     assert breaker.trips == 1
 
 
+def test_only_a_server_that_cannot_be_reached_is_lost() -> None:
+    breaker = Breaker()
+    assert not breaker.lost
+    breaker.unreachable("connection refused")
+    assert breaker.lost
+    assert breaker.alive(now=0.1)
+    assert not breaker.lost
+    breaker.timed_out("no answer within 2 s", 1.0)
+    assert state_of(breaker) is State.OPEN
+    assert not breaker.lost
+
+
 def test_a_slow_server_gets_one_trial_after_a_pause_that_doubles() -> None:
     breaker = Breaker()
     now = 0.0

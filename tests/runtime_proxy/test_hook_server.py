@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from runtime_proxy import breaker as breaker_module
+from runtime_proxy import hook_server
 from runtime_proxy.breaker import State
-from runtime_proxy.hook_server import HookCounts, HookError, HookServer
+from runtime_proxy.hook_server import GivenUp, HookCounts, HookError, HookServer
 from runtime_proxy.http2.frames import ErrorCode
 from runtime_proxy.registration import Registration
 from runtime_proxy.stages import Stage
@@ -101,6 +103,89 @@ def test_a_server_whose_registration_is_gone_is_not_looked_for(tmp_path: Path) -
 
     # Not "timeout": a call on a lost connection fails at once.
     assert with_server(tmp_path, test) == [(Stage.PRE_CREATE_CONTAINER, "error")]
+
+
+def without_probes_of_its_own(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(hook_server, "_FIRST_PROBE_DELAY_S", 3600.0)
+    patched.setattr(hook_server, "_LONGEST_PROBE_DELAY_S", 3600.0)
+
+
+def test_a_lost_server_gets_the_first_call_after_its_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_probes_of_its_own(monkeypatch)
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        peer.reply = Reply(messages=[b"answer"])
+        await peer.__aexit__(None, None, None)
+        with pytest.raises(HookError):
+            await ask(server)
+        for _ in range(3):
+            with pytest.raises(GivenUp):
+                await ask(server)
+        peer.socket.unlink(missing_ok=True)
+        async with peer:
+            assert list(await asyncio.gather(ask(server), ask(server))) == [b"answer"] * 2
+            assert server.breaker.state is State.CLOSED
+            assert await ask(server) == b"answer"
+
+    outcomes = [how for _, how in with_server(tmp_path, test)]
+    assert outcomes == ["error", "refused", "refused", "refused", "ok", "ok", "ok"]
+
+
+def test_a_lost_server_that_hangs_at_its_return_costs_one_wait_a_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_probes_of_its_own(monkeypatch)
+    monkeypatch.setattr(hook_server, "_PROBE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(hook_server, "_PROBE_PATIENCE_S", 0.05)
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        await peer.__aexit__(None, None, None)
+        with pytest.raises(HookError):
+            await ask(server)
+        accepted = 0
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal accepted
+            accepted += 1
+            await reader.read()
+            writer.close()
+
+        peer.socket.unlink(missing_ok=True)
+        async with await asyncio.start_unix_server(hang, peer.socket):
+            with pytest.raises(GivenUp):
+                await ask(server)
+            monkeypatch.setattr(asyncio, "timeout", None)  # nothing is waited for any more
+            for _ in range(3):
+                with pytest.raises(GivenUp):
+                    await ask(server)
+            monkeypatch.undo()
+            assert accepted == 1
+            assert server.breaker.state is State.OPEN
+            server.close()
+
+    with_server(tmp_path, test)
+
+
+def test_a_call_waits_for_the_probe_no_longer_than_its_caller_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_probes_of_its_own(monkeypatch)
+    monkeypatch.setattr(hook_server, "_PROBE_PATIENCE_S", 3600.0)
+
+    async def test(server: HookServer, peer: H2Server) -> None:
+        await peer.__aexit__(None, None, None)
+        with pytest.raises(HookError):
+            await ask(server)
+        peer.socket.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(peer.socket))
+            silent.listen()
+            with pytest.raises(GivenUp):
+                await server.call(Stage.PRE_CREATE_CONTAINER, b"request", budget_s=0.01)
+
+    assert [how for _, how in with_server(tmp_path, test)] == ["error", "refused"]
 
 
 LIMIT = 4 * 1024 * 1024
