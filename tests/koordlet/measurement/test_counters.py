@@ -53,6 +53,7 @@ READINGS: dict[str, list[tuple[int, float, float | None]]] = {
     "the longest distance": [(0, 0.0, None), (100, 20.0, 5.0)],
     "one after a gap": [(0, 0.0, None), (100, 20.5, None), (150, 1.0, 50.0)],
     "a clock that went back": [(0, 0.0, None), (100, -5.0, None), (150, 1.0, 50.0)],
+    "a clock that went back a little": [(0, 0.0, None), (100, -0.5, None), (150, 0.5, 100.0)],
 }
 
 

@@ -365,3 +365,22 @@ def test_a_device_that_only_the_mounts_source_names_is_found() -> None:
     rounds = machine.rounds(FileSystemCollector(machine.kernel, lambda path: Space(8, 4)))
     assert rounds.next() == {Series(SIZE, "/btrfs"): 8, Series(USED, "/btrfs"): 4}
     assert rounds.problems == []
+
+
+def test_devices_are_looked_for_only_when_others_are_there() -> None:
+    """Each look reads some files of sysfs for every device, hundreds on a node full of pods."""
+    machine = Machine()
+    with_device(machine, "eth0")
+    disks = machine.rounds(DiskCollector(machine.kernel))
+    network = machine.rounds(NetworkCollector(machine.kernel))
+    machine.disks = {"sda": (0, 0, 0)}
+    machine.interfaces = {"eth0": (0, 0), "veth1": (0, 0)}
+    disks.next()
+    network.next()
+    machine.kernel.sysfs.remove("class/net/eth0/device")
+    machine.kernel.sysfs.remove("class/block/sda")
+    assert {series.of for series in disks.next()} == {"sda"}
+    assert {series.of for series in network.next()} == {"eth0"}
+    machine.interfaces["veth2"] = (0, 0)
+    network.next()
+    assert {series.of for series in network.next()} == {"eth0", "veth1", "veth2"}
