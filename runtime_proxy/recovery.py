@@ -69,6 +69,16 @@ class Unreported:
         }
 
 
+def records_with(
+    identifier: str, recorded: Recorded, reread: Callable[[], Recorded], *, recovered: bool
+) -> Recorded:
+    """Return the journal in which an object may be: `recorded`, as it was at the start, or as it
+    is by now. After recovery an object that was not in it may be one that a predecessor added while
+    its last calls ended.
+    """
+    return recorded if identifier in recorded or not recovered else reread()
+
+
 class Recovery:
     def __init__(
         self,
@@ -87,9 +97,7 @@ class Recovery:
         self.done = False
 
     def _records_with(self, identifier: str) -> Recorded:
-        if identifier in self._recorded or not self.done:
-            return self._recorded
-        return self._reread()
+        return records_with(identifier, self._recorded, self._reread, recovered=self.done)
 
     async def rebuild(self) -> None:
         """Store everything that the runtime lists. Raises RuntimeAway, alone or in a group."""

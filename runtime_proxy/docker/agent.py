@@ -40,7 +40,9 @@ class DockerAgent:
         self.chosen = chosen
         self._records = Records(chosen.state_dir)
         self._registry = HookRegistry(chosen, figures)
-        self._engine = Engine(chosen.backend, self._records.store, self._records.recorded)
+        self._engine = Engine(
+            chosen.backend, self._records.store, self._records.recorded, self._records.reread
+        )
         self.hooks = DockerHooks(
             Hooks(
                 servers=self._registry.servers,

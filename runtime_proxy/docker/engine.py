@@ -7,13 +7,14 @@ comes from the store, an unknown one from the engine into the store.
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from runtime_proxy.checkpoint import Recorded
 from runtime_proxy.docker import convert
 from runtime_proxy.docker.http1 import Body, HttpFault, parse_response, response_framing, split_head
 from runtime_proxy.model import Container, Pod
-from runtime_proxy.recovery import container_with_record, with_record
+from runtime_proxy.recovery import container_with_record, records_with, with_record
 from runtime_proxy.runtime import RuntimeAway
 from runtime_proxy.store import Store
 
@@ -28,10 +29,18 @@ class _EngineError(RuntimeAway):
 
 
 class Engine:
-    def __init__(self, socket: str, store: Store, recorded: Recorded) -> None:
+    def __init__(
+        self,
+        socket: str,
+        store: Store,
+        recorded: Recorded,
+        reread: Callable[[], Recorded] = Recorded,
+    ) -> None:
+        """reread: the journal as it is by now, with what a predecessor added to it."""
         self._socket = socket
         self._store = store
         self._recorded = recorded
+        self._reread = reread
         self._driver: str | None = None
         self.done = False
 
@@ -108,13 +117,18 @@ class Engine:
         if convert.is_sandbox(config):
             if self._store.pod(identifier) is None:
                 pod = convert.read_pod(identifier, name, config, host, driver)
-                self._store.put_pod(with_record(pod, self._recorded.pods.get(identifier)))
+                records = self._records_with(identifier)
+                self._store.put_pod(with_record(pod, records.pods.get(identifier)))
         elif self._store.container(identifier) is None:
             container = convert.read_container(identifier, name, config, host, driver)
+            records = self._records_with(identifier)
             self._store.put_container(
-                container_with_record(container, self._recorded.containers.get(identifier))
+                container_with_record(container, records.containers.get(identifier))
             )
         return identifier
+
+    def _records_with(self, identifier: str) -> Recorded:
+        return records_with(identifier, self._recorded, self._reread, recovered=self.done)
 
     async def _get(self, target: str) -> Any:
         """The JSON answer, None where the engine knows no such thing. Raises RuntimeAway."""

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from runtime_proxy.checkpoint import Checkpoint
 from runtime_proxy.docker import agent as agent_module
 from runtime_proxy.docker.agent import _Upstream
 from runtime_proxy.hook_server import HookError
-from runtime_proxy.model import Pod
+from runtime_proxy.model import Pod, PodChanges
 from runtime_proxy.stages import Stage
 from tests.runtime_proxy.docker.agent_bed import Bed, bed_in, run
 from tests.runtime_proxy.processes import answering, echo
@@ -699,6 +700,25 @@ def test_streams_without_an_end_are_waited_for_beside_a_successor_alone(
         assert await drained == 0
 
     run(tmp_path, test)
+
+
+def test_a_successor_knows_what_hooks_changed_in_its_predecessors_last_calls(
+    tmp_path: Path,
+) -> None:
+    async def test(bed: Bed) -> None:
+        bed.answers["/containers/json?all=1"] = b"[]"
+        await bed.agent.start()
+        await until(lambda: bed.agent.status()["recovered"])
+        predecessor = Checkpoint(str(tmp_path / "state"))
+        changes = PodChanges(cgroup_parent="/moved")
+        predecessor.pod(Pod(id="s1", changes=changes))
+        predecessor.close()
+        bed.answers["/containers/s1/json"] = INSPECTED
+        pod = await bed.agent.hooks.engine.pod("s1")
+        assert pod is not None
+        assert pod.changes == changes
+
+    run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'state'}",))
 
 
 REGISTRATION = (

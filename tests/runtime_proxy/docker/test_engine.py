@@ -404,3 +404,55 @@ def test_deeply_nested_json_is_no_answer(tmp_path: Path) -> None:
         answered_with(
             tmp_path, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
+
+
+def test_what_a_predecessor_adds_to_the_journal_while_its_last_calls_end_is_found(
+    dockerd: FakeDockerd,
+) -> None:
+    async def main() -> None:
+        added = Recorded()
+        read: list[None] = []
+
+        def reread() -> Recorded:
+            read.append(None)
+            return added
+
+        store = Store(NoJournal())
+        engine = Engine(str(dockerd.path), store, Recorded(), reread)
+        async with asyncio.timeout(10):
+            await engine.rebuild()
+            sandbox, container = make(dockerd)
+            changes = PodChanges(cgroup_parent="/moved")
+            added.pods[sandbox] = Pod(id=sandbox, changes=changes)
+            added.containers[container] = Container(id=container, annotations={"by-a-hook": "h"})
+            pod, found = await engine.pod(sandbox), await engine.container(container)
+        assert pod is not None
+        assert found is not None
+        assert pod.changes == changes
+        assert found.annotations == {"by-a-hook": "h"}
+        assert len(read) == 2
+
+    asyncio.run(main())
+
+
+def test_the_journal_is_not_read_again_for_what_it_had_or_before_recovery(
+    dockerd: FakeDockerd,
+) -> None:
+    sandbox, _ = make(dockerd)
+
+    def reread() -> Recorded:
+        raise AssertionError("the journal of the start has it")
+
+    async def main() -> None:
+        recorded = Recorded(pods={sandbox: Pod(id=sandbox, stopped=True)})
+        store = Store(NoJournal())
+        engine = Engine(str(dockerd.path), store, recorded, reread)
+        async with asyncio.timeout(10):
+            await engine.rebuild()
+            store.drop_pod(sandbox)
+            pod = await engine.pod(sandbox)
+        assert pod is not None
+        assert pod.stopped
+        assert store.sizes == (1, 0)
+
+    asyncio.run(main())
