@@ -31,9 +31,16 @@ def place_of(cgroup_parent: str) -> tuple[str, KubeQoS]:
 
 def directory_of(cgroups_path: str, pod_cgroup: str, container_id: str, runtime: Runtime) -> str:
     """Return a container's directory: from its OCI cgroups path, else by the runtime's rule."""
-    # The form that containerd uses on nearly every node. Parsing the path in full costs more than
+    # The forms that containerd uses on nearly every node. Parsing the path in full costs more than
     # the rest of the message. 128 characters bound what is put into a path; an id has 64.
-    if container_id.isalnum() and container_id.isascii() and len(container_id) <= 128:
+    if (
+        pod_cgroup
+        and container_id.isalnum()
+        and container_id.isascii()
+        and len(container_id) <= 128
+    ):
+        if cgroups_path == f"/{pod_cgroup}/{container_id}":
+            return f"{pod_cgroup}/{container_id}"
         slice_name = pod_cgroup.rpartition("/")[2]
         if cgroups_path == f"{slice_name}:cri-containerd:{container_id}":
             return f"{pod_cgroup}/cri-containerd-{container_id}.scope"

@@ -72,12 +72,14 @@ class TreePlanner:
                 self._element(file, copy.found, copy.period_us),
                 self._element(file, copy.text, copy.period_us),
             )
+        moving = [
+            place
+            for place, node in nodes.items()
+            if node.wanted is not None and node.wanted != node.found
+        ]
+        if not moving:
+            return
         if enforced:
-            moving = [
-                place
-                for place, node in nodes.items()
-                if node.wanted is not None and node.wanted != node.found
-            ]
             for place in moving:
                 self._add_neighbours(file, place, nodes)
         ordered = order(nodes, _lattice(file), enforced=enforced)

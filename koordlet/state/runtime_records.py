@@ -501,12 +501,11 @@ def _only(requested: Requested, named: Callable[[str], bool]) -> Requested:
 
 def _differing(reported: Requested, *known: Requested | None) -> Requested:
     """Return the updatable values of `reported` that differ from the same value of each `known`."""
-    return _only(
-        reported,
-        lambda name: (
-            name in _UPDATABLE
-            and all(
-                each is None or getattr(reported, name) != getattr(each, name) for each in known
-            )
-        ),
+    return Requested(
+        **{
+            name: value
+            for name in _UPDATABLE
+            if (value := getattr(reported, name)) is not None
+            and all(each is None or getattr(each, name) != value for each in known)
+        }
     )

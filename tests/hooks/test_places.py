@@ -60,6 +60,14 @@ def test_the_kubernetes_class_is_read_from_the_parent(parent: str, qos: KubeQoS)
         (f"/kubepods/pod{UID}", "", Runtime.CONTAINERD, f"kubepods/pod{UID}/C"),
         (f"/kubepods/pod{UID}", "", Runtime.CRIO, f"kubepods/pod{UID}/crio-C"),
         (
+            f"/kubepods/pod{UID}",
+            f"/kubepods/pod{UID}/C",
+            Runtime.CONTAINERD,
+            f"kubepods/pod{UID}/C",
+        ),
+        (f"/kubepods/pod{UID}", "/kubepods/D", Runtime.CONTAINERD, "kubepods/D"),
+        ("", "/kubepods/D", Runtime.CONTAINERD, "kubepods/D"),
+        (
             "/kubepods.slice/kubepods-podx.slice",
             "kubepods-podx.slice:crio:C",
             Runtime.CRIO,
