@@ -20,6 +20,7 @@ from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
 from koordctl.errors import CommandError
 from koordctl.report import page
+from koordctl.status import status_text
 from koordctl.top import INTERVAL_S, SORTS, follow, screen
 from koordlet import VERSION
 from koordlet.console import guarded
@@ -40,6 +41,10 @@ examples:
   koordctl top
   koordctl report > node.html
 """
+
+
+Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+"""Adds a command: its name, its function, what it shows. Returns its parser."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +88,23 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(command=function)
         return made
 
+    _add_queries(command)
+    _add_views(command)
+    doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
+    doctor.add_argument(
+        "--config",
+        metavar="FILE",
+        help="koordlet's configuration (default: what the running daemon uses)",
+    )
+    restore = command(
+        "restore", _restore, "restore every value that koordlet changed; stop the daemon first"
+    )
+    restore.add_argument("--config", metavar="FILE", help="koordlet's configuration")
+    return parser
+
+
+def _add_queries(command: Command) -> None:
+    """Add the commands that say why values are as they are, and how they would be."""
     explain = command(
         "explain", _explain, "why a pod, a container or a kernel file has the values that it has"
     )
@@ -106,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         " manifests in DIR, and without any of these the exit status is 2",
     )
     plan.add_argument("--config", metavar="FILE", help="koordlet's configuration, with --offline")
+
+
+def _add_views(command: Command) -> None:
+    """Add the commands that show the daemon's state and what it did."""
     command("status", _status, "connection, policies, values, and unprotected containers")
     top = command("top", _top, "usage of node, classes and pods, and what the strategies do, live")
     top.add_argument("--sort", choices=tuple(SORTS), default="cpu", help="order of the pods")
@@ -121,17 +147,6 @@ def _parser() -> argparse.ArgumentParser:
         "--nodeslo", metavar="FILE", help="compare with the decisions under this NodeSLO"
     )
     command("events", _events, "recent events that need an operator's attention")
-    doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
-    doctor.add_argument(
-        "--config",
-        metavar="FILE",
-        help="koordlet's configuration (default: what the running daemon uses)",
-    )
-    restore = command(
-        "restore", _restore, "restore every value that koordlet changed; stop the daemon first"
-    )
-    restore.add_argument("--config", metavar="FILE", help="koordlet's configuration")
-    return parser
 
 
 def _add_common_options(
@@ -203,7 +218,7 @@ def _explain_node(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     answer = _client(options).get("/status")
-    _show(options, answer, render.status)
+    _show(options, answer, status_text)
     if options.output == "json":
         return 0
     return 0 if answer["ready"] and not answer["unhealthy"] else 1

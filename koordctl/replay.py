@@ -7,8 +7,8 @@ from typing import Any
 
 from apis.effective_nodeslo import decode_nodeslo
 from apis.nodeslo import NodeSLOSpec
-from koordctl import render
 from koordctl.errors import CommandError
+from koordctl.tables import table
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.recording.replay import (
     Compared,
@@ -102,7 +102,7 @@ def text(answer: dict[str, Any]) -> str:
             (_at(row["at"]), row["strategy"], _wants(row), row["summary"])
             for row in answer["changes"]
         ]
-        table = render.table(("AT", "STRATEGY", "WANTS", "BECAUSE"), rows)
+        shown = table(("AT", "STRATEGY", "WANTS", "BECAUSE"), rows)
         what = f"{len(rows)} changes in {answer['rounds']} rounds"
     else:
         rows = [
@@ -114,12 +114,12 @@ def text(answer: dict[str, Any]) -> str:
             )
             for row in answer["differences"]
         ]
-        table = render.table(("AT", "STRATEGY", "WANTS", "THE OTHER BECAUSE"), rows)
+        shown = table(("AT", "STRATEGY", "WANTS", "THE OTHER BECAUSE"), rows)
         what = (
             f"{answer['decisionsThatDiffer']} decisions of {answer['rounds']} rounds differ,"
             f" {answer['decisionsThatAgree']} agree"
         )
-    lines = [table, what] if table else [what]
+    lines = [shown, what] if shown else [what]
     if answer["damagedFrames"]:
         lines.append(f"{answer['damagedFrames']} damaged parts of the recording were left out")
     lines += [f"left out: {each}" for each in answer["unusableFiles"]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 _WIDTH: Final = 960
@@ -16,6 +16,11 @@ _LEFT: Final = 56
 _BOTTOM: Final = 22
 _LINES_Y: Final = 4
 """Horizontal lines of a chart beside the axis."""
+_TIMES_X: Final = 4
+"""Times below a chart beside the first."""
+
+Place = Callable[[float], float]
+"""From a time or a value to its place in the drawing."""
 
 _COLOURS: Final[Mapping[str, int]] = {
     "LS": 0, "BE": 1, "LSR": 2, "node": 3, "LSE": 4, "system": 5, "SYSTEM": 5, "uses": 1,
@@ -48,11 +53,30 @@ def page(history: Mapping[str, Any], overview: Mapping[str, Any]) -> str:
     times, series = history["times"], history["series"]
     name = html.escape(str(overview["name"]))
     made = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(overview["at"]))
-    classes = [row["class"] for row in overview["classes"] if f"cpu.{row['class']}" in series]
     parts = [
         f"<h1>Node {name}</h1>",
         f'<p class="soft">The last {_minutes(times)} up to {made}, a point every'
         f" {history['step_s']:g} s.</p>",
+        *_charts(times, series, overview),
+        _cpus(overview.get("topology")),
+        _strategies(overview["strategies"]),
+        _notes(history["notes"]),
+        _pods(overview["pods"]),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Node {name}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def _charts(
+    times: Sequence[float], series: Mapping[str, Any], overview: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the charts; "" for one without values."""
+    classes = [row["class"] for row in overview["classes"] if f"cpu.{row['class']}" in series]
+    return (
         _chart(
             "CPU used, in cores",
             times,
@@ -94,16 +118,6 @@ def page(history: Mapping[str, Any], overview: Mapping[str, Any]) -> str:
             [*_named(series, "node_predicted_resource_peak"), ("cpu.prod", "used")],
             series,
         ),
-        _cpus(overview.get("topology")),
-        _strategies(overview["strategies"]),
-        _notes(history["notes"]),
-        _pods(overview["pods"]),
-    ]
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Node {name}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
 
 
@@ -145,21 +159,6 @@ def _chart(
     def y(value: float) -> float:
         return (_HEIGHT - _BOTTOM) * (1 - value / highest) + 4
 
-    marks = []
-    for step in range(_LINES_Y + 1):
-        value = highest * step / _LINES_Y
-        at_y = f"{y(value):.1f}"
-        marks.append(
-            f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{at_y}" y2="{at_y}"/>'
-            f'<text x="{_LEFT - 6}" y="{at_y}" dy="4" text-anchor="end">{value:.4g}</text>'
-        )
-    for part in range(5):
-        at = begin + span * part / 4
-        anchor = "start" if part == 0 else "end" if part == 4 else "middle"
-        marks.append(
-            f'<text x="{x(at):.1f}" y="{_HEIGHT}" text-anchor="{anchor}">'
-            f"{time.strftime('%H:%M:%S', time.localtime(at))}</text>"
-        )
     paths, keys = [], []
     for number, (label, values) in enumerate(drawn):
         colour = f"var(--c{_COLOURS.get(label, number % 6)})"
@@ -172,11 +171,31 @@ def _chart(
     return (
         f"<figure><h2>{html.escape(title)}</h2>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 6}" role="img" aria-label="{html.escape(title)}">'
-        f"{''.join(marks)}{''.join(paths)}</svg><figcaption>{''.join(keys)}</figcaption></figure>"
+        f"{_axes(begin, span, highest, x, y)}{''.join(paths)}</svg><figcaption>{''.join(keys)}</figcaption></figure>"
     )
 
 
-def _path(times: Sequence[float], values: Sequence[float | None], x: Any, y: Any) -> str:
+def _axes(begin: float, span: float, highest: float, x: Place, y: Place) -> str:
+    """Return the horizontal lines with their values, and the times below them."""
+    marks = []
+    for step in range(_LINES_Y + 1):
+        value = highest * step / _LINES_Y
+        at_y = f"{y(value):.1f}"
+        marks.append(
+            f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{at_y}" y2="{at_y}"/>'
+            f'<text x="{_LEFT - 6}" y="{at_y}" dy="4" text-anchor="end">{value:.4g}</text>'
+        )
+    for part in range(_TIMES_X + 1):
+        at = begin + span * part / _TIMES_X
+        anchor = {0: "start", _TIMES_X: "end"}.get(part, "middle")
+        marks.append(
+            f'<text x="{x(at):.1f}" y="{_HEIGHT}" text-anchor="{anchor}">'
+            f"{time.strftime('%H:%M:%S', time.localtime(at))}</text>"
+        )
+    return "".join(marks)
+
+
+def _path(times: Sequence[float], values: Sequence[float | None], x: Place, y: Place) -> str:
     """Return an SVG path; a gap where a value is missing."""
     commands, pen = [], "M"
     for at, value in zip(times, values, strict=True):

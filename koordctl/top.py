@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from apis.errors import printable
-from koordctl import render
+from koordctl.tables import heading, table, when
 
 INTERVAL_S: Final = 2.0
 """Between two looks. Chosen: samples come every second, and a person reads a screen in some."""
@@ -64,7 +64,7 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
     node, best_effort = answer["node"], answer["bestEffort"]
     cpu, memory = node["cpu"], node["memory"]
     lines = [
-        f"{render.heading(printable(answer['name']))}  {render.when(answer['at'])}",
+        f"{heading(printable(answer['name']))}  {when(answer['at'])}",
         f"  cpu     {_bar(cpu['used'], cpu['capacity'])} {_cores(cpu['used'])} of"
         f" {_cores(cpu['capacity'])} cores, system {_cores(cpu['system'])}",
         f"  memory  {_bar(memory['used'], memory['capacity'])} {_bytes(memory['used'])} of"
@@ -83,13 +83,13 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
         if row["pods"]
     ]
     blocks = ["\n".join(lines)]
-    blocks.append(render.table(("CLASS", "PODS", "CPU", "MEMORY"), classes, width=width))
+    blocks.append(table(("CLASS", "PODS", "CPU", "MEMORY"), classes, width=width))
     strategies = [
         (each["name"], _ago(each), printable(each["problem"] or each["summary"] or "at rest"))
         for each in answer["strategies"]
         if each["on"]
     ]
-    blocks.append(render.table(("STRATEGY", "STEP", "DOES"), strategies, width=width))
+    blocks.append(table(("STRATEGY", "STEP", "DOES"), strategies, width=width))
     pods = [
         (
             printable(f"{pod['namespace']}/{pod['name']}"),
@@ -102,7 +102,7 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
         for pod in sorted(answer["pods"], key=SORTS[sort])
     ]
     header = ("POD", "CLASS", "CPU", "MEMORY", "THROTTLED", "STALLED")
-    blocks.append(render.table(header, pods, width=width))
+    blocks.append(table(header, pods, width=width))
     return "\n\n".join(block for block in blocks if block)
 
 

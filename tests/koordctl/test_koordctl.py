@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from koordctl import render
+from koordctl import tables
 from koordctl.client import Client
 from koordctl.doctor import examine
 from koordctl.main import main
 from koordctl.offline import config_in_force
+from koordctl.status import network_rows, status_text
 from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
@@ -168,7 +169,7 @@ def test_status_shows_the_last_eviction_and_what_is_short(
     async def test(n: Node, ask: Ask) -> None:
         await ask("status", "-o", "json")
         answer = json.loads(capsys.readouterr().out)
-        assert "evictions" not in render.status(answer)
+        assert "evictions" not in status_text(answer)
         answer["evictions"] |= {
             "evictions": 1,
             "heldBack": "kubelet evicts pods itself: the Node has MemoryPressure",
@@ -177,12 +178,12 @@ def test_status_shows_the_last_eviction_and_what_is_short(
                 {"pod": "Pod default/hog", "outcome": "evicted", "at": 0.0, "gate": "CPUEvict"}
             ],
         }
-        shown = " ".join(render.status(answer).split())
+        shown = " ".join(status_text(answer).split())
         assert "evictions 1; last Pod default/hog, evicted, at" in shown
         assert "for CPUEvict kubelet evicts pods itself: the Node has MemoryPressure" in shown
         assert "BEMemoryEvict is not covered: no pod is left" in shown
         del answer["evictions"]
-        assert "evictions" not in render.status(answer)
+        assert "evictions" not in status_text(answer)
 
     with_daemon(test)
 
@@ -197,7 +198,7 @@ def test_status_shows_as_many_containers_as_a_person_reads_those_that_miss_somet
             {"pod": "default/many", "container": f"c{i}", "id": "", "lacks": []} for i in range(30)
         ]
         answer["unprotected"] = [*unseen, {**unseen[0], "container": "bare", "lacks": ["env"]}]
-        shown = render.status(answer)
+        shown = status_text(answer)
         assert "default/many  bare" in shown
         assert "default/many  c18" in shown
         assert "default/many  c19" not in shown
@@ -221,13 +222,13 @@ def test_status_shows_strategies_and_the_collectors_that_have_no_samples(
             {**collector, "state": "failing", "error": "EIO: cpuacct.usage"},
             {**collector, "name": "node", "state": "ready", "error": ""},
         ]
-        shown = " ".join(render.status(answer).split())
+        shown = " ".join(status_text(answer).split())
         assert "CPUEvict" in shown and "1m1s ago nothing is short" in shown
         assert "pods failing 5s ago EIO: cpuacct.usage" in shown
         assert "measuring 1 collectors" in shown
         answer["measuring"] |= {"running": False, "enabled": False, "collectors": []}
         assert "nothing: no strategy runs (measuring.enabled)" in " ".join(
-            render.status(answer).split()
+            status_text(answer).split()
         )
 
     with_daemon(test)
@@ -690,7 +691,7 @@ def test_status_shows_what_is_shaped_and_what_is_not() -> None:
         {"name": "be", "ceilBits": 2_500_000, "members": 3},
         {"name": "pod", "ceilBits": 8_000, "members": 1},
     ]
-    shown = render._network(
+    shown = network_rows(
         {
             "why": "gate TCNetworkQoS",
             "device": "eth0",
@@ -725,13 +726,13 @@ def test_headings_are_bold_if_the_terminal_supports_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert render.heading("x") == "x"
+    assert tables.heading("x") == "x"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert (render.heading("x") != "x") is bold
+    assert (tables.heading("x") != "x") is bold
 
 
 def test_tables_align_and_wrap_their_last_column() -> None:
-    shown = render.table(
+    shown = tables.table(
         ("A", "B", "WHY"), [("x", 1, "word " * 30), ("longer", None, "y")], width=60
     )
     lines = shown.splitlines()
@@ -742,7 +743,7 @@ def test_tables_align_and_wrap_their_last_column() -> None:
 
 def test_a_last_column_without_room_follows_below_its_row() -> None:
     path = "/a/very/long/path/" * 4
-    shown = render.table(("FILE", "OBJECT", "PROBLEM"), [(path, "", "word " * 20)], width=80)
+    shown = tables.table(("FILE", "OBJECT", "PROBLEM"), [(path, "", "word " * 20)], width=80)
     first, header_of_last, row, *rest = shown.splitlines()
     assert (first, header_of_last, row) == ("FILE  OBJECT", "    PROBLEM", path)
     assert len(rest) == 2
@@ -750,7 +751,7 @@ def test_a_last_column_without_room_follows_below_its_row() -> None:
 
 
 def test_a_hostile_cell_stays_in_its_cell() -> None:
-    shown = render.table(("A", "B"), [("x\n\x1b[2J", "y\r\nz")])
+    shown = tables.table(("A", "B"), [("x\n\x1b[2J", "y\r\nz")])
     assert len(shown.splitlines()) == 2
     assert "\x1b" not in shown
 
@@ -759,4 +760,4 @@ def test_a_hostile_cell_stays_in_its_cell() -> None:
     ("seconds", "text"), [(0.5, "0.5s"), (61, "1m1s"), (3600, "1h"), (90061, "1d1h")]
 )
 def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert render.duration(seconds) == text
+    assert tables.duration(seconds) == text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from koordctl import render
+from koordctl.status import status_text
 from koordlet.transports import nri_link
 from nri_plugin.options import Options
 from service import append_log
@@ -187,7 +187,7 @@ def test_fail_refuses_a_container_whose_annotation_is_bad_and_says_what_holds(
                 assert policy["configured"] == "Fail"
                 assert policy["inForce"].startswith(("errors", late))
                 assert late in policy["inForce"]
-                assert f"Fail: {policy['inForce']}" in " ".join(render.status(status).split())
+                assert f"Fail: {policy['inForce']}" in " ".join(status_text(status).split())
 
     run(test)
 

@@ -19,7 +19,7 @@ from apis.qos import KubeQoS
 from hooks.claim import Claim
 from hooks.decision import Decision, Outcome
 from hooks.subject import ContainerSubject
-from koordctl import render
+from koordctl.status import status_text
 from koordlet.transports.hook_service import carry
 from linux.resources import Resource, Value
 from protos.cri.v1 import api_pb2 as cri
@@ -288,7 +288,7 @@ def test_a_call_for_which_a_policy_fails_follows_the_failure_policy(
             assert status["hookService"]["failurePolicy"]["configured"] == policy
             fails = status["hookService"]["failurePolicy"]["inForce"].startswith("a call fails")
             assert fails is (policy == "Fail")
-            row = next(line for line in render.status(status).splitlines() if "proxy" in line)
+            row = next(line for line in status_text(status).splitlines() if "proxy" in line)
             assert f"on failure {policy}: a call " in row
             async with connected(n, tmp_path) as p:
                 assert (await p.container("PreCreateContainer")).container_envs == {"A": "1"}
