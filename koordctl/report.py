@@ -171,7 +171,8 @@ def _chart(
     return (
         f"<figure><h2>{html.escape(title)}</h2>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 6}" role="img" aria-label="{html.escape(title)}">'
-        f"{_axes(begin, span, highest, x, y)}{''.join(paths)}</svg><figcaption>{''.join(keys)}</figcaption></figure>"
+        f"{_axes(begin, span, highest, x, y)}{''.join(paths)}</svg>"
+        f"<figcaption>{''.join(keys)}</figcaption></figure>"
     )
 
 
