@@ -31,7 +31,7 @@ class _PeerLink(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Topology(msgspec.Struct, frozen=True, rename="camel"):
-    p2p_links: list[_PeerLink] | None = msgspec.field(name="p2pLinks", default=None)
+    p2p_links: list[_PeerLink] | None = None
     must_honor_partition: bool = False
     socket_id: str = msgspec.field(name="socketID", default="")
     node_id: str = msgspec.field(name="nodeID", default="")

@@ -297,6 +297,13 @@ def test_later_queries_look_back_to_the_newest_sample() -> None:
 
 def test_a_clock_near_its_beginning_is_no_negative_time() -> None:
     nvml = FakeNvml(FakeGpu(0, compute=[(7, 1)], samples=[(7, 1, 30)]))
+    measure = nvml.nvmlDeviceGetProcessUtilization
+
+    def measuring(handle: Any, seen_us: int) -> Any:
+        assert seen_us >= 0, "the library takes an unsigned number"
+        return measure(handle, seen_us)
+
+    nvml.nvmlDeviceGetProcessUtilization = measuring  # type: ignore[method-assign]
     assert Session(nvml, wall=lambda: 0.5).query().gpus[0].processes == (ProcessUsage(7, 30.0, 1),)
 
 
