@@ -102,8 +102,8 @@ class Line(msgspec.Struct, frozen=True):
 
     percent: left to best-effort pods. seen: total traffic of the last sample. over_since,
     free_since: since when it is full and free. limited_since: since when percent is lower than the
-    ceiling. rests_until: no decrease before. largest, grown_at: the largest total traffic so far,
-    and when it last grew.
+    ceiling. rests_until: no decrease before. largest: the largest total traffic so far. steady,
+    grown_at: what it was when it had last grown by 5 %, and when that was.
     """
 
     percent: float = 100.0
@@ -113,6 +113,7 @@ class Line(msgspec.Struct, frozen=True):
     limited_since: float | None = None
     rests_until: float = 0.0
     largest: float = 0.0
+    steady: float = 0.0
     grown_at: float = 0.0
 
 
@@ -151,11 +152,12 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     parts: list[str] = []
     gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for domain, line in lines.items():
+        found = traffic[domain]
         left = min(line.percent, frame.ceiling)
         gauges["bandwidth_suppress_percent", (("domain", str(domain)),)] = left
-        if left < frame.ceiling:
+        if found is not None and left < frame.ceiling:
             bounds[domain] = _value(facts, left, capacity_of(line, frame))
-            parts.append(_reason(domain, line, traffic[domain], frame))
+            parts.append(_reason(domain, line, found, frame))
     summary = "; ".join(parts)
     unmeasured = not any(traffic.values())
     if unmeasured:
@@ -218,14 +220,20 @@ def next_line(line: Line, traffic: Traffic | None, frame: Frame, now: float) -> 
     Without any sample best-effort pods get their ceiling back, and the learnt maximum stays.
     """
     if traffic is None:
-        return Line(percent=frame.ceiling, largest=line.largest, grown_at=line.grown_at)
+        return Line(
+            percent=frame.ceiling,
+            largest=line.largest,
+            steady=line.steady,
+            grown_at=line.grown_at,
+        )
     if traffic.total == line.seen:
         return line
-    largest, grown_at = line.largest, line.grown_at
-    if traffic.total > largest:
-        grown_at = now if traffic.total > largest * _GROWN else grown_at
-        largest = traffic.total
-    line = msgspec.structs.replace(line, seen=traffic.total, largest=largest, grown_at=grown_at)
+    steady, grown_at = line.steady, line.grown_at
+    if traffic.total > steady * _GROWN:
+        steady, grown_at = traffic.total, now
+    line = msgspec.structs.replace(
+        line, seen=traffic.total, largest=max(line.largest, traffic.total)
+    )
     percent = min(line.percent, frame.ceiling)
     capacity = capacity_of(line, frame)
     known = bool(frame.capacity) or (capacity >= _LEAST_LINE and now - grown_at >= _STEADY_S)
@@ -256,7 +264,8 @@ def next_line(line: Line, traffic: Traffic | None, frame: Frame, now: float) -> 
         free_since=free_since,
         limited_since=limited_since,
         rests_until=rests_until,
-        largest=largest,
+        largest=line.largest,
+        steady=steady,
         grown_at=grown_at,
     )
 
@@ -289,14 +298,12 @@ def _claim(bounds: Mapping[int, int], reason: str) -> Claim:
     )
 
 
-def _reason(domain: int, line: Line, traffic: Traffic | None, frame: Frame) -> str:
-    left = f"domain {domain}: class BE is left {line.percent:.0f} %"
-    if traffic is None:
-        return left
+def _reason(domain: int, line: Line, traffic: Traffic, frame: Frame) -> str:
     learnt = "" if frame.capacity else " (learnt)"
+    protected, best_effort = traffic.protected / 1e9, traffic.best_effort / 1e9
     return (
-        f"{left}: LSR and LS {traffic.protected / 1e9:.1f} + BE {traffic.best_effort / 1e9:.1f} of"
-        f" {capacity_of(line, frame) / 1e9:.1f} GB/s{learnt}"
+        f"domain {domain}: class BE is left {line.percent:.0f} %: LSR and LS {protected:.1f} + BE"
+        f" {best_effort:.1f} of {capacity_of(line, frame) / 1e9:.1f} GB/s{learnt}"
     )
 
 

@@ -93,6 +93,11 @@ def test_a_learnt_line_counts_when_it_is_large_and_has_not_grown_for_ten_minutes
     assert run(growing, LEARNT)[1][-1] == 100.0
 
 
+def test_a_learnt_line_that_creeps_up_is_not_steady() -> None:
+    creeping = [(1, Traffic(30 * GB, (60 + second / 50) * GB)) for second in range(1400)]
+    assert set(run(creeping, LEARNT)[1]) == {100.0}
+
+
 def test_a_learnt_line_is_put_to_the_proof_and_a_larger_one_replaces_it() -> None:
     """What best-effort pods are kept from would otherwise confirm too small a line."""
     line, found = run([(950, FULL)], LEARNT)
@@ -160,6 +165,29 @@ def test_only_the_domain_that_is_full_is_bounded_and_the_reason_has_the_numbers(
     )
     assert verdict.gauges["bandwidth_suppress_percent", (("domain", "1"),)] == 100.0
     assert [note.reason for note in verdict.notes] == ["BandwidthSuppress"]
+    state, verdict = steps(5)
+    assert verdict.notes == ()
+    (claim,) = verdict.standing.by_subject["node"]
+    assert claim.value == "MB:0=70\n"
+    for number in range(30):
+        idle = {"LS": (10 * GB + number, 0.0), "BE": (1 * GB, 0.0)}
+        state, verdict = step(state, situation(idle, now=1005.0 + number))
+        if verdict.notes:
+            break
+    assert [note.message for note in verdict.notes] == [
+        "class BE has its whole memory bandwidth again"
+    ]
+
+
+def test_a_learnt_line_is_named_in_the_reason() -> None:
+    _, verdict = steps(610, mbps=0)
+    (claim,) = verdict.standing.by_subject["node"]
+    assert claim.reason.endswith("of 95.0 GB/s (learnt)")
+
+
+def test_no_mba_percent_is_no_ceiling() -> None:
+    _, verdict = steps(1, mbaPercent=0)
+    assert verdict.gauges["bandwidth_suppress_percent", (("domain", "0"),)] == 100.0
 
 
 @pytest.mark.parametrize(
