@@ -232,8 +232,8 @@ def test_incomplete_answers_may_have_four_times_the_largest_message_together() -
     for stream in streams[:5]:
         made.receive(data(stream, part))
     assert taken(made) == []
-    made.receive(data(streams[5], b"\0"))
-    complaint = "4001 octets of answers are incomplete at a time"
+    made.receive(data(streams[5], add_prefix(b"z")))
+    complaint = "4006 octets of answers are incomplete at a time"
     assert taken(made) == [Ended(streams[5], Status(Code.RESOURCE_EXHAUSTED, complaint))]
     # A message that is complete, and a call that is over, make room again.
     made.cancel(streams[1])

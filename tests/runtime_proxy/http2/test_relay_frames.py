@@ -431,3 +431,41 @@ def test_the_reserved_bit_of_a_stream_number_is_ignored_inside_a_header_block() 
     other = frame(frames.HEADERS, 0, 7) + frame(frames.CONTINUATION, frames.END_HEADERS, 9)
     with pytest.raises(ConnectionFault, match="inside a header block"):
         frames.header_block_end(other, 0, 16384, 65536)
+
+
+def test_a_new_initial_window_counts_for_requests_that_are_held_already() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1))
+    relay.from_server(frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 100_000}))
+    relay.from_client(_data(1, message(200_000)[:16_384]))
+    assert relay.to_client[-1] == frames.window_update(1, 200_005 - 100_000)
+    relay.from_client(_opened(3) + _data(3, message(200_000)[:16_384]))
+    assert relay.to_client[-1] == frames.window_update(3, 200_005 - 100_000)
+
+
+def test_the_servers_reset_ends_a_held_call_and_reaches_its_client() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(40_000)[:16_384]))
+    relay.to_server.clear()
+    relay.to_client.clear()
+    reset = frames.rst_stream(1, ErrorCode.CANCEL)
+    relay.from_server(reset)
+    # What was held is no debt of the server's any more: the client gets its window back.
+    assert relay.to_client == [reset, frames.window_update(0, 16_384)]
+    assert (relay.events, relay.to_server, dict(relay.active)) == ([Abandoned(1)], [], {})
+    assert relay._sending.queued == 0
+    assert relay._calls.held_octets == 0
+
+
+def test_the_servers_echo_of_a_reset_does_not_end_a_call_before_its_refusal() -> None:
+    relay = _settled_relay()
+    relay.from_client(_opened(1) + _data(1, message(10), frames.END_STREAM))
+    relay.reject(1, Status.unavailable("no"))
+    relay.from_server(frames.rst_stream(1, ErrorCode.CANCEL))
+    assert relay.to_client == []
+    relay.from_server(frames.SETTINGS_ACK)
+    (answer,) = relay.to_client
+    assert answer[9:].endswith(
+        hpack.encode(status_headers(Status.unavailable("no"), trailers=False))
+    )
+    assert relay.events[-1] == Abandoned(1)
