@@ -26,6 +26,20 @@ Pick = Callable[[Amounts], int | None]
 """Picks one amount, for example `lambda amounts: amounts.batch_cpu_limit_milli`."""
 
 
+def cpu_request(amounts: Amounts) -> int | None:
+    """Pick the CPU request in milli-cores; an absent one equals the limit, as Kubernetes has it."""
+    if amounts.cpu_request_milli is None:
+        return amounts.cpu_limit_milli
+    return amounts.cpu_request_milli
+
+
+def memory_request(amounts: Amounts) -> int | None:
+    """Pick the memory request in bytes by the same rule."""
+    if amounts.memory_request_bytes is None:
+        return amounts.memory_limit_bytes
+    return amounts.memory_request_bytes
+
+
 def milli_to_shares(milli: int) -> int:
     """Return cpu.shares for milli-cores: kubelet's 1024 a core, within 2..262144."""
     return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
@@ -121,24 +135,14 @@ def requested_of_pod(pod: Pod) -> Requested:
     if not pod.specs:
         return NOTHING_REQUESTED
     return Requested(
-        cpu_shares=milli_to_shares(request_of_pod(pod, _cpu_request)),
-        cfs_quota_us=milli_to_quota_us(limit_of_pod(pod, _cpu_limit, _cpu_request)),
-        memory_limit_bytes=limit_of_pod(pod, _memory_limit, _memory_request),
+        cpu_shares=milli_to_shares(request_of_pod(pod, cpu_request)),
+        cfs_quota_us=milli_to_quota_us(limit_of_pod(pod, _cpu_limit, cpu_request)),
+        memory_limit_bytes=limit_of_pod(pod, _memory_limit, memory_request),
     )
-
-
-def _cpu_request(amounts: Amounts) -> int | None:
-    if amounts.cpu_request_milli is None:
-        return amounts.cpu_limit_milli
-    return amounts.cpu_request_milli
 
 
 def _cpu_limit(amounts: Amounts) -> int | None:
     return amounts.cpu_limit_milli
-
-
-def _memory_request(amounts: Amounts) -> int | None:
-    return amounts.memory_request_bytes
 
 
 def _memory_limit(amounts: Amounts) -> int | None:

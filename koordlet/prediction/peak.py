@@ -32,8 +32,8 @@ from typing import Final
 import msgspec
 
 from apis.qos import PriorityClass
-from hooks.amounts import request_of_pod
-from hooks.subject import Amounts, Pod
+from hooks.amounts import cpu_request, memory_request, request_of_pod
+from hooks.subject import Pod
 from koordlet.prediction.models import SYSTEM, Models, Use, class_key, class_of
 
 CPU_FRACTION: Final = 0.95
@@ -216,16 +216,4 @@ def predict(
 
 def request(pod: Pod) -> Both:
     """Return what a pod requests, as Kubernetes counts it. An absent request equals the limit."""
-    return Both(request_of_pod(pod, _cpu), request_of_pod(pod, _memory))
-
-
-def _cpu(amounts: Amounts) -> int | None:
-    if amounts.cpu_request_milli is None:
-        return amounts.cpu_limit_milli
-    return amounts.cpu_request_milli
-
-
-def _memory(amounts: Amounts) -> int | None:
-    if amounts.memory_request_bytes is None:
-        return amounts.memory_limit_bytes
-    return amounts.memory_request_bytes
+    return Both(request_of_pod(pod, cpu_request), request_of_pod(pod, memory_request))

@@ -47,14 +47,14 @@ from apis.keys import ANNOTATION_CPU_BURST
 from apis.nodeslo import CPUBurstPolicy, CPUBurstStrategy
 from apis.qos import QoSClass
 from hooks import compat
-from hooks.amounts import request_of_pod, requested_of_pod
+from hooks.amounts import cpu_request, request_of_pod, requested_of_pod
 from hooks.check import LARGEST_FACTOR
 from hooks.claim import Claim, Op, Rank
 from hooks.facts import NodeInputs
 from hooks.policies import cpu_normalization
 from hooks.requested import requested_value
 from hooks.standing import Claims, Standing
-from hooks.subject import Amounts, ContainerSubject, Pod, PodSubject
+from hooks.subject import ContainerSubject, Pod, PodSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategy import Note, PodOnNode, Situation, Strategy, Verdict
 from linux.cgroup_files import DEFAULT_PERIOD_US, MIN_QUOTA_US
@@ -263,7 +263,7 @@ def load_of(situation: Situation) -> Load:
         series = Series(Metric.POD_CPU, one.pod.uid)
         used -= measured.average(series, within_s=window_s) or 0.0
         if one.pod.qos is not QoSClass.BE:
-            size_milli -= request_of_pod(one.pod, _cpu_request)
+            size_milli -= request_of_pod(one.pod, cpu_request)
     ratio = round(max(used, 0.0) * 1000 / size_milli, 9) if size_milli > 0 else 1.0
     return Load(
         node_state(ratio, situation.inputs.slo.cpu_burst_strategy.share_pool_threshold_percent),
@@ -277,12 +277,6 @@ def node_state(ratio: float, threshold_percent: int) -> NodeState:
     if ratio >= threshold:
         return NodeState.OVERLOAD
     return NodeState.COOLING if ratio >= round(_COOLING * threshold, 9) else NodeState.IDLE
-
-
-def _cpu_request(amounts: Amounts) -> int | None:
-    if amounts.cpu_request_milli is None:
-        return amounts.cpu_limit_milli
-    return amounts.cpu_request_milli
 
 
 def _normalisation(inputs: NodeInputs) -> cpu_normalization.Rule | None:

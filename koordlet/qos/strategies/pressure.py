@@ -41,7 +41,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from apis.qos import KubeQoS
-from hooks.amounts import limit_of_pod, request_of_pod
+from hooks.amounts import limit_of_pod, memory_request, request_of_pod
 from hooks.claim import Claim, Op, Rank
 from hooks.standing import Claims, Standing, merged
 from hooks.subject import Amounts, Pod, PodSubject, QosSubject
@@ -216,17 +216,13 @@ def _throttled(situation: Situation, pod: Pod) -> bool:
 
 
 def _at_own_limit(situation: Situation, pod: Pod) -> bool:
-    limit = limit_of_pod(pod, _memory_limit, _memory_request) if pod.specs else UNLIMITED
+    limit = limit_of_pod(pod, _memory_limit, memory_request) if pod.specs else UNLIMITED
     used = _recent(situation, Metric.POD_MEMORY_WITH_PAGE_CACHE, pod.uid)
     return limit > 0 and used is not None and used >= _OWN_LIMIT * limit
 
 
 def _memory_limit(amounts: Amounts) -> int | None:
     return amounts.memory_limit_bytes
-
-
-def _memory_request(amounts: Amounts) -> int | None:
-    return amounts.memory_request_bytes
 
 
 def _batch_memory(amounts: Amounts) -> int | None:
