@@ -3,13 +3,14 @@
 A frame is its length and the CRC-32 of its bytes (4 bytes each, big-endian) and the zlib-compressed
 msgpack of one `Frame`. Objects are written when they change, rounds of measurements always:
 
+- `Start`: a daemon's first round follows,
 - `Inputs`: what the strategies' rules are made of (NodeSLO, topology, Node, kernel, settings),
 - `Pods`: the pods and host applications, `Amounts`: what the node has,
 - `Names`: the series whose values the following rounds give, in this order,
 - `Round`: the moment, and one float64 (little-endian) for each name.
 
-Every file begins with all of them, so each file of a ring can be replayed alone. A frame that was
-cut off ends a file; one whose sum is wrong is left out and counted.
+Every file begins with all of these but the first, so each file of a ring can be replayed alone. A
+frame that was cut off ends a file; one whose sum is wrong is left out and counted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ _PREFIX: Final = struct.Struct(">II")
 _MOST_BYTES: Final = 64 << 20
 """Of one frame, compressed and not. Chosen: the pods of a node with 10,000 containers take some
 MiB; a larger length is damage."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The strategies begin without a state; what was measured before may still count."""
 
 
 class Inputs(msgspec.Struct, frozen=True, tag="inputs"):
@@ -62,7 +67,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     values: bytes
 
 
-Frame = Inputs | Pods | Amounts | Names | Round
+Frame = Start | Inputs | Pods | Amounts | Names | Round
 
 
 class NotARecording(ValueError):

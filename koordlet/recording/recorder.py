@@ -42,6 +42,7 @@ METRICS: Final = (
     Metric.CONTAINER_CPU,
     Metric.CONTAINER_CPU_THROTTLED,
     Metric.HOST_APP_CPU,
+    Metric.RESCTRL_BANDWIDTH,
 )
 """Those that strategies read; a replay without one of them would decide otherwise."""
 _THIS_ROUND_S: Final = 1e-6
@@ -64,6 +65,8 @@ class Recorder:
         self._file_bytes = max(most_bytes // _FILES, 1 << 16)
         self._descriptor = -1
         self._size = 0
+        self._started = False
+        """Whether the start of this daemon is in the recording."""
         self._written: dict[str, object] = {}
         """What the present file has last, by the kind of its frame."""
         self.problem = ""
@@ -83,6 +86,7 @@ class Recorder:
             self.problem = problem
             self.close()
         else:
+            self._started = True
             self.problem = ""
 
     def close(self) -> None:
@@ -140,7 +144,7 @@ class Recorder:
         self._descriptor = os.open(path, flags, 0o600)
         self._size = 0
         self._written = {}
-        self._write(frames.HEADER)
+        self._write(frames.HEADER if self._started else frames.HEADER + frames.pack(frames.Start()))
 
 
 def name(number: int) -> str:

@@ -38,6 +38,9 @@ longest report."""
 _METRICS: Final = {metric.value: metric for metric in Metric}
 
 
+_Context = frames.Start | frames.Inputs | frames.Pods | frames.Amounts | frames.Names
+
+
 class Replayed(msgspec.Struct, frozen=True):
     """One round's decision of one strategy.
 
@@ -122,17 +125,23 @@ class _Replay:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget what was measured and decided, as after a restart of the daemon."""
+        """Forget what was measured and decided, as after a restart of the machine."""
         self._store = Store()
         self._store.add_table(_TABLE, interval_s=self._interval_s, retention_s=_RETENTION_S)
+        self._begin_deciding()
+
+    def _begin_deciding(self) -> None:
+        """Forget what was decided, as after a restart of the daemon, which keeps its samples."""
         self._board = Board([each.name for each in self._strategies], lambda standing: None)
         self._runner = Runner(
             self._strategies, self._board, Events(), intervals={}, clock=lambda: self._now
         )
 
-    def take(self, frame: frames.Inputs | frames.Pods | frames.Amounts | frames.Names) -> None:
+    def take(self, frame: _Context) -> None:
         """Note what the following rounds are about."""
         match frame:
+            case frames.Start():
+                self._begin_deciding()
             case frames.Inputs(inputs):
                 if self._slo is not None:
                     inputs = msgspec.structs.replace(inputs, slo=self._slo)

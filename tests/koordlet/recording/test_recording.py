@@ -253,6 +253,21 @@ def test_a_reboot_in_a_recording_begins_from_nothing(tmp_path: Path) -> None:
     assert _suppress(rounds)[10:] == [each["BECPUSuppress"] for each in later.wanted]
 
 
+def test_strategies_begin_again_where_the_daemon_did_and_not_with_each_file(
+    tmp_path: Path,
+) -> None:
+    daemon = _Daemon(tmp_path)
+    daemon.live(20)
+    daemon.recorder.close()  # the next round begins another file
+    daemon.live(20, begin=120.0)
+    later = _Daemon(tmp_path)
+    for step in range(5):
+        later.round(140.0 + step, 1.0)
+    rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES))
+    wanted = [each["BECPUSuppress"] for each in (*daemon.wanted, *later.wanted)]
+    assert _suppress(rounds) == wanted
+
+
 # --- koordctl ----------------------------------------------------------------------------------
 
 
