@@ -40,7 +40,10 @@ _USER_SPACE = (
     "libstdc++6",
 )  # fmt: skip
 _CONTAINERD_SUITE = "forky"
-_MODULES = ("virtio_pci", "virtio_blk", "overlay", "softdog")
+_MODULES = (
+    "virtio_pci", "virtio_blk", "overlay", "softdog",
+    "veth", "sch_htb", "nf_tables", "nft_socket", "nft_masq", "nft_chain_nat", "sch_ingress",
+)  # fmt: skip
 
 # Third-party packages that tests inside do not need, and that make the disk large.
 _LEFT_OUT = (
