@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 CHECKOUT = Path(__file__).resolve().parents[3]
 UNIT = Path("/etc/systemd/system/koordlet.service")
 ETC = Path("/etc/koordlet")
+RUN = Path("/run/koordlet")
 OBJECTS = ETC / "objects.d"
 KOORDCTL = "/opt/koordinator/bin/koordctl"
 
@@ -113,6 +114,7 @@ def install() -> None:
         "objectsDir": str(OBJECTS),
         "featureGates": GATES,
         "http": {"address": "127.0.0.1:9316"},
+        "measuring": {"psiInterval": "1s"},
         # A long interval: what is repaired in time was noticed, not stumbled upon.
         "intervals": {"reconcile": 600},
     }
