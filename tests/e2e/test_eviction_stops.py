@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.containerd
 
-_STUBBORN = "trap '' TERM; echo ready > /dev/null; while true; do sleep 1; done"
-_POLITE = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
+_STUBBORN = "trap '' TERM; touch /tmp/ready; while true; do sleep 1; done"
+_POLITE = "trap 'exit 0' TERM; touch /tmp/ready; while true; do sleep 0.1; done"
 
 
 def scripted(name: str, *scripts: str) -> dict[str, object]:
@@ -41,10 +42,19 @@ def scripted(name: str, *scripts: str) -> dict[str, object]:
 @pytest.fixture
 def pods(bed: Containerd) -> Iterator[tuple[RunningPod, RunningPod]]:
     with ExitStack() as stack:
-        yield (
+        made = (
             stack.enter_context(running_pod(bed, scripted("victim", _STUBBORN, _POLITE))),
             stack.enter_context(running_pod(bed, scripted("spared", _STUBBORN))),
         )
+        for running in made:
+            for container_id in running.containers.values():
+                wait_until(partial(has_traps, bed, container_id), "the script's traps")
+        yield made
+
+
+def has_traps(bed: Containerd, container_id: str) -> bool:
+    """Whether a script has come to its traps: before, the kernel drops SIGTERM to process 1."""
+    return bed.cri.execute(container_id, ["test", "-e", "/tmp/ready"]).exit_code == 0
 
 
 def seen(running: RunningPod) -> PodOnNode:

@@ -58,6 +58,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.kubelet, pytest.mark.containerd]
 
 T = TypeVar("T")
+PATIENCE = "20s"
+"""How long runtime and proxy wait for koordlet; 2 s by default, which a busy machine may exceed."""
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
 _numbers = itertools.count(1)
 
@@ -90,8 +92,12 @@ def here(
     with ExitStack() as stack:
         server = stack.enter_context(api_server())
         asyncio.run(install(server))
-        runtime = stack.enter_context(containerd("2.1"))
-        between = stack.enter_context(proxy(runtime.socket)) if request.param == "proxy" else None
+        runtime = stack.enter_context(containerd("2.1", nri_request_timeout=PATIENCE))
+        between = (
+            stack.enter_context(proxy(runtime.socket, flags=[f"--hook-timeout={PATIENCE}"]))
+            if request.param == "proxy"
+            else None
+        )
         endpoint = runtime.socket if between is None else between.socket
         kubelet = stack.enter_context(real_kubelet(runtime, server, endpoint=endpoint))
         asyncio.run(_as_admin(server, configure))
@@ -162,6 +168,12 @@ def in_touch(here: Node) -> bool:
     return not any(source["problem"] for source in status["sources"]) and (
         here.proxy is None or "hook server is registered" in here.proxy.log_text()
     )
+
+
+def logs(here: Node) -> str:
+    """Return the ends of the logs, for a failure that they explain."""
+    of_proxy = [] if here.proxy is None else here.proxy.log_text().splitlines()[-25:]
+    return "\n".join([here.koordlet.log_tail(), "the proxy's:", *of_proxy])
 
 
 @contextmanager
@@ -393,7 +405,8 @@ def test_a_daemon_that_was_killed_puts_values_back_and_serves_new_pods(here: Nod
             eventually(here.runtime, batch, "cpu.idle", "1", level="pod")
         wait_until(lambda: in_touch(here), "koordlet's sources and transport")
         with running(here, ls_pod("after")) as after:
-            assert container_value(here.runtime, after, "cpu.cfs_quota_us") == "80000"
+            found = container_value(here.runtime, after, "cpu.cfs_quota_us")
+            assert found == "80000", logs(here)
 
 
 def test_a_kubelet_that_restarts_changes_no_value_and_finds_its_pods(here: Node) -> None:
