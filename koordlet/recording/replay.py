@@ -151,7 +151,7 @@ class _Replay:
             case frames.Amounts(node, interval_s):
                 self._node, self._interval_s = node, interval_s
             case frames.Names(names):
-                # A metric of a later version is one that no strategy here reads.
+                # No strategy of this version reads a metric of a later one.
                 self._names = tuple(
                     Series(_METRICS.get(metric, Metric.NODE_CPU), of, detail)
                     if metric in _METRICS
