@@ -1,8 +1,8 @@
 """What a collector is, and what it is given in a round.
 
 A collector reads the kernel and returns samples. It does no waiting and starts no process; the
-sampler calls it in the sampling thread at its interval, stores what it returns, and keeps it apart
-from the others: one that raises loses this round alone.
+sampler calls it in the sampling thread at its interval and stores what it returns. A collector that
+raises loses its own samples of this round, and no other collector's.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def followed(
 
 
 def _no_pause() -> None:
-    """A round of a test runs in one go."""
+    """Do not pause: for the rounds of tests."""
 
 
 @dataclass(frozen=True, slots=True)

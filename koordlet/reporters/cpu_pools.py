@@ -98,7 +98,7 @@ def pools(
 
 
 def _managed(pod: Pod | None, allocated: CpuSet) -> bool:
-    """Return whether koordlet sets the CPUs of this pod, whatever kubelet gave it."""
+    """Return whether koordlet sets the CPUs of this pod, even if kubelet gave it some."""
     return pod is not None and (pod.qos in (QoSClass.LS, QoSClass.BE) or bool(allocated))
 
 

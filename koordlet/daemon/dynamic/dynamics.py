@@ -1,11 +1,11 @@
-"""Dynamic QoS in the daemon: connects the measurements, the strategies and those that carry out.
+"""Dynamic QoS in the daemon: connects measurements and strategies with what carries claims out.
 
 Strategies run in the sampling thread after each round. They see immutable values only: the pods
 that the event loop published last, the newest inputs of the rules, and the measurements. What they
 claim goes over the board of leases to the hooks' decider and to the reconciler, each of which takes
-it as one reference; what only evictions end goes to the evictor. The event loop ends leases that
-are not renewed, so a sampling thread that stalls takes its claims with it. Whatever fails in here
-neither reaches the hooks nor the reconciler.
+it as one reference; what only evictions can end goes to the evictor. The event loop ends leases
+that are not renewed: the claims of a sampling thread that stalls do not stay. A failure here
+affects neither the hooks nor the reconciler.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Dynamics:
             await asyncio.sleep(min(max(left, _LEAST_WAIT_S), _MOST_WAIT_S))
 
     def stop(self) -> None:
-        """Hand nothing over any more. The claims in force stay, as all values do at an end."""
+        """Step no strategy any more. The claims in force stay, as all values at an end."""
         self._loop = None
         if self._gathering is not None:
             self._gathering.cancel()

@@ -1,4 +1,4 @@
-"""Accelerators that other programs describe in files: NPUs and whatever NVML does not know.
+"""Accelerators that other programs describe in files: NPUs and others that NVML does not know.
 
 Each file of the directory is a JSON array of devices. A bad device is left out alone, and a bad
 file leaves the others; both are named. Of two devices with one UUID, or one minor, the first

@@ -130,7 +130,7 @@ def by_priority(
 ) -> tuple[Victim, ...]:
     """Return the pods up to priority `highest` that agreed to be evicted, in order.
 
-    Among equals, the one that releases most goes first.
+    Among equals the pod that releases most goes first.
     """
 
     def agreed(pod: Pod) -> bool:

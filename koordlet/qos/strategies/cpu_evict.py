@@ -62,7 +62,7 @@ _INTERVAL_S: Final = 1.0
 _BE_USAGE_PERCENT: Final = 90
 """Upstream's default of `cpuEvictBEUsageThresholdPercent`."""
 _ONE_CORE_MILLI: Final = 1000
-"""Upstream's bound below which best-effort pods count as starved, whatever they use."""
+"""Upstream's bound below which best-effort pods count as starved, however much they use."""
 _HIGHEST_LOWER: Final = 60
 """Upstream's bound of `cpuEvictBESatisfactionLowerPercent`."""
 
