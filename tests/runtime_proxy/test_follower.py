@@ -351,6 +351,25 @@ def test_a_sandbox_that_ends_by_itself_ends_with_its_containers(by_event: bool) 
     assert play(scenario).ends() == ["c1", "c2", "pod"]
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_an_end_that_was_reported_is_not_repeated_with_its_sandboxs(removed: bool) -> None:
+    async def scenario(bed: Bed) -> None:
+        await bed.subscribed()
+        bed.make("c1")
+        bed.make("c2")
+        bed.end("c1")
+        await until(bed.ends)
+        for identifier in ("c2", "p"):
+            if removed:
+                del bed.runtime.states[identifier]
+        bed.runtime.send("p", DELETED if removed else STOPPED)
+        await until(lambda: "pod" in bed.ends())
+        assert (bed.store.pod("p") is None) is removed
+        assert (bed.store.container("c2") is None) is removed
+
+    assert play(scenario).ends() == ["c1", "c2", "pod"]
+
+
 def test_a_list_from_before_an_object_was_added_says_nothing_of_its_end() -> None:
     """containerd lists a sandbox that it is still making as not ready."""
 

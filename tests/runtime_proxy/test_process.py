@@ -59,7 +59,9 @@ def test_a_successor_finds_the_sockets_and_says_when_it_serves(
         "from runtime_proxy import handover\n"
         "from service.systemd import Notifier\n"
         "assert Notifier().watchdog_seconds == 60\n"
+        "assert os.readlink('/proc/self/fd/0') == os.devnull\n"
         "passed = handover.take_passed()\n"
+        "assert not {v for v in os.environ if v.startswith(('KOORD_RUNTIME_PROXY', 'LISTEN_'))}\n"
         "assert passed.sockets['cri'].getsockname().endswith('s.sock')\n"
         f"with open({str(tmp_path / 'parent')!r}, 'w') as file:\n"
         "    file.write(str(os.getppid()))\n"
@@ -75,6 +77,42 @@ def test_a_successor_finds_the_sockets_and_says_when_it_serves(
     os.close(successor.ready)
     # systemd manages a new main process rightly only if that is a child of its own.
     assert (tmp_path / "parent").read_text() != str(os.getpid())
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_systemd_is_notified_of_a_handover_and_of_a_failed_one(
+    tmp_path: Path, serves: bool
+) -> None:
+    """It takes READY from the main process alone, so this one reports it for its successor."""
+    program = "from runtime_proxy import handover\nhandover.take_passed().tell_predecessor()\n"
+    command = [sys.executable, "-c", program if serves else ""]
+    address = str(tmp_path / "notify")
+    ended = main._Ended(asyncio.Event())
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,
+        socket.socket(socket.AF_UNIX) as served,
+    ):
+        listener.bind(address)
+        notifier = Notifier({"NOTIFY_SOCKET": address})
+
+        async def hand_over() -> None:
+            await main._hand_over(command, {"cri": served}, ended, notifier)
+
+        before = len(os.listdir("/proc/self/fd"))
+        asyncio.run(hand_over())
+        assert len(os.listdir("/proc/self/fd")) == before
+        listener.setblocking(False)
+        assert listener.recv(200) == b"STATUS=handing over to a successor"
+        last = listener.recv(200).decode().split("\n")
+        with pytest.raises(BlockingIOError):
+            listener.recv(200)
+    assert (ended.event.is_set(), ended.handed_over) == (serves, serves)
+    if serves:
+        assert last[0].startswith("MAINPID=")
+        assert last[0] != f"MAINPID={os.getpid()}"
+        assert last[1:] == ["READY=1", "STATUS=serving"]
+    else:
+        assert last == ["READY=1", "STATUS=serving; a handover failed"]
 
 
 def test_a_successor_that_cannot_be_started_is_said(tmp_path: Path) -> None:
