@@ -116,3 +116,27 @@ def test_the_journal_adds_what_only_the_proxy_knew() -> None:
     )
     assert container.annotations == {"a": "2", "b": "1"}
     assert container.resources == Resources(cpu_shares=9)
+
+
+def test_each_field_of_a_sandbox_has_one_source_that_wins() -> None:
+    """The runtime where it knows a value; the journal for resources, which an update changes."""
+    old, new = Resources(cpu_shares=1), Resources(cpu_shares=2)
+    recorded = Pod(id="p", cgroup_parent="/r", overhead=old, resources=old, labels={"r": "1"})
+    found = Pod(id="p", cgroup_parent="/f", overhead=new, resources=new, stopped=True)
+    merged = with_record(found, recorded)
+    assert (merged.cgroup_parent, merged.overhead, merged.resources) == ("/f", new, old)
+    assert (merged.labels, merged.stopped) == ({}, False)
+    merged = with_record(Pod(id="p"), recorded)
+    assert (merged.cgroup_parent, merged.overhead, merged.resources) == ("/r", old, old)
+    assert with_record(found, Pod(id="p")).resources == new
+    assert with_record(found, None) is found
+
+
+def test_each_field_of_a_container_has_one_source_that_wins() -> None:
+    old, new = Resources(cpu_shares=1), Resources(cpu_shares=2)
+    recorded = Container(id="c", cgroup_parent="/r", resources=old, envs={"r": "1"})
+    found = Container(id="c", pod_id="p", name="n", resources=new, envs={"f": "1"}, stopped=True)
+    merged = container_with_record(found, recorded)
+    assert (merged.cgroup_parent, merged.resources, merged.stopped) == ("/r", new, False)
+    assert (merged.pod_id, merged.name, merged.envs) == ("p", "n", {"f": "1"})
+    assert container_with_record(found, None) is found
