@@ -20,9 +20,10 @@ from koordlet.qos.network.classes import (
     Line,
     NetworkClasses,
     PodOnNetwork,
+    name_of,
     network_classes,
 )
-from linux.htb import HtbClass
+from linux.htb import HtbClass, ticks
 from linux.packet_classes import Group
 from tests.hooks.making import slo
 
@@ -102,11 +103,11 @@ def test_the_line_counts_where_the_nodeslo_sets_no_bandwidth() -> None:
 @pytest.mark.parametrize(
     ("classes", "total", "problem"),
     [
-        ({}, "0", r"totalNetworkBandwidth.*eth0 does not report its speed"),
+        ({}, "0", r"^NodeSLO: .*totalNetworkBandwidth.*eth0 does not report its speed"),
         (
             {"be": {"egressRequest": 50, "egressLimit": 20}},
             "1G",
-            r"beClass\.networkQOS\.egressRequest.*more than the egressLimit of 200000000",
+            r"beClass\.networkQOS\.egressRequest.*500000000.*the egressLimit of 200000000",
         ),
         (
             {"ls": {"egressRequest": 60}, "be": {"egressRequest": 50}},
@@ -197,6 +198,39 @@ def test_a_class_of_many_pods_has_more_turns() -> None:
         pods = [_on(_pod(f"p{at}"), f"10.0.0.{at}") for at in range(count)]
         quanta.append(next(each.quantum for each in _of(*pods).classes if each.minor == LS))
     assert quanta == [15_000, 30_000, 240_000]
+
+
+def test_classes_have_names() -> None:
+    names = {each.minor: name_of(each.minor) for each in _of().classes}
+    assert names == {
+        0x1: "node",
+        0x10: "system",
+        0x18: "system",
+        0x20: "ls",
+        0x28: "ls",
+        0x30: "be",
+        0x38: "be",
+    }
+    assert name_of(0x108) == "pod"
+
+
+def test_a_burst_is_what_the_rate_allows_in_four_milliseconds_and_a_frame() -> None:
+    wanted = _of(ls={"egressRequest": 80, "egressLimit": 100})
+    group = next(each for each in wanted.classes if each.minor == 0x20)
+    assert (group.rate, group.ceil) == (100_000_000, 125_000_000)
+    assert group.buffer == ticks(100_000_000 // 250 + 1518, 100_000_000)
+    assert group.cbuffer == ticks(125_000_000 // 250 + 1518, 125_000_000)
+
+
+def test_every_limited_pod_has_a_number_of_its_own_until_there_are_none_left() -> None:
+    pods = [
+        _on(_pod(f"p{at}", "BE", limits=_OWN, created_at=float(at)), f"10.1.{at >> 8}.{at & 255}")
+        for at in range(4082)
+    ]
+    minors = list(_of(*pods).members.values())
+    assert len(set(minors[:4080])) == 4080
+    assert min(minors[:4080]) == 0x108 and max(minors) == 0xFFF8
+    assert minors[4080:] == [BE, BE]
 
 
 def test_a_pod_keeps_its_number_while_others_come_and_go() -> None:
