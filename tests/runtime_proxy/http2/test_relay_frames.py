@@ -358,6 +358,12 @@ def _preface() -> bytes:
             + frames.frame(frames.CONTINUATION, 0, 1) * 100,
             ErrorCode.ENHANCE_YOUR_CALM,
         ),
+        (
+            _preface()
+            + frames.frame(frames.HEADERS, 0, 1, b"")
+            + frames.frame(frames.CONTINUATION, 0, 1, b"x" * 16_385),
+            ErrorCode.FRAME_SIZE_ERROR,
+        ),
     ],
     ids=[
         "http/1.1",
@@ -373,6 +379,7 @@ def _preface() -> bytes:
         "more data than the window",
         "endless header block",
         "header block of empty frames",
+        "continuation too big",
     ],
 )
 def test_a_client_that_breaks_the_protocol_is_told_how(octets: bytes, code: ErrorCode) -> None:
