@@ -17,12 +17,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_proxy.http2 import frames
 from runtime_proxy.http2.grpc import Status, add_prefix
 from runtime_proxy.http2.held import RequestHeld
 from runtime_proxy.http2.relay import Relay
 from runtime_proxy.server import Forward, Front, Traffic, Verdict
 from tests.runtime_proxy.http2.peer import Peer, Stream
 from tests.runtime_proxy.http2.worlds import HELD, PLAIN
+from tests.waiting import until
 
 _ENDED_WELL = [("grpc-status", "0")]
 
@@ -162,3 +164,54 @@ def test_connections_that_end_anyhow_leave_nothing(seed: int) -> None:
         assert [call.ends for call in hooks.calls] == [1] * len(hooks.calls)
         assert _relays() == relays
         assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_runtime_that_does_not_read_holds_its_client_up_and_loses_nothing(tmp_path: Path) -> None:
+    """Pings have no window of HTTP/2's: without back-pressure they would pile up in the proxy."""
+    pings = frames.ping(b"12345678") * 300_000
+
+    async def main() -> None:
+        go_on = asyncio.Event()
+        received: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await go_on.wait()
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            count = 0
+            while count < len(whole) and (part := await reader.read(1 << 20)):
+                count += len(part)
+            received.set_result(count)
+            writer.close()
+
+        whole = frames.PREFACE + frames.settings({}) + pings
+        runtime = await asyncio.start_unix_server(serve, tmp_path / "runtime.sock")
+        front = Front(
+            backend=str(tmp_path / "runtime.sock"),
+            interceptor=_Hooks(random.Random(1)),
+            max_message_bytes=1 << 16,
+            traffic=Traffic(observe=lambda path, seconds: None),
+        )
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_unix_server(front.new_connection, tmp_path / "proxy.sock")
+        _, writer = await asyncio.open_unix_connection(tmp_path / "proxy.sock")
+        writer.write(whole)
+
+        def held_up() -> bool:
+            return any(
+                one._client is not None and not one._client.is_reading()
+                for one in front.connections
+            )
+
+        await until(held_up, "the client to be held up")
+        (connection,) = front.connections
+        assert connection._upstream is not None
+        assert connection._upstream.get_write_buffer_size() < 2 << 20
+        go_on.set()
+        assert await asyncio.wait_for(received, 20) == len(whole)
+        writer.close()
+        await until(lambda: not front.connections, "the end of the connection")
+        listening.close()
+        runtime.close()
+
+    asyncio.run(main())
