@@ -30,7 +30,7 @@ from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import pods_cpus, probe_kernel
-from koordlet.qos.board import Board
+from koordlet.qos.board import Board, Lease
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
 from koordlet.state import NodeState
@@ -67,6 +67,7 @@ class Daemon:
         self.engine = Engine.build(BUILTIN, self.inputs)
         self._spec: dict[str, Any] = {}
         self.declared: frozenset[str] = frozenset()
+        self._leases: Mapping[str, Lease] = {}
         self._start()
 
     def close(self) -> None:
@@ -102,15 +103,20 @@ class Daemon:
         self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
         self.connected = False
         self._place_host_apps()
+        self.board.resume(self._leases)
 
-    def restart(self, *, torn: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def restart(
+        self, *, torn: Mapping[str, bytes] = MappingProxyType({}), for_long: bool = False
+    ) -> None:
         """The daemon ends without a word and starts again; nothing is connected yet.
 
+        for_long: longer than the strategies' claims live; else they are in force from the start.
         torn: the file's name -> what its last write left of a line that did not get through.
         What the runtime was handed reaches the journal with the pass that follows each reply at
         once; a kill within these milliseconds is left out.
         """
         self.kernel.restart_program()
+        self._leases = {} if for_long else self.board.leases
         self._stop()
         for name, left in torn.items():
             with (self.folder / name).open("ab") as file:

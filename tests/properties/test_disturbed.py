@@ -165,7 +165,8 @@ class DisturbedMachine(NodeMachine):
         node = self.node
         decided = {view.subject.key: view for view in node.reconciler.explain_all()}
         for view in decided.values():
-            again = node.engine.decide(view.subject)
+            standing = node.board.standing.of(view.subject)
+            again = node.engine.decide(view.subject, standing=standing)
             assert again.outcomes == view.decision.outcomes, view.subject.key
         assert node.reconcile().written == 0
         self._differences_are_explained()

@@ -380,9 +380,9 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.kernel.clock.advance(30)
         self.node.reconcile()
 
-    @rule()
-    def the_daemon_restarts(self) -> None:
-        self.node.restart()
+    @rule(for_long=st.booleans())
+    def the_daemon_restarts(self, for_long: bool) -> None:
+        self.node.restart(for_long=for_long)
 
     @rule(nth=st.integers(1, 8))
     def the_daemon_is_killed_while_it_writes(self, nth: int) -> None:
