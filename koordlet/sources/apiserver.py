@@ -42,9 +42,11 @@ _WATCHED: Final = (NODE_SLOS, NODES, NODE_RESOURCE_TOPOLOGIES, DEVICES)
 _LARGEST_KEPT: Final = 16 << 20
 """Bytes of the kept file that are read. Four objects of at most 1.5 MiB each (etcd's limit) fit
 twice; a larger file is not ours."""
+_FIRST_BACKOFF_S: Final = 1.0
 _LONGEST_BACKOFF_S: Final = 60.0
-"""The longest pause between two attempts to connect. Chosen: objects are at most a minute late when
-a server is back. Twice the value halves the load of all nodes on a server that starts."""
+"""The first and the longest pause between two attempts to connect; each is twice the one before.
+Chosen: objects are at most a minute late when a server is back. Twice the longest halves the load
+of all nodes on a server that starts."""
 _LOOK_EVERY_S: Final = 5.0
 _LOOK_EVERY_AT_FIRST_S: Final = 0.2
 """How often the state of the watches is read for `status` and events; at start more often, so that
@@ -139,12 +141,13 @@ class ApiServer:
 
     async def run(self) -> None:
         """Watch the server's objects until cancelled."""
-        pause = 1.0
+        pause = _FIRST_BACKOFF_S
         while True:
             try:
                 connection = await asyncio.to_thread(self._connect)
                 async with Client(connection, user_agent="koordlet") as client:
-                    await self._follow(client)
+                    if await self._follow(client):
+                        pause = _FIRST_BACKOFF_S
             except ConnectionConfigError as error:
                 self._failed(str(error))
             except Exception as error:  # noqa: BLE001 - a defect must not end the source for good
@@ -154,8 +157,11 @@ class ApiServer:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_BACKOFF_S)
 
-    async def _follow(self, client: Client) -> None:
-        """Watch the server's objects over one connection, until it does not answer for long."""
+    async def _follow(self, client: Client) -> bool:
+        """Watch the server's objects over one connection, until it does not answer for long.
+
+        Returns whether it had answered with all lists before.
+        """
         self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
         try:
             async with asyncio.TaskGroup() as group:
@@ -167,6 +173,7 @@ class ApiServer:
                 self._take_lists()
         except* _AwayForLong:
             _LOG.info("the API server does not answer; reading how to reach it again")
+        return all(cache.synced for cache in self._caches)
 
     def _take_lists(self) -> None:
         """Drop what the first lists of all kinds lack, except kinds whose list was refused."""

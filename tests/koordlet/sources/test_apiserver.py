@@ -329,6 +329,32 @@ def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
     asyncio.run(scenario())
 
 
+def test_pauses_grow_until_the_server_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    answered = iter([False, False, True, False])
+
+    async def follow(client: object) -> bool:
+        return next(answered)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        source = Node(tmp_path, lambda: Connection("http://127.0.0.1:1")).source
+        monkeypatch.setattr(source, "_follow", follow)
+        monkeypatch.setattr("koordlet.sources.apiserver.asyncio.sleep", sleep)
+        monkeypatch.setattr("koordlet.sources.apiserver.random.uniform", lambda low, high: 1.0)
+        await source.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
+    assert pauses == [1, 2, 1, 2]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"x":' * 20000, '{"NodeSLO of the API server": 7}', "\x00"]
 )
