@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,7 @@ from hooks.standing import Standing
 from koordlet.decisions.decider import Decider
 from koordlet.events import Events
 from koordlet.executor.executor import Executor
-from koordlet.executor.journal import Journal
+from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
@@ -283,8 +284,9 @@ class Daemon:
     def reconcile(self) -> PassReport:
         ended, self._ended = self._ended, []
         report = self.reconciler.run_once("test")
-        for container_id in ended:
-            self.journal.forget_deliveries(container_id)
+        with suppress(JournalError):
+            for container_id in ended:
+                self.journal.forget_deliveries(container_id)
         return report
 
     def starved(self) -> list[str]:

@@ -99,18 +99,28 @@ class DisturbedMachine(NodeMachine):
 
     @rule(number=st.integers(0, 9), what=st.sampled_from(sorted(_IN_CONTAINER)))
     def somebody_else_writes_into_a_container(self, number: int, what: str) -> None:
-        """Over a value of ours, and not on the twin: what comes back is what kubelet requested."""
+        """Over a value of ours, and not on the twin: what comes back is what kubelet requested.
+
+        Over one that is still claimed: where a claim has just ended, the newer value stays.
+        """
         container = self._container(number)
         if container is None:
             return
         node = self.node
+        subject = node.state.container(container.here.id)
+        if subject is None:
+            return
+        standing = node.board.standing.of(subject)
+        claimed = {
+            resource for resource, _ in node.engine.decide(subject, standing=standing).outcomes
+        }
         self.foreign += 1
         file = _IN_CONTAINER[what][node.profile.cgroup - 1]
         path = node.kubelet.path(container.here.cgroup, file)
         ours = {
             view.path
             for view in node.executor.views(f"container/{container.here.id}")
-            if view.state in (State.APPLIED, State.DEGRADED)
+            if view.state in (State.APPLIED, State.DEGRADED) and view.resource in claimed
         }
         if path not in ours:
             return
