@@ -21,8 +21,6 @@ from linux.packet_classes import Member, PacketClasses, Present, levels_of
 
 FILE_NAME: Final = "network-qos"
 """Of the marker, in the run directory."""
-
-
 _NO_GROUPS: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL})
 """What kernels answer to a rule that they do not know."""
 
@@ -227,9 +225,9 @@ class Network:
 
 
 def _is_anothers(qdisc: Qdisc) -> bool:
-    """Return whether deleting our root would not bring this back, or it is in our root's place.
+    """Return whether another program set this qdisc in the place that ours would take.
 
-    What somebody put below one of our classes, or beside the root for incoming packets, is not.
+    A qdisc below one of our classes is not in that place, nor is one for incoming packets.
     """
     return bool(qdisc.handle) and qdisc.parent != INGRESS and qdisc.parent >> 16 != MAJOR
 

@@ -76,7 +76,7 @@ _MOST_TURNS: Final = 16
 class PodOnNetwork(msgspec.Struct, frozen=True):
     """A pod and its addresses, as its status lists them.
 
-    group: of a pod on the node's network, where sockets are told apart by it.
+    group: its cgroup, for a pod on the node's network whose sockets are recognised by their cgroup.
     """
 
     pod: Pod
@@ -274,6 +274,10 @@ def _keys(member: PodOnNetwork) -> list[Member]:
             address = ipaddress.ip_address(text)
         except ValueError:
             continue
+        if isinstance(address, ipaddress.IPv6Address):
+            if address.scope_id is not None:
+                continue  # of one link; the kernel's tables have no scope
+            address = address.ipv4_mapped or address
         if not (address.is_unspecified or address.is_loopback or address.is_multicast):
             found.append(str(address))
     return found

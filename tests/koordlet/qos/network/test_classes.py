@@ -192,6 +192,12 @@ def test_texts_that_are_no_address_of_a_pod_are_left_out() -> None:
     assert wanted.members == {"fd00::1": LS}
 
 
+def test_addresses_are_those_that_the_kernel_can_hold() -> None:
+    """One that it cannot would keep the classes of all pods from being applied."""
+    wanted = _of(_on(_pod("a"), "fe80::1%eth0", "::ffff:10.0.0.9", "::ffff:127.0.0.1"))
+    assert wanted.members == {"10.0.0.9": LS}
+
+
 def test_a_class_of_many_pods_has_more_turns() -> None:
     quanta = []
     for count in (1, 2, 40):
