@@ -21,7 +21,13 @@ class RequestsAhead:
         """A container's cgroup -> the number of the newest request for it."""
 
     def add(self, place: str, number: int) -> None:
-        """Note a request, before the reply to it."""
+        """Note a request, before the reply to it.
+
+        place: the container's cgroup; "" where it is not known. The node's own files stand under
+        that name, and no request concerns them.
+        """
+        if not place:
+            return
         with self._lock:
             self._newest[place] = number
 

@@ -187,3 +187,9 @@ def test_requests_are_followed_up_to_a_number() -> None:
     assert "a" not in ahead and "b" in ahead
     ahead.follow(2, ["b"])
     assert not ahead
+
+
+def test_a_request_for_a_container_without_a_known_cgroup_holds_nothing_back() -> None:
+    ahead = RequestsAhead()
+    ahead.add("", 1)
+    assert not ahead and "" not in ahead
