@@ -36,11 +36,15 @@ class SavedError(Exception):
 
 
 class _TableHeader(msgspec.Struct, frozen=True):
-    """One table: rows of float32 follow one row of float64 times, `columns` long each."""
+    """One table: rows of float32 follow one row of float64 times, `columns` long each.
+
+    asked_s: for how long a reader asked to keep its samples, 0 without one.
+    """
 
     name: str
     columns: Annotated[int, msgspec.Meta(ge=0)]
     series: tuple[tuple[str, str, str], ...]
+    asked_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -59,9 +63,8 @@ def save(store: Store, path: str, *, boot: str, now: float) -> int:
     compressor = zlib.compressobj(_LEVEL)
     for name in store.tables():
         times, series, values = store.content(name, now=now)
-        headers.append(
-            _TableHeader(name, len(times), tuple((str(s.metric), s.of, s.detail) for s in series))
-        )
+        names = tuple((str(s.metric), s.of, s.detail) for s in series)
+        headers.append(_TableHeader(name, len(times), names, store.asked_s(name)))
         packed.append(compressor.compress(times.astype("<f8").tobytes()))
         packed.append(compressor.compress(values.astype("<f4").tobytes()))
     packed.append(compressor.flush())
@@ -81,6 +84,9 @@ def save(store: Store, path: str, *, boot: str, now: float) -> int:
 def load(store: Store, path: str, *, boot: str, now: float) -> int:
     """Fill the store's empty tables from `path`; returns the number of series.
 
+    A table keeps its samples for as long as a reader asked before: the reader may ask again much
+    later, such as the report that waits for the API server, and the samples must be there then.
+
     Raises SavedError for a file that cannot be used, and OSError; FileNotFoundError if there is
     none. Tables and metrics of another version, which the store does not have, are left out.
     """
@@ -93,6 +99,7 @@ def load(store: Store, path: str, *, boot: str, now: float) -> int:
         raise SavedError(f"{path} is of another boot of this machine")
     if not 0 <= now - header.saved_at <= YOUNG_S:
         raise SavedError(f"{path} is {now - header.saved_at:.0f} s old; at most {YOUNG_S:.0f} s")
+    tables = frozenset(store.tables())
     offset = 0
     count = 0
     for table in header.tables:
@@ -108,6 +115,8 @@ def load(store: Store, path: str, *, boot: str, now: float) -> int:
             Series(Metric(metric), of, detail)
             for metric, of, detail in (table.series[index] for index in known)
         ]
+        if table.name in tables and table.asked_s:
+            store.keep(table.name, min(table.asked_s, YOUNG_S))
         count += store.restore(
             table.name,
             times.astype(np.float64),

@@ -76,6 +76,8 @@ class Table:
         self.name = name
         self.interval_s = interval_s
         self.retention_s = retention_s
+        self.asked_s = 0.0
+        self._own_s = retention_s
         columns = _columns(retention_s, interval_s)
         self.times: Floats = np.full(columns, -np.inf)
         self.values: Floats = np.full((_FIRST_ROWS, columns), np.nan)
@@ -88,10 +90,14 @@ class Table:
         self._by_metric: dict[Metric, tuple[tuple[Key, ...], NDArray[np.intp]]] = {}
         self._expired_at = -math.inf
 
-    def keep(self, retention_s: float) -> None:
-        """Keep samples for another time from now on. Those that are there stay, if they fit."""
-        self.retention_s = retention_s
-        columns = _columns(retention_s, self.interval_s)
+    def keep(self, asked_s: float) -> None:
+        """Keep samples for as long as a reader asks, and for the table's own retention at least.
+
+        Samples that are there stay, if they fit.
+        """
+        self.asked_s = asked_s
+        self.retention_s = max(self._own_s, asked_s)
+        columns = _columns(self.retention_s, self.interval_s)
         if columns == len(self.times):
             return
         # The oldest first; columns without a round yet are older than all others.
@@ -194,15 +200,17 @@ class Table:
         """Fill an empty table; returns the number of series that it has then.
 
         times: (columns,), ascending, in the past. values: (series, columns). Samples older than the
-        retention are left out, and series that have no other.
+        retention are left out, and series that have no other. Where the interval was shorter before
+        and not all rounds fit, every second, third, ... round stays, so that windows stay whole.
         """
         if self.rows or self.newest > -math.inf:
             raise ValueError(f"table {self.name} has samples already")
-        young = (times <= now) & (times >= now - self.retention_s)
-        times, values = times[young][-len(self.times) :], values[:, young][:, -len(self.times) :]
-        count = len(times)
-        if not count:
+        young = np.flatnonzero((times <= now) & (times >= now - self.retention_s))
+        if not len(young):
             return 0
+        young = young[:: -math.ceil(len(young) / len(self.times))][::-1]
+        times, values = times[young], values[:, young]
+        count = len(times)
         self.times[:count] = times
         for one, row_values in zip(series, values, strict=True):
             kept = np.where((row_values >= 0) & (row_values < np.inf), row_values, np.nan)
@@ -235,10 +243,15 @@ class Store:
                 raise ValueError(f"table {name} exists already")
             self._tables[name] = table
 
-    def keep(self, table: str, retention_s: float) -> None:
-        """Keep a table's samples for another time from now on; see `Table.keep`."""
+    def keep(self, table: str, asked_s: float) -> None:
+        """Keep a table's samples for as long as a reader asks; see `Table.keep`."""
         with self._lock:
-            self._tables[table].keep(retention_s)
+            self._tables[table].keep(asked_s)
+
+    def asked_s(self, table: str) -> float:
+        """Return for how long a reader asked to keep a table's samples, 0 without one."""
+        with self._lock:
+            return self._tables[table].asked_s
 
     def record(self, table: str, now: float, samples: Mapping[Series, float]) -> None:
         """Store one round of a table. Raises ValueError unless `now` is later than the last."""

@@ -150,8 +150,7 @@ class Measuring:
             return
         for collector in self._sampler.collectors:
             if collector.name in REPORTED:
-                retention_s = max(collector.retention_s, window_s + _REPORT_SPARE_S)
-                self._sampler.store.keep(collector.name, max(retention_s, collector.interval_s))
+                self._sampler.store.keep(collector.name, window_s + _REPORT_SPARE_S)
 
     def _collector(self, kind: type[_C]) -> _C | None:
         collectors_of = () if self._sampler is None else self._sampler.collectors

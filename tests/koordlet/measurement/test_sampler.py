@@ -239,6 +239,30 @@ def test_samples_survive_a_restart(tmp_path: Path) -> None:
     assert second.store.view(time.monotonic()).latest(CPU, within_s=60) == 1.0
 
 
+def test_a_killed_daemon_loses_a_minute_at_most_and_the_time_until_the_next_one_is_a_gap(
+    tmp_path: Path,
+) -> None:
+    """A reader asked for 15 minutes; the next daemon has them before that reader asks again."""
+    file = SavedFile(str(tmp_path / "measurements"), "boot")
+    first = sampler_of(Scripted())
+    first.saved_file = file
+    first.store.keep("scripted", 900.0)
+    rounds(first, *map(float, range(101, 720)))  # the last time saved at 700
+    second = sampler_of(Scripted(), clock=Clock(1000.0))
+    second.saved_file = file
+    assert second.restore() == 1
+    rounds(second, 1001.0, 1002.0)
+    view = second.store.view(1002.0)
+    for within_s, samples, span_s in ((900, 601, 900.0), (302, 3, 302.0), (301, 2, 1.0)):
+        found = view.aggregate(CPU, within_s=within_s)
+        assert found is not None
+        assert (found.samples, found.span_s) == (samples, span_s)
+    third = sampler_of(Scripted(), clock=Clock(1010.0))
+    third.saved_file = SavedFile(file.path, "another boot")
+    assert third.restore() == 0
+    assert third.store.view(1010.0).latest(CPU, within_s=1e9) is None
+
+
 def test_samples_are_saved_once_a_minute(tmp_path: Path) -> None:
     path = tmp_path / "measurements"
     sampler = sampler_of(Scripted())

@@ -128,6 +128,116 @@ def test_a_file_of_a_version_with_other_metrics_is_used_as_far_as_known(
     assert store.view(100.0).latest(PSI, within_s=60) == 12.5
 
 
+RETENTIONS = {"node": (1.0, 1830.0), "best-effort": (1.0, 660.0), "pods": (1.0, 330.0)}
+
+
+def of_node() -> Store:
+    store = Store()
+    for name, (interval_s, retention_s) in RETENTIONS.items():
+        store.add_table(name, interval_s=interval_s, retention_s=retention_s)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("minutes", "asked_s", "node", "best_effort", "pods"),
+    [
+        # of 1801, 661 and 331 samples, one a second
+        (0, 0.0, 1801, 661, 331),
+        (2, 0.0, 1711, 541, 211),
+        (7, 0.0, 1411, 241, 0),
+        (20, 0.0, 631, 0, 0),
+        (45, 0.0, 0, 0, 0),
+        # a report asked for 15 and 30 minutes of pods
+        (7, 930.0, 1411, 241, 511),
+        (20, 1830.0, 631, 0, 631),
+        # nothing is kept for longer than the file counts
+        (59, 9999.0, 0, 0, 61),
+    ],
+)
+def test_a_restart_keeps_what_is_younger_than_each_retention(
+    tmp_path: Path, minutes: int, asked_s: float, node: int, best_effort: int, pods: int
+) -> None:
+    """The daemon ends at second 10000, and another one begins so many minutes later."""
+    series = {
+        "node": CPU,
+        "best-effort": Series(Metric.BE_CPU_USED),
+        "pods": Series(Metric.POD_CPU, "u1"),
+    }
+    path, before = str(tmp_path / "measurements"), of_node()
+    if asked_s:
+        before.keep("pods", asked_s)
+    for second in range(8200, 10_001):
+        for table, one in series.items():
+            before.record(table, float(second), {one: float(second)})
+    saved.save(before, path, boot=BOOT, now=10_000.0)
+    now, after = 10_000.0 + 60 * minutes, of_node()
+    saved.load(after, path, boot=BOOT, now=now)
+    found = {table: after.view(now).aggregate(one, within_s=1e9) for table, one in series.items()}
+    counts = {table: 0 if each is None else each.samples for table, each in found.items()}
+    assert counts == {"node": node, "best-effort": best_effort, "pods": pods}
+    assert {each.latest for each in found.values() if each is not None} <= {10_000.0}
+    # What the new daemon measures does not fill the gap.
+    for second in range(3):
+        for table, one in series.items():
+            after.record(table, now + 1 + second, {one: 7.0})
+    view = after.view(now + 3)
+    assert view.latest(CPU, within_s=2) == 7.0
+    recent = view.aggregate(CPU, within_s=60 * minutes + 2) if minutes else None
+    assert recent is None or (recent.samples, recent.span_s) == (3, 2.0)
+    whole = view.aggregate(CPU, within_s=1830)
+    assert whole is not None and whole.span_s == (1830 if node and minutes else node + 2)
+
+
+def test_a_longer_interval_keeps_whole_windows_of_fewer_samples(tmp_path: Path) -> None:
+    path, before = str(tmp_path / "measurements"), of_node()
+    for second in range(8200, 10_001):
+        before.record("node", float(second), {CPU: float(second)})
+    saved.save(before, path, boot=BOOT, now=10_000.0)
+    after = Store()
+    after.add_table("node", interval_s=10.0, retention_s=1830.0)
+    saved.load(after, path, boot=BOOT, now=10_000.0)
+    found = after.view(10_000.0).aggregate(CPU, within_s=1e9)
+    assert found is not None
+    assert (found.samples, found.latest, found.span_s) == (181, 10_000.0, 1800.0)
+    after.record("node", 10_010.0, {CPU: 1.0})
+    assert after.view(10_010.0).latest(CPU, within_s=5) == 1.0
+
+
+_ROUNDS = st.lists(st.tuples(st.floats(0.5, 200), st.sets(st.sampled_from("abc"))), max_size=40)
+
+
+@given(_ROUNDS, st.floats(-100, 3700), st.floats(0, 2000))
+def test_whatever_was_measured_a_restart_reads_what_the_retention_allows(
+    tmp_path_factory: pytest.TempPathFactory,
+    measured: list[tuple[float, set[str]]],
+    later: float,
+    asked_s: float,
+) -> None:
+    """later: seconds from the end of one daemon to the start of the next one."""
+    before, now = of_node(), 1000.0
+    before.keep("pods", asked_s)
+    for passed, objects in measured:
+        now += passed
+        before.record("pods", now, {Series(Metric.POD_CPU, of): now for of in sorted(objects)})
+    path = str(tmp_path_factory.getbasetemp() / "any")
+    saved.save(before, path, boot=BOOT, now=now)
+    after, started = of_node(), now + later
+    if not 0 <= started - now <= saved.YOUNG_S:
+        with pytest.raises(SavedError, match="old"):
+            saved.load(after, path, boot=BOOT, now=started)
+        return
+    saved.load(after, path, boot=BOOT, now=started)
+    for of in "abc":
+        was, found = (
+            store.view(started).aggregate(Series(Metric.POD_CPU, of), within_s=within_s)
+            for store, within_s in ((before, max(330.0, asked_s)), (after, 1e9))
+        )
+        assert (was is None) == (found is None)
+        if was is not None and found is not None:
+            assert found.samples == was.samples
+            assert found == pytest.approx(was, rel=1e-6)
+
+
 def test_a_failed_save_leaves_the_last_file(file: str, tmp_path: Path) -> None:
     before = Path(file).read_bytes()
     os.mkdir(f"{file}.new")

@@ -343,8 +343,11 @@ def test_a_longer_retention_keeps_what_is_there_and_what_comes(rounds: int) -> N
 
 
 def test_a_shorter_retention_keeps_the_newest() -> None:
-    store = filled(range(1, 41), retention_s=30.0)
-    store.keep("node", 10.0)
+    store = filled((), retention_s=10.0)
+    store.keep("node", 30.0)
+    for second in range(1, 41):
+        store.record("node", float(second), {CPU: float(second)})
+    store.keep("node", 5.0)  # the table's own retention is the least
     store.record("node", 41.0, {CPU: 41.0})
     found = store.view(41.0).aggregate(CPU, within_s=10)
     assert found is not None
