@@ -316,7 +316,10 @@ class Parts:
     async def stop_measuring(self) -> None:
         """End the sampling thread after the round in progress."""
         self.dynamics.stop()
-        if await self.measuring.stop() and self.recorder is not None:
+        if not await self.measuring.stop():
+            return
+        await self.dynamics.keep_last()
+        if self.recorder is not None:
             self.recorder.close()
 
     # --- for several parts ---------------------------------------------------------------------

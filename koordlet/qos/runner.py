@@ -129,6 +129,30 @@ class Runner:
             if not gates_off(run.strategy, settings)
         }
 
+    @property
+    def kept_types(self) -> Mapping[str, type[msgspec.Struct]]:
+        """The types of the states that outlast a restart, by strategy."""
+        return {
+            name: run.strategy.kept
+            for name, run in self._runs.items()
+            if run.strategy.kept is not None
+        }
+
+    @property
+    def kept_states(self) -> Mapping[str, msgspec.Struct]:
+        """The present states that outlast a restart, by strategy."""
+        return {
+            name: run.state
+            for name, run in self._runs.items()
+            if run.begun and run.strategy.kept is not None
+        }
+
+    def resume(self, states: Mapping[str, msgspec.Struct]) -> None:
+        """Go on from the states of before a restart. Before the first step of any strategy."""
+        for name, state in states.items():
+            self._runs[name].state = state
+            self._runs[name].begun = True
+
     def gauges(self, now: float) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
         """Return (name, labels, value) of the verdicts whose time to live has not passed."""
         for run in self._runs.values():
@@ -196,10 +220,14 @@ class Runner:
             self._failed(run, error)
             return None
         took_s = self._clock() - started
-        run.state, run.verdict = state, verdict
         lease = self._board.lease(name)
-        if not (verdict.unmeasured and lease is not None and lease.resumed):
+        if verdict.unmeasured and lease is not None and lease.resumed:
+            # Claims and state of before the restart stay until a step can judge.
+            verdict = msgspec.structs.replace(verdict, notes=())
+        else:
+            run.state = state
             self._board.publish(name, standing, until=situation.now + run.ttl_s)
+        run.verdict = verdict
         for problem in problems:
             self._events.add(
                 "policy-fault",

@@ -130,6 +130,8 @@ class Strategy:
     two steps. ttl_s: how long its claims live without another step.
     initial: the state before the first step. step(state, situation) returns the next state and the
     verdict; it may raise InputError for a bad field, and then the last verdict stands.
+    kept: the type of the state, where it outlasts a restart of the daemon. It holds plain values,
+    and its tag is its version: a state with another one is not resumed.
     """
 
     name: str
@@ -138,3 +140,4 @@ class Strategy:
     ttl_s: float
     initial: Callable[[], Any]
     step: Callable[[Any, Situation], tuple[Any, Verdict]]
+    kept: type[msgspec.Struct] | None = None

@@ -36,7 +36,8 @@ MiB; a larger length is damage."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The strategies begin without a state; what was measured before may still count."""
+    """The daemon was started: samples, claims and states of before still count, unless the clock
+    began again."""
 
 
 class Inputs(msgspec.Struct, frozen=True, tag="inputs"):

@@ -23,7 +23,7 @@ from hooks.subject import HostAppSubject
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
-from koordlet.qos.board import Board
+from koordlet.qos.board import Board, Lease
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategy import NodeAmounts, PodOnNode, Situation, Strategy
 from koordlet.recording import frames
@@ -122,26 +122,40 @@ class _Replay:
         self._interval_s = 1.0
         self._names: tuple[Series, ...] = ()
         self._now = float("-inf")
+        self._restarted = False
         self._begin()
 
     def _begin(self) -> None:
         """Forget what was measured and decided, as after a restart of the machine."""
         self._store = Store()
         self._store.add_table(_TABLE, interval_s=self._interval_s, retention_s=_RETENTION_S)
-        self._begin_deciding()
+        self._board, self._runner = self._deciding()
 
-    def _begin_deciding(self) -> None:
-        """Forget what was decided, as after a restart of the daemon, which keeps its samples."""
-        self._board = Board([each.name for each in self._strategies], lambda standing: None)
-        self._runner = Runner(
-            self._strategies, self._board, Events(), intervals={}, clock=lambda: self._now
+    def _deciding(self) -> tuple[Board, Runner]:
+        board = Board([each.name for each in self._strategies], lambda standing: None)
+        return board, Runner(
+            self._strategies, board, Events(), intervals={}, clock=lambda: self._now
+        )
+
+    def _resume(self, inputs: NodeInputs, now: float) -> None:
+        """Go on as after a restart of the daemon, which keeps samples, claims and states."""
+        leases, states = self._board.leases, self._runner.kept_states
+        self._board, self._runner = self._deciding()
+        ttl_s = self._runner.times_to_live(inputs.settings)
+        self._runner.resume({name: state for name, state in states.items() if name in ttl_s})
+        self._board.resume(
+            {
+                name: Lease(lease.standing, now + ttl_s[name], resumed=True)
+                for name, lease in leases.items()
+                if name in ttl_s
+            }
         )
 
     def take(self, frame: _Context) -> None:
         """Note what the following rounds are about."""
         match frame:
             case frames.Start():
-                self._begin_deciding()
+                self._restarted = True
             case frames.Inputs(inputs):
                 if self._slo is not None:
                     inputs = msgspec.structs.replace(inputs, slo=self._slo)
@@ -166,6 +180,9 @@ class _Replay:
             return None
         if frame.now <= self._now:
             self._begin()  # the machine was restarted
+        elif self._restarted:
+            self._resume(inputs, frame.now)
+        self._restarted = False
         self._now = frame.now
         values = np.frombuffer(frame.values, dtype="<f8")
         samples = {

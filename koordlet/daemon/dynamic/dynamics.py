@@ -91,7 +91,7 @@ class Dynamics:
         sampling thread with a strategy's name and an audit entry. short: called by the sampling
         thread with what only evictions end. record: called by the
         sampling thread with each situation; must not raise OSError.
-        leases: where the claims are kept for the next daemon. workers: threads for I/O.
+        leases: where claims and states are kept for the next daemon. workers: threads for I/O.
         """
         self._state = state
         self._inputs = inputs
@@ -108,6 +108,7 @@ class Dynamics:
         self.runner = Runner(strategies, self.board, events, intervals=intervals)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: asyncio.TimerHandle | None = None
+        self._resumed = False
         self._started_at = 0.0
         self._listed = False
         """Whether every source had given its first list when the pods were published last."""
@@ -119,13 +120,19 @@ class Dynamics:
     # --- the event loop ------------------------------------------------------------------------
 
     async def resume(self) -> None:
-        """Put the claims of before the restart in force. Before the first pass and reply."""
+        """Put the claims of before the restart in force, and go on from the strategies' states.
+
+        Before the first pass and reply.
+        """
         await asyncio.get_running_loop().run_in_executor(self._workers, self._resume)
 
     def _resume(self) -> None:
         ttl_s = self.runner.times_to_live(self._inputs().settings)
-        self.board.resume(self._leases.resumed(ttl_s, time.monotonic()))
-        self._keep()
+        carried = self._leases.resumed(ttl_s, time.monotonic(), types=self.runner.kept_types)
+        self.runner.resume(carried.states)
+        self.board.resume(carried.leases)
+        self._resumed = True
+        self.keep()
 
     def start(self) -> None:
         """Publish what is known; strategies are stepped as soon as all sources gave their lists."""
@@ -158,7 +165,7 @@ class Dynamics:
                         "strategy %s made no step in its time to live: its claims end", name
                     )
                 # The sampling thread may be stuck.
-                await asyncio.get_running_loop().run_in_executor(self._workers, self._keep)
+                await asyncio.get_running_loop().run_in_executor(self._workers, self.keep)
             at = self.board.next_expiry()
             left = _MOST_WAIT_S if at is None else at - now
             await asyncio.sleep(min(max(left, _LEAST_WAIT_S), _MOST_WAIT_S))
@@ -168,6 +175,12 @@ class Dynamics:
         self._loop = None
         if self._gathering is not None:
             self._gathering.cancel()
+
+    async def keep_last(self) -> None:
+        """Keep the last states for the next daemon. After the sampling thread's end."""
+        if self._resumed:  # else what the daemon before left would be lost
+            keep = partial(self.keep, at_once=True)
+            await asyncio.get_running_loop().run_in_executor(self._workers, keep)
 
     # --- the sampling thread -------------------------------------------------------------------
 
@@ -211,12 +224,17 @@ class Dynamics:
         )
         self._record(situation)
         outcome = self.runner.run(situation, lambda: self._inputs().settings)
-        self._keep()
+        self.keep()
         for name, note in outcome.notes:
             self._noted(name, note)
         if outcome.shortages:
             self._short(outcome.shortages, situation)
 
-    def _keep(self) -> None:
-        """Keep the claims in force for the next daemon."""
-        self._leases.keep(self.board.leases)
+    def keep(self, *, at_once: bool = False) -> None:
+        """Keep claims and states for the next daemon. Any thread; blocks for a file's writing.
+
+        at_once: also states that were written a moment ago.
+        """
+        self._leases.keep(
+            self.board.leases, self.runner.kept_states, time.monotonic(), at_once=at_once
+        )

@@ -26,6 +26,8 @@ was never full cannot be known, so such a maximum counts only from 10 GB/s on, a
 grown by 5 % for ten minutes; and each five minutes best-effort pods get their ceiling back for ten
 seconds, in which a larger S corrects it. Without this, limited traffic would confirm too small a C.
 
+p and the learnt C outlast a restart of the daemon.
+
 Traffic of tasks outside the three groups (system services, pods of classes that are off) is not
 seen. The bound is composed with the class's schemata, so cache masks and `mbaPercent` stay.
 """
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -106,7 +108,7 @@ class Line(msgspec.Struct, frozen=True):
     grown_at: what it was when it had last grown by 5 %, and when that was.
     """
 
-    percent: float = 100.0
+    percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 100.0
     seen: float = -1.0
     over_since: float | None = None
     free_since: float | None = None
@@ -130,7 +132,7 @@ class Frame(NamedTuple):
     from_use: bool
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, frozen=True, tag_field="version", tag=1):
     """lines: by memory domain."""
 
     lines: Mapping[int, Line] = {}
@@ -326,4 +328,5 @@ STRATEGY: Final = Strategy(
     ttl_s=10.0,  # as CPU suppression
     initial=State,
     step=step,
+    kept=State,
 )

@@ -24,7 +24,8 @@ is idle.
 Tokens (`cfsQuotaBurstPeriodSeconds` of 0 and more) bound how long a container stays above its
 limit. A bucket holds C = period x (cfsQuotaBurstPercent - 100); in dt seconds at u percent of the
 limit it loses (u - 100) dt for u >= 100 and gains (100 - u) dt for u < 60, within -C and C.
-Bursting needs more than 0.
+Bursting needs more than 0. The state outlasts a restart of the daemon, so that only a new container
+has a new bucket.
 
 The quota is claimed as a factor of what kubelet requested, so it composes with CPU normalisation,
 and a quota that another policy has lifted stays lifted. A pod's factor is computed from its
@@ -76,6 +77,9 @@ _FIRST_TOKENS: Final = 0.25
 _LONGEST_GAP_S: Final = 10.0
 """Chosen: the time between two steps for which one sample of use stands. After a longer pause
 nothing is known about the use meanwhile."""
+_ABSENT_S: Final = 60.0
+"""Chosen: how long the tokens of a container that is not listed are remembered. A source of pods
+that is away at a start is back by then; twice the value remembers ended containers for longer."""
 _LOAD_INTERVALS: Final = 5
 _LOAD_WINDOW_S: Final = 10.0
 """Upstream's: the node's load is averaged over 5 intervals, at most 10 s."""
@@ -129,7 +133,7 @@ class Held(msgspec.Struct, frozen=True):
 
     base_us: the limit, per 100 ms, before normalisation. quota_us: in force, likewise. burst_us:
     claimed. bucket: None without a limit of time. throttled_at: when it was last throttled, or
-    first seen. reason: of the last change of the quota.
+    first seen. reason: of the last change of the quota. absent_since: since when it is not listed.
     """
 
     base_us: int
@@ -138,10 +142,11 @@ class Held(msgspec.Struct, frozen=True):
     throttled_at: float
     bucket: Bucket | None = None
     reason: str = ""
+    absent_since: float | None = None
 
 
-class State(msgspec.Struct, frozen=True):
-    """containers: by id, those of the last step."""
+class State(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    """containers: by id, those of the last step, and those with tokens that were not listed."""
 
     containers: Mapping[str, Held] = {}
 
@@ -216,7 +221,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         summary += f"; {bounded} {_WITHOUT_EFFECT}"
     if wants_burst and not has_burst:
         summary += "; this kernel has no CFS burst"
-    return State(held), Verdict(
+    return State(held | _absent(state, held, situation.now)), Verdict(
         standing=Standing(by_subject),
         notes=tuple(notes),
         gauges=gauges,
@@ -344,6 +349,21 @@ def _container_step(
     bursts = has_burst and config.policy in _BURSTS
     burst = int(base / ratio) * config.cpu_burst_percent // 100 if bursts else 0
     return Held(base, target, burst, throttled_at, bucket, reason)
+
+
+def _absent(before: State, held: Mapping[str, Held], now: float) -> dict[str, Held]:
+    """Return the containers whose tokens are remembered though they take no part in this step.
+
+    Else a source of pods that is away for a moment would fill every bucket again.
+    """
+    found = {}
+    for key, each in before.containers.items():
+        since = now if each.absent_since is None else each.absent_since
+        if key not in held and each.bucket is not None and now - since < _ABSENT_S:
+            found[key] = msgspec.structs.replace(
+                each, quota_us=each.base_us, burst_us=0, reason="", absent_since=since
+            )
+    return found
 
 
 def _throttled(container_id: str, situation: Situation) -> bool | None:
@@ -535,4 +555,5 @@ STRATEGY: Final = Strategy(
     ttl_s=10.0,  # as CPU suppression: some late steps must not reset every quota
     initial=State,
     step=step,
+    kept=State,
 )

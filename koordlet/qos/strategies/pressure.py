@@ -28,6 +28,10 @@ least 80 % of what they are left, or, at its beginning, more than their floor. I
 still above the target after a minute at x = 1, its cause lies elsewhere: x returns to 0 and rests
 for five minutes.
 
+x outlasts a restart of the daemon with the uses that it counts from: the use of squeezed pods would
+be too small a beginning. What the claims of before the restart hold back stays until the first
+sample of pressure.
+
 Pressure of a pod's own making does not count: CPU pressure of a pod whose quota throttles it, and
 memory pressure of a pod that uses 90 % of its own limit.
 """
@@ -36,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -108,7 +112,7 @@ class Loop(msgspec.Struct, frozen=True):
     rests_until: no growth before. references: use when the squeeze began, by what it bounds.
     """
 
-    squeeze: float = 0.0
+    squeeze: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     at: float | None = None
     over_since: float | None = None
     calm_since: float | None = None
@@ -117,7 +121,7 @@ class Loop(msgspec.Struct, frozen=True):
     references: Mapping[str, int] = {}
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, frozen=True, tag_field="version", tag=1):
     cpu: Loop = Loop()
     memory: Loop = Loop()
 
@@ -369,4 +373,5 @@ STRATEGY: Final = Strategy(
     ttl_s=10.0,  # as CPU suppression
     initial=State,
     step=step,
+    kept=State,
 )

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from apis.cpuset import CpuSet
@@ -15,11 +16,22 @@ from hooks.claim import Claim, Op, Rank
 from hooks.standing import Standing
 from hooks.subject import Level
 from koordlet.qos.board import Lease
-from koordlet.qos.lease_file import LeaseFile, LeaseFileError, load, save
+from koordlet.qos.lease_file import Carried, LeaseFile, LeaseFileError, load, save
 from linux.resources import UNLIMITED, Resource, Value
 
 BOOT = "b1"
 TTL = {"one": 10.0}
+
+
+class Remembered(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    tokens: int
+
+
+class Later(msgspec.Struct, frozen=True, tag_field="version", tag=2):
+    tokens: int
+
+
+TYPES: Mapping[str, type[msgspec.Struct]] = {"one": Remembered}
 
 
 def claim(resource: Resource, value: Value, *, reason: str = "node 62 % x 16") -> Claim:
@@ -78,8 +90,9 @@ def test_every_kind_of_claim_returns_as_it_was(tmp_path: Path) -> None:
         {(Level.CONTAINER, KubeQoS.BESTEFFORT): (claim(Resource.CPU_CFS_QUOTA, UNLIMITED),)},
     )
     save({"one": Lease(standing, 100.0)}, path, boot=BOOT)
-    loaded = load(path, boot=BOOT, ttl_s=TTL, now=500.0)
-    assert loaded == {"one": Lease(standing, 510.0, resumed=True)}
+    loaded, problems = load(path, boot=BOOT, ttl_s=TTL, now=500.0)
+    assert loaded.leases == {"one": Lease(standing, 510.0, resumed=True)}
+    assert (loaded.states, problems) == ({}, ())
 
 
 def test_a_second_start_before_the_first_step_does_not_prolong_the_claims(tmp_path: Path) -> None:
@@ -87,26 +100,31 @@ def test_a_second_start_before_the_first_step_does_not_prolong_the_claims(tmp_pa
     save(lease(QUOTA), path, boot=BOOT)
     first = LeaseFile(path, boot=BOOT)
     resumed = first.resumed(TTL, 500.0)
-    first.keep(resumed)
+    first.keep(resumed.leases, {}, 500.0)
     second = LeaseFile(path, boot=BOOT).resumed(TTL, 507.0)
-    assert second["one"].until == 510.0
-    assert LeaseFile(path, boot=BOOT).resumed(TTL, 510.0) == {}
+    assert second.leases["one"].until == 510.0
+    assert LeaseFile(path, boot=BOOT).resumed(TTL, 510.0) == Carried()
 
 
 def test_what_is_of_another_boot_or_of_a_strategy_that_is_off_is_left_out(tmp_path: Path) -> None:
     path = str(tmp_path / "leases")
-    save(lease(QUOTA), path, boot=BOOT)
-    assert load(path, boot="b2", ttl_s=TTL, now=500.0) == {}
-    assert load(path, boot="", ttl_s=TTL, now=500.0) == {}
-    assert load(path, boot=BOOT, ttl_s={"two": 10.0}, now=500.0) == {}
-    assert load(str(tmp_path / "missing"), boot=BOOT, ttl_s=TTL, now=500.0) == {}
+    save(lease(QUOTA), path, boot=BOOT, states={"one": Remembered(7)})
+    missing = str(tmp_path / "missing")
+    for file, boot, ttl_s in (
+        (path, "b2", TTL),
+        (path, "", TTL),
+        (path, BOOT, {"two": 10.0}),
+        (missing, BOOT, TTL),
+    ):
+        found = load(file, boot=boot, ttl_s=ttl_s, now=500.0, types=TYPES)
+        assert found == (Carried(), ())
 
 
 def test_a_claim_that_cannot_be_carried_out_is_left_out(tmp_path: Path) -> None:
     path = str(tmp_path / "leases")
     save(lease(QUOTA, claim(Resource.CPUSET_CPUS, 7)), path, boot=BOOT)
-    found = load(path, boot=BOOT, ttl_s=TTL, now=500.0)
-    assert found["one"].standing.by_subject == {"pod/u1": (QUOTA,)}
+    found, _ = load(path, boot=BOOT, ttl_s=TTL, now=500.0)
+    assert found.leases["one"].standing.by_subject == {"pod/u1": (QUOTA,)}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,7 @@ def test_a_damaged_file_is_reported_and_holds_nothing(
     path.write_bytes(content)
     with pytest.raises(LeaseFileError, match=problem):
         load(str(path), boot=BOOT, ttl_s=TTL, now=500.0)
-    assert LeaseFile(str(path), boot=BOOT).resumed(TTL, 500.0) == {}
+    assert LeaseFile(str(path), boot=BOOT).resumed(TTL, 500.0) == Carried()
     assert str(path) in caplog.text
 
 
@@ -139,13 +157,14 @@ def test_a_bad_cpu_set_is_a_damaged_file(tmp_path: Path) -> None:
 def test_the_file_is_written_when_values_change_and_not_for_reasons(tmp_path: Path) -> None:
     path = tmp_path / "leases"
     file = LeaseFile(str(path), boot=BOOT)
-    file.keep(lease(QUOTA))
+    file.keep(lease(QUOTA), {}, 500.0)
     inode = path.stat().st_ino
-    file.keep(lease(claim(Resource.CPU_CFS_QUOTA, 50_000, reason="node 63 % x 16"), until=101.0))
+    other = claim(Resource.CPU_CFS_QUOTA, 50_000, reason="node 63 % x 16")
+    file.keep(lease(other, until=101.0), {}, 600.0)
     assert path.stat().st_ino == inode
-    file.keep(lease(claim(Resource.CPU_CFS_QUOTA, 60_000)))
+    file.keep(lease(claim(Resource.CPU_CFS_QUOTA, 60_000)), {}, 601.0)
     assert path.stat().st_ino != inode
-    file.keep({})
+    file.keep({}, {}, 602.0)
     assert json.loads(path.read_text())["leases"] == {}
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -156,9 +175,92 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_tried_again(
     folder = tmp_path / "run"
     file = LeaseFile(str(folder / "leases"), boot=BOOT)
     with caplog.at_level(logging.WARNING):
-        file.keep(lease(QUOTA))
-        file.keep(lease(QUOTA))
+        file.keep(lease(QUOTA), {}, 500.0)
+        file.keep(lease(QUOTA), {}, 501.0)
     assert caplog.text.count("cannot keep the strategies' claims") == 1
     folder.mkdir()
-    file.keep(lease(QUOTA))
-    assert load(str(folder / "leases"), boot=BOOT, ttl_s=TTL, now=500.0)
+    file.keep(lease(QUOTA), {}, 502.0)
+    found, _ = load(str(folder / "leases"), boot=BOOT, ttl_s=TTL, now=503.0)
+    assert found.leases
+
+
+# -- states -----------------------------------------------------------------------------------
+
+
+def test_a_state_returns_without_any_claim(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    first = LeaseFile(path, boot=BOOT)
+    first.keep({}, {"one": Remembered(7), "off": Remembered(8)}, 500.0)
+    found = LeaseFile(path, boot=BOOT).resumed(TTL, 9000.0, types=TYPES)
+    assert found == Carried({}, {"one": Remembered(7)})
+
+
+def test_a_state_alone_is_written_every_five_seconds_and_at_the_end(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    file = LeaseFile(path, boot=BOOT)
+
+    def kept() -> int:
+        state = LeaseFile(path, boot=BOOT).resumed(TTL, 600.0, types=TYPES).states["one"]
+        assert isinstance(state, Remembered)
+        return state.tokens
+
+    written = []
+    for second in range(13):
+        file.keep(lease(QUOTA), {"one": Remembered(second)}, 500.0 + second)
+        written.append(kept())
+    assert written == [0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10, 10]
+    file.keep(lease(QUOTA), {"one": Remembered(12)}, 512.0, at_once=True)
+    assert kept() == 12
+    # A claim is written at once, and the state with it.
+    file.keep(lease(claim(Resource.CPU_CFS_QUOTA, 60_000)), {"one": Remembered(13)}, 513.0)
+    assert kept() == 13
+
+
+def test_a_state_that_does_not_change_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+    file = LeaseFile(str(path), boot=BOOT)
+    file.keep(lease(QUOTA), {"one": Remembered(7)}, 500.0)
+    inode = path.stat().st_ino
+    file.keep(lease(QUOTA), {"one": Remembered(7)}, 600.0)
+    assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"version":2,"tokens":7}', "Invalid value 2 - at `$.version`"),
+        ('{"version":1,"tokens":"many"}', "Expected `int`, got `str` - at `$.tokens`"),
+        ('{"version":1}', "missing required field `tokens`"),
+        ("[]", "Expected `object`, got `array`"),
+    ],
+)
+def test_a_state_that_cannot_be_used_costs_this_strategy_its_state_alone(
+    tmp_path: Path, content: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "leases"
+    states = {"one": Remembered(7), "two": Remembered(8)}
+    save(lease(QUOTA), str(path), boot=BOOT, states=states)
+    text = path.read_text()
+    assert text.count('{"version":1,"tokens":7}') == 1
+    path.write_text(text.replace('{"version":1,"tokens":7}', content))
+    types: Mapping[str, type[msgspec.Struct]] = {"one": Remembered, "two": Remembered}
+    found = LeaseFile(str(path), boot=BOOT).resumed({"one": 10.0, "two": 10.0}, 500.0, types=types)
+    assert found.states == {"two": Remembered(8)}
+    assert found.leases.keys() == {"one"}
+    assert "the state of one is not readable: " in caplog.text and problem in caplog.text
+
+
+def test_a_file_of_before_there_were_states_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+    save(lease(QUOTA), str(path), boot=BOOT)
+    path.write_text(path.read_text().replace(',"states":{}', ""))
+    assert "states" not in path.read_text()
+    found = LeaseFile(str(path), boot=BOOT).resumed(TTL, 500.0, types=TYPES)
+    assert found.leases.keys() == {"one"} and not found.states
+
+
+def test_a_state_of_a_later_version_is_not_taken(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    save({}, path, boot=BOOT, states={"one": Later(7)})
+    found, problems = load(path, boot=BOOT, ttl_s=TTL, now=500.0, types=TYPES)
+    assert found == Carried() and len(problems) == 1

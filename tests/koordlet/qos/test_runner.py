@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from apis.errors import InputError
@@ -244,6 +245,59 @@ def test_claims_of_before_a_restart_stay_until_a_step_can_judge() -> None:
     bed.round()
     assert bed.value is None
     assert bed.runner.statuses[0].summary == "no measurement"
+
+
+class Counted(msgspec.Struct, frozen=True):
+    steps: int = 0
+
+
+def counted(state: Counted, situation: Situation) -> tuple[Counted, Verdict]:
+    """A strategy with a state that outlasts a restart; odd steps cannot judge."""
+    notes = (Note(0, "Step", f"step {state.steps}"),)
+    return Counted(state.steps + 1), Verdict(notes=notes, unmeasured=state.steps % 2 == 1)
+
+
+def kept_strategy(*, gate: str = GATE) -> Strategy:
+    return Strategy(
+        name="one",
+        gates=(gate,),
+        interval_s=1.0,
+        ttl_s=10.0,
+        initial=Counted,
+        step=counted,
+        kept=Counted,
+    )
+
+
+def test_a_strategy_goes_on_from_its_state_of_before_a_restart() -> None:
+    bed = Bed(kept_strategy(), strategy(name="other"))
+    assert bed.runner.kept_types == {"one": Counted} and not bed.runner.kept_states
+    bed.runner.resume({"one": Counted(40)})
+    assert bed.runner.kept_states == {"one": Counted(40)}
+    assert bed.round().notes[0] == ("one", Note(0, "Step", "step 40"))
+    assert bed.runner.kept_states == {"one": Counted(41)}
+
+
+def test_a_state_of_before_a_restart_stays_while_its_claims_do() -> None:
+    bed = Bed(kept_strategy())
+    bed.runner.resume({"one": Counted(41)})
+    bed.board.resume({"one": Lease(standing(7), 103.5, resumed=True)})
+    for _ in range(3):
+        assert not bed.round().notes  # what a step notes that could not judge did not happen
+        assert (bed.value, bed.runner.kept_states) == (7, {"one": Counted(41)})
+    bed.round()  # without claims the step counts
+    assert (bed.value, bed.runner.kept_states) == (None, {"one": Counted(42)})
+
+
+def test_a_state_goes_with_the_gate() -> None:
+    bed = Bed(kept_strategy(gate="PressureSuppress"))
+    bed.settings = Settings(feature_gates={"PressureSuppress": True})
+    bed.runner.resume({"one": Counted(40)})
+    bed.round()
+    assert bed.runner.kept_states == {"one": Counted(41)}
+    bed.settings = Settings()
+    bed.round()
+    assert not bed.runner.kept_states
 
 
 def test_claims_of_before_a_restart_end_with_their_lease_if_nothing_is_measured() -> None:

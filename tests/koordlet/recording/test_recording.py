@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from apis.effective_nodeslo import decode_nodeslo
+from hooks.claim import Claim
 from hooks.facts import NodeInputs, Settings
+from hooks.standing import Standing
 from koordctl import main as koordctl
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
@@ -25,7 +27,7 @@ from koordlet.qos import strategies
 from koordlet.qos.board import Board
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategies.registry import STRATEGIES
-from koordlet.qos.strategy import PodOnNode
+from koordlet.qos.strategy import PodOnNode, Situation, Strategy, Verdict
 from koordlet.recording import frames, recorder
 from koordlet.recording.recorder import Recorder, files, name
 from koordlet.recording.replay import (
@@ -37,6 +39,7 @@ from koordlet.recording.replay import (
     paths_of,
     replay,
 )
+from linux.resources import Resource
 from tests.hooks.making import a_pod, be_pod
 from tests.koordlet.qos.situations import a_situation
 
@@ -266,6 +269,44 @@ def test_strategies_begin_again_where_the_daemon_did_and_not_with_each_file(
     rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES))
     wanted = [each["BECPUSuppress"] for each in (*daemon.wanted, *later.wanted)]
     assert _suppress(rounds) == wanted
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    rounds: int = 0
+
+
+def _count(state: _Counted, situation: Situation) -> tuple[_Counted, Verdict]:
+    """A strategy whose state outlasts a restart, and that cannot judge in its fifth round."""
+    return _Counted(state.rounds + 1), Verdict(
+        standing=Standing({"pod/u1": (claim_on_shares(100 + state.rounds),)}),
+        summary=f"round {state.rounds}",
+        unmeasured=state.rounds == 4,
+    )
+
+
+def claim_on_shares(value: int) -> Claim:
+    return Claim(
+        resource=Resource.CPU_SHARES, value=value, policy="counted", reason="r", source="s"
+    )
+
+
+def test_a_state_that_outlasts_a_restart_does_so_in_a_replay(tmp_path: Path) -> None:
+    counted = Strategy(
+        name="counted",
+        gates=("BECPUSuppress",),
+        interval_s=1.0,
+        ttl_s=10.0,
+        initial=_Counted,
+        step=_count,
+        kept=_Counted,
+    )
+    daemon = _Daemon(tmp_path)
+    daemon.live(4)
+    _Daemon(tmp_path).live(3, begin=110.0)
+    _Daemon(tmp_path).live(2, begin=10.0)  # the machine was restarted
+    found = [each.claims[0][-3:] for (each,) in replay(paths_of(str(tmp_path)), (counted,))]
+    # The claim of before stays while nothing can be judged, and with it the state.
+    assert found == ["100", "101", "102", "103", "103", "103", "103", "100", "101"]
 
 
 # --- koordctl ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,20 @@ from apis.effective_nodeslo import decode_nodeslo
 from hooks.claim import Op
 from hooks.facts import KernelFacts, NodeInputs, ResctrlFacts, Settings
 from hooks.schemata import AMD
+from hooks.subject import NodeSubject
 from koordlet.measurement.series import Metric, Series
-from koordlet.qos.strategies.bandwidth import Frame, Line, State, Traffic, next_line, step
+from koordlet.qos.strategies.bandwidth import (
+    STRATEGY,
+    Frame,
+    Line,
+    State,
+    Traffic,
+    next_line,
+    step,
+)
 from koordlet.qos.strategy import NodeAmounts, Situation, Verdict
 from linux.resctrl import parse_schemata
+from tests.koordlet.qos.lives import Life
 from tests.koordlet.qos.situations import Figures
 
 GB = 1e9
@@ -177,6 +188,25 @@ def test_only_the_domain_that_is_full_is_bounded_and_the_reason_has_the_numbers(
     assert [note.message for note in verdict.notes] == [
         "class BE has its whole memory bandwidth again"
     ]
+
+
+def test_what_was_learnt_and_taken_goes_on_after_a_restart(tmp_path: Path) -> None:
+    path, now = str(tmp_path / "leases"), 1000.0
+    life = Life(path, STRATEGY, now=now)
+    for number in range(610):
+        now += 1
+        full = {"LS": (30 * GB, 1.0), "BE": (65 * GB + number, 0.0)}
+        life.step(situation(full, now=now, mbps=0))
+    (before,) = life.board.standing.of(NodeSubject())
+    assert before.reason.endswith("of 95.0 GB/s (learnt)")
+    life.end(now)
+    now += 60
+    life = Life(path, STRATEGY, now=now)
+    assert life.step(situation({}, now=now + 1, mbps=0)).of(NodeSubject()) == (before,)
+    between = {"LS": (30 * GB, 1.0), "BE": (45 * GB, 0.0)}
+    (claim,) = life.step(situation(between, now=now + 2, mbps=0)).of(NodeSubject())
+    assert (claim.key, claim.op, claim.value) == ("BE", Op.WITHIN, before.value)
+    assert claim.reason.endswith("of 95.0 GB/s (learnt)")
 
 
 def test_a_learnt_line_is_named_in_the_reason() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,6 +50,7 @@ from koordlet.qos.strategies.cpu_burst import (
 from koordlet.qos.strategy import PodOnNode, Situation, Verdict
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import MAINLINE, a_pod, engine, node
+from tests.koordlet.qos.lives import Life
 from tests.koordlet.qos.situations import a_situation, cpus, on_node
 
 QUOTA, BURST = Resource.CPU_CFS_QUOTA, Resource.CPU_CFS_BURST
@@ -516,6 +519,103 @@ def test_containers_that_share_the_pods_own_limit_never_exceed_its_ceiling() -> 
     assert decided(verdicts[-1], shared.pod) == 600000
 
 
+# -- over restarts ----------------------------------------------------------------------------
+
+_GAPS_S = pytest.mark.parametrize("gap_s", [0.5, 5.0, 60.0, 3600.0])
+
+
+@_GAPS_S
+def test_a_raised_quota_stays_over_a_restart_and_comes_down_again(
+    tmp_path: Path, gap_s: float
+) -> None:
+    """Killed at its ceiling: the next daemon keeps it while the container is throttled."""
+    one, now = web(), 1000.0
+    life = Life(str(tmp_path / "leases"), STRATEGY, now=now)
+    for _ in range(8):
+        now += 1
+        standing = life.step(at(one, used=2.0, now=now))
+    assert decided(Verdict(standing=standing), one.containers[0]) == 600000
+    now += gap_s
+    life = Life(str(tmp_path / "leases"), STRATEGY, now=now)
+    for _ in range(3):
+        now += 1
+        standing = life.step(at(one, used=2.0, now=now))
+        assert decided(Verdict(standing=standing), one.containers[0]) == 600000
+    for _ in range(70):
+        now += 1
+        standing = life.step(at(one, 0.0, used=0.0, now=now))
+    assert decided(Verdict(standing=standing), one.containers[0]) is None
+    assert decided(Verdict(standing=standing), one.pod) is None
+
+
+def test_a_daemon_that_stops_keeps_tokens_to_the_last_step(tmp_path: Path) -> None:
+    one, now, slo = web(), 1000.0, burst(cfsQuotaBurstPeriodSeconds=60)
+    path = str(tmp_path / "leases")
+    life = Life(path, STRATEGY, now=now)
+    for _ in range(13):
+        now += 1
+        life.step(at(one, 0.0, used=5.0, now=now, slo=slo))
+    before = life.runner.kept_states
+    life.end(now)
+    assert Life(path, STRATEGY, now=now + 30).runner.kept_states == before
+    bucket = state_of(before).containers[one.containers[0].id].bucket
+    assert bucket == Bucket(3000.0 - 12 * 150.0, 12000.0, now)
+    assert not Life(path, STRATEGY, now=5.0, boot="b2").runner.kept_states  # another boot
+
+
+def state_of(states: Mapping[str, Any]) -> State:
+    state = states[STRATEGY.name]
+    assert isinstance(state, State)
+    return state
+
+
+_LIVES = st.lists(st.tuples(st.integers(1, 12), st.floats(0.1, 60)), min_size=8, max_size=25)
+
+
+@given(_LIVES)
+@settings(max_examples=40, deadline=None)
+def test_a_daemon_that_crashes_again_and_again_hands_out_no_further_tokens(
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, float]]
+) -> None:
+    """lives: steps, and seconds until the next start. The container uses 250 % all the time."""
+    one, now, slo = web(), 1000.0, burst(cfsQuotaBurstPeriodSeconds=60)
+    path = str(tmp_path_factory.mktemp("lives") / "leases")
+    raised = 0
+    for steps, gap_s in lives:
+        life = Life(path, STRATEGY, now=now)
+        for _ in range(steps):
+            now += 1
+            standing = life.step(at(one, used=5.0, now=now, slo=slo))
+            raised += decided(Verdict(standing=standing), one.containers[0]) is not None
+        now += gap_s
+    # 3000 tokens last for 20 s, and 0.8 to the 5th takes the ceiling to the limit.
+    assert raised <= 1 + 20 + 5
+
+
+def test_tokens_outlast_a_minute_in_which_the_container_is_not_listed(tmp_path: Path) -> None:
+    """At a restart a source of pods may be away."""
+    one, now, slo = web(), 1000.0, burst(cfsQuotaBurstPeriodSeconds=60)
+    path = str(tmp_path / "leases")
+    life = Life(path, STRATEGY, now=now)
+    for _ in range(40):
+        now += 1
+        life.step(at(one, used=5.0, now=now, slo=slo))
+    life = Life(path, STRATEGY, now=now + 600)
+    now += 600
+    nothing = msgspec.structs.replace(at(one, slo=slo), pods=())
+    for _ in range(59):
+        now += 1
+        assert life.step(msgspec.structs.replace(nothing, now=now)) == Standing()
+    standing = life.step(at(one, used=5.0, now=now + 1, slo=slo))
+    assert decided(Verdict(standing=standing), one.containers[0]) is None
+    bucket = state_of(life.runner.kept_states).containers[one.containers[0].id].bucket
+    assert bucket is not None and bucket.tokens < 0
+    for _ in range(62):
+        now += 1
+        life.step(msgspec.structs.replace(nothing, now=now))
+    assert not state_of(life.runner.kept_states).containers
+
+
 # -- invariants -------------------------------------------------------------------------------
 
 _STEPS = st.lists(
@@ -549,7 +649,10 @@ def test_quotas_lie_between_limit_and_ceiling_and_nothing_grows(
         before = state
         state, verdict = STRATEGY.step(before, situation)
         assert STRATEGY.step(before, situation) == (state, verdict)
-        assert set(state.containers) <= {container.id for container in one.containers}
+        listed = {container.id for container in one.containers}
+        absent = {key for key, held in state.containers.items() if held.absent_since is not None}
+        assert set(state.containers) <= listed | absent
+        assert not absent & listed
         bases = quotas = 0
         for container in one.containers:
             base = container.requested.cfs_quota_us

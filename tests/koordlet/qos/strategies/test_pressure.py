@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from koordlet.qos.strategies.pressure import (
 from koordlet.qos.strategy import Situation, Verdict
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import GIB, MAINLINE, a_pod, batch, be_pod, engine, node
+from tests.koordlet.qos.lives import Life
 from tests.koordlet.qos.situations import a_situation
 
 QUOTA, HIGH = Resource.CPU_CFS_QUOTA, Resource.MEMORY_HIGH
@@ -272,6 +274,100 @@ def test_the_smaller_of_suppression_and_pressure_holds() -> None:
     least = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressMinPercent": 25}}
     _, squeezed = after(20, State(), at(50.0, slo=least))
     assert decided(squeezed, ROOT, QUOTA) == 400_000
+
+
+# -- over restarts ----------------------------------------------------------------------------
+
+
+def squeezed(path: str, *, now: float = 1000.0, boot: str = "b1") -> tuple[Life, object]:
+    """Return a life in which the quota was squeezed to the half, and the quota."""
+    life = Life(path, STRATEGY, now=now, boot=boot)
+    for second in range(8):
+        standing = life.step(at(40.0, now=now + 1 + second))
+    assert state_of(life).cpu.squeeze == pytest.approx(0.5)
+    return life, decided(Verdict(standing=standing), ROOT, QUOTA)
+
+
+def state_of(life: Life) -> State:
+    state = life.runner.kept_states[STRATEGY.name]
+    assert isinstance(state, State)
+    return state
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 5.0, 60.0, 3600.0])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_restart_releases_nothing_and_the_squeeze_goes_on(
+    tmp_path: Path, gap_s: float, killed: bool
+) -> None:
+    """Also while nothing is measured yet; and it ends with the pressure."""
+    path = str(tmp_path / "leases")
+    life, quota = squeezed(path)
+    assert quota == 450_000  # of 8 CPUs, the floor is one
+    now = 1008.0
+    if not killed:
+        life.end(now)
+    now += gap_s
+    life = Life(path, STRATEGY, now=now)
+    quotas = []
+    for cpu in (None, None, 7.0, 7.0):
+        now += 1
+        memory = None if cpu is None else 0.0
+        standing = life.step(at(cpu, memory, be_cores=4.0, now=now))
+        quotas.append(decided(Verdict(standing=standing), ROOT, QUOTA))
+    assert set(quotas) == {quota}
+    for _ in range(62):
+        now += 1
+        standing = life.step(at(0.0, be_cores=4.0, now=now))
+    assert standing == Standing() and state_of(life).cpu.squeeze == 0.0
+
+
+def test_a_squeeze_that_was_of_no_use_rests_over_a_restart(tmp_path: Path) -> None:
+    path, now = str(tmp_path / "leases"), 1000.0
+    life = Life(path, STRATEGY, now=now)
+    ends = 0.0
+    while not ends:
+        now += 1
+        life.step(at(40.0, now=now))
+        ends = state_of(life).cpu.rests_until
+    assert ends == now + 300
+    now += 20
+    life = Life(path, STRATEGY, now=now)
+    while now < ends:
+        assert life.step(at(40.0, now=now)) == Standing()
+        now += 1
+    assert life.step(at(40.0, now=now)) != Standing()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"squeeze":0.5', '"squeeze":7.5', "Expected `float` <= 1.0"),
+        ('"squeeze":0.5', '"squeeze":null', "Expected `float`, got `null`"),
+        ('"version":1', '"version":9', "Invalid value 9"),
+    ],
+)
+def test_with_a_bad_state_it_begins_from_nothing_after_the_claims_of_before(
+    tmp_path: Path, old: str, new: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "leases"
+    life, quota = squeezed(str(path))
+    life.end(1008.0)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    life = Life(str(path), STRATEGY, now=1010.0)
+    assert "the state of PressureSuppress is not readable" in caplog.text
+    assert problem in caplog.text
+    assert decided(Verdict(standing=life.board.standing), ROOT, QUOTA) == quota
+    assert life.step(at(7.0, be_cores=4.0, now=1011.0)) == Standing()
+    assert state_of(life).cpu.squeeze == 0.0
+
+
+def test_after_a_reboot_nothing_goes_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    life, _ = squeezed(path)
+    life.end(1008.0)
+    life = Life(path, STRATEGY, now=20.0, boot="b2")
+    assert not life.runner.kept_states and life.board.standing == Standing()
 
 
 # -- invariants -------------------------------------------------------------------------------
