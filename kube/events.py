@@ -82,13 +82,26 @@ class EventRecorder:
                 except Exception:  # noqa: BLE001 - a remark must not end the process
                     self.faults.note("writing an event", about=remark.reason)
 
+    @property
+    def waiting(self) -> int:
+        """How many events are not written yet."""
+        return len(self._waiting)
+
     async def flush(self) -> None:
-        """Write what waits now; for a clean end."""
+        """Write what waits now, as far as the server takes it.
+
+        While it cannot be reached, everything goes on waiting, up to the bound.
+        """
         while self._waiting:
             remark = self._waiting.popleft()
             try:
                 await self._write(remark)
-            except (ApiError, Unreachable) as error:
+            except Unreachable as error:
+                _log.info("event %s is not written yet: %s", remark.reason, error)
+                if len(self._waiting) < _MOST_WAITING:
+                    self._waiting.appendleft(remark)
+                return
+            except ApiError as error:
                 _log.info("event %s was not written: %s", remark.reason, error)
                 return
 

@@ -24,7 +24,8 @@ _RECONNECT_S: Final = 300.0
 """After evictions had no answer for so long the kubeconfig is read again: certificates and servers
 change. Chosen: as for its objects."""
 _LOOK_EVERY_S: Final = 5.0
-"""Between two looks at whether the API server answers. Chosen: short beside `_RECONNECT_S`."""
+"""Between two looks at whether the API server answers, at which events that wait for it are
+tried again. Chosen: short beside `_RECONNECT_S`."""
 
 
 class Evictions:
@@ -73,6 +74,7 @@ class Evictions:
                 try:
                     while True:
                         await asyncio.sleep(_LOOK_EVERY_S)
+                        self._api.write_events()
                         if self._api.unreachable_s >= _RECONNECT_S:
                             break
                 finally:

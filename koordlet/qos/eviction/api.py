@@ -71,7 +71,11 @@ class ApiEvictions:
             api_version="v1", kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid
         )
         self._recorder.warning(about, reason, message)
-        if self._writing is None or self._writing.done():
+        self.write_events()
+
+    def write_events(self) -> None:
+        """Begin to write the events that wait; those that a server did not take in its absence."""
+        if self._recorder.waiting and (self._writing is None or self._writing.done()):
             self._writing = asyncio.get_running_loop().create_task(self._recorder.flush())
 
     async def close(self) -> None:

@@ -163,6 +163,42 @@ def test_how_long_evictions_have_had_no_answer(monkeypatch: pytest.MonkeyPatch) 
     assert silences == [0.0, 5.0, 10.0, 0.0, 0.0]
 
 
+def test_an_event_waits_for_a_server_that_is_away_and_is_written_once() -> None:
+    written: list[str] = []
+    away = [True]
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        event = msgspec.json.decode(await request.read())
+        if away[0]:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        written.append(event["message"])
+        return answer({})
+
+    async def test() -> None:
+        async with api(handler) as client:
+            evictions = ApiEvictions(client, "n1")
+
+            async def tried() -> None:
+                await until(lambda: evictions._writing is None or evictions._writing.done())
+
+            for message in ("first", "second"):
+                evictions.warn(POD, "evictPodSuccess", message)
+                await tried()
+            evictions.write_events()
+            await tried()
+            assert written == []
+            away[0] = False
+            for _ in range(2):
+                evictions.write_events()
+                await tried()
+            await evictions.close()
+
+    asyncio.run(test())
+    assert written == ["first", "second"]
+
+
 def test_events_are_written_one_after_the_other_and_until_the_end() -> None:
     written: list[str] = []
     hang = asyncio.Event()
