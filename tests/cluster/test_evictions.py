@@ -120,7 +120,7 @@ def test_a_budget_refuses_the_next_pod_goes_and_events_are_written(server: ApiSe
             (failure,) = await eventually(partial(written, admin, guarded))
             assert failure["reason"] == "evictPodFail"
             assert "disruption budget" in failure["message"]
-            assert evictor.evictions == 1
+            assert evictor.reports.evictions == 1
             # The refused pod repeats its event, which needs the right to patch.
             api.warn(guarded, "evictPodFail", failure["message"])
 

@@ -99,7 +99,7 @@ def test_a_container_that_ignores_sigterm_ends_after_the_grace(
         )
         running = asyncio.create_task(evictor.run())
         evictor.submit([short], a_situation(on_node, now=time.monotonic()))
-        await until(lambda: evictor.evictions == 1)
+        await until(lambda: evictor.reports.evictions == 1)
         running.cancel()
         stopper.close()
         return evictor

@@ -138,8 +138,8 @@ class DaemonReadings:
 
     @property
     def evictions(self) -> tuple[int, Mapping[tuple[str, str], int]]:
-        evictor = self._parts.evictions.evictor
-        return evictor.evictions, evictor.details()
+        reports = self._parts.evictions.evictor.reports
+        return reports.evictions, reports.details()
 
     @property
     def share_pools(self) -> tuple[CpuSet, CpuSet] | None:

@@ -132,8 +132,8 @@ def test_an_eviction_over_the_api_is_reported_everywhere() -> None:
     assert bed.api.events[0] == ("a", "evictPodSuccess", text)
     assert bed.notes[0] == Note(0, "evicted", text, "default/a")
     assert bed.kinds == ["eviction", "eviction"]
-    assert bed.evictor.evictions == 2
-    assert bed.evictor.details() == {("default", "a"): 1, ("default", "b"): 1}
+    assert bed.evictor.reports.evictions == 2
+    assert bed.evictor.reports.details() == {("default", "a"): 1, ("default", "b"): 1}
     assert [(one["pod"], one["means"], one["at"]) for one in bed.evictor.status()["last"]] == [
         ("Pod default/a", "api", 5.0),
         ("Pod default/b", "api", 5.0),
@@ -144,10 +144,10 @@ def test_a_series_of_a_pod_ends_five_minutes_after_its_eviction() -> None:
     bed = Bed(api=Api())
     asyncio.run(bed.round(short(5, (A, 10))))
     bed.now += 300
-    assert bed.evictor.details() == {("default", "a"): 1}
+    assert bed.evictor.reports.details() == {("default", "a"): 1}
     bed.now += 1
-    assert bed.evictor.details() == {}
-    assert bed.evictor.evictions == 1
+    assert bed.evictor.reports.details() == {}
+    assert bed.evictor.reports.evictions == 1
 
 
 def test_a_budget_that_refuses_makes_room_for_the_next_and_is_tried_again_later() -> None:
@@ -376,7 +376,7 @@ def test_without_an_api_server_all_containers_are_stopped_with_a_grace() -> None
         (("uid-a-c0", "uid-a-c1", "uid-a-c2"), 7.0),
         (("uid-b-c0",), 7.0),
     ]
-    assert bed.evictor.evictions == 2
+    assert bed.evictor.reports.evictions == 2
     assert "; stopped its containers; the node uses" in bed.notes[0].message
 
 
@@ -385,13 +385,13 @@ def test_a_round_does_not_wait_for_containers_to_end() -> None:
         bed = Bed(runtime=Runtime(released=asyncio.Event()))
         assert bed.runtime is not None and bed.runtime.released is not None
         await bed.round(short(5, (A, 10)))
-        assert bed.evictor.evictions == 0
+        assert bed.evictor.reports.evictions == 0
         bed.now += 30
         await bed.round(short(5, (A, 10), (B, 10)))
         assert len(bed.runtime.stopped) == 1, "a pod that is being stopped counts as released"
         bed.runtime.released.set()
         await bed.round()
-        assert bed.evictor.evictions == 1
+        assert bed.evictor.reports.evictions == 1
 
     asyncio.run(test())
 
@@ -420,7 +420,7 @@ def test_a_failed_stop_is_reported_and_tried_again_later() -> None:
     async def test() -> None:
         assert bed.runtime is not None
         await bed.round(short(5, (A, 10)))
-        assert bed.evictor.evictions == 0
+        assert bed.evictor.reports.evictions == 0
         assert "error container x: DEADLINE_EXCEEDED" in bed.notes[0].message
         bed.now += 9
         await bed.round(short(5, (A, 10)))
@@ -428,7 +428,7 @@ def test_a_failed_stop_is_reported_and_tried_again_later() -> None:
         bed.now += 1
         bed.runtime.error = ""
         await bed.round(short(5, (A, 10)))
-        assert (len(bed.runtime.stopped), bed.evictor.evictions) == (2, 1)
+        assert (len(bed.runtime.stopped), bed.evictor.reports.evictions) == (2, 1)
 
     asyncio.run(test())
 
@@ -516,7 +516,7 @@ def test_a_pod_that_is_gone_counts_as_released() -> None:
     bed = Bed(api=Api({"a": Answer(Answered.GONE, "404")}), runtime=Runtime())
     asyncio.run(bed.round(short(5, (A, 10), (B, 10))))
     assert bed.api is not None
-    assert (bed.api.asked, bed.evictor.evictions, bed.notes) == (["a"], 0, [])
+    assert (bed.api.asked, bed.evictor.reports.evictions, bed.notes) == (["a"], 0, [])
 
 
 def test_a_dry_run_only_reports_and_repeats_nothing_for_two_minutes() -> None:
@@ -531,7 +531,7 @@ def test_a_dry_run_only_reports_and_repeats_nothing_for_two_minutes() -> None:
         asyncio.run(test())
         assert bed.runtime is not None and bed.runtime.stopped == []
         assert api is None or (api.asked, api.events) == ([], [])
-        assert (bed.evictor.evictions, bed.evictor.details()) == (0, {})
+        assert (bed.evictor.reports.evictions, bed.evictor.reports.details()) == (0, {})
         (note,) = bed.notes
         assert note.message.startswith("dry run: would evict Pod:default/a")
         assert note.reason == "evictionDryRun"
@@ -552,7 +552,7 @@ def test_what_is_submitted_is_carried_out_unless_it_is_old() -> None:
         assert bed.api is not None
         running = asyncio.create_task(bed.evictor.run())
         await asyncio.to_thread(bed.evictor.submit, [short(5, (A, 10))], situation(bed, A))
-        await until(lambda: bed.evictor.evictions == 1)
+        await until(lambda: bed.evictor.reports.evictions == 1)
         stale = a_situation([B], now=bed.now - 6)
         bed.evictor.submit([short(5, (B, 10))], stale)
         await until(lambda: bed.evictor._submitted is None)
@@ -575,7 +575,7 @@ def test_a_defect_in_a_round_does_not_end_the_evictor() -> None:
         bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
         await until(lambda: bed.evictor._submitted is None)
         bed.evictor.submit([short(5, (B, 10))], situation(bed, B))
-        await until(lambda: bed.evictor.evictions == 1)
+        await until(lambda: bed.evictor.reports.evictions == 1)
         running.cancel()
 
     asyncio.run(test())
@@ -662,8 +662,8 @@ def test_evictions_of_pods_of_one_name_are_counted_together() -> None:
         bed.now += 200
         await bed.round(short(5, (a_pod("a", qos="BE", uid="another"), 10)))
         bed.now += 200
-        assert bed.evictor.details() == {("default", "a"): 2}
-        assert bed.evictor.evictions == 2
+        assert bed.evictor.reports.details() == {("default", "a"): 2}
+        assert bed.evictor.reports.evictions == 2
 
     asyncio.run(test())
 
@@ -784,7 +784,7 @@ def test_stopping_that_raises_is_a_failure_of_that_eviction() -> None:
     bed = Bed(runtime=Broken())
     asyncio.run(bed.round(short(5, (A, 10))))
     assert "error ZeroDivisionError: a defect; the node uses" in bed.notes[0].message
-    assert bed.evictor.evictions == 0
+    assert bed.evictor.reports.evictions == 0
 
 
 # --- the loop, once more -----------------------------------------------------------------------
@@ -795,7 +795,7 @@ def test_what_was_submitted_before_the_start_is_carried_out() -> None:
         bed = Bed(api=Api())
         bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
         running = asyncio.create_task(bed.evictor.run())
-        await until(lambda: bed.evictor.evictions == 1)
+        await until(lambda: bed.evictor.reports.evictions == 1)
         running.cancel()
 
     asyncio.run(test())

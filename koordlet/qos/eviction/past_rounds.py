@@ -1,0 +1,145 @@
+"""What former rounds, kubelet's evictions and pods that leave mean for the next round. No I/O.
+
+Moments are seconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from koordlet.qos.eviction.round import Key, releases_of
+from koordlet.qos.strategy import PodOnNode, Shortage, Situation
+
+_EXPECTED_S: Final = 120.0
+"""How long a pod that leaves counts as released. Upstream remembers an evicted pod as long; a pod
+with a longer grace is then stuck as far as the node is concerned."""
+_SETTLE_S: Final = 5.0
+"""How long stopped containers count as released. Chosen: measurements show it after two samples and
+a mean of three. Twice the value delays further evictions if kubelet starts them again."""
+_KUBELET_S: Final = 10.0
+"""How long after kubelet's eviction of a pod ours wait. Chosen: kubelet looks every 10 s whether
+another pod must go."""
+
+
+class _Evicted(msgspec.Struct):
+    """A pod that was evicted. counts_until: how long its release is expected."""
+
+    at: float
+    releases: Mapping[Key, int]
+    counts_until: float
+
+
+class PastRounds:
+    """See the module.
+
+    cool_downs: gate -> seconds, where they differ from the shortage's own.
+    """
+
+    def __init__(self, cool_downs: Mapping[str, float]) -> None:
+        self._cool_downs = cool_downs
+        self._evicted: dict[str, _Evicted] = {}
+        self._refused: dict[str, tuple[float, str]] = {}
+        """uid -> (until when the pod is not tried again, why)."""
+        self._leaving_since: dict[str, float] = {}
+        self._kubelets: dict[str, float] = {}
+        """uid -> since when kubelet's eviction of the pod is known."""
+        self._begun = False
+        self._cooled_at: dict[str, float] = {}
+        """gate -> when the last round that evicted for it began."""
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def look_at(self, pods: Mapping[str, PodOnNode], now: float) -> None:
+        """Note which pods leave; drop pods that have left, and what is too old to count.
+
+        pods: the node's, by uid.
+        """
+        self._evicted = {
+            uid: each
+            for uid, each in self._evicted.items()
+            if uid in pods and now - each.at < _EXPECTED_S
+        }
+        self._refused = {
+            uid: each for uid, each in self._refused.items() if uid in pods and now < each[0]
+        }
+        self._leaving_since = {
+            uid: self._leaving_since.get(uid, now) for uid, each in pods.items() if each.terminating
+        }
+        before, self._kubelets = self._kubelets, {}
+        for uid, each in pods.items():
+            if each.pod.status_reason == "Evicted":
+                # Pods that kubelet evicted before our start say nothing about now.
+                self._kubelets[uid] = before.get(uid, now if self._begun else -_KUBELET_S)
+        self._begun = True
+
+    def evicted(self, uid: str, releases: Mapping[Key, int], now: float) -> None:
+        """Expect from now on that the pod releases these amounts."""
+        self._evicted[uid] = _Evicted(now, dict(releases), now + _EXPECTED_S)
+
+    def stopped(self, uid: str, now: float) -> None:
+        """The pod's containers have ended: measurements show soon what that released."""
+        self._evicted[uid].counts_until = now + _SETTLE_S
+
+    def not_stopped(self, uid: str) -> None:
+        """The pod's containers could not be stopped: it releases nothing."""
+        self._evicted.pop(uid, None)
+
+    def refused(self, uid: str, *, until: float, why: str) -> None:
+        """Leave the pod alone until then."""
+        self._refused[uid] = until, why
+
+    def served(self, gates: Iterable[str], now: float) -> None:
+        """Let these gates cool down: a round evicted for them."""
+        for gate in gates:
+            self._cooled_at[gate] = now
+
+    # --- what that means for a round -----------------------------------------------------------
+
+    def kubelet_evicts(self, situation: Situation, now: float) -> str:
+        """Return why kubelet is taken to evict pods now; "" if it is not."""
+        pressures = situation.inputs.node.pressures
+        if pressures:
+            return f"kubelet evicts pods itself: the Node has {', '.join(sorted(pressures))}"
+        for each in situation.pods:
+            since = self._kubelets.get(each.pod.uid)
+            if since is not None and (each.containers or now - since < _KUBELET_S):
+                return f"kubelet evicts pods itself: {each.pod.obj}"
+        return ""
+
+    def expected(self, shortages: Sequence[Shortage], now: float) -> dict[str, dict[Key, int]]:
+        """Return what pods that were evicted, or that leave by themselves, will release, by uid.
+
+        A pod that has left for too long releases nothing more: it is stuck.
+        """
+        expected: dict[str, dict[Key, int]] = {}
+        for uid, since in self._leaving_since.items():
+            counts = now - since < _EXPECTED_S
+            expected[uid] = releases_of(uid, shortages) if counts else {}
+        for uid, each in self._evicted.items():
+            if uid not in expected:
+                counts = now < each.counts_until
+                expected[uid] = {**each.releases, **releases_of(uid, shortages)} if counts else {}
+        return expected
+
+    def barred(self, pods: Mapping[str, PodOnNode], now: float) -> dict[str, str]:
+        """Return the pods that are not tried again yet, by uid, each with the reason."""
+        return {
+            uid: f"{pods[uid].pod.obj}: {why}; tried again in {until - now:.0f} s"
+            for uid, (until, why) in self._refused.items()
+        }
+
+    def cooling(self, shortages: Sequence[Shortage], now: float) -> dict[str, float]:
+        """Return the gates that cool down now, each with its cool-down in seconds."""
+        cool_downs = {
+            each.gate: self._cool_downs.get(each.gate, each.cool_down_s)
+            for each in shortages
+            if each.gate in self._cooled_at
+        }
+        return {
+            gate: cool_down_s
+            for gate, cool_down_s in cool_downs.items()
+            if now - self._cooled_at[gate] < cool_down_s
+        }
