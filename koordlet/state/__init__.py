@@ -15,8 +15,9 @@ where. Pod objects (kubelet, the objects directory) describe what they are. Prec
   neither requested nor delivered was requested in an event that did not reach koordlet; it counts
   as requested.
 
-`runtime_records` keeps what the runtime reported, `pod_objects` what Pod objects say, `merging`
-merges both by the precedence above, and `node_state` is the store that other rooms use.
+`runtime_records` keeps what the runtime reported in values of `records`, `pod_objects` what Pod
+objects say, `merging` merges both by the precedence above, and `node_state` is the store that other
+rooms use.
 """
 
 from koordlet.state.node_state import NodeState, Unprotected

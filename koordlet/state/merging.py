@@ -23,7 +23,7 @@ from hooks.subject import (
 )
 from koordlet.state.pod_objects import PodObjects
 from koordlet.state.podspec import KnownPod
-from koordlet.state.runtime_records import ContainerRecord, PodRecords, SandboxRecord
+from koordlet.state.records import ContainerRecord, PodRecords, SandboxRecord
 from linux import cgroup_paths
 from linux.cgroup_paths import Layout, PathError, Runtime
 

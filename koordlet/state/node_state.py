@@ -30,8 +30,9 @@ from hooks.subject import (
 from koordlet.state.merging import PodView, container_of, merge_pod, qos_subjects
 from koordlet.state.pod_objects import PodObjects, Source
 from koordlet.state.podspec import KnownPod
+from koordlet.state.records import ContainerRecord, PodRecords
 from koordlet.state.requests_log import Remembered
-from koordlet.state.runtime_records import ContainerRecord, PodRecords, RuntimeRecords
+from koordlet.state.runtime_records import RuntimeRecords
 from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
 

@@ -39,7 +39,7 @@ class Remembered(NamedTuple):
     """A container's request.
 
     hooked: the request came in a hook; else these are the values that were first reported.
-    delivered, reported: see `koordlet.state.runtime_records.ContainerRecord`.
+    delivered, reported: see `koordlet.state.records.ContainerRecord`.
     """
 
     requested: Requested

@@ -1,4 +1,4 @@
-"""Records of the sandboxes and containers that the runtime reported, in events and full lists.
+"""The tables of the sandboxes and containers that the runtime reported, in events and full lists.
 
 Events may be repeated, late or lost. So an event never brings back an id that was removed, a
 container's state only moves forward, and every full list repairs the rest. The tables are bounded:
@@ -11,14 +11,13 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from hooks.observed import Container, ContainerState, Sandbox
-from hooks.requested import overlay
-from hooks.subject import NOTHING_REQUESTED, Pod, Requested, SandboxSubject
+from hooks.subject import NOTHING_REQUESTED, Requested, SandboxSubject
+from koordlet.state.records import ContainerRecord, PodRecords, SandboxRecord
 from koordlet.state.requests_log import Remembered
 
 _LOG = logging.getLogger("koordlet.state")
@@ -31,76 +30,7 @@ _MAX_TOMBSTONES: Final = 8192
 """Removed ids that are remembered, so that a late event does not bring them back. Chosen: late
 events come within seconds, and no node removes thousands of containers in that time."""
 
-_UPDATABLE: Final = frozenset(Requested.__struct_fields__) - {"oom_score_adj"}
-"""The values that kubelet may change in an update."""
 _RUNS: Final = frozenset({ContainerState.RUNNING, ContainerState.PAUSED})
-
-
-class SandboxRecord(msgspec.Struct):
-    """A sandbox. seen: the mark (`RuntimeRecords.now`) of the last report that named it."""
-
-    id: str
-    pod: Pod
-    cgroup: str
-    resources: Requested
-    seen: int
-    stopped: bool = False
-
-
-class ContainerRecord(msgspec.Struct):
-    """A container.
-
-    first_reported: the values in the runtime's first report.
-    from_events: what kubelet requested in events; an update names only values that change. None
-        where no hook saw a request.
-    delivered: what the last reply delivered in place of these; None where that is not known.
-    reported: the values in the runtime's last report, less those that kubelet requested since.
-        A value in a full list that equals none of these was requested in an event that did not
-        reach koordlet.
-    hooked: a hook saw the creation. lacks: what is missing and only creation could have set.
-    """
-
-    id: str
-    sandbox_id: str
-    uid: str
-    name: str
-    cgroup: str
-    seen: int
-    created_at: float
-    first_reported: Requested
-    from_events: Requested | None = None
-    delivered: Requested | None = None
-    reported: Requested = NOTHING_REQUESTED
-    hooked: bool = False
-    started: bool = False
-    lacks: tuple[str, ...] = ()
-
-    @property
-    def remembered(self) -> Remembered | None:
-        """Return what the requests log keeps over a restart; None if there is nothing to keep."""
-        if self.hooked and self.from_events is not None:
-            return Remembered(
-                self.from_events, hooked=True, delivered=self.delivered, reported=self.reported
-            )
-        known = self.request
-        if known == NOTHING_REQUESTED:
-            return None
-        return Remembered(known, hooked=False, delivered=self.delivered, reported=self.reported)
-
-    @property
-    def request(self) -> Requested:
-        """Return what kubelet requested, as far as the runtime reported it."""
-        if self.from_events is None:
-            return self.first_reported
-        return self.from_events if self.hooked else overlay(self.from_events, self.first_reported)
-
-
-@dataclass(slots=True)
-class PodRecords:
-    """The runtime's sandboxes and containers of one pod, by id."""
-
-    sandboxes: dict[str, SandboxRecord] = field(default_factory=dict)
-    containers: dict[str, ContainerRecord] = field(default_factory=dict)
 
 
 class RuntimeRecords:
@@ -234,13 +164,9 @@ class RuntimeRecords:
             return None
         if at_creation:
             record.hooked = True
-        requested = container.subject.requested
-        if requested != NOTHING_REQUESTED:
-            _add_request(record, requested)
-            if record.reported != NOTHING_REQUESTED:
-                record.reported = _only(
-                    record.reported, lambda name: getattr(requested, name) is None
-                )
+        if container.subject.requested != NOTHING_REQUESTED:
+            record.add_request(container.subject.requested)
+            record.forget_reported(container.subject.requested)
         return record
 
     def note_update(self, container_id: str, update: Requested) -> bool:
@@ -248,7 +174,7 @@ class RuntimeRecords:
         record = self._containers.get(container_id)
         if record is None:
             return False
-        _add_request(record, update)
+        record.add_request(update)
         return True
 
     def note_delivered(self, container_id: str, values: Requested) -> None:
@@ -275,10 +201,7 @@ class RuntimeRecords:
             return False
         record.started = True
         record.reported = container.current
-        return (
-            new
-            or _differing(container.current, record.request, record.delivered) != NOTHING_REQUESTED
-        )
+        return new or record.differs_from(container.current)
 
     def observe_container(self, container: Container) -> None:
         """Record a container that an event reported, started or not."""
@@ -350,7 +273,9 @@ class RuntimeRecords:
             new = container_id not in self._containers
             record = self._put_container(container)
             if record is not None and taken_at is None:
-                self._compare(record, container.current)
+                unseen = record.take_listed(container.current)
+                if unseen != NOTHING_REQUESTED:
+                    self._unseen_requests[container_id] = unseen
             if new and record is not None and not record.hooked:
                 unhooked.append(container_id)
         self._remembered = {
@@ -448,18 +373,6 @@ class RuntimeRecords:
         self._touched.add(record.uid)
         return record
 
-    def _compare(self, record: ContainerRecord, reported: Requested) -> None:
-        """Count a value as requested that was neither requested nor delivered before.
-
-        It may also come from another NRI plugin; koordlet's decisions are based on it all the same.
-        """
-        if record.delivered is not None:
-            fresh = _differing(reported, record.request, record.delivered, record.reported)
-            if fresh != NOTHING_REQUESTED:
-                _add_request(record, fresh)
-                self._unseen_requests[record.id] = fresh
-        record.reported = reported
-
     def _drop_container(self, container_id: str) -> None:
         found = self._containers.pop(container_id, None)
         self._remembered.pop(container_id, None)
@@ -484,28 +397,3 @@ class RuntimeRecords:
         if not self._full:
             self._full = True
             _LOG.error("the runtime reports more than %s: the rest is ignored", what)
-
-
-def _add_request(record: ContainerRecord, requested: Requested) -> None:
-    """Add what kubelet requests now to what it requested in earlier events."""
-    earlier = record.from_events
-    record.from_events = requested if earlier is None else overlay(requested, earlier)
-
-
-def _only(requested: Requested, named: Callable[[str], bool]) -> Requested:
-    """Return the request with only those values whose names satisfy `named`."""
-    return Requested(
-        *(getattr(requested, name) if named(name) else None for name in Requested.__struct_fields__)
-    )
-
-
-def _differing(reported: Requested, *known: Requested | None) -> Requested:
-    """Return the updatable values of `reported` that differ from the same value of each `known`."""
-    return Requested(
-        **{
-            name: value
-            for name in _UPDATABLE
-            if (value := getattr(reported, name)) is not None
-            and all(each is None or getattr(each, name) != value for each in known)
-        }
-    )
