@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 OBJECTS: Final = "objects"
 KUBELET: Final = "kubelet"
+CRI: Final = "cri"
 KUBERNETES: Final = "kubernetes"
 
 _FIRST_OBJECTS_S: Final = 5.0
@@ -137,8 +138,8 @@ class Feeds:
             from koordlet.sources.cri import CriClient
 
             cri = CriClient(config.cri, self._bad_pod)
-            poller = self._poller("cri", config.cri.interval)
-            self._daemon.spawn("cri", poller.run(cri.fetch, self._cri_list, self._state.now))
+            poller = self._poller(CRI, config.cri.interval)
+            self._daemon.spawn(CRI, poller.run(cri.fetch, self._cri_list, self._state.now))
 
     def close(self) -> None:
         """Stop watching the directory; the daemon ends the tasks."""
@@ -269,7 +270,7 @@ class Feeds:
         sandboxes, containers = lists
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._first_list(RUNTIME)
-        self._daemon.state_changed("cri")
+        self._daemon.state_changed(CRI)
 
     def _first_list(self, source: str) -> None:
         if source in self._state.awaited:

@@ -7,10 +7,9 @@ mutable state. I/O on disks and the kernel runs in the worker threads or in the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from hooks.standing import Standing
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
+from koordlet.daemon.after_hooks import AfterHooks, after_reply
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamic.dynamics import Dynamics
@@ -28,11 +28,12 @@ from koordlet.daemon.dynamic.measuring import Measuring
 from koordlet.daemon.dynamic.network_qos import NetworkQos
 from koordlet.daemon.dynamic.on_node import node_amounts
 from koordlet.daemon.dynamic.showing import Showing
-from koordlet.daemon.feeds import KUBELET, Feeds, awaited
+from koordlet.daemon.feeds import Feeds, awaited
 from koordlet.daemon.health import Health
 from koordlet.daemon.node_kernel import NodeKernel
 from koordlet.daemon.passes import Passes
 from koordlet.daemon.reports.device_facts import DeviceFacts
+from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
 from koordlet.daemon.reports.terway import Terway
 from koordlet.daemon.reports.topology_facts import TopologyFacts
@@ -45,7 +46,6 @@ from koordlet.events import Events, Severity
 from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
-from koordlet.executor.node_wide import make_host_directory
 from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
@@ -58,10 +58,9 @@ from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
 from koordlet.transports.nri_link import NriLink
-from linux.cgroup_paths import Layout, PathError
+from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.procfs import boot_id
-from linux.resources import Resource, Value
 from nri_plugin.options import Launch
 from service.locks import LockHeld
 
@@ -105,7 +104,7 @@ class Parts:
         self.hook_decider = Decider(
             self.events,
             site_guard=self.site.hook_guard if self.site else None,
-            later=self.after_reply,
+            later=after_reply,
         )
         self.repair_decider = Decider(
             self.events, site_guard=self.site.repair_guard if self.site else None
@@ -221,13 +220,20 @@ class Parts:
     def _make_reports(self) -> None:
         """Make what reports the node to the cluster and to agents beside koordlet."""
         config, host = self.config, self.host
+        self.predicting = Predicting(
+            config,
+            measurements=self.measuring.view,
+            pods=self._pods,
+            node=lambda: self.feeds.objects.node,
+            node_amounts=self._node_amounts,
+            events=self.events,
+            workers=self.workers,
+        )
         self.reporting = Reporting(
             config,
             measurements=self.measuring.view,
             pods=self._pods,
             host_apps=lambda: self.dynamics.host_apps,
-            node=lambda: self.feeds.objects.node,
-            node_amounts=self._node_amounts,
             gpus=self.measuring.gpus,
             gate=self._gate,
             keep=self.measuring.keep_for_reports,
@@ -244,6 +250,7 @@ class Parts:
             devices=DeviceFacts(
                 config, host, gpus=self.measuring.gpu_answer, gate=self._gate
             ).gather,
+            predicting=self.predicting,
             events=self.events,
             workers=self.workers,
         )
@@ -263,14 +270,25 @@ class Parts:
         self.sweep = Sweep(
             state=self.state, host=self.host, workers=self.workers, changed=self.state_changed
         )
-        self.handler = NriHandler(
+        self.after_hooks = AfterHooks(
+            host=self.host,
+            state=self.state,
+            rules=self.rules,
+            journal=self.journal,
+            passes=self.passes,
+            dynamics=self.dynamics,
+            feeds=self.feeds,
+            events=self.events,
+            nri_protects=lambda: self.nri.protects,
+        )
+        handler = NriHandler(
             state=self.state,
             decider=self.hook_decider,
             events=self.events,
             requests=self.requests,
-            surroundings=self,
+            surroundings=self.after_hooks,
         )
-        self.nri = NriLink(config, self.handler, launch=launch)
+        self.nri = NriLink(config, handler, launch=launch)
         self.health = Health(
             state=self.state,
             nri=self.nri,
@@ -394,64 +412,3 @@ class Parts:
         """Pass an entry of a strategy on to the audit log. Any thread."""
         self.audit.note(note.verbosity, note.reason, note.message, pod=note.obj)
         self.showing.noted(strategy, note)
-
-    # --- from the NRI handler ------------------------------------------------------------------
-
-    def after_reply(self, work: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(work)
-
-    def pod_changed(self, uid: str, *, can_wait: bool = False) -> None:
-        self.passes.pod_changed(uid, can_wait=can_wait)
-        self.dynamics.state_changed()
-
-    def pod_appeared(self, uid: str) -> None:
-        self.passes.pod_appeared(uid)
-        self.dynamics.state_changed()
-        self._ask_kubelet_about(uid)
-
-    def _ask_kubelet_about(self, uid: str) -> None:
-        if not self.state.known_to_kubelet(uid):
-            self.feeds.fetch_soon(KUBELET)
-
-    def delivered(
-        self,
-        container_id: str,
-        resource: Resource,
-        requested: Value | None,
-        value: Value,
-        policy: str,
-    ) -> None:
-        self.journal.note_delivered(container_id, resource, requested, value, policy=policy)
-
-    def make_host_directory(self, path: str, mode: int) -> None:
-        try:
-            make_host_directory(self.host, path, mode)
-        except (OSError, PathError) as error:
-            self.events.add(
-                "host-directory",
-                path,
-                f"cannot be made, so the container that mounts it will not start: {error}",
-                severity=Severity.ERROR,
-            )
-
-    def requested(self, cgroup: str) -> None:
-        self.passes.requested(cgroup)
-
-    def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
-        self.journal.supersede(container_id, resources)
-
-    def ended(self, container_id: str) -> None:
-        self.passes.ended(container_id)
-
-    def resctrl_groups(self) -> Collection[str]:
-        return self.passes.resctrl_groups
-
-    # --- from the hook service -----------------------------------------------------------------
-
-    @property
-    def nri_protects(self) -> bool:
-        return self.nri.protects
-
-    def proxy_called(self, uid: str) -> None:
-        self._ask_kubelet_about(uid)
-        self.feeds.fetch_soon("cri")

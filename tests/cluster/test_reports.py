@@ -17,6 +17,7 @@ from apis.cpuset import CpuSet
 from apis.quantity import parse_quantity
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
+from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
 from koordlet.events import Events
 from koordlet.manifests import files
@@ -36,7 +37,7 @@ from linux.rdma import RdmaFunction
 from linux.topology import Cpu
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
-from tests.koordlet.daemon.reports.test_reporting import config
+from tests.koordlet.configured import configured
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, pod
 
@@ -66,20 +67,30 @@ class Node:
             node=NodeMeta(NAME),
         )
         self.devices: KeptDevice | None = None
+        config = configured(nodeName=name, runDir=str(folder), kubernetes={"enabled": True})
+        events, workers = Events(), ThreadPoolExecutor(1)
+        self.predicting = Predicting(
+            config,
+            measurements=lambda: self.measured,
+            pods=lambda: self.pods,
+            node=lambda: None,
+            node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
+            events=events,
+            workers=workers,
+        )
         self.reporting = Reporting(
-            config(folder, nodeName=name, kubernetes={"enabled": True}),
+            config,
             measurements=lambda: self.measured,
             pods=lambda: self.pods,
             host_apps=lambda: (),
-            node=lambda: None,
-            node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
             gpus=dict,
             gate=lambda _: False,
             keep=lambda _: None,
             topology=lambda: KeptTopology(topology(self.facts)),
             devices=lambda: self.devices,
-            events=Events(),
-            workers=ThreadPoolExecutor(1),
+            predicting=self.predicting,
+            events=events,
+            workers=workers,
         )
 
     def load(self, cpu: float, memory: float, *, system: float = 0.5) -> None:
@@ -143,7 +154,7 @@ def test_load_becomes_batch_and_mid_resources_and_topology_is_kept(
             node.use("p1", 2.0, 4 * GIB)
             node.load(4.5, 9 * GIB)
             for _ in range(800):
-                node.reporting.train()
+                node.predicting.train()
             await node.report(koordlet)
             metric = await read(admin, NODE_METRICS, NAME)
             status: dict[str, Any] = metric["status"]

@@ -74,7 +74,10 @@ class Endpoints:
 
         parts = self._parts
         answers = HookAnswers(
-            parts.state, parts.hook_decider, parts, failure_policy=config.failure_policy
+            parts.state,
+            parts.hook_decider,
+            parts.after_hooks,
+            failure_policy=config.failure_policy,
         )
         server = HookServer(config, answers, parts.events)
         try:

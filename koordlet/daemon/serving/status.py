@@ -174,7 +174,7 @@ def _hook_service(parts: Parts) -> Plain:
     in_force = "a call goes on with kubelet's values if koordlet fails or does not answer"
     if not config.enabled:
         in_force = "no call: the hook service is off"
-    elif parts.nri_protects:
+    elif parts.nri.protects:
         in_force = "NRI decides about new containers: answers to the proxy repeat its request"
     elif config.failure_policy == "Fail":
         in_force = "a call fails if a policy fails, or if koordlet does not answer the proxy"

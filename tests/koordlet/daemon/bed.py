@@ -13,9 +13,7 @@ from typing import Any
 
 import yaml
 
-from koordlet.configuration.config import Config, Mode
-from koordlet.configuration.config_file import build
-from koordlet.configuration.flags import parse_flags
+from koordlet.configuration.config import Config
 from koordlet.daemon.daemon import Daemon
 from koordlet.node.kubepods_lock import KubepodsLock
 from protos.nri.v1alpha1 import nri_pb2 as nri
@@ -23,6 +21,7 @@ from tests import waiting
 from tests.fake_runtime.adaptation import Created, FakeRuntime
 from tests.fake_runtime.profiles import B
 from tests.koordlet.builders import pod_manifest
+from tests.koordlet.configured import configured
 from tests.simulated import UBUNTU_24_04, Kubelet, Pod, Profile, SimulatedKernel
 from tests.simulated.kubelet import Limits, shares_of
 
@@ -67,8 +66,7 @@ class Node:
         self.daemon: Daemon = self.new_daemon()
 
     def config(self) -> Config:
-        flags = parse_flags([])
-        return build(self.tree, obj="test", flags=flags, environment={}, mode=Mode.HOST)
+        return configured(**self.tree)
 
     def new_daemon(self) -> Daemon:
         return Daemon(self.config(), reload=self.config, host=self.kernel, lock=self.lock)

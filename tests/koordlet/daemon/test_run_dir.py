@@ -6,27 +6,21 @@ import asyncio
 import errno
 import os
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import HTTPError, URLError
 
 import pytest
-import yaml
 
 from koordlet.process import LOCK, daemon_lock
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from service import append_log
 from service.locks import LockHeld, node_lock
 from tests import waiting
-from tests.beds.packages import CHECKOUT, DIES_WITH_US
 from tests.conftest import require
 from tests.fake_runtime.adaptation import FakeRuntime
 from tests.fake_runtime.profiles import B
 from tests.koordlet.daemon.bed import (
-    NODE,
     ONE_CPU,
     SLO,
     Node,
@@ -36,6 +30,7 @@ from tests.koordlet.daemon.bed import (
     run,
     until,
 )
+from tests.koordlet.daemon.process import plain_machine, readiness, running
 from tests.ports import free_port
 
 
@@ -182,17 +177,14 @@ def test_a_daemon_starts_on_a_read_only_run_directory_and_writes_once_it_can(
     container = folder / "cgroup" / "cpu" / "kubepods" / f"pod{_UID}" / "c1"
     port = free_port()
     config = plain_machine(folder, container, port)
-    probe = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", _ON_READ_ONLY, "-", str(folder / "run"), "true"],
-        check=False,
-        capture_output=True,
-    )
+    prefix = ("unshare", "--mount", "sh", "-ec", _ON_READ_ONLY, "-", str(folder / "run"))
+    probe = subprocess.run([*prefix, "true"], check=False, capture_output=True)
     require(probe.returncode == 0, "a mount namespace (unshare --mount as root)")
 
     async def test() -> None:
         runtime = FakeRuntime(str(folder / "nri.sock"), B)
         async with runtime.running():
-            with koordlet(folder, config) as process:
+            with running(config, folder / "koordlet.log", prefix=prefix) as process:
                 await runtime.synchronized()
                 linux = nri.LinuxPodSandbox(cgroup_parent=f"/kubepods/pod{_UID}")
                 await runtime.run_pod_sandbox(
@@ -231,73 +223,3 @@ def make_writable(pid: int, mounted: Path) -> None:
     """Let a process's mount namespace write to `mounted` again."""
     enter = ("nsenter", "-t", str(pid), "-m", "mount", "-o", "remount,bind,rw")
     subprocess.run([*enter, str(mounted)], check=True, timeout=30)
-
-
-def plain_machine(folder: Path, container: Path, port: int) -> Path:
-    """Make a machine of plain files, with the daemon's configuration, whose path is returned."""
-    container.mkdir(parents=True)
-    for name, value in (("cpu.cfs_quota_us", 200_000), ("cpu.cfs_period_us", 100_000)):
-        (container / name).write_text(f"{value}\n")
-    boot = folder / "proc" / "sys" / "kernel" / "random" / "boot_id"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("b1\n")
-    mounts = folder / "proc" / "1" / "mounts"
-    mounts.parent.mkdir(parents=True)
-    mounts.write_text("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n")
-    for name in ("run", "objects.d"):
-        (folder / name).mkdir(mode=0o700)
-    (folder / "objects.d" / "objects.yaml").write_text(
-        yaml.safe_dump_all([SLO, node_object("1.25")])
-    )
-    path = folder / "config.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "nodeName": NODE,
-                "nri": {"socket": str(folder / "nri.sock"), "backoff": 0.1},
-                "objectsDir": str(folder / "objects.d"),
-                "runDir": str(folder / "run"),
-                "cgroupRoot": str(folder / "cgroup"),
-                "procRoot": str(folder / "proc"),
-                "featureGates": {"CPUNormalization": True},
-                "http": {"address": f"127.0.0.1:{port}"},
-                "intervals": {"reconcile": 1},
-            }
-        )
-    )
-    return path
-
-
-@contextmanager
-def koordlet(folder: Path, config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a daemon to which its run directory is mounted read-only."""
-    program = "import sys; from koordlet.main import main; sys.exit(main())"
-    in_namespace = ("unshare", "--mount", "sh", "-ec", _ON_READ_ONLY, "-", str(folder / "run"))
-    given = ("--config", str(config))
-    with (folder / "koordlet.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*DIES_WITH_US, *in_namespace, sys.executable, "-c", program, "run", *given],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(CHECKOUT)},
-        )
-    try:
-        yield process
-    except BaseException as error:
-        error.add_note((folder / "koordlet.log").read_text())
-        raise
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def readiness(port: int) -> str:
-    """Return what /readyz answers; "" while nothing does."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-            return str(answer.read().decode()).strip()
-    except HTTPError as error:
-        return error.read().decode()
-    except URLError:
-        return ""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import waiting
-from tests.beds.packages import CHECKOUT, DIES_WITH_US
 from tests.conftest import require
-from tests.koordlet.daemon.test_run_dir import plain_machine, readiness
+from tests.koordlet.daemon.process import plain_machine, readiness, running
 from tests.ports import free_port
 
 _WITHOUT_RIGHT = ("prlimit", "--nice=0", "setpriv", "--bounding-set=-sys_nice")
-_PROGRAM = "import sys; from koordlet.main import main; sys.exit(main())"
 
 
 def niceness_of_threads(pid: int) -> dict[int, int]:
@@ -46,24 +43,7 @@ def test_only_the_event_loop_has_another_niceness(
     port = free_port()
     config = plain_machine(tmp_path, tmp_path / "cgroup" / "cpu" / "kubepods" / "pod1" / "c", port)
     log = tmp_path / "log"
-    with log.open("wb") as file:
-        daemon = subprocess.Popen(
-            [
-                *DIES_WITH_US,
-                *prefix,
-                sys.executable,
-                "-c",
-                _PROGRAM,
-                "run",
-                "--config",
-                str(config),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(CHECKOUT)},
-        )
-    try:
+    with running(config, log, prefix=prefix) as daemon:
         waiting.wait_until(lambda: readiness(port) != "", "the daemon answers")
         if niceness is None:
             refused = "this thread keeps its scheduling: sched_setattr: Operation not permitted"
@@ -77,6 +57,3 @@ def test_only_the_event_loop_has_another_niceness(
         assert len(threads) >= 2, "the reconciler's and a reader's"
         # Those from before the loop was preferred have what the daemon was started with.
         assert set(threads.values()) <= {ordinary, 0}
-    finally:
-        daemon.terminate()
-        daemon.wait(20)

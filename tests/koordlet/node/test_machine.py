@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.configuration.config import Config, Mode
-from koordlet.configuration.config_file import build
-from koordlet.configuration.flags import parse_flags
 from koordlet.node.machine import in_nodes_view, layout_of, local_host
 from linux.discovery import DiscoveryError
-
-
-def configured(cgroup_root: object) -> Config:
-    tree = {"nodeName": "n1", "cgroupRoot": str(cgroup_root)}
-    return build(tree, obj="test", flags=parse_flags([]), environment={}, mode=Mode.HOST)
+from tests.koordlet.configured import configured
 
 
 def test_a_missing_tree_is_named_as_the_configuration_has_it(tmp_path: Path) -> None:
-    config = configured(tmp_path / "host-cgroup")
+    config = configured(cgroupRoot=str(tmp_path / "host-cgroup"))
     with pytest.raises(DiscoveryError, match=f"no cgroup tree at {tmp_path}/host-cgroup: "):
         layout_of(config, local_host(config))
 
@@ -34,4 +27,4 @@ def test_a_missing_tree_is_named_as_the_configuration_has_it(tmp_path: Path) -> 
     ],
 )
 def test_a_file_may_be_named_as_it_is_mounted_here(root: str, path: str, nodes: str) -> None:
-    assert in_nodes_view(configured(root), path) == nodes
+    assert in_nodes_view(configured(cgroupRoot=root), path) == nodes

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from koordlet.configuration.config import Config, Mode
-from koordlet.configuration.config_file import build
-from koordlet.configuration.flags import parse_flags
+from koordlet.configuration.config import Config
 from koordlet.daemon.dynamic.evictions import Evictions, eviction_options
 from koordlet.events import Events
 from koordlet.exposition.strategy_metrics import of_evictions
 from koordlet.qos.strategy import Note, Shortage, Victim
 from kube.connection import Connection, ConnectionConfigError
+from tests.koordlet.configured import configured
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
 from tests.kube.scripted import answer, api
 from tests.waiting import until
@@ -28,8 +27,7 @@ POD = a_pod("web", qos="BE")
 
 
 def config(folder: Path, *flags: str, **changes: Any) -> Config:
-    tree = {"nodeName": "n1", "runDir": str(folder), **changes}
-    return build(tree, obj="test", flags=parse_flags(flags), environment={}, mode=Mode.HOST)
+    return configured(*flags, runDir=str(folder), **changes)
 
 
 def short() -> Shortage:
@@ -114,7 +112,7 @@ def test_evictions_go_over_the_servers_connection_once_there_is_one(tmp_path: Pa
             running.cancel()
             await asyncio.wait([running])
             assert asked == ["pods/web/eviction", "events"]
-            assert evictions.evictor.evictions == 1 and len(notes) == 1
+            assert evictions.evictor.reports.evictions == 1 and len(notes) == 1
             assert evictions._api is None
 
     asyncio.run(test())
@@ -145,11 +143,11 @@ def test_a_runtime_that_is_not_there_is_a_named_failure(tmp_path: Path) -> None:
         )
         running = asyncio.create_task(evictions.run())
         evictions.evictor.submit([short()], a_situation([POD], now=time.monotonic()))
-        await until(lambda: evictions.evictor.history)
+        await until(lambda: evictions.evictor.reports.history)
         running.cancel()
         await asyncio.wait([running])
         evictions.close()
-        return evictions.evictor.history[0].message
+        return evictions.evictor.reports.history[0].message
 
     assert "error container uid-web-c0: UNAVAILABLE" in asyncio.run(test())
 

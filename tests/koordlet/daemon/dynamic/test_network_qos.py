@@ -25,7 +25,7 @@ from linux.htb import HtbClass
 from linux.network_devices import default_device
 from linux.packet_classes import Group
 from tests.beds.network import device, require_shaping
-from tests.koordlet.daemon.reports.test_reporting import config
+from tests.koordlet.configured import configured
 from tests.koordlet.prediction.pods import pod
 
 _ROUTE = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
@@ -97,7 +97,7 @@ class Bed:
         self.network = Remembering(str(self.folder / FILE_NAME))
         with ThreadPoolExecutor(1) as workers:
             self.qos = NetworkQos(
-                config(self.folder, networkQos=network_qos),
+                configured(networkQos=network_qos),
                 host=cast("Host", self.files),
                 inputs=lambda: self.inputs,
                 pods=lambda: self.pods,

@@ -11,8 +11,8 @@ import pytest
 from koordlet.configuration.config import Config, Reports
 from koordlet.daemon.reports.device_facts import DeviceFacts
 from koordlet.measurement.accelerators.nvml import Answer, Gpu, GpuUsage
-from tests.linux.test_rdma_functions import put
 from tests.simulated import DEBIAN_12_V2, SimulatedKernel
+from tests.simulated.devices import put_rdma_function
 from tests.simulated.vfs import text
 
 DIRECTORY = "/var/run/koordlet/xpu-device-infos"
@@ -28,7 +28,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.kernel = SimulatedKernel(DEBIAN_12_V2)
-        put(self.kernel, "0000:3b:00.0", "mlx5_0")
+        put_rdma_function(self.kernel, "0000:3b:00.0", "mlx5_0")
         self.facts = DeviceFacts(
             Config(reports=Reports(accelerators_from_files_only=self.files_only)),
             self.kernel,
@@ -99,7 +99,7 @@ def test_an_unchanged_machine_gives_an_equal_value() -> None:
 def test_rdma_is_read_again_after_ten_seconds() -> None:
     node = Node({"RDMADevices"})
     assert node.ids() == ["0000:3b:00.0"]
-    put(node.kernel, "0000:3c:00.0", "mlx5_1")
+    put_rdma_function(node.kernel, "0000:3c:00.0", "mlx5_1")
     node.now = 9.0
     assert node.ids() == ["0000:3b:00.0"]
     node.now = 10.0

@@ -14,26 +14,20 @@ import msgspec
 
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
-from koordlet.configuration.config import Config, Mode
-from koordlet.configuration.config_file import build
-from koordlet.configuration.flags import parse_flags
+from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.node_metric import Policy
 from kube.connection import Connection, ConnectionConfigError
+from tests.koordlet.configured import configured
 from tests.koordlet.daemon import bed
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, pod
 from tests.waiting import until
 
 DAY = 24 * 3600.0
-
-
-def config(folder: Path, **changes: Any) -> Config:
-    tree = {"nodeName": "n1", "runDir": str(folder), **changes}
-    return build(tree, obj="test", flags=parse_flags([]), environment={}, mode=Mode.HOST)
 
 
 class Bed:
@@ -53,20 +47,30 @@ class Bed:
         self.gates: dict[str, bool] = {}
         self.kept: list[float] = []
         self.connect: Callable[[], Connection] | None = None
+        config = configured(runDir=str(folder), **changes)
+        workers = ThreadPoolExecutor(1)
+        self.predicting = Predicting(
+            config,
+            measurements=lambda: self.measured,
+            pods=lambda: self.pods,
+            node=lambda: self.node,
+            node_amounts=lambda: self.amounts,
+            events=self.events,
+            workers=workers,
+        )
         self.reporting = Reporting(
-            config(folder, **changes),
+            config,
             measurements=lambda: self.measured,
             pods=lambda: self.pods,
             host_apps=lambda: (),
-            node=lambda: self.node,
-            node_amounts=lambda: self.amounts,
             gpus=dict,
             topology=lambda: None,
             devices=lambda: None,
             gate=lambda name: self.gates.get(name, False),
             keep=self.kept.append,
+            predicting=self.predicting,
             events=self.events,
-            workers=ThreadPoolExecutor(1),
+            workers=workers,
             connect=self._connect,
         )
 
@@ -81,7 +85,7 @@ class Bed:
 
     def train(self, times: int = 800) -> None:
         for _ in range(times):
-            self.reporting.train()
+            self.predicting.train()
 
     def reclaimable(self) -> dict[str, str]:
         found = self.reporting.build(Policy()).prod_reclaimable_metric
@@ -172,17 +176,17 @@ def test_external_gauges_show_what_is_reclaimable(tmp_path: Path) -> None:
 def test_a_training_that_fails_is_a_problem_and_the_next_one_is_made(tmp_path: Path) -> None:
     made = Bed(tmp_path)
     made.pods = [None]  # type: ignore[list-item]
-    assert made.reporting.train()
-    assert "TypeError" in made.reporting.problem
+    assert made.predicting.train()
+    assert "TypeError" in made.predicting.problem
     made.pods = []
     made.train(1)
-    assert (made.reporting.problem, made.reporting.trainer.trainings) == ("", 1)
+    assert (made.predicting.problem, made.predicting.trainer.trainings) == ("", 1)
 
 
 def test_nothing_is_trained_before_the_first_measurements(tmp_path: Path) -> None:
     made = Bed(tmp_path)
     made.measured = None
-    assert not made.reporting.train()
+    assert not made.predicting.train()
     asyncio.run(made.reporting.node_metric.round(None))
     assert "nothing was measured yet" in made.reporting.node_metric.problem
 
@@ -192,9 +196,9 @@ def test_a_bare_node_trains_reports_to_a_file_and_keeps_its_models(tmp_path: Pat
     path = tmp_path / "reports" / "nodemetric.json"
 
     async def test() -> None:
-        task = asyncio.ensure_future(made.reporting.run())
+        task = asyncio.gather(made.predicting.run(), made.reporting.run())
         await until(path.exists, "the report")
-        await until(lambda: made.reporting.trainer.trainings == 1, "the first training")
+        await until(lambda: made.predicting.trainer.trainings == 1, "the first training")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -202,10 +206,10 @@ def test_a_bare_node_trains_reports_to_a_file_and_keeps_its_models(tmp_path: Pat
     status = json.loads(path.read_text())["status"]
     assert [each["name"] for each in status["podsMetric"]] == ["a"]
     assert made.reporting.status["nodeMetric"]["reports"] == 1
-    made.reporting.close()
+    made.predicting.close()
     again = Bed(tmp_path)
-    assert again.reporting.trainer.load() == ()
-    assert again.reporting.trainer.models.samples_of("a") == 1
+    assert again.predicting.trainer.load() == ()
+    assert again.predicting.trainer.models.samples_of("a") == 1
 
 
 def test_reports_wait_for_a_configuration_of_the_api_server(tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_a_daemon_reports_what_it_measures_and_shows_it_in_status() -> None:
                 _, status = await node.ask("GET", "/status")
                 shown = status["reports"]["nodeMetric"]
                 assert (shown["reports"], shown["problem"]) == (1, "")
-                await until(lambda: node.daemon.parts.reporting.trainer.trainings, "a training")
+                await until(lambda: node.daemon.parts.predicting.trainer.trainings, "a training")
             assert (node.folder / "run" / "prediction" / "models.log").exists()
 
     bed.run(test)

@@ -15,7 +15,7 @@ from hooks.subject import Pod
 from koordlet.daemon.reports.terway import Terway
 from koordlet.events import Events
 from koordlet.reporters.terway import GLOBAL, PODS
-from tests.koordlet.daemon.reports.test_reporting import config
+from tests.koordlet.configured import configured
 from tests.koordlet.prediction.pods import pod
 
 
@@ -29,7 +29,7 @@ class Bed:
         self.ask()
         with ThreadPoolExecutor(1) as workers:
             self.terway = Terway(
-                config(folder, terwayQos={"directory": str(self.folder)}),
+                configured(terwayQos={"directory": str(self.folder)}),
                 inputs=lambda: self.inputs,
                 pods=lambda: self.pods,
                 layout=lambda: None,

@@ -14,7 +14,7 @@ from koordlet.daemon.reports.topology_facts import TopologyFacts
 from koordlet.node.hardware import Machine, read_machine
 from koordlet.sources.kubelet_settings import KubeletSettings
 from koordlet.sources.polling import SourceError
-from tests.koordlet.daemon.reports.test_reporting import config
+from tests.koordlet.configured import configured
 from tests.koordlet.prediction.pods import pod
 from tests.simulated import UBUNTU_24_04, SimulatedKernel
 
@@ -43,7 +43,7 @@ class Bed:
         self.listed = True
         changes["kubelet"] = {"directory": str(folder)}
         self.facts = TopologyFacts(
-            config(folder, **changes),
+            configured(runDir=str(folder), **changes),
             self.kernel,
             machine=lambda: self.machine,
             pods=lambda: self.pods,
