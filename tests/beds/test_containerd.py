@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -103,12 +104,11 @@ def test_beds_of_both_generations_stand_side_by_side_and_leave_nothing() -> None
 
 
 _DOOMED = """
-import os, signal
+import json, os, signal, sys
 from tests.beds.containerd import containerd
 from tests.beds.kubelet import run_pod
-from tests.beds.test_containerd import POD
 with containerd("2.1") as bed:
-    run_pod(bed, POD)
+    run_pod(bed, json.loads(sys.argv[1]))
     print(os.getpid(), bed.folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -117,7 +117,7 @@ with containerd("2.1") as bed:
 @pytest.mark.containerd
 def test_what_a_killed_bed_left_is_removed_by_the_next() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _DOOMED],
+        [sys.executable, "-c", _DOOMED, json.dumps(POD)],
         cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         text=True,

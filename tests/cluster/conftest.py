@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from apis.crd import KINDS, custom_resource_definition
+from apis.meta import format_time
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from cluster.webhook.configuration import configuration_manifest
@@ -21,6 +23,7 @@ from kube.resources import (
     CRDS,
     MUTATING_WEBHOOKS,
     NAMESPACES,
+    NODE_METRICS,
     PODS,
     PRIORITY_CLASSES,
     VALIDATING_WEBHOOKS,
@@ -148,6 +151,24 @@ async def set_config(client: Client, data: Mapping[str, str]) -> None:
 
 async def read(client: Client, resource: Resource, name: str, namespace: str = "") -> Any:
     return await client.find(resource, name, msgspec.json.decode, namespace=namespace)
+
+
+async def write_report(
+    client: Client, name: str, *, age: timedelta = timedelta(), system: str = "1"
+) -> None:
+    """Write a NodeMetric's status as a node would."""
+    await eventually(lambda: read(client, NODE_METRICS, name))
+    status = {
+        "updateTime": format_time(datetime.now(UTC) - age),
+        "nodeMetric": {
+            "nodeUsage": {"resources": {"cpu": "3", "memory": "9Gi"}},
+            "systemUsage": {"resources": {"cpu": system, "memory": "1Gi"}},
+        },
+        "prodReclaimableMetric": {"resource": {"resources": {"cpu": "2", "memory": "4Gi"}}},
+    }
+    await client.patch(
+        NODE_METRICS, name, msgspec.json.encode({"status": status}), subresource="status"
+    )
 
 
 @asynccontextmanager

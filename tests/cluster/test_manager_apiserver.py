@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from apis.explanation import ANNOTATION_RESOURCE_EXPLANATION, parse_explanation, render
-from apis.meta import format_time
 from cluster.manager.manager import Manager
 from cluster.manager.node_slo import ANNOTATION_APPLIED_ENTRIES
 from kube.client import ApiError, Client, encode_object
@@ -36,6 +35,7 @@ from tests.cluster.conftest import (
     register_webhooks,
     set_config,
     settled,
+    write_report,
 )
 
 pytestmark = pytest.mark.apiserver
@@ -56,24 +56,6 @@ async def make_node(
     amounts = {"cpu": "16", "memory": "64Gi", "pods": "110"}
     patch = {"status": {"capacity": amounts, "allocatable": {**amounts, "cpu": "15500m"}}}
     await client.patch(NODES, name, msgspec.json.encode(patch), subresource="status")
-
-
-async def report(
-    client: Client, name: str, *, age: timedelta = timedelta(), system: str = "1"
-) -> None:
-    """Write a NodeMetric's status as a node would."""
-    await eventually(lambda: read(client, NODE_METRICS, name))
-    status = {
-        "updateTime": format_time(datetime.now(UTC) - age),
-        "nodeMetric": {
-            "nodeUsage": {"resources": {"cpu": "3", "memory": "9Gi"}},
-            "systemUsage": {"resources": {"cpu": system, "memory": "1Gi"}},
-        },
-        "prodReclaimableMetric": {"resource": {"resources": {"cpu": "2", "memory": "4Gi"}}},
-    }
-    await client.patch(
-        NODE_METRICS, name, msgspec.json.encode({"status": status}), subresource="status"
-    )
 
 
 async def offered(client: Client, name: str) -> dict[str, str]:
@@ -161,7 +143,7 @@ def test_nothing_is_written_twice_and_a_restart_writes_nothing(server: ApiServer
             async with manager(server) as one:
                 for name in ("r1", "r2", "r3"):
                     await eventually(partial(read, client, NODE_SLOS, name))
-                    await report(client, name)
+                    await write_report(client, name)
                     await eventually(partial(_has_batch, client, name))
                 await settled(one)
             versions = await _versions(client)
@@ -207,7 +189,7 @@ def test_a_report_becomes_batch_and_mid_resources_with_their_explanation(
                 NODE_RESOURCE_TOPOLOGIES, encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
             )
             async with manager(server):
-                await report(client, "m")
+                await write_report(client, "m")
                 await eventually(lambda: _has_batch(client, "m"))
                 # 16000 - 6400 margin - max(1000 used, 500 reserved)
                 got = await offered(client, "m")
@@ -228,7 +210,7 @@ def test_a_report_becomes_batch_and_mid_resources_with_their_explanation(
                     "memory",
                 ]
                 # A node that stopped reporting stops offering, in its zones too.
-                await report(client, "m", age=timedelta(minutes=16))
+                await write_report(client, "m", age=timedelta(minutes=16))
                 await eventually(lambda: _equals(offered(client, "m"), {}))
                 zones = (await read(client, NODE_RESOURCE_TOPOLOGIES, "m"))["zones"]
                 assert [r["name"] for r in zones[0]["resources"]] == ["cpu", "memory"]
@@ -246,7 +228,7 @@ def test_the_explanation_is_left_out_if_a_node_has_no_room_for_it(server: ApiSer
             patch = {"metadata": {"annotations": {"someone/else": "x" * (256 * 1024 - 700)}}}
             await client.patch(NODES, "full", msgspec.json.encode(patch))
             async with manager(server):
-                await report(client, "full")
+                await write_report(client, "full")
                 await eventually(lambda: _has_batch(client, "full"))
                 annotations = (await read(client, NODES, "full"))["metadata"]["annotations"]
                 assert ANNOTATION_RESOURCE_EXPLANATION not in annotations

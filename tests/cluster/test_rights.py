@@ -36,8 +36,8 @@ from tests.cluster.conftest import (
     read,
     register_webhooks,
     set_config,
+    write_report,
 )
-from tests.cluster.test_manager_apiserver import report
 
 pytestmark = pytest.mark.apiserver
 
@@ -172,7 +172,7 @@ async def _resources_are_offered(client: Client) -> None:
             },
         },
     )
-    await report(client, "n")
+    await write_report(client, "n")
 
     async def offered() -> bool:
         node = await read(client, NODES, "n")

@@ -9,47 +9,43 @@ koordlet as the proxy's hook server.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
 
-from apis.keys import ANNOTATION_NODE_RESERVATION
 from koordlet.configuration.config import Kubelet as KubeletConfig
 from koordlet.manifests import files
 from koordlet.sources.kubelet import KubeletClient
 from koordlet.sources.polling import SourceError
 from kube.client import STRATEGIC_PATCH, Client, encode_object
-from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, PODS, Resource
-from protos.cri.v1 import api_pb2 as cri
-from tests.beds.apiserver import ApiServer, api_server
-from tests.beds.apiserver import eventually as registered
-from tests.beds.containerd import Containerd, containerd
-from tests.beds.daemon import NODE_NAME, Daemon, daemon
-from tests.beds.image import IMAGE
+from kube.resources import NODE_RESOURCE_TOPOLOGIES, PODS, Resource
+from tests.beds.apiserver import api_server
+from tests.beds.containerd import containerd
+from tests.beds.daemon import NODE_NAME, daemon
 from tests.beds.kubelet import RunningPod
-from tests.beds.real_kubelet import KubeletProcess, real_kubelet
-from tests.cluster.conftest import CLUSTER_ROLE_BINDINGS, NAMESPACE, grant, install, read
-from tests.e2e.manifests import (
-    BE_IDENTITY,
-    FIRST,
-    RATIO,
-    SHARED,
-    Manifest,
-    batch_pod,
-    ls_pod,
-    nodeslo,
-    pinned_pod,
-    topology,
+from tests.beds.real_kubelet import real_kubelet
+from tests.cluster.conftest import CLUSTER_ROLE_BINDINGS, install, read
+from tests.e2e.manifests import FIRST, SHARED, Manifest, batch_pod, ls_pod, pinned_pod
+from tests.e2e.node import (
+    Node,
+    as_admin,
+    as_running,
+    configure,
+    evictions_of,
+    in_touch,
+    is_running,
+    running,
+    sources,
+    stored,
+    threshold,
 )
 from tests.e2e.observe import container_value, eventually, values_seen
 from tests.runtime_proxy.processes import Proxy, proxy
@@ -57,31 +53,9 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.containerd]
 
-T = TypeVar("T")
 PATIENCE = "20s"
 """How long runtime and proxy wait for koordlet; 2 s by default, which a busy machine may exceed."""
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
-_numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of real programs; `endpoint` is the CRI socket that its kubelet uses."""
-
-    server: ApiServer
-    runtime: Containerd
-    kubelet: KubeletProcess
-    koordlet: Daemon
-    proxy: Proxy | None
-
-    def ask(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Run a request, or some, as the cluster's administrator."""
-        return asyncio.run(_as_admin(self.server, work))
-
-
-async def _as_admin(server: ApiServer, work: Callable[[Client], Awaitable[T]]) -> T:
-    async with server.client() as client:
-        return await work(client)
 
 
 @pytest.fixture(scope="module", params=["direct", "proxy"])
@@ -100,7 +74,7 @@ def here(
         )
         endpoint = runtime.socket if between is None else between.socket
         kubelet = stack.enter_context(real_kubelet(runtime, server, endpoint=endpoint))
-        asyncio.run(_as_admin(server, configure))
+        asyncio.run(as_admin(server, configure))
         one_at_a_time = {"qos": {"evictMostPerRound": 1, "memoryEvictCoolDown": "10m"}}
         config = {**sources(server, kubelet, folder), **transport(between), **one_at_a_time}
         objects: list[Manifest] = []
@@ -109,43 +83,6 @@ def here(
         made = Node(server, runtime, kubelet, koordlet, between)
         wait_until(lambda: in_touch(made), "koordlet's sources and transport")
         yield made
-
-
-async def configure(client: Client) -> None:
-    """Once kubelet has registered: what a manager and an operator write for the node."""
-    await registered(lambda: read(client, NODES, NODE_NAME), seconds=60)
-    annotations = {RATIO: "1.25"}
-    if FIRST != SHARED:
-        # The pools that koordlet reports are then those of the object that is written below.
-        annotations[ANNOTATION_NODE_RESERVATION] = json.dumps({"reservedCPUs": FIRST})
-    body = msgspec.json.encode({"metadata": {"annotations": annotations}})
-    await client.patch(NODES, NODE_NAME, body)
-    batch = {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "2Gi"}
-    status = {"status": {"capacity": batch, "allocatable": batch}}
-    await client.patch(NODES, NODE_NAME, msgspec.json.encode(status), subresource="status")
-    for resource, manifest in (
-        (NODE_SLOS, nodeslo(beClass=BE_IDENTITY)),
-        (NODE_RESOURCE_TOPOLOGIES, topology()),
-    ):
-        await client.create(resource, encode_object(resource, manifest))
-    documents = files(NAMESPACE)
-    await grant(client, "koordlet", *documents["rbac.yaml"], *documents["rbac-kubelet.yaml"])
-
-
-def sources(server: ApiServer, kubelet: KubeletProcess, folder: Path) -> dict[str, Any]:
-    """The sections of koordlet's configuration that name where objects and pods come from."""
-    (folder / "kubeconfig").write_text(server.kubeconfig("koordlet"))
-    (folder / "token").write_text(server.tokens["koordlet"])
-    return {
-        "kubernetes": {"kubeconfig": str(folder / "kubeconfig")},
-        "kubelet": {
-            "enabled": True,
-            "port": kubelet.port,
-            "tokenFile": str(folder / "token"),
-            "interval": "1s",
-        },
-        "intervals": {"reconcile": 3600},
-    }
 
 
 def transport(between: Proxy | None) -> dict[str, Any]:
@@ -163,59 +100,10 @@ def transport(between: Proxy | None) -> dict[str, Any]:
     }
 
 
-def in_touch(here: Node) -> bool:
-    status = here.koordlet.query("status")
-    return not any(source["problem"] for source in status["sources"]) and (
-        here.proxy is None or "hook server is registered" in here.proxy.log_text()
-    )
-
-
 def logs(here: Node) -> str:
     """Return the ends of the logs, for a failure that they explain."""
     of_proxy = [] if here.proxy is None else here.proxy.log_text().splitlines()[-25:]
     return "\n".join([here.koordlet.log_tail(), "the proxy's:", *of_proxy])
-
-
-@contextmanager
-def running(here: Node, manifest: Manifest) -> Iterator[RunningPod]:
-    """Create a pod for kubelet to run; delete it and wait for its end."""
-    name = f"{manifest['metadata']['name']}-{next(_numbers)}"
-    container = {**manifest["spec"]["containers"][0], "image": IMAGE, "imagePullPolicy": "Never"}
-    metadata = {**manifest["metadata"], "name": name}
-    spec = {
-        "nodeName": NODE_NAME,
-        "hostNetwork": True,
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container],
-    }
-    body = encode_object(PODS, {"metadata": metadata, "spec": spec})
-    here.ask(lambda client: client.create(PODS, body, namespace="default"))
-    try:
-        wait_until(lambda: is_running(here, name), f"{name} to run", timeout_s=40, every_s=0.1)
-        yield as_running(here, stored(here, name))
-    finally:
-        here.ask(lambda client: client.delete(PODS, name, namespace="default"))
-        wait_until(lambda: stored(here, name) is None, f"{name} to end", timeout_s=40, every_s=0.1)
-
-
-def stored(here: Node, name: str) -> Any:
-    return here.ask(lambda client: read(client, PODS, name, "default"))
-
-
-def is_running(here: Node, name: str) -> bool:
-    states = stored(here, name)["status"].get("containerStatuses", ())
-    return bool(states) and all("running" in one["state"] for one in states)
-
-
-def as_running(here: Node, plain: Mapping[str, Any]) -> RunningPod:
-    metadata, status = plain["metadata"], plain["status"]
-    qos = status["qosClass"].lower()
-    ids = {
-        one["name"]: one["containerID"].rpartition("/")[2] for one in status["containerStatuses"]
-    }
-    path = here.runtime.groups.pod_path(metadata["uid"], qos)
-    name, uid = metadata["name"], metadata["uid"]
-    return RunningPod(name, uid, qos, path, "", cri.PodSandboxConfig(), ids)
 
 
 # manifest, {container value}, {pod value}
@@ -425,31 +313,6 @@ def test_a_kubelet_that_restarts_changes_no_value_and_finds_its_pods(here: Node)
 _HOG = ["/bin/sh", "-c", "x=$(yes | head -c 30000000); while true; do sleep 1; done"]
 
 
-@contextmanager
-def evicting(here: Node) -> Iterator[None]:
-    """Let the node count as short of memory."""
-
-    def patch(strategy: Mapping[str, Any] | None) -> None:
-        body = msgspec.json.encode({"spec": {"resourceUsedThresholdWithBE": strategy}})
-        here.ask(lambda client: client.patch(NODE_SLOS, NODE_NAME, body))
-
-    patch({"enable": True, "memoryEvictThresholdPercent": 1, "memoryEvictLowerPercent": 0})
-    try:
-        yield
-    finally:
-        patch(None)
-
-
-def evictions_of(here: Node, pod: RunningPod) -> list[Any]:
-    """Return the events about the eviction of a pod."""
-    body = here.ask(lambda client: client.request("GET", EVENTS.path(namespace="default")))
-    return [
-        each
-        for each in msgspec.json.decode(body)["items"]
-        if each["involvedObject"].get("uid") == pod.uid and each["reason"] == "evictPodSuccess"
-    ]
-
-
 def test_the_pod_that_uses_most_is_evicted_and_kubelet_ends_it(here: Node) -> None:
     def memory_of(pod: RunningPod) -> float:
         pods = here.koordlet.query("top").get("pods", ())
@@ -465,7 +328,7 @@ def test_the_pod_that_uses_most_is_evicted_and_kubelet_ends_it(here: Node) -> No
             "both best-effort pods are measured",
             timeout_s=40,
         )
-        with evicting(here):
+        with threshold(here, memoryEvictThresholdPercent=1, memoryEvictLowerPercent=0):
             wait_until(lambda: stored(here, hog.name) is None, "the eviction", timeout_s=60)
         assert is_running(here, small.name) and is_running(here, other.name)
         wait_until(lambda: evictions_of(here, hog), "the event")

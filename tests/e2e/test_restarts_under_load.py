@@ -1,6 +1,6 @@
 """A real node under real load: its figures, and strategies across restarts of every program.
 
-The bed is that of `test_real_kubelet`, with kubelet on containerd and koordlet on NRI. Other
+The node is that of `tests.e2e.node`, with kubelet on containerd and koordlet on NRI. Other
 programs of the machine use CPU, memory and disk meanwhile, so no test expects an amount of the
 node's; it compares with the kernel's own counters, or waits for a state.
 """
@@ -23,27 +23,29 @@ from apis.quantity import parse_quantity
 from koordctl.client import Client
 from koordlet.measurement.series import Metric
 from kube.client import encode_object
-from kube.resources import EVENTS, NODE_METRICS, NODE_SLOS, PODS
+from kube.resources import NODE_METRICS, PODS
 from tests.beds.apiserver import api_server
 from tests.beds.containerd import containerd
 from tests.beds.daemon import NODE_NAME, daemon
-from tests.beds.image import IMAGE
 from tests.beds.kubelet import RunningPod
 from tests.beds.real_kubelet import real_kubelet
 from tests.cluster.conftest import install, read
 from tests.e2e.manifests import CPUS, Manifest, pod
-from tests.e2e.observe import all_values, settled_values
-from tests.e2e.samples import Samples, cpu_seconds, disk_bytes, memory_total, memory_used
-from tests.e2e.test_real_kubelet import (
+from tests.e2e.node import (
     Node,
     as_running,
     configure,
+    create,
+    evictions_of,
     in_touch,
     is_running,
     running,
     sources,
     stored,
+    threshold,
 )
+from tests.e2e.observe import all_values, settled_values
+from tests.e2e.samples import Samples, cpu_seconds, disk_bytes, memory_total, memory_used
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -102,21 +104,6 @@ async def _prepare(server: Any) -> None:
 
 def wait(condition: Callable[[], object], what: str) -> None:
     wait_until(condition, what, timeout_s=90, every_s=0.1)
-
-
-@contextmanager
-def threshold(here: Node, **fields: Any) -> Iterator[None]:
-    """Switch strategies on in the NodeSLO, and off again."""
-
-    def patch(strategy: Mapping[str, Any] | None) -> None:
-        body = msgspec.json.encode({"spec": {"resourceUsedThresholdWithBE": strategy}})
-        here.ask(lambda client: client.patch(NODE_SLOS, NODE_NAME, body))
-
-    patch({"enable": True, **fields})
-    try:
-        yield
-    finally:
-        patch(None)
 
 
 def status(here: Node) -> dict[str, Any]:
@@ -269,16 +256,7 @@ def test_figures_of_spinners_readers_writers_and_hogs_are_the_kernels(here: Node
 @contextmanager
 def lingering(here: Node, manifest: Manifest) -> Iterator[RunningPod]:
     """A pod that may take an hour to end."""
-    name = manifest["metadata"]["name"]
-    container = {**manifest["spec"]["containers"][0], "image": IMAGE, "imagePullPolicy": "Never"}
-    spec = {
-        "nodeName": NODE_NAME,
-        "hostNetwork": True,
-        "terminationGracePeriodSeconds": 3600,
-        "containers": [container],
-    }
-    body = encode_object(PODS, {"metadata": manifest["metadata"], "spec": spec})
-    here.ask(lambda client: client.create(PODS, body, namespace="default"))
+    name = create(here, manifest, grace_s=3600)
     try:
         wait(lambda: is_running(here, name), f"{name} runs")
         yield as_running(here, stored(here, name))
@@ -289,14 +267,9 @@ def lingering(here: Node, manifest: Manifest) -> Iterator[RunningPod]:
         wait(lambda: stored(here, name) is None, f"{name} ends")
 
 
-def evictions_of(here: Node, pod: RunningPod) -> int:
+def evictions(here: Node, pod: RunningPod) -> int:
     """How often events say that the pod was evicted."""
-    body = here.ask(lambda client: client.request("GET", EVENTS.path(namespace="default")))
-    return sum(
-        each.get("count") or 1
-        for each in msgspec.json.decode(body)["items"]
-        if each["involvedObject"].get("uid") == pod.uid and each["reason"] == "evictPodSuccess"
-    )
+    return sum(each.get("count") or 1 for each in evictions_of(here, pod))
 
 
 def being_deleted(here: Node, pod: RunningPod) -> bool:
@@ -401,7 +374,7 @@ def test_strategies_go_on_over_restarts_of_every_program(here: Node) -> None:
             wait(lambda: reported(here)["updateTime"] != reported_at, "reports are taken again")
             steps(here, 3)
             assert here.runtime.groups.read(hog.container_cgroup("main"), "cgroup.procs")
-            assert (evictions_of(here, hog), evictions_of(here, reader)) == (1, 0)
+            assert (evictions(here, hog), evictions(here, reader)) == (1, 0)
             assert status(here)["evictions"]["evictions"] == 0, "since the last start"
         wait(lambda: quota(here) == -1, "the original quota is back")
         wait(

@@ -27,8 +27,8 @@ from koordctl.status import network_rows, status_text
 from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
 from koordlet.sources.apiserver import KEPT_FILE
+from tests.answering import answering as kubelet_answering
 from tests.koordlet.daemon.bed import SLO, Node, events, ls_manifest, node, node_object, until
-from tests.koordlet.sources.test_sources import answering as kubelet_answering
 from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
 from tests.simulated.kubelet import Limits
 

@@ -11,43 +11,25 @@ from linux.block_devices import BlockDevices, read_block_devices, volume_group
 from linux.local import LocalHost
 from linux.procfs import Mounted, parse_mountinfo
 from tests.simulated import DEBIAN_12_V2, SimulatedKernel
-from tests.simulated.vfs import Folder, Link, text
-
-
-def put(
-    kernel: SimulatedKernel, name: str, number: str, *, disk: str = "",
-    slaves: tuple[str, ...] = (), mapper: str = "", lvm: bool = False,
-) -> None:  # fmt: skip
-    """Add a block device to the simulated sysfs."""
-    base = f"devices/virtual/block/{disk}/{name}" if disk else f"devices/virtual/block/{name}"
-    kernel.sysfs.put(f"{base}/dev", text(f"{number}\n"))
-    if disk:
-        kernel.sysfs.put(f"{base}/partition", text("1\n"))
-    kernel.sysfs.put(f"{base}/slaves", Folder(closed=True))
-    for slave in slaves:
-        kernel.sysfs.put(f"{base}/slaves/{slave}", Link(f"../../{slave}"))
-    if mapper:
-        kernel.sysfs.put(f"{base}/dm/name", text(f"{mapper}\n"))
-        kernel.sysfs.put(f"{base}/dm/uuid", text("LVM-abc\n" if lvm else "CRYPT-abc\n"))
-    kernel.sysfs.put(f"class/block/{name}", Link(f"../../{base}"))
+from tests.simulated.devices import put_disk
 
 
 @pytest.fixture
 def devices() -> BlockDevices:
     """An NVMe and two SATA disks, a volume group over three PVs, LUKS, an array and a loop."""
     kernel = SimulatedKernel(DEBIAN_12_V2)
-    put(kernel, "nvme0n1", "259:0")
-    put(kernel, "nvme0n1p1", "259:1", disk="nvme0n1")
-    put(kernel, "nvme0n1p17", "259:17", disk="nvme0n1")
-    put(kernel, "sda", "8:0")
-    put(kernel, "sda1", "8:1", disk="sda")
-    put(kernel, "sdb", "8:16")
-    put(kernel, "dm-0", "252:0", slaves=("sda1", "sdb"), mapper="my--vg-data", lvm=True)
-    put(kernel, "dm-1", "252:1", slaves=("nvme0n1p17",), mapper="my--vg-log--1", lvm=True)
-    put(kernel, "dm-2", "252:2", slaves=("dm-0",), mapper="secret")
-    put(kernel, "md0", "9:0", slaves=("sda", "sdb"))
-    put(kernel, "loop0", "7:0")
-    put(kernel, "cciss!c0d0", "104:0")
+    put_disk(kernel, "nvme0n1", "259:0")
+    put_disk(kernel, "nvme0n1p1", "259:1", disk="nvme0n1")
+    put_disk(kernel, "nvme0n1p17", "259:17", disk="nvme0n1")
+    put_disk(kernel, "sda", "8:0")
+    put_disk(kernel, "sda1", "8:1", disk="sda")
+    put_disk(kernel, "sdb", "8:16")
+    put_disk(kernel, "dm-0", "252:0", slaves=("sda1", "sdb"), mapper="my--vg-data", lvm=True)
+    put_disk(kernel, "dm-1", "252:1", slaves=("nvme0n1p17",), mapper="my--vg-log--1", lvm=True)
+    put_disk(kernel, "dm-2", "252:2", slaves=("dm-0",), mapper="secret")
+    put_disk(kernel, "md0", "9:0", slaves=("sda", "sdb"))
+    put_disk(kernel, "loop0", "7:0")
+    put_disk(kernel, "cciss!c0d0", "104:0")
     return read_block_devices(kernel)
 
 
@@ -118,15 +100,15 @@ def test_the_disks_of_mounts(devices: BlockDevices) -> None:
 
 def test_a_circle_of_devices_ends() -> None:
     kernel = SimulatedKernel(DEBIAN_12_V2)
-    put(kernel, "dm-0", "252:0", slaves=("dm-1",))
-    put(kernel, "dm-1", "252:1", slaves=("dm-0",))
+    put_disk(kernel, "dm-0", "252:0", slaves=("dm-1",))
+    put_disk(kernel, "dm-1", "252:1", slaves=("dm-0",))
     assert read_block_devices(kernel).disks_below("dm-0") == ()
 
 
 def test_a_device_that_vanishes_is_left_out() -> None:
     kernel = SimulatedKernel(DEBIAN_12_V2)
-    put(kernel, "sda", "8:0")
-    put(kernel, "sdb", "8:16")
+    put_disk(kernel, "sda", "8:0")
+    put_disk(kernel, "sdb", "8:16")
     kernel.sysfs.remove("devices/virtual/block/sdb/dev")
     assert set(read_block_devices(kernel).by_name) == {"sda"}
 

@@ -7,26 +7,8 @@ import pytest
 from linux.pci import Place, read_place, virtual_functions
 from linux.rdma import RdmaFunction, read_rdma_functions
 from tests.simulated import DEBIAN_12_V2, SimulatedKernel
+from tests.simulated.devices import put_rdma_function
 from tests.simulated.vfs import Link, text
-
-
-def put(
-    kernel: SimulatedKernel, address: str, *names: str, states: tuple[str, ...] = ("4: ACTIVE",),
-    kind: str = "0x020700", node: str = "1", root: str = "pci0000:3a", physical: str = "",
-) -> None:  # fmt: skip
-    """Add a PCI function with RDMA devices."""
-    base = f"devices/{root}/0000:3a:00.0/{address}"
-    kernel.sysfs.put(f"{base}/class", text(f"{kind}\n"))
-    kernel.sysfs.put(f"{base}/numa_node", text(f"{node}\n"))
-    kernel.sysfs.put(f"bus/pci/devices/{address}", Link(f"../../../{base}"))
-    if physical:
-        kernel.sysfs.put(f"{base}/physfn", Link(f"../{physical}"))
-    for name in names:
-        rdma = f"{base}/infiniband/{name}"
-        for port, state in enumerate(states, 1):
-            kernel.sysfs.put(f"{rdma}/ports/{port}/state", text(f"{state}\n"))
-        kernel.sysfs.put(f"{rdma}/device", Link(f"../../../{address}"))
-        kernel.sysfs.put(f"class/infiniband/{name}", Link(f"../../{rdma}"))
 
 
 @pytest.fixture
@@ -35,9 +17,9 @@ def kernel() -> SimulatedKernel:
 
 
 def test_a_function_with_its_virtual_functions(kernel: SimulatedKernel) -> None:
-    put(kernel, "0000:3b:00.0", "mlx5_2")
+    put_rdma_function(kernel, "0000:3b:00.0", "mlx5_2")
     for number, address in ((10, "0000:3b:01.2"), (2, "0000:3b:00.2")):
-        put(kernel, address, f"mlx5_{number + 10}", physical="0000:3b:00.0")
+        put_rdma_function(kernel, address, f"mlx5_{number + 10}", physical="0000:3b:00.0")
         kernel.sysfs.put(
             f"devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/virtfn{number}", Link(f"../{address}")
         )
@@ -50,10 +32,10 @@ def test_a_function_with_its_virtual_functions(kernel: SimulatedKernel) -> None:
 
 
 def test_minors_never_collide(kernel: SimulatedKernel) -> None:
-    put(kernel, "0000:01:00.0", "mlx4_0")
-    put(kernel, "0000:02:00.0", "mlx5_0")
-    put(kernel, "0000:03:00.0", "bnxt_re0")
-    put(kernel, "0000:04:00.0", "mlx5_1")
+    put_rdma_function(kernel, "0000:01:00.0", "mlx4_0")
+    put_rdma_function(kernel, "0000:02:00.0", "mlx5_0")
+    put_rdma_function(kernel, "0000:03:00.0", "bnxt_re0")
+    put_rdma_function(kernel, "0000:04:00.0", "mlx5_1")
     found = {one.name: one.minor for one in read_rdma_functions(kernel)}
     assert found == {"mlx4_0": 0, "mlx5_1": 1, "mlx5_0": 2, "bnxt_re0": 3}
 
@@ -65,12 +47,12 @@ def test_minors_never_collide(kernel: SimulatedKernel) -> None:
 def test_every_port_must_be_active(
     kernel: SimulatedKernel, states: tuple[str, ...], active: bool
 ) -> None:
-    put(kernel, "0000:01:00.0", "mlx5_0", states=states)
+    put_rdma_function(kernel, "0000:01:00.0", "mlx5_0", states=states)
     assert [one.active for one in read_rdma_functions(kernel)] == [active]
 
 
 def test_other_controllers_and_devices_in_software_are_left_out(kernel: SimulatedKernel) -> None:
-    put(kernel, "0000:01:00.0", "qib0", kind="0x0c0600")
+    put_rdma_function(kernel, "0000:01:00.0", "qib0", kind="0x0c0600")
     kernel.sysfs.put("class/infiniband/rxe0/ports/1/state", text("4: ACTIVE\n"))
     assert read_rdma_functions(kernel) == ()
 
@@ -86,6 +68,6 @@ def test_a_machine_without_rdma_has_none(kernel: SimulatedKernel) -> None:
      ("x", "platform", Place(0, ""))],
 )  # fmt: skip
 def test_places(kernel: SimulatedKernel, node: str, root: str, place: Place) -> None:
-    put(kernel, "0000:01:00.0", node=node, root=root)
+    put_rdma_function(kernel, "0000:01:00.0", node=node, root=root)
     assert read_place(kernel, "0000:01:00.0") == place
     assert read_place(kernel, "0000:99:00.0") == Place(0, "")

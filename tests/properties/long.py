@@ -15,9 +15,9 @@ import traceback
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.properties.test_disturbed import DisturbedMachine
-from tests.properties.test_edited import EditedMachine
-from tests.properties.test_node import NodeMachine
+from tests.properties.disturbed_machine import DisturbedMachine
+from tests.properties.edited_machine import EditedMachine
+from tests.properties.node_machine import NodeMachine
 
 MACHINES = (NodeMachine, DisturbedMachine, EditedMachine)
 

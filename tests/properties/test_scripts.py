@@ -11,9 +11,9 @@ from tests.koordlet.executor.bed import fill_disk
 from tests.properties.cpus import PLANS
 from tests.properties.daemon import ALL_GATES, NO_GATES
 from tests.properties.listed import listed
+from tests.properties.lives import PROFILES, QOS_ON, SLOS
 from tests.properties.node import OperatedNode
 from tests.properties.pods import KINDS, RunningContainer
-from tests.properties.test_node import PROFILES, QOS_ON, SLOS
 from tests.properties.twin import differences
 from tests.simulated.kubelet import Limits, quadratic_weight
 

@@ -20,7 +20,7 @@ from runtime_proxy.model import Container, Pod
 from runtime_proxy.stages import Stage
 from runtime_proxy.status import Figures, Gauge, pages
 from tests.runtime_proxy.http2.h2_server import H2Server
-from tests.runtime_proxy.test_recovery import FakeRuntime
+from tests.runtime_proxy.listed import ListingRuntime
 from tests.waiting import until
 
 PREFIX = "koord_runtime_proxy_"
@@ -159,7 +159,7 @@ def test_each_figure_counts_its_own_cause(tmp_path: Path) -> None:
 def test_readiness_names_what_calls_wait_for(tmp_path: Path) -> None:
     async def main() -> None:
         server = H2Server(tmp_path / "cri.sock")
-        server.reply = FakeRuntime()
+        server.reply = ListingRuntime()
         agent = CriAgent(chosen(tmp_path), Figures(lambda: 0.0))
         async with asyncio.timeout(30), server:
             assert agent.readiness() == ["recovery has not finished"]

@@ -3,134 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 
 from protos.cri.v1 import api_pb2 as cri
 from runtime_proxy.checkpoint import Checkpoint, Recorded
 from runtime_proxy.http2.grpc import Code
-from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
+from runtime_proxy.model import Container, Pod, PodChanges
 from runtime_proxy.recovery import Recovery, Unreported, with_retries
 from runtime_proxy.runtime import Runtime, RuntimeAway
 from runtime_proxy.store import NoJournal, Store
 from tests.runtime_proxy.http2.h2_server import H2Server, Reply
-
-POD_CONFIG = {
-    "linux": {
-        "cgroup_parent": "/kubepods/pod-u",
-        "overhead": {"cpu_shares": "3"},
-        "resources": {"memory_limit_in_bytes": 4},
-    }
-}
-POD_STATUS = cri.PodSandboxStatusResponse(
-    status=cri.PodSandboxStatus(
-        id="p1",
-        metadata=cri.PodSandboxMetadata(name="web", uid="u", namespace="prod", attempt=2),
-        state=cri.SANDBOX_READY,
-        labels={"app": "web"},
-        annotations={"note": "n"},
-        runtime_handler="kata",
-    ),
-    info={"info": json.dumps({"config": POD_CONFIG})},
+from tests.runtime_proxy.listed import (
+    CONTAINER,
+    CONTAINER_STATUS,
+    LISTED,
+    POD,
+    POD_STATUS,
+    ListingRuntime,
+    error,
+    ok,
 )
-POD = Pod(
-    id="p1",
-    meta=PodMeta(name="web", uid="u", namespace="prod", attempt=2),
-    runtime_handler="kata",
-    labels={"app": "web"},
-    annotations={"note": "n"},
-    cgroup_parent="/kubepods/pod-u",
-    overhead=Resources(cpu_shares=3),
-    resources=Resources(memory_limit_in_bytes=4),
-)
-CONTAINER_INFO = {
-    "config": {
-        "envs": [{"key": "A", "value": "1"}, {"value": "no key"}, {"key": "B", "value": "2"}],
-        "linux": {
-            "resources": {
-                "cpu_period": "1",
-                "cpu_quota": "-1",
-                "cpu_shares": 3,
-                "memory_limit_in_bytes": "4",
-                "oom_score_adj": "5",
-                "cpuset_cpus": "6",
-                "cpuset_mems": "7",
-                "hugepage_limits": [{"page_size": "2MB", "limit": "8"}],
-                "unified": {"memory.high": "9", "not text": 5},
-                "memory_swap_limit_in_bytes": "10",
-            }
-        },
-    }
-}
-LISTED = cri.Container(id="c1", pod_sandbox_id="p1")
-CONTAINER_STATUS = cri.ContainerStatusResponse(
-    status=cri.ContainerStatus(
-        id="c1",
-        metadata=cri.ContainerMetadata(name="main", attempt=3),
-        state=cri.CONTAINER_RUNNING,
-        annotations={"kept": "k"},
-    ),
-    info={"info": json.dumps(CONTAINER_INFO)},
-)
-CONTAINER = Container(
-    id="c1",
-    pod_id="p1",
-    name="main",
-    attempt=3,
-    annotations={"kept": "k"},
-    resources=Resources(
-        cpu_period=1,
-        cpu_quota=-1,
-        cpu_shares=3,
-        memory_limit_in_bytes=4,
-        oom_score_adj=5,
-        cpuset_cpus="6",
-        cpuset_mems="7",
-        hugepage_limits=(("2MB", 8),),
-        unified={"memory.high": "9"},
-        memory_swap_limit_in_bytes=10,
-    ),
-    envs={"A": "1", "B": "2"},
-)
-
-
-def ok(message: Message) -> Reply:
-    return Reply(messages=[message.SerializeToString()])
-
-
-def error(code: int) -> Reply:
-    return Reply(trailers=[("grpc-status", str(code)), ("grpc-message", "the reason")])
-
-
-class FakeRuntime:
-    """Answers by method; a method that is not in `answers` gets UNIMPLEMENTED."""
-
-    def __init__(self, package: str = "runtime.v1") -> None:
-        self.package = package
-        self.asked: list[tuple[str, bytes]] = []
-        self.answers: dict[str, Reply] = {
-            "Version": ok(cri.VersionResponse(runtime_name="containerd", runtime_version="v2")),
-            "ListPodSandbox": ok(cri.ListPodSandboxResponse(items=[cri.PodSandbox(id="p1")])),
-            "PodSandboxStatus": ok(POD_STATUS),
-            "ListContainers": ok(cri.ListContainersResponse(containers=[LISTED])),
-            "ContainerStatus": ok(CONTAINER_STATUS),
-        }
-
-    def __call__(self, path: str, request: bytes) -> Reply:
-        service, _, method = path.rpartition("/")
-        self.asked.append((method, request))
-        if service != f"/{self.package}.RuntimeService" or method not in self.answers:
-            return error(Code.UNIMPLEMENTED)
-        return self.answers[method]
 
 
 def with_runtime(
-    folder: Path, fake: FakeRuntime, test: Callable[[Runtime], Awaitable[None]]
+    folder: Path, fake: ListingRuntime, test: Callable[[Runtime], Awaitable[None]]
 ) -> None:
     async def main() -> None:
         async with asyncio.timeout(30), H2Server(folder / "cri.sock") as server:
@@ -146,7 +46,7 @@ def with_runtime(
 
 @pytest.mark.parametrize("package", ["runtime.v1", "runtime.v1alpha2"])
 def test_everything_that_the_runtime_lists_is_stored(tmp_path: Path, package: str) -> None:
-    fake = FakeRuntime(package)
+    fake = ListingRuntime(package)
 
     async def test(runtime: Runtime) -> None:
         store = Store(NoJournal())
@@ -174,7 +74,7 @@ def test_everything_that_the_runtime_lists_is_stored(tmp_path: Path, package: st
 
 
 def test_objects_that_ended_are_stored_as_stopped(tmp_path: Path) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     pod, container = cri.PodSandboxStatusResponse(), cri.ContainerStatusResponse()
     pod.CopyFrom(POD_STATUS)
     pod.status.state = cri.SANDBOX_NOTREADY
@@ -225,11 +125,11 @@ def test_the_journal_adds_what_the_runtime_does_not_know(tmp_path: Path) -> None
         assert container.resources == CONTAINER.resources
         assert again.reread().identifiers == {"p1", "c1"}
 
-    with_runtime(tmp_path, FakeRuntime(), test)
+    with_runtime(tmp_path, ListingRuntime(), test)
 
 
 def test_what_a_predecessor_adds_after_the_start_counts_for_unknown_objects(tmp_path: Path) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     lists = fake.answers["ListPodSandbox"], fake.answers["ListContainers"]
     fake.answers["ListPodSandbox"] = ok(cri.ListPodSandboxResponse())
     fake.answers["ListContainers"] = ok(cri.ListContainersResponse())
@@ -254,7 +154,7 @@ AWAY = [Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED]
 def test_an_object_without_a_status_is_left_out_unless_the_runtime_is_away(
     tmp_path: Path, code: Code, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     fake.answers["PodSandboxStatus"] = fake.answers["ContainerStatus"] = error(code)
 
     async def test(runtime: Runtime) -> None:
@@ -278,7 +178,7 @@ def test_an_object_without_a_status_is_left_out_unless_the_runtime_is_away(
 @pytest.mark.parametrize("method", ["Version", "ListPodSandbox", "ListContainers"])
 @pytest.mark.parametrize("reply", [error(Code.INTERNAL), Reply(messages=[b"\xff\xff"])])
 def test_without_a_list_recovery_is_not_done(tmp_path: Path, method: str, reply: Reply) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     fake.answers[method] = reply
 
     async def test(runtime: Runtime) -> None:
@@ -294,7 +194,7 @@ def test_without_a_list_recovery_is_not_done(tmp_path: Path, method: str, reply:
 def test_a_beginning_of_an_id_that_is_not_of_one_container_is_unknown(
     tmp_path: Path, count: int
 ) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     fake.answers["ListContainers"] = ok(cri.ListContainersResponse(containers=[LISTED] * count))
 
     async def test(runtime: Runtime) -> None:
@@ -307,7 +207,7 @@ def test_a_beginning_of_an_id_that_is_not_of_one_container_is_unknown(
 
 def test_a_sweep_returns_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    fake = FakeRuntime()
+    fake = ListingRuntime()
 
     async def test(runtime: Runtime) -> None:
         store = Store(NoJournal())
@@ -328,7 +228,7 @@ def test_a_sweep_returns_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_events_come_in_order_and_their_end_is_the_runtimes(tmp_path: Path) -> None:
-    fake = FakeRuntime()
+    fake = ListingRuntime()
     events = [
         cri.ContainerEventResponse(container_id=name, container_event_type=kind)
         for name, kind in (("a", cri.CONTAINER_STOPPED_EVENT), ("b", cri.CONTAINER_DELETED_EVENT))

@@ -10,7 +10,6 @@ from hooks.facts import Disk
 from koordlet.node.probe import SCRATCH, Probed, pods_cpus, probe_kernel
 from linux.discovery import discover
 from linux.resources import Resource
-from tests.linux.test_block_devices import put
 from tests.simulated import (
     ANOLIS_8,
     DEBIAN_12_V1,
@@ -22,6 +21,7 @@ from tests.simulated import (
     Profile,
     SimulatedKernel,
 )
+from tests.simulated.devices import put_disk
 from tests.simulated.vfs import text
 
 ALWAYS = {
@@ -143,10 +143,10 @@ def test_the_cpus_of_pods_are_those_that_the_kernel_lets_them_ask_for(profile: P
 def test_block_devices_are_resolved_to_whole_disks_with_their_scheduler() -> None:
     kernel = SimulatedKernel(DEBIAN_12_V2)
     Kubelet(kernel)
-    put(kernel, "sda", "8:0")
-    put(kernel, "sda1", "8:1", disk="sda")
-    put(kernel, "sdb", "8:16")
-    put(kernel, "dm-0", "252:0", slaves=("sda1", "sdb"), mapper="my--vg-log--1", lvm=True)
+    put_disk(kernel, "sda", "8:0")
+    put_disk(kernel, "sda1", "8:1", disk="sda")
+    put_disk(kernel, "sdb", "8:16")
+    put_disk(kernel, "dm-0", "252:0", slaves=("sda1", "sdb"), mapper="my--vg-log--1", lvm=True)
     kernel.sysfs.put("devices/virtual/block/sdb/queue/scheduler", text("none [bfq] kyber\n"))
     facts = probe_kernel(kernel, discover(kernel)).facts
     sda, sdb = Disk("8:0"), Disk("8:16", bfq=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from koordlet.sources.kubelet import KubeletClient, is_loopback
 from koordlet.sources.polling import Poller, SourceError
 from koordlet.state import NodeState
 from protos.cri.v1 import api_pb2, api_pb2_grpc
+from tests.answering import answering
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.kubelet import running_pod
 from tests.koordlet.builders import pod_manifest
@@ -60,41 +59,6 @@ BED_POD = {
 
 
 # --- kubelet -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def answering(
-    status: int, body: bytes, *, certificate: Path | None = None
-) -> Iterator[tuple[int, list[str], list[str]]]:
-    """A server that always answers the same; yields its port, the paths and tokens it was sent."""
-    paths: list[str] = []
-    tokens: list[str] = []
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            paths.append(self.path)
-            tokens.append(self.headers.get("Authorization", ""))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server.server_port, paths, tokens
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Random lives of a node whose pods are edited: only kubelet's list shows the edits.
 
-Adds to `test_node` a daemon that reads kubelet's pods, edits of labels and annotations while
+Adds to `node_machine` a daemon that reads kubelet's pods, edits of labels and annotations while
 containers run, and resizes that no event reports.
 """
 
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from koordlet.state import Source
 from koordlet.state.podspec import KnownPod
 from tests.properties.listed import listed
-from tests.properties.test_node import EXAMPLES, NodeMachine
+from tests.properties.node_machine import NodeMachine
 
 CLASSES = ("", "LS", "LSR", "SYSTEM", "BE")
 
@@ -76,12 +75,3 @@ class EditedMachine(NodeMachine):
         if hasattr(self, "node"):
             self.kubelet_lists_its_pods()
         super().every_decision_gives_the_cpus_of_the_books()
-
-
-TestEdited = EditedMachine.TestCase
-TestEdited.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)

@@ -1,21 +1,18 @@
 """Random lives of a node that others disturb: who else writes there, and what fails besides writes.
 
-Adds to `test_node` an operator and kubelet as writers beside the runtime, reads that fail, slow
+Adds to `node_machine` an operator and kubelet as writers beside the runtime, reads that fail, slow
 writes, a run directory that is full, journals with a torn end, both cgroup drivers on both cgroup
-versions. Settled means more here: deciding again gives the
-same, a second pass writes nothing, a daemon that starts anew finds nothing to do and knows the
-same, and every value that differs from an undisturbed node's is explained by a claim.
+versions. Settled means more here: deciding again gives the same, a second pass writes nothing, a
+restarted daemon finds nothing to do and knows the same, and every value that differs from an
+undisturbed node's is explained by a claim.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import suppress
 from dataclasses import replace
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -23,8 +20,9 @@ from apis.cpuset import CpuSet
 from hooks.subject import Subject
 from koordlet.executor.slots import State
 from tests.koordlet.executor.bed import fill_disk
+from tests.properties.lives import LIVES, PROFILES, Life
+from tests.properties.node_machine import NodeMachine
 from tests.properties.pods import RunningContainer
-from tests.properties.test_node import LIVES, PROFILES, Life, NodeMachine
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2
 from tests.simulated.profiles import Driver, WeightFormula
 
@@ -219,15 +217,3 @@ class DisturbedMachine(NodeMachine):
 
 def _known(subjects: dict[str, Subject]) -> set[tuple[str, str]]:
     return {(key, subject.cgroup) for key, subject in subjects.items()}
-
-
-pytestmark = pytest.mark.long
-EXAMPLES = int(os.environ.get("KOORD_PROPERTY_EXAMPLES", "40"))
-
-TestDisturbed = DisturbedMachine.TestCase
-TestDisturbed.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
