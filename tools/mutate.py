@@ -13,10 +13,12 @@ for the removal of code that makes no difference. Some survivors change nothing 
 observed (equivalent mutants): a few percent of a sample.
 
 The tests run in a copy of the checkout, so that it can be edited meanwhile. They are the test
-folders of the rooms that are mutated; test files that import the mutated module run first. What
-follows `--` goes to pytest. Unless that has an `-m`, tests that start a machine of their own
-(containerd, an API server, QEMU) are left out. The same arguments on the same source give the same
-mutants.
+folders of the rooms that are mutated. A mutant is tried in two stages: the test files that import
+its module, then, if it passed these, all others, the quickest first. So one run also measures
+modules that only tests of a whole process notice, and such tests, which take long, run for few
+mutants. A killed mutant is listed with the test that failed. What follows `--` goes to pytest.
+Unless that has an `-m`, tests that start a machine of their own (containerd, an API server, QEMU)
+are left out. The same arguments on the same source give the same mutants.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -75,11 +78,15 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a mutant: "killed", "survived" or "timed out", after some seconds."""
+    """What became of a mutant: "killed", "survived" or "timed out", after some seconds.
+
+    killer: the test that failed; empty if none did, or if pytest itself ended.
+    """
 
     mutant: Mutant
     outcome: str
     seconds: float
+    killer: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=int, choices=(1, 2), default=1, help="copies to work in (default: 1)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds for one mutant (default: by the tests)"
+        "--timeout", type=float, metavar="S", help="seconds for each stage (default: by the tests)"
     )
     parser.add_argument(
         "--at-least", type=float, metavar="PERCENT", help="exit 1 if fewer are killed"
@@ -137,15 +144,16 @@ def _run(options: argparse.Namespace, pytest_arguments: Sequence[str]) -> int:
     results: list[Result] = []
     with ExitStack() as stack:
         copies = [stack.enter_context(copy_of(ROOT)) for _ in range(options.jobs)]
-        needed_s = try_without_fault(copies[0], [*pytest_arguments, *tests], options.timeout)
-        limit_s = options.timeout or max(SHORTEST_TIMEOUT_S, TIMEOUT_FACTOR * needed_s)
-        print(f"no fault: the tests pass in {needed_s:.1f} s; limit {limit_s:.0f} s", flush=True)
-        trial = Trial(tests, pytest_arguments, limit_s, threading.Event())
+        pace = try_without_fault(copies[0], [*pytest_arguments, *tests], options.timeout)
+        print(f"no fault: the tests pass in {pace.seconds(tests):.1f} s", flush=True)
+        trial = Trial(tests, pytest_arguments, pace, options.timeout, threading.Event())
         for result in try_all(copies, mutants, trial):
             results.append(result)
             count = f"[{len(results):{len(str(len(mutants)))}}/{len(mutants)}]"
+            by = f"  by {result.killer}" if result.killer else ""
             print(
-                f"{count} {result.outcome:9} {result.seconds:6.1f} s  {result.mutant}", flush=True
+                f"{count} {result.outcome:9} {result.seconds:6.1f} s  {result.mutant}{by}",
+                flush=True,
             )
     report(results, time.monotonic() - begin)
     rate = 100 * sum(one.outcome != "survived" for one in results) / len(results)
@@ -229,8 +237,25 @@ def test_files(root: Path, selection: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def nearest_first(root: Path, tests: Sequence[str], module: str) -> list[str]:
-    """Return the tests in the order in which they probably notice a fault in the module."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the tests take without a fault: the start of pytest, and each test file.
+
+    of_file: seconds by the path of a file; a file of which no test ran is not in it.
+    """
+
+    start_s: float
+    of_file: Mapping[str, float]
+
+    def seconds(self, tests: Sequence[str]) -> float:
+        files = {test.partition("::")[0] for test in tests}
+        return self.start_s + sum(self.of_file.get(file, 0.0) for file in files)
+
+
+def stages(
+    root: Path, tests: Sequence[str], module: str, pace: Pace
+) -> tuple[list[str], list[str]]:
+    """Return the tests that import the module, and the others; the quickest files first."""
     dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = dotted.rpartition(".")
     imports = re.compile(
@@ -238,11 +263,12 @@ def nearest_first(root: Path, tests: Sequence[str], module: str) -> list[str]:
         + (rf"|from {re.escape(package)} import .*\b{name}\b)" if package else ")"),
         re.MULTILINE,
     )
-
-    def distance(test: str) -> int:
-        return 0 if imports.search((root / test.partition("::")[0]).read_text()) else 1
-
-    return sorted(tests, key=distance)
+    near: list[str] = []
+    others: list[str] = []
+    for test in sorted(tests, key=lambda one: pace.of_file.get(one.partition("::")[0], 0.0)):
+        text = (root / test.partition("::")[0]).read_text()
+        (near if imports.search(text) else others).append(test)
+    return near, others
 
 
 @contextmanager
@@ -272,12 +298,20 @@ def copy_of(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one mutant is tried: with these tests, for so long, until `stopped` is set."""
+    """How each mutant is tried: with these tests, at this pace, until `stopped` is set.
+
+    limit_s: the most seconds for one stage; None: as TIMEOUT_FACTOR says.
+    """
 
     tests: Sequence[str]
     pytest_arguments: Sequence[str]
-    limit_s: float
+    pace: Pace
+    limit_s: float | None
     stopped: threading.Event
+
+    def limit_of(self, tests: Sequence[str]) -> float:
+        """Return the most seconds that these tests may take."""
+        return self.limit_s or max(SHORTEST_TIMEOUT_S, TIMEOUT_FACTOR * self.pace.seconds(tests))
 
 
 def try_all(copies: Sequence[Path], mutants: Sequence[Mutant], trial: Trial) -> Iterator[Result]:
@@ -306,27 +340,45 @@ def try_all(copies: Sequence[Path], mutants: Sequence[Mutant], trial: Trial) -> 
 def try_one(copy: Path, mutant: Mutant, trial: Trial) -> Result:
     """Plant the fault in the copy, run the tests until one fails, take the fault out again."""
     begin = time.monotonic()
+    outcome, killer = "survived", ""
     module = copy / mutant.path
     module.write_bytes(mutant.edit.apply(mutant.source))
     try:
-        arguments = ["-x", *trial.pytest_arguments, *nearest_first(copy, trial.tests, mutant.path)]
-        status, _ = run_pytest(copy, arguments, trial.limit_s, trial.stopped)
+        for tests in filter(None, stages(copy, trial.tests, mutant.path, trial.pace)):
+            arguments = ["-x", *trial.pytest_arguments, *tests]
+            status, output = run_pytest(copy, arguments, trial.limit_of(tests), trial.stopped)
+            if status is None:
+                outcome = "timed out"
+                break
+            if status not in (0, NO_TESTS):
+                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+                outcome, killer = "killed", failed[1] if failed else ""
+                break
     finally:
         module.write_bytes(mutant.source)
-    outcome = {0: "survived", None: "timed out"}.get(status, "killed")
-    return Result(mutant, outcome, time.monotonic() - begin)
+    return Result(mutant, outcome, time.monotonic() - begin, killer)
 
 
-def try_without_fault(copy: Path, arguments: Sequence[str], limit_s: float | None) -> float:
-    """Return the seconds that the tests take. Raises UsageError if one fails."""
+def try_without_fault(copy: Path, arguments: Sequence[str], limit_s: float | None) -> Pace:
+    """Return how long the tests take. Raises UsageError if one fails."""
     begin = time.monotonic()
-    status, output = run_pytest(copy, arguments, limit_s or math.inf, threading.Event())
+    record = copy / "pace.xml"
+    # In this family a test case names its file; "total" counts fixtures in.
+    recording = [f"--junitxml={record}", "-o", "junit_family=xunit1"]
+    recording += ["-o", "junit_duration_report=total"]
+    limit = limit_s or math.inf
+    status, output = run_pytest(copy, [*recording, *arguments], limit, threading.Event())
+    needed_s = time.monotonic() - begin
     if status is None:
         raise UsageError(f"the tests take longer than {limit_s:g} s without any fault")
     if status != 0:
         reason = "find no test" if status == NO_TESTS else "fail without any fault"
         raise UsageError(f"the tests {reason}:\n{output[-3000:]}")
-    return time.monotonic() - begin
+    of_file: defaultdict[str, float] = defaultdict(float)
+    for case in ElementTree.parse(record).iter("testcase"):
+        of_file[case.attrib["file"]] += float(case.attrib["time"])
+    record.unlink()
+    return Pace(max(0.0, needed_s - sum(of_file.values())), dict(of_file))
 
 
 def run_pytest(

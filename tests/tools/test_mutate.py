@@ -32,6 +32,9 @@ def test_wait():
     wait(True)
 """
 
+# What the test files take without a fault.
+SECONDS = {"module": 5.0, "aside": 1.0, "slow": 3.0, "slower": 4.0}
+
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -58,7 +61,7 @@ def test_survivors_are_shown_and_the_checkout_stays_as_it_was(
     status = mutate.main(["room/module.py:3", "room/module.py:7", "--at-least", "100"])
     shown = capsys.readouterr().out
     assert status == 1
-    assert "killed   " in shown
+    assert "room/module.py:3 other function  by tests/room/test_module.py::test_limit\n" in shown
     assert "survived: room/module.py:7 constant" in shown
     assert "+    return value['nameX']" in shown
     assert "killed 4 of 6 mutants (67 %), 0 of them by running too long" in shown
@@ -88,10 +91,38 @@ def test_generated_modules_are_left_out(checkout: Path) -> None:
     assert set(mutate.modules_at(checkout, ["room"])) == {"room/__init__.py", "room/module.py"}
 
 
-def test_tests_that_import_the_module_run_first(checkout: Path) -> None:
+def test_tests_that_import_the_module_run_first_and_quick_ones_before_slow_ones(
+    checkout: Path,
+) -> None:
+    for name in ("slow", "slower"):
+        (checkout / f"tests/room/test_{name}.py").write_text("import room\n")
     tests = mutate.test_files(checkout, ["tests/room"])
-    assert tests == ["tests/room/test_aside.py", "tests/room/test_module.py"]
-    assert mutate.nearest_first(checkout, tests, "room/module.py") == tests[::-1]
+    pace = mutate.Pace(1.0, {f"tests/room/test_{name}.py": t for name, t in SECONDS.items()})
+    assert mutate.stages(checkout, tests, "room/module.py", pace) == (
+        ["tests/room/test_module.py"],
+        [f"tests/room/test_{name}.py" for name in ("aside", "slow", "slower")],
+    )
+    assert pace.seconds(tests) == 1.0 + 5.0 + 1.0 + 3.0 + 4.0
+
+
+def test_a_mutant_that_the_nearest_tests_do_not_notice_is_tried_with_all_others(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here a test of a whole process, which does not import the module."""
+    far = "import subprocess, sys\n\nCODE = \"import room.module as m; m.name({'name': 1})\"\n\n"
+    far += "def test_process():\n    subprocess.run([sys.executable, '-c', CODE], check=True)\n"
+    (checkout / "tests/room/test_far.py").write_text(far)
+    assert mutate.main(["room/module.py:7", "--at-least", "100"]) == 1
+    shown = capsys.readouterr().out
+    assert "room/module.py:7 constant  by tests/room/test_far.py::test_process\n" in shown
+    assert "survived: room/module.py:7 result\n" in shown
+
+
+def test_a_stage_without_a_test_kills_nothing(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mutate.main(["room/module.py:3", "--", "-k", "aside"]) == 0
+    assert "killed 0 of " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
