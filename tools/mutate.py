@@ -351,7 +351,7 @@ def try_one(copy: Path, mutant: Mutant, trial: Trial) -> Result:
                 outcome = "timed out"
                 break
             if status not in (0, NO_TESTS):
-                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+                failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
                 outcome, killer = "killed", failed[1] if failed else ""
                 break
     finally:

@@ -184,6 +184,76 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_tried_again(
     assert found.leases
 
 
+def test_what_is_kept_agrees_with_what_is_in_force_by_subject_class_and_origin(
+    tmp_path: Path,
+) -> None:
+    """Each of these differs from the one before it in what the next daemon would resume."""
+    path = tmp_path / "leases"
+    file = LeaseFile(str(path), boot=BOOT)
+    of_class = (Level.CONTAINER, KubeQoS.BESTEFFORT)
+    standings = [
+        Standing({"pod/u1": (QUOTA,)}),
+        Standing({"pod/u2": (QUOTA,)}),
+        Standing({"pod/u2": (QUOTA,)}, {of_class: (QUOTA,)}),
+        Standing({"pod/u2": (QUOTA,)}, {(Level.POD, KubeQoS.BESTEFFORT): (QUOTA,)}),
+        Standing({"pod/u2": (QUOTA,)}, {(Level.POD, KubeQoS.BESTEFFORT): (RAISED,)}),
+        Standing({"pod/u2": (RAISED,)}, {(Level.POD, KubeQoS.BESTEFFORT): (RAISED,)}),
+    ]
+    leases = [{"one": Lease(standing, 100.0)} for standing in standings]
+    leases.append({"one": Lease(standings[-1], 100.0, resumed=True)})
+    leases.append({"two": Lease(standings[-1], 100.0, resumed=True)})
+    for wanted in leases:
+        for _ in range(2):
+            file.keep(wanted, {}, 1.0)
+            loaded, _ = load(str(path), boot=BOOT, ttl_s={"one": 9.0, "two": 9.0}, now=1.0)
+            assert {name: one.standing for name, one in loaded.leases.items()} == {
+                name: one.standing for name, one in wanted.items()
+            }
+            saved = json.loads(path.read_text())["leases"]
+            assert {name: one["resumed"] for name, one in saved.items()} == {
+                name: one.resumed for name, one in wanted.items()
+            }
+
+
+def test_where_the_boot_is_not_known_nothing_is_kept(tmp_path: Path) -> None:
+    LeaseFile(str(tmp_path / "leases"), boot="").keep(lease(QUOTA), {}, 1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_too_large_to_be_ours_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+    save(lease(QUOTA), str(path), boot=BOOT)
+    content = path.read_bytes()
+    path.write_bytes(content.ljust(64 << 20))
+    found, _ = load(str(path), boot=BOOT, ttl_s=TTL, now=500.0)
+    assert found.leases
+    with path.open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(LeaseFileError, match="has more than 67108864 bytes"):
+        load(str(path), boot=BOOT, ttl_s=TTL, now=500.0)
+
+
+def test_the_message_about_a_damaged_file_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+    save({"o" * 5000: Lease(Standing(), 1.0)}, str(path), boot=BOOT)
+    path.write_text(path.read_text().replace('"resumed":false', '"resumed":7'))
+    with pytest.raises(LeaseFileError) as caught:
+        load(str(path), boot=BOOT, ttl_s=TTL, now=500.0)
+    assert len(str(caught.value)) < len(str(path)) + 400
+    path.write_text('{"format": "' + "f" * 5000 + '", "boot": "b1", "leases": {}}')
+    with pytest.raises(LeaseFileError) as caught:
+        load(str(path), boot=BOOT, ttl_s=TTL, now=500.0)
+    assert len(str(caught.value)) < len(str(path)) + 400
+
+
+def test_a_lease_that_was_resumed_and_has_ended_is_left_out(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    save(lease(QUOTA, until=510.0, resumed=True), path, boot=BOOT)
+    found, _ = load(path, boot=BOOT, ttl_s=TTL, now=509.9)
+    assert found.leases["one"].until == 510.0
+    assert load(path, boot=BOOT, ttl_s=TTL, now=510.0) == (Carried(), ())
+
+
 # -- states -----------------------------------------------------------------------------------
 
 

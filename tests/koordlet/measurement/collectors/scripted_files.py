@@ -31,7 +31,10 @@ class ScriptedFiles:
         return ScriptedFile(self, path)
 
     def listdir(self, path: str) -> list[str]:
-        raise NotImplementedError
+        below = [one[len(path) + 1 :] for one in self.content if one.startswith(f"{path}/")]
+        if not below:
+            raise OSError(errno.ENOENT, "scripted", path)
+        return sorted({one.partition("/")[0] for one in below})
 
 
 class ScriptedFile:

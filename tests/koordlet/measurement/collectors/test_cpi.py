@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,11 +25,15 @@ LAYOUT = Layout(2, {"": "/sys/fs/cgroup"}, Driver.CGROUPFS, "kubepods")
 
 @dataclass
 class Machine:
-    """Counters that count as a test says. refuse: directory -> what opening it raises."""
+    """Counters that count as a test says.
+
+    refuse: directory -> what opening it raises. broken: directories whose counters cannot be read.
+    """
 
     cycles: float = 2000.0
     instructions: float = 1000.0
     refuse: dict[str, OSError] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
     open: set[str] = field(default_factory=set)
     most_open: int = 0
     cpus: tuple[int, ...] = ()
@@ -49,6 +54,8 @@ class Counting:
     directory: str
 
     def read(self) -> tuple[float, ...]:
+        if self.directory in self.machine.broken:
+            raise OSError(errno.EIO, "broken")
         return self.machine.cycles, self.machine.instructions
 
     def close(self) -> None:
@@ -159,6 +166,81 @@ def test_close_ends_an_open_window() -> None:
     assert machine.open == set()
     rounds.next()
     assert len(machine.open) == 3  # switched on again, it does not wait for the minute's end
+
+
+def test_a_counter_that_cannot_be_read_is_named_and_leaves_the_others() -> None:
+    machine = Machine()
+    rounds = rounds_of(machine, 2)
+    rounds.next()
+    machine.broken = {"/sys/fs/cgroup/pod0/box"}
+    assert {series.of for series in rounds.next()} == {"box-1"}
+    (problem,) = rounds.problems
+    assert problem.startswith("container box-0: ")
+    assert machine.open == set()
+
+
+def test_a_window_of_no_time_gives_no_sample() -> None:
+    rounds = rounds_of(Machine())
+    rounds.next()
+    assert rounds.next(0.0) == {}
+
+
+def test_only_both_counts_together_are_a_sample() -> None:
+    rounds = rounds_of(Machine(cycles=5.0, instructions=0.0))
+    rounds.next()
+    assert rounds.next() == {}
+
+
+def test_a_round_that_comes_a_little_early_begins_the_next_cycle_all_the_same() -> None:
+    machine = Machine()
+    rounds = rounds_of(machine)
+    rounds.next()
+    rounds.next()
+    rounds.next(44.9)
+    assert machine.open == set()
+    rounds.next(0.1)
+    assert len(machine.open) == 1
+
+
+def test_a_container_that_ended_while_it_waited_is_not_counted() -> None:
+    machine = Machine()
+    rounds = rounds_of(machine, 3, most_descriptors=9)  # one container at once
+    rounds.next()
+    pods = rounds.targets.pods
+    without = PodTarget("uid-2", "pod2", (ContainerTarget("box-2", ""),))
+    rounds.targets = Targets(LAYOUT, (pods[0], without))
+    assert {series.of for series in rounds.next()} == {"box-0"}
+    assert machine.open == set()
+
+
+def test_without_a_hierarchy_there_is_nothing_to_count_and_what_was_open_is_closed() -> None:
+    machine = Machine()
+    rounds = rounds_of(machine)
+    rounds.next()
+    rounds.targets = Targets()
+    with pytest.raises(Unavailable, match="not known yet"):
+        rounds.next()
+    assert machine.open == set()
+    rounds.targets = Targets(Layout(1, {"cpu": "/cpu"}, Driver.CGROUPFS, "kubepods"))
+    with pytest.raises(Unavailable, match="perf_event"):
+        rounds.next()
+
+
+@pytest.mark.parametrize(
+    ("soft", "at_once"),
+    [
+        (400, 12),  # a quarter of the limit, less one: 99 // 8
+        (1 << 20, 511),  # 4096, less one
+        (resource.RLIM_INFINITY, 511),
+    ],
+)
+def test_counters_take_at_most_a_quarter_of_the_open_files(
+    soft: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
+    machine = Machine()
+    rounds_of(machine, 520).next()
+    assert machine.most_open == at_once
 
 
 def test_this_machine_counts_or_says_why_not() -> None:

@@ -15,14 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koordlet.measurement.collecting import ContainerTarget, PodTarget, Targets, Unavailable
+from koordlet.measurement.collecting import (
+    ContainerTarget,
+    PodTarget,
+    Round,
+    Targets,
+    Unavailable,
+)
 from koordlet.measurement.collectors.psi import PressureCollector
 from koordlet.measurement.kernel_files import LocalFiles
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Driver, Layout
 from linux.discovery import discover
 from tests.conftest import require
-from tests.koordlet.measurement.collectors.rounds import Rounds
+from tests.koordlet.measurement.collectors.rounds import Rounds, Stored
+from tests.koordlet.measurement.collectors.scripted_files import ScriptedFiles
 from tests.simulated import ANOLIS_8, DEBIAN_12_V1, DEBIAN_12_V2, RHEL_9, SimulatedKernel
 from tests.simulated.profiles import Feature, Profile
 from tests.waiting import wait_until
@@ -145,6 +152,122 @@ def test_a_cgroup_with_braces_in_its_name_is_found() -> None:
         PressureCollector(), kernel, Targets(layout, (PodTarget("u", "odd{}name"),))
     )
     assert Series(Metric.POD_PSI, "u", "cpu.some.avg10") in rounds.next()
+
+
+V2 = Layout(2, {"": "/v2"}, Driver.CGROUPFS, "k")
+PRESSURE = b"some avg10=1.00 avg60=2.00 avg300=3.00 total=%d\nfull avg10=0.00 avg60=0.00 "
+PRESSURE += b"avg300=0.00 total=0\n"
+
+
+def pressure_of(*directories: str, total_us: int = 0) -> dict[str, bytes | int]:
+    """Return the three files of each directory, and the node's."""
+    return {
+        f"{directory}{kind}": PRESSURE % total_us
+        for directory, suffix in (
+            ("/proc/pressure/", ""),
+            *((f"{d}/", ".pressure") for d in directories),
+        )
+        for kind in (f"{resource}{suffix}" for resource in ("cpu", "memory", "io"))
+    }
+
+
+def test_groups_keep_their_files_while_others_come_and_go() -> None:
+    files = ScriptedFiles(pressure_of("/v2/k/a", "/v2/k/b"))
+    rounds = Rounds(
+        PressureCollector(), files, Targets(V2, (PodTarget("a", "k/a"), PodTarget("b", "k/b")))
+    )
+    rounds.next()
+    assert len(files.opened) == 9
+    rounds.targets = Targets(V2, (PodTarget("a", "k/a"),))
+    found = rounds.next()
+    assert found[Series(Metric.POD_PSI, "a", "io.some.stall")] == 0.0
+    assert found[Series(Metric.NODE_PSI, "", "io.some.stall")] == 0.0
+    assert len(files.opened) == 9
+    assert not [path for path in files.is_open if "/k/b/" in path]
+    rounds.collector.close()
+    assert files.is_open == []
+
+
+def test_other_mounts_mean_other_files_and_counters() -> None:
+    files = ScriptedFiles(pressure_of("/v2/k/a", "/new/k/a"))
+    rounds = Rounds(PressureCollector(), files, Targets(V2, (PodTarget("a", "k/a"),)))
+    rounds.next()
+    rounds.targets = Targets(
+        Layout(2, {"": "/new"}, Driver.CGROUPFS, "k"), (PodTarget("a", "k/a"),)
+    )
+    assert Series(Metric.POD_PSI, "a", "cpu.some.stall") not in rounds.next()
+    assert sorted(path for path in files.is_open if "/k/" in path) == [
+        f"/new/k/a/{name}.pressure" for name in ("cpu", "io", "memory")
+    ]
+
+
+def test_a_file_that_fails_is_opened_again_and_its_stall_begins_again() -> None:
+    files = ScriptedFiles(pressure_of("/v2/k/a"))
+    rounds = Rounds(PressureCollector(), files, Targets(V2, (PodTarget("a", "k/a"),)))
+    rounds.next()
+    for content in (errno.EIO, b"nonsense\n"):
+        files.content["/v2/k/a/cpu.pressure"] = content
+        assert Series(Metric.POD_PSI, "a", "cpu.some.avg10") not in rounds.next()
+        (problem,) = rounds.problems
+        assert problem.startswith("k/a: ")
+        assert "/v2/k/a/cpu.pressure" not in files.is_open
+        files.content |= pressure_of("/v2/k/a", total_us=9_000_000)
+        found = rounds.next()
+        assert found[Series(Metric.POD_PSI, "a", "cpu.some.avg10")] == 1.0
+        assert Series(Metric.POD_PSI, "a", "cpu.some.stall") not in found
+        assert Series(Metric.POD_PSI, "a", "cpu.full.stall") not in found
+
+
+def test_a_file_of_the_node_that_fails_is_named() -> None:
+    files = ScriptedFiles(pressure_of())
+    files.content["/proc/pressure/io"] = errno.EIO
+    rounds = Rounds(PressureCollector(), files)
+    assert Series(Metric.NODE_PSI, "", "cpu.some.avg10") in rounds.next()
+    (problem,) = rounds.problems
+    assert problem.startswith("the node: ")
+
+
+def test_groups_of_v1_are_looked_for_again_when_the_pods_change() -> None:
+    """Of the first containers, none may have been made yet."""
+    v1 = Layout(1, {"cpuacct": "/cpuacct"}, Driver.CGROUPFS, "k")
+    files = ScriptedFiles(pressure_of())
+    rounds = Rounds(PressureCollector(), files, Targets(v1))
+    rounds.next()
+    assert rounds.problems == []  # no pod, so nothing is missing
+    rounds.targets = Targets(v1, (PodTarget("a", "k/a"),))
+    rounds.next()
+    rounds.next()
+    assert "no pressure of groups" in rounds.problems[0]
+    files.content |= pressure_of("/cpuacct/k/a")
+    assert {series.metric for series in rounds.next()} == {Metric.NODE_PSI}
+    rounds.targets = Targets(v1, (PodTarget("a", "k/a"), PodTarget("b", "k/b")))
+    assert Metric.POD_PSI in {series.metric for series in rounds.next()}
+    assert rounds.problems == []
+
+
+def test_a_v1_without_cpuacct_has_the_nodes_pressure() -> None:
+    v1 = Layout(1, {"cpu": "/cpu"}, Driver.CGROUPFS, "k")
+    rounds = Rounds(
+        PressureCollector(), ScriptedFiles(pressure_of()), Targets(v1, (PodTarget("a", "k/a"),))
+    )
+    assert {series.metric for series in rounds.next()} == {Metric.NODE_PSI}
+    assert rounds.problems == []
+
+
+def test_replies_get_their_turn_after_eight_groups() -> None:
+    names = [f"pod{number}" for number in range(17)]
+    files = ScriptedFiles(pressure_of(*(f"/v2/k/{name}" for name in names)))
+    pauses: list[int] = []
+    round_ = Round(
+        now=1.0,
+        targets=Targets(V2, tuple(PodTarget(name, f"k/{name}") for name in names)),
+        files=files,
+        measured=Stored(),
+        clock=lambda: 1.0,
+        pause=lambda: pauses.append(len(files.opened)),
+    )
+    PressureCollector().sample(round_)
+    assert pauses == [3 + 8 * 3, 3 + 16 * 3]
 
 
 @contextlib.contextmanager

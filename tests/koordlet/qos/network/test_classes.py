@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pytest
@@ -204,6 +205,73 @@ def test_a_class_of_many_pods_has_more_turns() -> None:
         pods = [_on(_pod(f"p{at}"), f"10.0.0.{at}") for at in range(count)]
         quanta.append(next(each.quantum for each in _of(*pods).classes if each.minor == LS))
     assert quanta == [15_000, 30_000, 240_000]
+
+
+def test_a_pod_with_a_class_of_its_own_has_one_turn_and_the_priority_of_its_class() -> None:
+    pods = [_on(_pod(f"p{at}", "BE", limits=_OWN), f"10.0.0.{at}") for at in range(3)]
+    wanted = _of(*pods, _on(_pod("free", "BE"), "10.0.1.1"))
+    own = [each for each in wanted.classes if each.minor >= 0x100]
+    assert [(each.quantum, each.prio) for each in own] == [(15_000, 3)] * 3
+    (shared,) = (each for each in wanted.classes if each.minor == BE)
+    assert shared.quantum == 15_000, "pods with a class of their own send in that one"
+
+
+def test_a_turn_is_never_less_than_a_frame() -> None:
+    wanted = _of(line=Line("lo", 0, 65_536))
+    assert {each.quantum for each in wanted.classes} == {0, 65_554}
+
+
+def test_a_limit_is_never_less_than_a_connection_needs_to_stay_alive() -> None:
+    wanted = _of(_on(_pod("a", "BE", limits='{"egressLimit":"100"}'), "10.0.0.1"))
+    assert _rates(wanted)[wanted.members["10.0.0.1"]] == (0x30, 1_000, 1_000)
+    assert _rates(_of(be={"egressLimit": "100"}))[BE] == (0x30, 1_000, 1_000)
+
+
+def test_a_guarantee_may_reach_the_limit_and_all_of_them_the_line() -> None:
+    wanted = _of(
+        ls={"egressRequest": 60, "egressLimit": 60}, be={"egressRequest": 40, "egressLimit": 40}
+    )
+    assert _rates(wanted)[0x20] == (0x1, 75_000_000, 75_000_000)
+    assert _rates(wanted)[0x30] == (0x1, 50_000_000, 50_000_000)
+    assert _rates(wanted)[0x10] == (0x1, 1_000, 125_000_000)
+
+
+def test_every_guarantee_that_cannot_be_kept_is_named() -> None:
+    with pytest.raises(InputErrors) as caught:
+        _of(
+            ls={"egressRequest": 70, "egressLimit": 10}, be={"egressRequest": 50, "egressLimit": 40}
+        )
+    field = "spec.resourceQOSStrategy.{}Class.networkQOS.egressRequest"
+    assert [(one.obj, one.field, one.value) for one in caught.value.errors] == [
+        ("NodeSLO", field.format("ls"), "700000000"),
+        ("NodeSLO", field.format("be"), "500000000"),
+        ("NodeSLO", field.format("be"), "500000000"),
+    ]
+
+
+@pytest.mark.parametrize("address", ["224.0.0.1", "ff02::1", "::1", "::", "127.0.0.9"])
+def test_an_address_that_no_pod_can_have_is_left_out(address: str) -> None:
+    assert _of(_on(_pod("a"), address, "10.0.0.1")).members == {"10.0.0.1": LS}
+
+
+def test_of_two_pods_of_one_moment_with_one_address_the_last_by_uid_has_it() -> None:
+    pods = [_on(_pod("a", "LS"), "10.0.0.1"), _on(_pod("b", "BE"), "10.0.0.1")]
+    assert _of(*pods).members == _of(*reversed(pods)).members == {"10.0.0.1": BE}
+
+
+def test_two_pods_whose_numbers_collide_have_different_ones() -> None:
+    uids: dict[int, str] = {}
+    for uid in (f"p{number}" for number in range(10_000)):
+        first = zlib.crc32(uid.encode()) % 4080
+        if first in uids:
+            break
+        uids[first] = uid
+    wanted = _of(
+        _on(_pod(uids[first], limits=_OWN, created_at=1.0), "10.0.0.1"),
+        _on(_pod(uid, limits=_OWN, created_at=2.0), "10.0.0.2"),
+    )
+    number = 0x100 + first * 0x10 + 0x8
+    assert wanted.members == {"10.0.0.1": number, "10.0.0.2": number + 0x10}
 
 
 def test_classes_have_names() -> None:

@@ -25,6 +25,7 @@ from koordlet.qos.strategies.bandwidth import (
     Traffic,
     next_line,
     step,
+    traffic_of,
 )
 from koordlet.qos.strategy import NodeAmounts, Situation, Verdict
 from linux.resctrl import parse_schemata
@@ -76,6 +77,78 @@ def run(
 )
 def test_the_law(seconds: list[tuple[int, Traffic]], expected: float) -> None:
     assert run(seconds)[1][-1] == pytest.approx(expected)
+
+
+AT_FULL = Traffic(10 * GB, 80 * GB)
+AT_FREE = Traffic(25 * GB, 50 * GB)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "changes"),
+    [
+        (AT_FULL, True),
+        (AT_FULL._replace(protected=10 * GB - 1, best_effort=80 * GB + 1), False),
+        (AT_FULL._replace(best_effort=80 * GB - 1), False),
+    ],
+)
+def test_exactly_full_is_full_and_exactly_a_tenth_is_protected(
+    traffic: Traffic, changes: bool
+) -> None:
+    line = Line(over_since=9_000.0)
+    assert (next_line(line, traffic, CONFIGURED, 10_000.0).percent < 100.0) is changes
+
+
+@pytest.mark.parametrize(
+    ("traffic", "changes"), [(AT_FREE, False), (AT_FREE._replace(best_effort=50 * GB - 1), True)]
+)
+def test_exactly_three_quarters_are_not_free(traffic: Traffic, changes: bool) -> None:
+    line = Line(percent=50.0, free_since=9_000.0)
+    assert next_line(line, traffic, CONFIGURED, 10_000.0).percent == (60.0 if changes else 50.0)
+
+
+def test_what_was_full_or_free_before_begins_again_after_the_dead_band() -> None:
+    seconds = [(3, FULL), (1, BETWEEN), (3, FULL)]
+    assert run(seconds)[1][-1] == 100.0
+    seconds = [(5, FULL), (10, FREE), (1, BETWEEN), (10, FREE)]
+    assert run(seconds)[1][-1] == pytest.approx(64.0)
+
+
+def test_a_domain_without_a_sample_has_its_ceiling_and_keeps_what_it_has_learnt() -> None:
+    line, _ = run([(650, FULL)], LEARNT)
+    assert line.percent < 100.0
+    lost = next_line(line, None, LEARNT, 10_700.0)
+    assert lost == Line(
+        percent=100.0, largest=line.largest, steady=line.steady, grown_at=line.grown_at
+    )
+    assert line.largest == FULL.total + 1
+
+
+def test_a_learnt_line_may_be_as_small_as_half_a_channel() -> None:
+    smallest = Traffic(5 * GB, 5 * GB)
+    assert run([(620, smallest)], LEARNT)[1][-1] < 100.0
+
+
+@pytest.mark.parametrize("file", ["mbm_total_bytes", "mbm_local_bytes"])
+@pytest.mark.parametrize(
+    ("measured", "traffic"),
+    [
+        ({"LSR": 1.0, "LS": 2.0, "BE": 4.0}, Traffic(3.0, 4.0)),
+        ({"LS": 2.0, "BE": 4.0}, Traffic(2.0, 4.0)),
+        ({"LSR": 1.0, "BE": 0.0}, Traffic(1.0, 0.0)),
+        ({"LSR": 1.0, "LS": 2.0}, None),
+        ({"BE": 4.0}, None),
+    ],
+)
+def test_traffic_is_of_the_counter_that_the_machine_has(
+    file: str, measured: dict[str, float], traffic: Traffic | None
+) -> None:
+    figures = {
+        Series(Metric.RESCTRL_BANDWIDTH, group, f"0/{file}"): rate
+        for group, rate in measured.items()
+    }
+    made = replace(situation({}), measurements=Figures(figures))
+    assert traffic_of(made, 0) == traffic
+    assert traffic_of(made, 1) is None
 
 
 def test_a_sample_counts_once() -> None:
