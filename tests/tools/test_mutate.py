@@ -109,12 +109,21 @@ def test_a_mutant_that_the_nearest_tests_do_not_notice_is_tried_with_all_others(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Here a test of a whole process, which does not import the module."""
-    far = "import subprocess, sys\n\nCODE = \"import room.module as m; m.name({'name': 1})\"\n\n"
-    far += "def test_process():\n    subprocess.run([sys.executable, '-c', CODE], check=True)\n"
+    far = """
+import subprocess, sys
+import pytest
+
+@pytest.mark.parametrize("key", ["a", "name of it"])
+def test_process(key):
+    code = f"import room.module as m; key = '{key}'; key == 'a' or m.name({{'name': 1}})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
     (checkout / "tests/room/test_far.py").write_text(far)
     assert mutate.main(["room/module.py:7", "--at-least", "100"]) == 1
     shown = capsys.readouterr().out
-    assert "room/module.py:7 constant  by tests/room/test_far.py::test_process\n" in shown
+    assert (
+        "room/module.py:7 constant  by tests/room/test_far.py::test_process[name of it]\n" in shown
+    )
     assert "survived: room/module.py:7 result\n" in shown
 
 
