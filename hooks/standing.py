@@ -33,6 +33,9 @@ from hooks.subject import (
 
 Claims = tuple[Claim, ...]
 
+_OF_PODS: Final = (ContainerSubject, PodSubject, SandboxSubject)
+"""The subjects that have a pod, and so its class."""
+
 
 class Standing(msgspec.Struct, frozen=True):
     """The claims of all strategies.
@@ -48,7 +51,7 @@ class Standing(msgspec.Struct, frozen=True):
     def of(self, subject: Subject) -> Claims:
         """Return the standing claims on one subject; () for none."""
         own = self.by_subject.get(subject.key, ())
-        if self.by_class and isinstance(subject, ContainerSubject | PodSubject | SandboxSubject):
+        if self.by_class and isinstance(subject, _OF_PODS):
             return own + self.by_class.get((subject.level, subject.pod.kube_qos), ())
         return own
 
@@ -59,8 +62,12 @@ NOTHING_STANDS: Final = Standing()
 def merged(parts: Sequence[Standing]) -> Standing:
     """Return the claims of several strategies together; the order of `parts` is kept.
 
-    Without any claim this is `NOTHING_STANDS`.
+    Without any claim this is `NOTHING_STANDS`, and the claims of one strategy alone stay the same
+    object.
     """
+    parts = [part for part in parts if part.by_subject or part.by_class]
+    if len(parts) == 1:
+        return parts[0]
     by_subject: dict[str, Claims] = {}
     by_class: dict[tuple[Level, KubeQoS], Claims] = {}
     for part in parts:
@@ -69,6 +76,35 @@ def merged(parts: Sequence[Standing]) -> Standing:
         for group, claims in part.by_class.items():
             by_class[group] = by_class.get(group, ()) + claims
     return Standing(by_subject, by_class) if by_subject or by_class else NOTHING_STANDS
+
+
+def renewed(before: Standing, now: Standing) -> Standing:
+    """Return `now` with the objects of `before` for all claims that are equal.
+
+    It is `before` itself if all are. So readers see by identity what has changed.
+    """
+    if now is before:
+        return before
+    by_subject = {
+        key: former if (former := before.by_subject.get(key)) == claims else claims
+        for key, claims in now.by_subject.items()
+    }
+    by_class = before.by_class if before.by_class == now.by_class else now.by_class
+    if by_class is before.by_class and by_subject == before.by_subject:
+        return before
+    return Standing(by_subject, by_class)
+
+
+def differing(before: Standing, now: Standing) -> frozenset[str] | None:
+    """Return the keys of the subjects whose claims differ; None: any subject's may.
+
+    Claims of their own count as different if they are other objects, see `renewed`.
+    """
+    if before.by_class != now.by_class:
+        return None
+    former, newest = before.by_subject, now.by_subject
+    differ = {key for key, claims in newest.items() if former.get(key) is not claims}
+    return frozenset(differ.union(former.keys() - newest.keys()))
 
 
 def same_effect(one: Claims, other: Claims) -> bool:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from hooks.check import claim_problem
-from hooks.claim import Claim
-from hooks.standing import NOTHING_STANDS, Standing, merged
+from hooks.standing import NOTHING_STANDS, Claims, Standing, merged, renewed
 from hooks.subject import Level
 
 
@@ -70,10 +69,12 @@ class Board:
     def publish(self, name: str, standing: Standing, *, until: float) -> None:
         """Put a strategy's claims in force in place of its former ones, until that moment."""
         with self._lock:
-            before = self._leases.pop(name, None)
+            lease = self._leases.pop(name, None)
+            before = NOTHING_STANDS if lease is None else lease.standing
+            standing = renewed(before, standing)
             if standing.by_subject or standing.by_class:
                 self._leases[name] = Lease(standing, until)
-            if (NOTHING_STANDS if before is None else before.standing) != standing:
+            if standing is not before:
                 self._publish()
 
     def renew(self, name: str, *, until: float) -> None:
@@ -113,18 +114,23 @@ class Board:
 def checked(standing: Standing) -> tuple[Standing, tuple[str, ...]]:
     """Return the claims that can be carried out, and why the others cannot.
 
-    A claim of a wrong type or level would otherwise fail in every hook and pass.
+    A claim of a wrong type or level would otherwise fail in every hook and pass. The same claims
+    on many subjects of one level are looked at once.
     """
     problems: list[str] = []
+    known: dict[tuple[str, int], Claims] = {}
 
-    def good(level: Level, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-        found = [(claim, claim_problem(claim, level)) for claim in claims]
-        problems.extend(problem for _, problem in found if problem)
-        return tuple(claim for claim, problem in found if not problem)
+    def good(level: str, claims: Claims) -> Claims:
+        result = known.get((level, id(claims)))
+        if result is None:
+            found = [(claim, claim_problem(claim, Level(level))) for claim in claims]
+            problems.extend(problem for _, problem in found if problem)
+            result = tuple(claim for claim, problem in found if not problem)
+            known[level, id(claims)] = result
+        return result
 
     by_subject = {
-        key: good(Level(key.partition("/")[0]), claims)
-        for key, claims in standing.by_subject.items()
+        key: good(key.partition("/")[0], claims) for key, claims in standing.by_subject.items()
     }
     by_class = {group: good(group[0], claims) for group, claims in standing.by_class.items()}
     if not problems:

@@ -181,13 +181,23 @@ def save(
     states: Mapping[str, msgspec.Struct] = _NO_STATES,
 ) -> None:
     """Write leases and states, by strategy, to `path`. boot: of this machine. Raises OSError."""
+    known: dict[int, _Claims] = {}
+
+    def saved_claims(claims: Claims) -> _Claims:
+        # Most subjects have the same claims as others.
+        if id(claims) not in known:
+            known[id(claims)] = _plain(claims)
+        return known[id(claims)]
+
     saved = {
         name: _Lease(
             until=lease.until,
             resumed=lease.resumed,
-            by_subject={key: _plain(claims) for key, claims in lease.standing.by_subject.items()},
+            by_subject={
+                key: saved_claims(claims) for key, claims in lease.standing.by_subject.items()
+            },
             by_class=tuple(
-                (*group, _plain(claims)) for group, claims in lease.standing.by_class.items()
+                (*group, saved_claims(claims)) for group, claims in lease.standing.by_class.items()
             ),
         )
         for name, lease in leases.items()

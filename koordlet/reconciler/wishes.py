@@ -17,7 +17,7 @@ from hooks.decision import Decision, Outcome
 from hooks.engine import Decide, Engine, decide
 from hooks.policy import OffBecause
 from hooks.requested import requested_value
-from hooks.standing import NOTHING_STANDS, Claims, Standing, same_effect, under
+from hooks.standing import NOTHING_STANDS, Claims, Standing, differing, same_effect, under
 from hooks.subject import (
     ContainerSubject,
     Pod,
@@ -178,7 +178,9 @@ class Wishes:
             return Restood((), ())
         changed: list[str] = []
         around: set[str] = set()
-        for key, known in self.known.items():
+        differ = differing(self._followed, self.standing)
+        for key in self.known if differ is None else filter(differ.__contains__, self.known):
+            known = self.known[key]
             claims = self.standing.of(known.subject)
             if claims is known.claims:
                 continue
@@ -327,7 +329,7 @@ class Wishes:
 
 
 def _pod_of(subject: Subject) -> Pod | None:
-    if isinstance(subject, ContainerSubject | PodSubject | SandboxSubject):
+    if isinstance(subject, (ContainerSubject, PodSubject, SandboxSubject)):
         return subject.pod
     return None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
 from hooks.claim import Claim, Op, Rank
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.policy import Policy, never
-from hooks.standing import Standing, merged
+from hooks.standing import Claims, Standing, differing, merged, renewed
 from hooks.subject import ContainerSubject, Level, Requested, make_pod
 from linux.resources import Resource
 
@@ -117,3 +120,40 @@ def test_claims_of_a_class_reach_every_container_of_it_beside_its_own() -> None:
         id="c1",
     )
     assert standing.of(other) == ()
+
+
+def _some(shares: int) -> Claims:
+    """Claims that are equal to others with the same shares, and never the same object."""
+    return (_claim(Resource.CPU_SHARES, shares, "cpu-suppress"),)
+
+
+_STANDINGS = st.builds(
+    lambda own, of_class: Standing(
+        {f"container/{key}": _some(shares) for key, shares in own.items()},
+        {} if of_class is None else {(Level.CONTAINER, KubeQoS.BESTEFFORT): _some(of_class)},
+    ),
+    st.dictionaries(st.sampled_from(["c0", "c1", "c2"]), st.integers(2, 4)),
+    st.none() | st.integers(2, 3),
+)
+
+
+@given(_STANDINGS, _STANDINGS)
+def test_what_differs_between_two_standings_is_seen_by_identity(
+    before: Standing, wanted: Standing
+) -> None:
+    now = renewed(before, wanted)
+    assert now == wanted
+    assert (now is before) is (wanted == before)
+    differ = differing(before, now)
+    assert (differ is None) is (before.by_class != now.by_class)
+    for name in ("c0", "c1", "c2"):
+        container = ContainerSubject(pod=_POD, name="main", id=name)
+        seen = differ is None or container.key in differ
+        assert seen or now.of(container) == before.of(container)
+        if differ is not None:
+            assert seen is (now.of(container) != before.of(container))
+
+
+def test_the_claims_of_one_strategy_alone_stay_the_same_object() -> None:
+    one = Standing({_CONTAINER.key: _some(2)})
+    assert merged([Standing(), one, Standing()]) is one

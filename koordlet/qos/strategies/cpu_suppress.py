@@ -43,8 +43,9 @@ from apis.quantity import ZERO
 from apis.topology import parse_node_reservation
 from hooks import compat
 from hooks.claim import Claim, Op, Rank
+from hooks.facts import NodeInputs
 from hooks.standing import Claims, Standing, merged
-from hooks.subject import Level, QosSubject
+from hooks.subject import HostAppSubject, Level, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
 from koordlet.qos.strategies.cpu_choice import choose, share
@@ -54,7 +55,7 @@ from koordlet.qos.strategies.cpu_owners import (
     kubelet_is_static,
     owners_of,
 )
-from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
+from koordlet.qos.strategy import Note, PodOnNode, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
 
 NAME: Final = "BECPUSuppress"
@@ -114,12 +115,24 @@ class Amount(NamedTuple):
         return f"{terms}, at least {self.least / 1000:g}" if self.least else terms
 
 
+class Basis(NamedTuple):
+    """What the claims on CPU sets follow from; the same basis has the same claims."""
+
+    cpus: CpuSet
+    reason: str
+    owners: Owners
+    inputs: NodeInputs
+    pods: tuple[PodOnNode, ...]
+    host_apps: tuple[HostAppSubject, ...]
+
+
 class State(msgspec.Struct, frozen=True):
     """What a step remembers.
 
     cpus, quota_us: in force; no CPUs and UNLIMITED while that policy is not used. fewer, more:
     steps in a row that asked for less or more CPUs than `cpus`. terms: the amount that led to
-    what is in force. measured_at, last: of the last step that had measurements.
+    what is in force. basis: of the last step's claims on CPU sets, None without such claims.
+    measured_at, last: of the last step that had measurements.
     """
 
     cpus: CpuSet = NO_CPUS
@@ -127,6 +140,7 @@ class State(msgspec.Struct, frozen=True):
     fewer: int = 0
     more: int = 0
     terms: str = ""
+    basis: Basis | None = None
     measured_at: float = 0.0
     last: Verdict = Verdict()
 
@@ -276,14 +290,20 @@ def _by_cpus(
     )
     changed = cpus != state.cpus
     terms = str(amount) if changed else state.terms
-    after = State(cpus=cpus, fewer=fewer, more=more, terms=terms)
     reason = f"suppressed to {len(cpus)} CPUs: {terms}"
+    basis = Basis(cpus, reason, owners, situation.inputs, situation.pods, situation.host_apps)
+    after = State(cpus=cpus, fewer=fewer, more=more, terms=terms, basis=basis)
+    standing = (
+        state.last.standing
+        if basis == state.basis
+        else _cpu_claims(cpus, situation, owners, reason)
+    )
     notes: tuple[Note, ...] = ()
     if changed:
         message = f"best-effort CPUs {state.cpus or 'not limited'} -> {cpus}: {amount}"
         notes = (Note(3, "AdjustBEByNodeCPUUsage", message),)
     return after, Verdict(
-        standing=_cpu_claims(cpus, situation, owners, reason),
+        standing=standing,
         notes=notes,
         gauges={("be_suppress_cpu_cores", (("type", "cpuset"),)): float(len(cpus))},
         summary=f"best-effort pods on {len(cpus)} CPUs ({cpus}): "

@@ -312,6 +312,25 @@ def test_claims_stay_equal_while_the_set_stays() -> None:
     assert second.standing == first.standing and second.summary != first.summary
 
 
+def test_claims_are_made_again_only_when_what_they_follow_from_changes() -> None:
+    pods = (LS, on_node(BATCH, ("main", NOTHING_REQUESTED)))
+    situation = a_situation(used(9.0, 6.0, 2.0), *pods, slo=slo(), allocatable_milli=15_500)
+    state, first = step(State(), situation)
+    state, second = step(state, msgspec.structs.replace(situation, now=situation.now + 1))
+    assert second.standing is first.standing
+    more = on_node(be_pod(name="more"), ("main", NOTHING_REQUESTED))
+    state, third = step(
+        state,
+        msgspec.structs.replace(situation, now=situation.now + 2, pods=(*situation.pods, more)),
+    )
+    assert cpus_of(third.standing, more.containers[0]) == state.cpus
+    busy = a_situation(used(13.0, 10.0, 2.0), *pods, slo=slo(), allocatable_milli=15_500)
+    for seconds in (3, 4):
+        now = situation.now + seconds
+        state, last = step(state, msgspec.structs.replace(busy, now=now))
+    assert cpus_of(last.standing, ROOT) == state.cpus != cpus_of(first.standing, ROOT)
+
+
 # -- who has which CPU ------------------------------------------------------------------------
 
 
