@@ -79,7 +79,11 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 class Recent(Protocol):
-    """The newest samples of all objects, as of the round."""
+    """The newest samples, as of the round."""
+
+    def latest(self, series: Series, *, within_s: float) -> float | None:
+        """Return the newest sample of one series that is at most `within_s` old."""
+        ...
 
     def latest_of(self, metric: Metric, *, within_s: float) -> Mapping[tuple[str, str], float]:
         """Return the newest sample of each object, by `Series.of` and `Series.detail`."""

@@ -87,7 +87,10 @@ class Table:
         self.next_column = 0
         self.newest = -math.inf
         self.left_out = 0
+        self._rows_of: dict[Metric, dict[Key, int]] = {}
+        """The rows of each metric that `objects_of` was asked for."""
         self._by_metric: dict[Metric, tuple[tuple[Key, ...], NDArray[np.intp]]] = {}
+        """What `objects_of` returned, until the objects change."""
         self._expired_at = -math.inf
 
     def keep(self, asked_s: float) -> None:
@@ -143,7 +146,9 @@ class Table:
             self._grow(min(have + have // 2, _MOST_ROWS))
         row = self.free.pop()
         self.rows[series] = row
-        self._by_metric.pop(series.metric, None)
+        if (of_metric := self._rows_of.get(series.metric)) is not None:
+            of_metric[series[1:]] = row
+            self._by_metric.pop(series.metric, None)
         return row
 
     def _grow(self, rows: int) -> None:
@@ -175,15 +180,20 @@ class Table:
             self.values[row] = np.nan
             self.last_seen[row] = -np.inf
             self.free.append(row)
-            self._by_metric.pop(series.metric, None)
+            if (of_metric := self._rows_of.get(series.metric)) is not None:
+                del of_metric[series[1:]]
+                self._by_metric.pop(series.metric, None)
 
     def objects_of(self, metric: Metric) -> tuple[tuple[Key, ...], NDArray[np.intp]]:
         """Return the objects of a metric and their rows."""
         found = self._by_metric.get(metric)
         if found is None:
-            pairs = [(s[1:], row) for s, row in self.rows.items() if s.metric is metric]
-            rows: NDArray[np.intp] = np.array([row for _, row in pairs], dtype=np.intp)
-            found = self._by_metric[metric] = (tuple((of, det) for (of, det), _ in pairs), rows)
+            of_metric = self._rows_of.get(metric)
+            if of_metric is None:
+                of_metric = {s[1:]: row for s, row in self.rows.items() if s.metric is metric}
+                self._rows_of[metric] = of_metric
+            rows: NDArray[np.intp] = np.fromiter(of_metric.values(), np.intp, len(of_metric))
+            found = self._by_metric[metric] = tuple(of_metric), rows
         return found
 
     def columns(self, now: float, within_s: float) -> NDArray[np.intp]:
@@ -233,7 +243,6 @@ class Store:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: dict[str, Table] = {}
-        self._table_of: dict[Metric, list[Table]] = {}
 
     def add_table(self, name: str, *, interval_s: float, retention_s: float) -> None:
         """Make a table. Raises ValueError for a name that is taken and for bad durations."""

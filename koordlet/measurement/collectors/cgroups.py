@@ -6,6 +6,7 @@ stored from the first reading on, CPU and throttling from the second, since they
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from koordlet.measurement.collecting import GroupTarget, Round, Targets, followed, layout_with
@@ -26,6 +27,16 @@ _V1_MEMORY: Final = (b"\ntotal_inactive_anon ", b"\ntotal_active_anon ", b"\ntot
 _V2_MEMORY: Final = (b"\ninactive_anon ", b"\nactive_anon ", b"\nunevictable ")
 _V1_CACHE: Final = (b"\ntotal_inactive_file ", b"\ntotal_active_file ")
 _V2_CACHE: Final = (b"\ninactive_file ", b"\nactive_file ")
+_V1_LISTS: Final = re.compile(
+    rb"\ntotal_inactive_anon (\d+)\ntotal_active_anon (\d+)"
+    rb"\ntotal_inactive_file (\d+)\ntotal_active_file (\d+)\ntotal_unevictable (\d+)\n"
+)
+_V2_LISTS: Final = re.compile(
+    rb"\ninactive_anon (\d+)\nactive_anon (\d+)"
+    rb"\ninactive_file (\d+)\nactive_file (\d+)\nunevictable (\d+)\n"
+)
+"""The sizes of the lists of pages, in the order in which all kernels so far write them: one search
+takes a third of the time of five."""
 
 
 class GroupUsage(NamedTuple):
@@ -49,6 +60,7 @@ class Group:
     __slots__ = (
         "_cpu",
         "_cpu_rate",
+        "_former",
         "_interval_s",
         "_memory",
         "_missed",
@@ -66,6 +78,7 @@ class Group:
         self._stat: KernelFile | None = None
         self._memory: KernelFile | None = None
         self._cpu_rate = Rate(interval_s)
+        self._former = b""
         self._periods = -1
         self._throttled = 0
         self._missed = 0
@@ -76,6 +89,7 @@ class Group:
         close_all((self._cpu, self._stat, self._memory))
         self._cpu = self._stat = self._memory = None
         self._cpu_rate.forget()
+        self._former = b""
         self._periods = -1
 
     def read(self, round_: Round, layout: Layout, cpus: int) -> GroupUsage:
@@ -122,20 +136,22 @@ class Group:
         memory, with_cache = memory_of(self._memory.read(), layout.version)
         self._missed = 0
         return GroupUsage(
-            cpu=None if used is None else within(used / per_core, cpus),
-            memory=memory,
-            with_page_cache=with_cache,
-            throttled=self._ratio(stat),
+            None if used is None else within(used / per_core, cpus),
+            memory,
+            with_cache,
+            self._ratio(stat),
         )
 
     def _ratio(self, stat: bytes) -> float | None:
         """Return throttled periods among all since the last reading; 0 if no period passed."""
+        if stat == self._former:
+            return 0.0  # the usual case: the group has no quota, or was idle
         if b"nr_periods " not in stat:
             return None  # v2 without the cpu controller here
         periods = number_after(stat, b"\nnr_periods ")
         throttled = number_after(stat, b"\nnr_throttled ")
         former, before = self._periods, self._throttled
-        self._periods, self._throttled = periods, throttled
+        self._former, self._periods, self._throttled = stat, periods, throttled
         if former < 0 or periods < former or throttled < before:
             return None
         if periods == former:
@@ -149,6 +165,11 @@ def memory_of(stat: bytes, version: int) -> tuple[int, int]:
     Without page cache: anonymous pages of both lists, and unevictable ones. The page cache: file
     pages of both lists. On v1 the sums of the whole subtree.
     """
+    lists = (_V1_LISTS if version == 1 else _V2_LISTS).search(stat)
+    if lists is not None:
+        inactive, active, inactive_file, active_file, unevictable = map(int, lists.groups())
+        without = inactive + active + unevictable
+        return without, without + inactive_file + active_file
     without = 0
     for key in _V1_MEMORY if version == 1 else _V2_MEMORY:
         without += number_after(stat, key)

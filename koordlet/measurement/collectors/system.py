@@ -8,7 +8,7 @@ a difference again. Formulas: docs/measurement.md, "System".
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from koordlet.measurement.collecting import (
@@ -43,12 +43,14 @@ class SystemCollector:
         self.retention_s = retention_s
 
     def sample(self, round_: Round) -> dict[Series, float]:
-        recent, targets = round_.measured, round_.targets
+        recent = round_.measured
+        uids = [pod.uid for pod in round_.targets.pods]
+        names = [app.name for app in round_.targets.host_apps]
         node_cpu = _one(recent, Metric.NODE_CPU)
         samples: dict[Series, float] = {}
         if node_cpu is not None:
-            pods = _sum(recent, Metric.POD_CPU, (pod.uid for pod in targets.pods))
-            apps = _sum(recent, Metric.HOST_APP_CPU, (app.name for app in targets.host_apps))
+            pods = _sum(recent, Metric.POD_CPU, uids)
+            apps = _sum(recent, Metric.HOST_APP_CPU, names)
             system = max(node_cpu - pods - apps, 0.0)
             samples[Series(Metric.SYSTEM_CPU)] = system
             of_numa = recent.latest_of(Metric.NODE_NUMA_CPU, within_s=OUTDATED_S)
@@ -59,8 +61,8 @@ class SystemCollector:
         for of_system, of_node, of_pod, of_app in _MEMORY:
             node_memory = _one(recent, of_node)
             if node_memory is not None:
-                pods = _sum(recent, of_pod, (pod.uid for pod in targets.pods))
-                apps = _sum(recent, of_app, (app.name for app in targets.host_apps))
+                pods = _sum(recent, of_pod, uids)
+                apps = _sum(recent, of_app, names)
                 samples[Series(of_system)] = max(node_memory - pods - apps, 0.0)
         if not samples:
             raise Unavailable("there are no samples of the node yet")
@@ -88,12 +90,14 @@ _MEMORY: Final = (
 
 
 def _one(recent: Recent, metric: Metric) -> float | None:
-    return recent.latest_of(metric, within_s=OUTDATED_S).get(("", ""))
+    return recent.latest(Series(metric), within_s=OUTDATED_S)
 
 
-def _sum(recent: Recent, metric: Metric, objects: Iterable[str]) -> float:
+def _sum(recent: Recent, metric: Metric, objects: Sequence[str]) -> float:
+    if not objects:
+        return 0.0
     found = recent.latest_of(metric, within_s=OUTDATED_S)
-    return sum(found.get((of, ""), 0.0) for of in objects)
+    return sum([found.get((of, ""), 0.0) for of in objects])
 
 
 class SystemNumaCollector:

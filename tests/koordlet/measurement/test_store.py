@@ -108,6 +108,8 @@ def test_reads_of_one_object_and_of_all_agree_with_a_plain_list(
         now += step
         store.record("pods", now, {pod(uid): value for uid, value in values.items()})
         samples.extend((now, uid, value) for uid, value in values.items())
+        newest = store.view(now).latest_of(Metric.POD_CPU, within_s=0.1)
+        assert newest == {(uid, ""): value for uid, value in values.items()}
     view = store.view(now)
     latest = view.latest_of(Metric.POD_CPU, within_s=within_s)
     averages = view.averages(Metric.POD_CPU, within_s=within_s)

@@ -17,6 +17,9 @@ class Stored:
 
     samples: dict[Series, float] = field(default_factory=dict)
 
+    def latest(self, series: Series, *, within_s: float) -> float | None:
+        return self.latest_of(series.metric, within_s=within_s).get(series[1:])
+
     def latest_of(self, metric: Metric, *, within_s: float) -> Mapping[tuple[str, str], float]:
         return {
             (series.of, series.detail): value

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koordlet.measurement.collecting import HostAppTarget, PodTarget, Round, Targets
+from koordlet.measurement.collectors.cgroups import memory_of
 from koordlet.measurement.collectors.system import SystemCollector
 from koordlet.measurement.kernel_files import LocalFiles
 from koordlet.measurement.series import Metric, Series
@@ -50,6 +53,32 @@ def test_a_pod_and_its_container_have_cpu_and_memory(node: SimulatedNode) -> Non
     assert node.latest(Metric.POD_MEMORY_WITH_PAGE_CACHE, pod.uid) == GIB + GIB // 2
     assert node.latest(Metric.CONTAINER_MEMORY_WITH_PAGE_CACHE, container.id) == GIB + GIB // 2
     assert not node.errors()
+
+
+_SIZES = {
+    "inactive_anon": 1,
+    "active_anon": 20,
+    "inactive_file": 300,
+    "active_file": 4000,
+    "unevictable": 50000,
+}
+
+
+@given(st.permutations(list(_SIZES)), st.sampled_from([1, 2]), st.booleans())
+def test_memory_is_the_same_in_whatever_order_the_kernel_writes_it(
+    order: list[str], version: int, apart: bool
+) -> None:
+    prefix = "total_" if version == 1 else ""
+    between = "\ntotal_pgfault 7\n" if apart else "\n"
+    lines = between.join(f"{prefix}{name} {_SIZES[name]}" for name in order)
+    # On v1 the group's own sizes precede those of the subtree.
+    stat = f"cache 0\ninactive_anon 9\n{lines}\n" if version == 1 else f"anon 0\n{lines}\n"
+    assert memory_of(stat.encode(), version) == (50021, 54321)
+
+
+def test_memory_without_one_of_its_sizes_is_not_known() -> None:
+    with pytest.raises(ValueError, match="no field active_file"):
+        memory_of(b"anon 0\ninactive_anon 1\nactive_anon 2\ninactive_file 3\nunevictable 4\n", 2)
 
 
 @VERSIONS
