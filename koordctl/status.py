@@ -10,6 +10,7 @@ from typing import Any
 
 from koordctl.render import resource_name
 from koordctl.tables import Row, duration, heading, section, table, when
+from linux.htb import rate_text
 
 _MOST_ROWS = 20
 """Rows of a table, which fit a screen; `-o json` has all."""
@@ -202,25 +203,20 @@ def network_rows(network: Mapping[str, Any]) -> list[Row]:
     said = network["why"]
     if classes:
         own = [each for each in classes if each["name"] == "pod"]
-        said = f"{network['device']}, {_bits(network['bitsPerSecond'])}; {len(own)} pods limited"
+        said = (
+            f"{network['device']}, {rate_text(network['bitsPerSecond'])}; {len(own)} pods limited"
+        )
     rows: list[Row] = [("network", said)]
     rows += [
         (
             "",
-            f"{each['name']}: up to {_bits(each['ceilBits'])}, {each['members']} members",
+            f"{each['name']}: {rate_text(each['rateBits'])} guaranteed,"
+            f" up to {rate_text(each['ceilBits'])}, {each['members']} members",
         )
         for each in classes
         if each["name"] != "pod"
     ]
     return rows + [("", problem) for problem in network["problems"]]
-
-
-def _bits(rate: int) -> str:
-    """Return a rate as tc shows it."""
-    for unit, size in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
-        if rate >= size:
-            return f"{rate / size:.4g} {unit}"
-    return f"{rate} bit/s"
 
 
 def _troubled(values: Sequence[Mapping[str, Any]]) -> str:

@@ -77,6 +77,14 @@ def ticks(burst: int, rate: int) -> int:
     return min(burst * 1_000_000_000 // rate // _TICK_NS, _MAX_U32)
 
 
+def rate_text(bits: int) -> str:
+    """Return a rate for people, as tc writes it. bits: per second."""
+    for unit, size in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if bits >= size:
+            return f"{bits / size:.4g} {unit}"
+    return f"{bits} bit/s"
+
+
 class Shaping:
     """The qdiscs and classes of this network namespace. One thread at a time."""
 

@@ -5,6 +5,7 @@ Facts: docs/facts/kernel.md, "Network interfaces" and "Traffic control".
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from typing import Final
 
@@ -54,6 +55,14 @@ def network_device(host: Host, name: str) -> NetworkDevice:
         bits=_speed(host, folder),
         mtu=int(host.read(f"{folder}/mtu")),
     )
+
+
+def device_name(index: int) -> str:
+    """Return the name of a device of this thread's network namespace, by the kernel's number."""
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return f"device {index}"  # it has vanished
 
 
 def _speed(host: Host, folder: str) -> int:

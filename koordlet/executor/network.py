@@ -23,6 +23,8 @@ FILE_NAME: Final = "network-qos"
 """Of the marker, in the run directory."""
 _NO_GROUPS: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL})
 """What kernels answer to a rule that they do not know."""
+_NO_TABLES: Final = frozenset({errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
+"""What kernels without nf_tables answer to a request for a table, so that there is none."""
 
 
 class Operation(StrEnum):
@@ -49,14 +51,35 @@ class Occupied(Exception):
         )
 
 
+class Difference(msgspec.Struct, frozen=True):
+    """What there is in the kernel, and what leads from there to what is wanted.
+
+    root: whether our qdisc is the device's root. elsewhere: the numbers of other devices that have
+    one. present: our classes on the device. first: steps before packets are led to the classes;
+    last: steps after it. table: None if our table is not as we make it. unreadable: why the table
+    could not be read.
+    """
+
+    root: bool
+    elsewhere: tuple[int, ...]
+    present: Mapping[int, HtbClass]
+    first: tuple[Step, ...]
+    last: tuple[Step, ...]
+    table: Present | None = None
+    unreadable: str = ""
+
+
 class Changed(msgspec.Struct, frozen=True):
     """What applying did. made: the root qdisc is new. classes: the steps that succeeded.
-    members: those with another class than before. problems: what the kernel refused."""
+    members: those with another class than before. problems: what the kernel refused.
+    classes_in_force, members_in_force: what the kernel has now."""
 
     made: bool = False
     classes: tuple[Step, ...] = ()
     members: int = 0
     problems: tuple[str, ...] = ()
+    classes_in_force: Mapping[int, HtbClass] = {}
+    members_in_force: Mapping[Member, int] = {}
 
     @property
     def writes(self) -> int:
@@ -92,6 +115,17 @@ def steps(present: Mapping[int, HtbClass], wanted: Sequence[HtbClass]) -> tuple[
         if each.minor not in by_minor and each.minor not in misplaced
     ]
     return first, last
+
+
+def after(present: Mapping[int, HtbClass], done: Iterable[Step]) -> dict[int, HtbClass]:
+    """Return the classes that there are after these steps."""
+    classes = dict(present)
+    for step in done:
+        if step.operation is Operation.DELETE:
+            classes.pop(step.each.minor, None)
+        else:
+            classes[step.each.minor] = step.each
+    return classes
 
 
 def _top_down(classes: Mapping[int, HtbClass]) -> list[HtbClass]:
@@ -153,54 +187,92 @@ class Network:
         """
         with open(self._marker, "ab"):
             pass
-        shaping, packets = self._sockets()
+        packets = self._open_packets()
+        found = self.look(index, classes=classes)
+        shaping = self._open_shaping()
+        for other in found.elsewhere:
+            shaping.delete_root(other)
+        if not found.root:
+            shaping.add_root(index, default=default)
         problems: list[str] = []
-        made = self._take_root(shaping, index, default)
-        first, last = steps(shaping.classes(index), classes)
-        done = self._carry_out(shaping, index, first, problems)
+        done = self._carry_out(shaping, index, found.first, problems)
         moved = 0
+        led: Mapping[Member, int] = {} if found.table is None else found.table.members
+        refused = found.unreadable
+        if not refused:
+            try:
+                moved, led = _lead(packets, found.table, members, problems)
+            except OSError as error:
+                refused = _text(error)
+        if refused:
+            problems.append(f"packets cannot be classified with nftables: {refused}")
+        done += self._carry_out(shaping, index, found.last, problems)
+        return Changed(
+            made=not found.root,
+            classes=tuple(done),
+            members=moved,
+            problems=tuple(problems),
+            classes_in_force=after(found.present, done),
+            members_in_force=led,
+        )
+
+    def look(self, index: int, *, classes: Sequence[HtbClass]) -> Difference:
+        """Return what applying these classes to the device would change. Nothing is written.
+
+        Raises Occupied; OSError when qdiscs and classes cannot be read.
+        """
+        shaping = self._open_shaping()
+        root, elsewhere = False, []
+        for qdisc in shaping.qdiscs(index):
+            if qdisc.ours and qdisc.index != index:
+                elsewhere.append(qdisc.index)
+            elif qdisc.ours and qdisc.parent == ROOT:
+                root = True
+            elif qdisc.index == index and _is_anothers(qdisc):
+                raise Occupied(qdisc)
+        present = shaping.classes(index)
+        first, last = steps(present, classes)
+        table, unreadable = None, ""
         try:
-            moved = _lead(packets, members, problems)
+            table = self._open_packets().read()
         except OSError as error:
-            problems.append(f"packets cannot be classified with nftables: {_text(error)}")
-        done += self._carry_out(shaping, index, last, problems)
-        return Changed(made, tuple(done), moved, tuple(problems))
+            unreadable = _text(error)
+        return Difference(
+            root, tuple(elsewhere), present, tuple(first), tuple(last), table, unreadable
+        )
+
+    def devices(self) -> tuple[int, ...]:
+        """Return the numbers of the devices that have our qdisc. Raises OSError."""
+        return tuple(qdisc.index for qdisc in self._open_shaping().qdiscs(0) if qdisc.ours)
 
     def remove(self) -> bool:
         """Take away all that is ours; the kernel's defaults return. Return whether there was any.
 
         Raises OSError.
         """
-        shaping, packets = self._sockets()
-        removed = packets.remove()
-        for qdisc in shaping.qdiscs(0):
-            if qdisc.ours:
-                shaping.delete_root(qdisc.index)
-                removed = True
+        removed = False
+        # The classes first: a table that cannot be removed leads packets to no class then.
+        for index in self.devices():
+            self._open_shaping().delete_root(index)
+            removed = True
+        try:
+            removed = self._open_packets().remove() or removed
+        except OSError as error:
+            if error.errno not in _NO_TABLES:
+                raise
         with suppress(FileNotFoundError):
             os.unlink(self._marker)
         return removed
 
-    def _sockets(self) -> tuple[Shaping, PacketClasses]:
+    def _open_shaping(self) -> Shaping:
         if self._shaping is None:
             self._shaping = self._make_shaping()
+        return self._shaping
+
+    def _open_packets(self) -> PacketClasses:
         if self._packets is None:
             self._packets = self._make_packets()
-        return self._shaping, self._packets
-
-    def _take_root(self, shaping: Shaping, index: int, default: int) -> bool:
-        """Make our qdisc the device's root unless it is; return whether it was made."""
-        ours = False
-        for qdisc in shaping.qdiscs(index):
-            if qdisc.ours and qdisc.index != index:
-                shaping.delete_root(qdisc.index)
-            elif qdisc.ours and qdisc.parent == ROOT:
-                ours = True
-            elif qdisc.index == index and _is_anothers(qdisc):
-                raise Occupied(qdisc)
-        if not ours:
-            shaping.add_root(index, default=default)
-        return not ours
+        return self._packets
 
     def _carry_out(
         self, shaping: Shaping, index: int, todo: Iterable[Step], problems: list[str]
@@ -232,9 +304,16 @@ def _is_anothers(qdisc: Qdisc) -> bool:
     return bool(qdisc.handle) and qdisc.parent != INGRESS and qdisc.parent >> 16 != MAJOR
 
 
-def _lead(packets: PacketClasses, members: Mapping[Member, int], problems: list[str]) -> int:
-    """Make these the members of the classes; return how many changed. Raises OSError."""
-    present = packets.read()
+def _lead(
+    packets: PacketClasses,
+    present: Present | None,
+    members: Mapping[Member, int],
+    problems: list[str],
+) -> tuple[int, Mapping[Member, int]]:
+    """Make these the members of the classes; return how many changed, and the members now.
+
+    Raises OSError.
+    """
     if present is None or present.levels != levels_of(members):
         return _install(packets, members, present, problems)
     before = present.members
@@ -242,7 +321,7 @@ def _lead(packets: PacketClasses, members: Mapping[Member, int], problems: list[
     remove = [member for member, minor in before.items() if members.get(member) != minor]
     if add or remove:
         packets.change(add, remove)
-    return len({*add, *remove})
+    return len({*add, *remove}), members
 
 
 def _install(
@@ -250,7 +329,7 @@ def _install(
     members: Mapping[Member, int],
     present: Present | None,
     problems: list[str],
-) -> int:
+) -> tuple[int, Mapping[Member, int]]:
     """Make the table; without groups where the kernel does not know them. Raises OSError."""
     try:
         packets.install(members)
@@ -266,9 +345,9 @@ def _install(
         )
         if present is None or present.levels:
             packets.install(addresses)
-            return len(addresses)
-        return _lead(packets, addresses, problems)
-    return len(members)
+            return len(addresses), addresses
+        return _lead(packets, present, addresses, problems)
+    return len(members), members
 
 
 def _text(error: OSError) -> str:

@@ -23,10 +23,15 @@ from koordlet.decisions.decider import name_of
 from koordlet.decisions.rules import policy_state
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import FILE_NAME, Journal
+from koordlet.executor.network import FILE_NAME as NETWORK_FILE
+from koordlet.executor.network import Network
 from koordlet.executor.slots import PlannedWrite
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import probe_kernel
 from koordlet.planning.explain import Plain
+from koordlet.planning.network_plan import Shaped, plan_network
+from koordlet.qos.network.on_node import is_on
+from koordlet.qos.network.status import NAME as NETWORK_QOS
 from koordlet.reconciler.wishes import plan_for
 from koordlet.sources.objects import NodeObjects
 from koordlet.state import NodeState, Source
@@ -61,13 +66,15 @@ def plan(
     decide: Decide = decide,
     before: Engine | None = None,
     standing: Standing = NOTHING_STANDS,
+    shaped: Shaped | None = None,
 ) -> Plain:
     """Return what a pass under `objects` would write. `state` and `journal` must be copies.
 
     `pods` of the answer is the number of pods that are planned for.
 
     site: the site's policies. decide: decides about one subject. before: the engine in force, for
-    what changes in the policies. standing: the strategies' claims, which stay as they are.
+    what changes in the policies. standing: the strategies' claims, which stay as they are. shaped:
+    for traffic classes; None leaves them out.
     """
     engine = Engine.build((*BUILTIN, *site), inputs)
     apps, errors = host_app_subjects(inputs.slo.host_applications, layout)
@@ -77,13 +84,21 @@ def plan(
     snapshot = state.snapshot(engine)
     names = {subject.key: name_of(subject) for subject in snapshot.subjects}
     places = {subject.cgroup: name_of(subject) for subject in snapshot.subjects if subject.cgroup}
+    network, unplanned = (
+        plan_network(shaped, inputs, host=host, layout=layout, pods=state.pod_views())
+        if shaped is not None
+        else ([], [])
+    )
     return {
         "writes": [
-            _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
-            for each in plan_for(executor, snapshot, decide, standing)
+            *(
+                _planned(each, names.get(each.subject) or places.get(each.slot[0], ""))
+                for each in plan_for(executor, snapshot, decide, standing)
+            ),
+            *network,
         ],
         "pods": sum(isinstance(subject, PodSubject) for subject in snapshot.subjects),
-        "policies": _policy_changes(before, engine),
+        "policies": [*_policy_changes(before, engine), *_network_change(before, engine)],
         "problems": [
             *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
             *_without_slo(objects, inputs.node.name),
@@ -93,6 +108,7 @@ def plan(
                 for each in engine.states
                 if each.problem
             ),
+            *unplanned,
         ],
     }
 
@@ -128,6 +144,16 @@ def _policy_changes(before: Engine | None, after: Engine) -> list[Plain]:
         if was != state:
             changes.append({"policy": name, "before": was, "after": state, "why": why})
     return changes
+
+
+def _network_change(before: Engine | None, after: Engine) -> list[Plain]:
+    """Return that network QoS goes on or off, if it does."""
+    states = {True: "on", False: "off"}
+    on, why = is_on(after.inputs)
+    was = "" if before is None else states[is_on(before.inputs)[0]]
+    if states[on] == was:
+        return []
+    return [{"policy": NETWORK_QOS, "before": was, "after": states[on], "why": why}]
 
 
 class ReadOnlyHost:
@@ -199,6 +225,7 @@ def plan_offline(
     journal = Journal.read(path, boot=boot) if os.path.exists(path) else Journal()
     if journal.lost:
         notes.append({"file": path, "object": "journal", "message": journal.lost})
+    shaped = Shaped(Network(f"{config.run_dir}/{NETWORK_FILE}"), config.network_qos.device, True)
     made = plan(
         host=looking,
         layout=layout,
@@ -206,6 +233,7 @@ def plan_offline(
         state=state,
         objects=objects,
         inputs=inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config),
+        shaped=shaped,
     )
     made["problems"] = [*notes, *made["problems"]]
     if not listed and not made["pods"]:

@@ -687,9 +687,9 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
 
 def test_status_shows_what_is_shaped_and_what_is_not() -> None:
     classes = [
-        {"name": "system", "ceilBits": 10**10, "members": 0},
-        {"name": "be", "ceilBits": 2_500_000, "members": 3},
-        {"name": "pod", "ceilBits": 8_000, "members": 1},
+        {"name": "system", "rateBits": 9 * 10**9, "ceilBits": 10**10, "members": 0},
+        {"name": "be", "rateBits": 8_000, "ceilBits": 2_500_000, "members": 3},
+        {"name": "pod", "rateBits": 8_000, "ceilBits": 8_000, "members": 1},
     ]
     shown = network_rows(
         {
@@ -702,8 +702,8 @@ def test_status_shows_what_is_shaped_and_what_is_not() -> None:
     )
     assert shown == [
         ("network", "eth0, 10 Gbit/s; 1 pods limited"),
-        ("", "system: up to 10 Gbit/s, 0 members"),
-        ("", "be: up to 2.5 Mbit/s, 3 members"),
+        ("", "system: 9 Gbit/s guaranteed, up to 10 Gbit/s, 0 members"),
+        ("", "be: 8 kbit/s guaranteed, up to 2.5 Mbit/s, 3 members"),
         ("", "the kernel refuses to add class 108: no"),
     ]
 

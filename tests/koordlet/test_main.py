@@ -16,6 +16,7 @@ from koordlet.executor.network import Network
 from koordlet.main import main
 from koordlet.process import prepare_run_dir, writes_for_root
 from linux.htb import HtbClass
+from linux.packet_classes import Member, PacketClasses, Present
 from service.append_log import encode_line
 from service.locks import lock_directory
 from tests.beds.network import device, require_shaping
@@ -190,6 +191,15 @@ def test_restore_puts_nothing_back_from_a_journal_that_it_cannot_read(
     assert "not a regular file" in capsys.readouterr().err
 
 
+def _table() -> Present | None:
+    """Return what our table of nftables holds, None without one."""
+    packets = PacketClasses()
+    try:
+        return packets.read()
+    finally:
+        packets.close()
+
+
 @pytest.mark.root
 def test_restore_takes_the_traffic_classes_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -201,11 +211,14 @@ def test_restore_takes_the_traffic_classes_away(
     with device() as (namespace, index):
         before = namespace.tc("qdisc show dev eth0")
         network = Network(str(tmp_path / "run" / NETWORK_QOS))
-        namespace.run(network.apply, index, classes=[node], default=1, members={})
+        members: dict[Member, int] = {"10.0.0.1": 1}
+        namespace.run(network.apply, index, classes=[node], default=1, members=members)
         network.close()
         assert "htb 4b4f:" in namespace.tc("qdisc show dev eth0")
+        assert namespace.run(_table) is not None
         namespace.run(main, ["restore", "--config", path])
         assert namespace.tc("qdisc show dev eth0") == before
+        assert namespace.run(_table) is None
         assert "traffic classes of network QoS are removed" in capsys.readouterr().out
         namespace.run(main, ["restore", "--config", path])
         assert "traffic classes" not in capsys.readouterr().out

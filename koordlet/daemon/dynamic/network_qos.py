@@ -11,37 +11,44 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor as Workers
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from apis.errors import InputErrors
-from apis.nodeslo import NetQOSPolicy, NodeSLOSpec
+from apis.nodeslo import NodeSLOSpec
 from hooks.facts import NodeInputs
 from koordlet.configuration.config import Config
 from koordlet.events import Events, Severity
 from koordlet.executor.network import Changed, Network, Occupied
+from koordlet.executor.slots import State
 from koordlet.qos.network.classes import (
+    SHARED,
     SYSTEM,
     Line,
     NetworkClasses,
     PodOnNetwork,
+    group_of,
     name_of,
     network_classes,
 )
+from koordlet.qos.network.on_node import (
+    DEFAULT_ROUTE,
+    groups_on_node,
+    is_on,
+    on_network,
+    shaped_device,
+)
+from koordlet.qos.network.status import NAME, NetworkQosStatus
 from koordlet.qos.strategy import Note
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.htb import MAJOR
-from linux.network_devices import NetworkDevice, default_device, network_device
-from linux.packet_classes import Group
+from linux.network_devices import NetworkDevice
 
-GATE: Final = "TCNetworkQoS"
-NAME: Final = "network-qos"
 _LOG = logging.getLogger("koordlet")
 _LOOK_EVERY_S: Final = 1.0
 """Between two looks at pods and NodeSLO. Chosen: a new pod is in its class after a second. Half of
@@ -56,25 +63,6 @@ _MOST_NOTED: Final = 8
 """Classes that one entry names: about two lines. The first entry after a start would be long."""
 _VERBOSITY: Final = 3
 """Of entries in the audit log: as upstream's for changes of cgroup files."""
-
-
-class NetworkQosStatus(msgspec.Struct, frozen=True):
-    """What `koordctl status` and the metrics show.
-
-    on: gate and NodeSLO ask for it. why: what asks, or does not. wanted: None until it is known.
-    problems: what is not in force, and why. writes, failures: since the start. took_s: the last
-    comparison with the kernel.
-    """
-
-    on: bool = False
-    why: str = ""
-    device: str = ""
-    wanted: NetworkClasses | None = None
-    problems: tuple[str, ...] = ()
-    checked_at: float | None = None
-    writes: int = 0
-    failures: int = 0
-    took_s: float = 0.0
 
 
 class NetworkQos:
@@ -126,10 +114,7 @@ class NetworkQos:
     def look(self) -> None:
         """Make the kernel what is asked for, if something has changed; report what cannot be."""
         inputs = self._inputs()
-        gate = inputs.settings.gate(GATE, default=False)
-        policy = inputs.slo.resource_qos_strategy.policies.net_qos_policy
-        on = gate and policy is NetQOSPolicy.TC
-        why = f"gate {GATE}" if on else f"netQOSPolicy is {policy}" if gate else f"gate {GATE} off"
+        on, why = is_on(inputs)
         try:
             if on:
                 self._keep(inputs.slo, why)
@@ -148,9 +133,9 @@ class NetworkQos:
             )
             return  # the classes of an earlier run are better than ones without the pods
         pods = self._pods()
-        groups = self._groups(pods)
+        groups = groups_on_node(self._host, self._layout(), pods)
         try:
-            device = self._find_device()
+            device = shaped_device(self._host, self._device)
         except (OSError, ValueError) as error:
             self._failed(True, why, str(error))
             return
@@ -159,19 +144,34 @@ class NetworkQos:
         if seen == self._seen and now < max(self._check_at, self._again_at):
             return
         self._seen = seen
-        wanted, problem = self._wanted(slo, pods, groups, device)
+        members = on_network(pods, groups)
+        wanted, problem = self._wanted(slo, members, device)
         if wanted is None:
             self._failed(True, why, problem, device=device.name)
             return
         if now < self._check_at and (device, wanted, problem) == self._in_force:
-            return  # what changed about the pods is nothing to the network
+            # What changed about the pods changes no class, but perhaps a reason.
+            self.status = msgspec.structs.replace(self.status, pods=members, slo=self._slo)
+            return
+        self.status = msgspec.structs.replace(
+            self.status,
+            on=True,
+            why=why,
+            device=device.name,
+            device_why="networkQos.device" if self._device else DEFAULT_ROUTE,
+            slo=self._slo,
+            pods=members,
+            wanted=wanted,
+        )
         began = time.perf_counter()
         try:
             changed = self._network.apply(
                 device.index, classes=wanted.classes, default=SYSTEM, members=wanted.members
             )
         except Occupied as occupied:
-            self._failed(True, why, f"{device.name}: {occupied}", device=device.name)
+            self._failed(
+                True, why, f"{device.name}: {occupied}", device=device.name, state=State.BLOCKED
+            )
             return
         except OSError as error:
             self._network.close()
@@ -184,11 +184,11 @@ class NetworkQos:
         self._again_at = 0.0
         self._report(device.name, problems)
         self._note(device.name, changed)
-        self.status = NetworkQosStatus(
-            on=True,
-            why=why,
-            device=device.name,
-            wanted=wanted,
+        self.status = msgspec.structs.replace(
+            self.status,
+            state=State.APPLIED,
+            classes=changed.classes_in_force,
+            members=changed.members_in_force,
             problems=problems,
             checked_at=now,
             writes=self.status.writes + changed.writes,
@@ -196,50 +196,13 @@ class NetworkQos:
             took_s=took_s,
         )
 
-    def _find_device(self) -> NetworkDevice:
-        """Return the device to shape. Raises OSError, and ValueError with what is to be done."""
-        try:
-            outside = self._host.inode("/proc/1/ns/net") != self._host.inode("/proc/self/ns/net")
-        except OSError:
-            outside = False  # it cannot be looked at; the device's number decides
-        if outside:
-            raise ValueError("koordlet is not in the node's network namespace: hostNetwork")
-        name = self._device or default_device(self._host)
-        if not name:
-            raise ValueError("there is no default route: set networkQos.device")
-        try:
-            return network_device(self._host, name)
-        except FileNotFoundError:
-            raise ValueError(f"there is no network device {name}") from None
-
-    def _groups(self, pods: Collection[PodView]) -> dict[str, Group]:
-        """Return the groups of the pods on the node's network by UID; none on cgroup v1.
-
-        A group that is made again has another number, so this looks each time.
-        """
-        layout = self._layout()
-        if layout is None or layout.version != 2:
-            return {}
-        found = {}
-        for view in pods:
-            pod = view.pod
-            if pod.host_network and pod.cgroup:
-                with suppress(OSError):  # not made yet, or gone
-                    inode = self._host.inode(f"{layout.hierarchy('')}/{pod.cgroup}")
-                    found[pod.uid] = Group(pod.cgroup.count("/") + 1, inode)
-        return found
-
     def _wanted(
         self,
         slo: NodeSLOSpec,
-        pods: Collection[PodView],
-        groups: Mapping[str, Group],
+        members: tuple[PodOnNetwork, ...],
         device: NetworkDevice,
     ) -> tuple[NetworkClasses | None, str]:
         """Return what is wanted, by the last NodeSLO that can be used; and what is wrong."""
-        members = [
-            PodOnNetwork(view.pod, view.addresses, groups.get(view.pod.uid)) for view in pods
-        ]
         line = Line(device.name, device.bits, device.mtu)
         problem = ""
         try:
@@ -283,8 +246,10 @@ class NetworkQos:
 
     # --- reports -------------------------------------------------------------------------------
 
-    def _failed(self, on: bool, why: str, problem: str, *, device: str = "") -> None:
-        """Try again later. What is in force stays."""
+    def _failed(
+        self, on: bool, why: str, problem: str, *, device: str = "", state: State = State.FAILED
+    ) -> None:
+        """Try again later. What is in force stays, but another's qdisc has no classes of ours."""
         self._again_at = self._clock() + _AGAIN_S
         self._check_at = 0.0
         self._report(device or NAME, (problem,))
@@ -293,6 +258,8 @@ class NetworkQos:
             on=on,
             why=why,
             device=device or self.status.device,
+            state=state,
+            classes={} if state is State.BLOCKED else self.status.classes,
             problems=(problem,),
             failures=self.status.failures + 1,
         )
@@ -329,19 +296,7 @@ class NetworkQos:
             "bitsPerSecond": 0 if wanted is None else wanted.bits,
             "problems": list(status.problems),
             "handle": f"{MAJOR:x}:",
-            "classes": []
-            if wanted is None
-            else [
-                {
-                    "class": f"{MAJOR:x}:{each.minor:x}",
-                    "name": name_of(each.minor),
-                    "rateBits": each.rate * 8,
-                    "ceilBits": each.ceil * 8,
-                    "members": sum(1 for minor in wanted.members.values() if minor == each.minor),
-                }
-                for each in wanted.classes
-                if each.quantum
-            ],
+            "classes": _classes(status),
             "checkedSecondsAgo": None
             if status.checked_at is None
             else round(now - status.checked_at, 1),
@@ -357,20 +312,36 @@ class NetworkQos:
             ("network_qos_on", (), float(status.on)),
             ("network_qos_problems", (), float(len(status.problems))),
         ]
-        if status.on and status.wanted is not None:
-            own = 0
-            for each in status.wanted.classes:
-                if each.quantum == 0:
-                    continue
-                name = name_of(each.minor)
-                if name == "pod":
-                    own += 1
-                    continue
-                label = (("class", name),)
-                made.append(("network_qos_class_ceil_bits", label, float(each.ceil * 8)))
+        if status.on and status.classes:
+            leaves = [each for each in status.classes.values() if each.quantum]
+            made += [
+                ("network_qos_class_ceil_bits", (("class", name_of(each.minor)),), each.ceil * 8.0)
+                for each in leaves
+                if each.minor in SHARED
+            ]
+            own = sum(each.minor not in SHARED for each in leaves)
             made.append(("network_qos_limited_pods", (), float(own)))
-            made.append(("network_qos_members", (), float(len(status.wanted.members))))
+            made.append(("network_qos_members", (), float(len(status.members))))
         return made
+
+
+def _classes(status: NetworkQosStatus) -> list[dict[str, Any]]:
+    """Return the classes in force that packets are in, each shared one with its group's rate."""
+    made = []
+    for minor, each in sorted(status.classes.items()):
+        if not each.quantum:
+            continue
+        group = status.classes.get(group_of(minor)) if minor in SHARED else None
+        made.append(
+            {
+                "class": f"{MAJOR:x}:{minor:x}",
+                "name": name_of(minor),
+                "rateBits": (group or each).rate * 8,
+                "ceilBits": each.ceil * 8,
+                "members": sum(1 for other in status.members.values() if other == minor),
+            }
+        )
+    return made
 
 
 def _reason(error: OSError) -> str:

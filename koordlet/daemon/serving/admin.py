@@ -14,15 +14,19 @@ from typing import Any, Final
 
 import msgspec
 
-from hooks.subject import ContainerSubject, Pod, Subject
+from hooks.subject import ContainerSubject, NodeSubject, Pod, PodSubject, Subject
 from koordlet.configuration.config_file import as_tree
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.serving import status
 from koordlet.decisions.decider import Decider, Stage, pod_of
 from koordlet.events import Events
+from koordlet.executor.network import FILE_NAME as NETWORK_QOS
+from koordlet.executor.network import Network
 from koordlet.node.machine import in_nodes_view
 from koordlet.planning import explain, plan
 from koordlet.planning.explain import Plain
+from koordlet.planning.network_plan import Shaped
+from koordlet.planning.network_values import values_of_node, values_of_pod
 from koordlet.reconciler.reports import SubjectView
 from koordlet.sources.objects import Directory
 from service.http_server import Request, Response, Routes, json
@@ -142,10 +146,26 @@ class _Answers:
                 raise Refusal(400, f"kind {kind!r}: one of pod, container, file, subject")
         return {
             "subjects": [
-                explain.explain(view, lacks=lacks.get(view.subject.key.partition("/")[2], ()))
+                self._with_network(
+                    view.subject,
+                    explain.explain(view, lacks=lacks.get(view.subject.key.partition("/")[2], ())),
+                )
                 for view in chosen
             ]
         }
+
+    def _with_network(self, subject: Subject, explained: Plain) -> Plain:
+        """Return the explanation of a subject, with what network QoS says about it."""
+        status = self._parts.network_qos.status
+        values: list[Plain] = []
+        faults: list[Plain] = []
+        if isinstance(subject, NodeSubject):
+            values = values_of_node(status)
+        elif isinstance(subject, PodSubject):
+            values, faults = values_of_pod(status, subject.pod)
+        explained["values"] += values
+        explained["faults"] += faults
+        return explained
 
     def _file(
         self, path: str, views: list[SubjectView], lacks: dict[str, tuple[str, ...]]
@@ -204,6 +224,8 @@ class _Answers:
         kernel_facts, config = parts.rules.inputs.kernel, parts.config
         site, decider = parts.rules.site_policies, self._decider()
         standing = parts.hook_decider.standing
+        # A reader of its own: one thread at a time uses one.
+        shaped = Shaped(Network(f"{config.run_dir}/{NETWORK_QOS}"), config.network_qos.device)
 
         def made() -> Plain:
             files = {name: content.encode() for name, content in wanted.files.items()}
@@ -224,6 +246,7 @@ class _Answers:
                 decide=decider.repair,
                 before=engine,
                 standing=standing,
+                shaped=shaped,
             )
 
         return await self._in_thread(made)

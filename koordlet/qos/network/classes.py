@@ -43,11 +43,13 @@ _NODE: Final = 0x1
 SYSTEM: Final = 0x18
 LS: Final = 0x28
 BE: Final = 0x38
+SHARED: Final = (SYSTEM, LS, BE)
 _GROUP: Final = -0x8
 """From the class of the pods without a limit to the group that it shares with the others."""
-_OWN_FIRST: Final = 0x100
+FIRST_OWN: Final = 0x100
+"""The least number of a pod's own class."""
 _OWN_STEP: Final = 0x10
-_OWN_COUNT: Final = (0x10000 - _OWN_FIRST) // _OWN_STEP
+_OWN_COUNT: Final = (0x10000 - FIRST_OWN) // _OWN_STEP
 
 _CLASS_OF: Final = {
     QoSClass.LSE: LS,
@@ -77,11 +79,13 @@ class PodOnNetwork(msgspec.Struct, frozen=True):
     """A pod and its addresses, as its status lists them.
 
     group: its cgroup, for a pod on the node's network whose sockets are recognised by their cgroup.
+    no_group: why a pod on the node's network has no group.
     """
 
     pod: Pod
     addresses: tuple[str, ...] = ()
     group: Group | None = None
+    no_group: str = ""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -112,6 +116,16 @@ def name_of(minor: int) -> str:
     return names.get(minor) or names.get(minor - _GROUP, "pod")
 
 
+def group_of(minor: int) -> int:
+    """Return the class that holds the guarantee of a shared class (SYSTEM, LS, BE)."""
+    return minor + _GROUP
+
+
+def shared_class(qos: QoSClass) -> int:
+    """Return the class of the pods of a QoS class: SYSTEM, LS or BE."""
+    return _CLASS_OF.get(qos, SYSTEM)
+
+
 def network_classes(slo: NodeSLOSpec, pods: Iterable[PodOnNetwork], line: Line) -> NetworkClasses:
     """Return the classes and their members; raises InputErrors when the NodeSLO cannot be used."""
     rates = bandwidths(slo, line_bits=line.bits)
@@ -140,8 +154,8 @@ def network_classes(slo: NodeSLOSpec, pods: Iterable[PodOnNetwork], line: Line) 
     }
     members, own, faults = _members(pods)
     classes = [_class(_NODE, 0, total, total, line.mtu)]
-    for shared in (SYSTEM, LS, BE):
-        group = shared + _GROUP
+    for shared in SHARED:
+        group = group_of(shared)
         most = max(ceil[shared], _LEAST)
         classes.append(_class(group, _NODE, guaranteed[shared], most, line.mtu))
         turns = sum(1 for _, minor in members if minor == shared)
@@ -151,7 +165,9 @@ def network_classes(slo: NodeSLOSpec, pods: Iterable[PodOnNetwork], line: Line) 
             for minor, (of_class, limit) in sorted(own.items())
             if of_class == shared
         ]
-    by_key = {key: minor for member, minor in members if minor != SYSTEM for key in _keys(member)}
+    by_key = {
+        key: minor for member, minor in members if minor != SYSTEM for key in packet_keys(member)
+    }
     return NetworkClasses(rates.total, tuple(classes), by_key, tuple(faults))
 
 
@@ -213,14 +229,12 @@ def _members(
     members = []
     own: dict[int, tuple[int, int]] = {}
     faults: list[InputError] = []
-    # The oldest first, so that of two pods with one address the newest has it. The order decides
-    # about numbers too: it must not change when a pod is listed elsewhere.
-    for each in sorted(pods, key=lambda each: (each.pod.created_at, each.pod.uid)):
+    for each in by_age(pods):
         pod = each.pod
-        if pod.ended or not _keys(each):
+        if pod.ended or not packet_keys(each):
             continue
-        shared = _CLASS_OF.get(pod.qos, SYSTEM)
-        limit = _limit(pod, faults)
+        shared = shared_class(pod.qos)
+        limit = pod_limit(pod, faults)
         if not limit:
             members.append((each, shared))
             continue
@@ -233,8 +247,19 @@ def _members(
     return members, own, faults
 
 
-def _limit(pod: Pod, faults: list[InputError]) -> int:
-    """Return the pod's egress limit in bits per second, 0 for none."""
+def by_age(pods: Iterable[PodOnNetwork]) -> list[PodOnNetwork]:
+    """Return the pods, the oldest first, so that of two with one address the newest has it.
+
+    The order decides about numbers too: it must not change when a pod is listed elsewhere.
+    """
+    return sorted(pods, key=lambda each: (each.pod.created_at, each.pod.uid))
+
+
+def pod_limit(pod: Pod, faults: list[InputError]) -> int:
+    """Return the egress limit of the pod's annotation in bits per second, 0 for none.
+
+    faults: takes what is wrong with the annotation.
+    """
     text = pod.annotations.get(ANNOTATION_NETWORK_QOS)
     if text is None:
         return 0
@@ -254,13 +279,13 @@ def _free(uid: str, taken: Mapping[int, object]) -> int | None:
     """
     first = zlib.crc32(uid.encode())
     for at in range(_OWN_COUNT):
-        minor = _OWN_FIRST + (first + at) % _OWN_COUNT * _OWN_STEP + 0x8
+        minor = FIRST_OWN + (first + at) % _OWN_COUNT * _OWN_STEP + 0x8
         if minor not in taken:
             return minor
     return None
 
 
-def _keys(member: PodOnNetwork) -> list[Member]:
+def packet_keys(member: PodOnNetwork) -> list[Member]:
     """Return what the pod's packets are told apart by.
 
     Addresses as the kernel writes them, without what is none; those of the node are not a pod's

@@ -546,6 +546,71 @@ def _masquerade() -> None:
     )
 
 
+@pytest.mark.root
+def test_what_is_in_force_is_reported_with_the_changes(bed: Bed) -> None:
+    refused = HtbClass(0x208, 0x10, 0, 0, 1, 1, quantum=15_000)
+    changed = bed.node.run(
+        bed.network.apply,
+        bed.index,
+        classes=[*_BASE, refused],
+        default=0x18,
+        members={"10.0.0.1": 0x18},
+    )
+    assert changed.classes_in_force == bed.classes == {each.minor: each for each in _BASE}
+    assert changed.members_in_force == bed.members == {"10.0.0.1": 0x18}
+
+
+@pytest.mark.root
+def test_a_look_writes_nothing(bed: Bed) -> None:
+    default = bed.qdisc
+    found = bed.node.run(bed.network.look, bed.index, classes=_BASE)
+    assert not found.root and [step.each for step in found.first] == list(_BASE)
+    assert bed.qdisc == default and bed.members is None and not bed.marker.exists()
+
+
+class _WithoutTables(PacketClasses):
+    """A kernel without nf_tables."""
+
+    def read(self) -> Any:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    def remove(self) -> bool:
+        return bool(self.read())
+
+
+@pytest.mark.root
+def test_a_kernel_without_nftables_gets_its_default_back(bed: Bed) -> None:
+    default = bed.qdisc
+    network = Network(str(bed.marker), packets=_WithoutTables)
+    changed = bed.node.run(
+        network.apply, bed.index, classes=_BASE, default=0x18, members={"10.0.0.1": 0x18}
+    )
+    (problem,) = changed.problems
+    assert problem == "packets cannot be classified with nftables: Operation not supported"
+    assert changed.members_in_force == {} and bed.qdisc != default
+    assert bed.node.run(network.remove)
+    assert bed.qdisc == default and not bed.marker.exists()
+    network.close()
+
+
+class _RefusingTables(PacketClasses):
+    """A kernel that does not remove the table."""
+
+    def remove(self) -> bool:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.root
+def test_the_classes_go_also_where_the_table_stays(bed: Bed) -> None:
+    default = bed.qdisc
+    bed.apply(*_BASE)
+    network = Network(str(bed.marker), packets=_RefusingTables)
+    with pytest.raises(OSError, match="not permitted"):
+        bed.node.run(network.remove)
+    assert bed.qdisc == default and bed.marker.exists()
+    network.close()
+
+
 def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
     def refuse() -> Any:
         raise AssertionError("opened")

@@ -3,174 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
 
-from apis.effective_nodeslo import decode_nodeslo
-from apis.keys import ANNOTATION_NETWORK_QOS
-from hooks.facts import NodeInputs, Settings
 from hooks.subject import PodSubject
-from koordlet.daemon.dynamic.network_qos import NetworkQos
-from koordlet.events import Events
-from koordlet.executor.network import FILE_NAME, Changed, Network
-from koordlet.qos.strategy import Note
+from koordlet.executor.network import FILE_NAME
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Driver, Layout
 from linux.host import Host
-from linux.htb import HtbClass
 from linux.network_devices import default_device
 from linux.packet_classes import Group
-from tests.beds.network import device, require_shaping
-from tests.koordlet.configured import configured
+from tests.beds.network import require_shaping
+from tests.koordlet.daemon.dynamic.network_bed import (
+    ROUTE,
+    ROUTE6,
+    Bed,
+    Files,
+    Kernel,
+    shaped_node,
+    view,
+)
 from tests.koordlet.prediction.pods import pod
-
-_ROUTE = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
-eth1 00000000 010200C0 0003 0 0 200 00000000 0 0 0
-eth0 00000000 010200C0 0003 0 0 100 00000000 0 0 0
-eth0 000200C0 00000000 0001 0 0 0 00FFFFFF 0 0 0
-"""
-_ROUTE6 = f"""{"0" * 32} 00 {"0" * 32} 00 {"0" * 32} ffffffff 00000001 00000000 00200200 lo
-{"0" * 32} 00 {"0" * 32} 00 fe80{"0" * 27}1 00000400 00000001 00000000 00000003 eth6
-"""
-
-
-class Files:
-    """The node's files of devices and routes."""
-
-    def __init__(self, index: int = 7) -> None:
-        self.content = {
-            "/proc/1/net/route": _ROUTE,
-            "/sys/class/net/eth0/ifindex": f"{index}\n",
-            "/sys/class/net/eth0/mtu": "1500\n",
-            "/sys/class/net/eth0/speed": "1000\n",
-        }
-        self.namespaces = {"/proc/1/ns/net": 1, "/proc/self/ns/net": 1}
-
-    def read(self, path: str) -> bytes:
-        if path not in self.content:
-            raise FileNotFoundError(2, "No such file or directory", path)
-        return self.content[path].encode()
-
-    def inode(self, path: str) -> int:
-        if path not in self.namespaces:
-            raise FileNotFoundError(2, "No such file or directory", path)
-        return self.namespaces[path]
-
-
-class Remembering(Network):
-    """The effector, which also counts what it was asked; refuses with `error` once it is set."""
-
-    def __init__(self, marker: str) -> None:
-        super().__init__(marker)
-        self.applied_to: list[int] = []
-        self.wanted: list[dict[str, Any]] = []
-        self.error: Exception | None = None
-
-    def apply(self, index: int, **wanted: Any) -> Changed:
-        self.applied_to.append(index)
-        self.wanted.append(wanted)
-        if self.error is not None:
-            raise self.error
-        return super().apply(index, **wanted)
-
-
-class Bed:
-    def __init__(self, folder: Path, index: int) -> None:
-        self.folder = folder
-        self.files = Files(index)
-        self.now = 1000.0
-        self.pods: tuple[PodView, ...] = (_view("a", "10.0.0.1"),)
-        self.events = Events()
-        self.notes: list[Note] = []
-        self.listed = True
-        self.layout: Layout | None = None
-        self.gate = True
-        self.ask()
-        self.start()
-
-    def start(self, **network_qos: str) -> None:
-        """Start a daemon's part; an earlier one is as if it was killed."""
-        self.network = Remembering(str(self.folder / FILE_NAME))
-        with ThreadPoolExecutor(1) as workers:
-            self.qos = NetworkQos(
-                configured(networkQos=network_qos),
-                host=cast("Host", self.files),
-                inputs=lambda: self.inputs,
-                pods=lambda: self.pods,
-                layout=lambda: self.layout,
-                listed=lambda: self.listed,
-                events=self.events,
-                noted=self.notes.append,
-                workers=workers,
-                network=self.network,
-                clock=lambda: self.now,
-            )
-
-    def ask(self, *, policy: str = "tc", total: str = "800M", **qos: Any) -> None:
-        spec = {
-            "systemStrategy": {"totalNetworkBandwidth": total},
-            "resourceQOSStrategy": {
-                "policies": {"netQOSPolicy": policy},
-                "beClass": {"networkQOS": {"enable": True} | qos},
-            },
-        }
-        self.inputs = NodeInputs(
-            slo=decode_nodeslo({"spec": spec}, obj="NodeSLO n1"),
-            settings=Settings(feature_gates={"TCNetworkQoS": self.gate}),
-        )
-
-    def switch(self, gate: bool) -> None:
-        self.gate = gate
-        self.ask()
-
-
-def _view(uid: str, *addresses: str, egress: str = "") -> PodView:
-    made = pod(uid)
-    if egress:
-        limits = f'{{"egressLimit":"{egress}"}}'
-        made = msgspec.structs.replace(made, annotations={ANNOTATION_NETWORK_QOS: limits})
-    return PodView(made, PodSubject(pod=made), (), (), (), addresses=addresses)
-
-
-class Kernel:
-    """A bed in a namespace with a device, and what the kernel has there."""
-
-    def __init__(self, bed: Bed, namespace: Any, index: int) -> None:
-        self.bed = bed
-        self.namespace = namespace
-        self.index = index
-
-    def look(self, after_s: float = 1.0) -> dict[int, HtbClass]:
-        """Look once; return the classes in the kernel."""
-        self.bed.now += after_s
-        self.namespace.run(self.bed.qos.look)
-        return self.classes()
-
-    def classes(self) -> dict[int, HtbClass]:
-        from linux.htb import Shaping
-
-        shaping = self.namespace.run(Shaping)
-        try:
-            return cast("dict[int, HtbClass]", shaping.classes(self.index))
-        finally:
-            shaping.close()
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return self.bed.qos.status.problems
 
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     require_shaping()
-    with device() as (namespace, index):
-        bed = Bed(tmp_path, index)
-        yield Kernel(bed, namespace, index)
-        bed.network.close()
+    with shaped_node(tmp_path) as made:
+        yield made
 
 
 # --- on a kernel -------------------------------------------------------------------------------
@@ -207,7 +70,7 @@ def test_classes_of_a_killed_daemon_are_removed_too(kernel: Kernel) -> None:
 def test_pods_come_and_go(kernel: Kernel) -> None:
     bed = kernel.bed
     assert len(kernel.look()) == 7
-    bed.pods += (_view("b", "10.0.0.2", "fd00::2", egress="8M"),)
+    bed.pods += (view("b", "10.0.0.2", "fd00::2", egress="8M"),)
     own = set(kernel.look()) - {0x1, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38}
     (minor,) = own
     assert kernel.classes()[minor].ceil == 1_000_000
@@ -228,7 +91,7 @@ def test_a_bad_nodeslo_leaves_the_last_rates_and_pods_go_on(kernel: Kernel) -> N
     bed.ask(egressLimit="80M")
     assert kernel.look()[0x38].ceil == 10_000_000
     bed.ask(egressLimit="900M")
-    bed.pods = (_view("b", "10.0.0.2", egress="8M"),)
+    bed.pods = (view("b", "10.0.0.2", egress="8M"),)
     after = kernel.look()
     assert after[0x38].ceil == 10_000_000 and len(after) == 8
     assert "beClass.networkQOS.egressLimit" in kernel.problems[0]
@@ -307,7 +170,7 @@ def test_a_group_that_is_made_again_is_another_member(bed: Bed) -> None:
         )
         bed.files.namespaces |= inodes
         bed.qos.look()
-    assert [wanted["members"] for wanted in bed.network.wanted] == [{}, {Group(2, 5): 0x28}]
+    assert [wanted["members"] for wanted in bed.network.wanted] == [{}, {}, {Group(2, 5): 0x28}]
     bed.files.namespaces["/cg/kubepods/podh"] = 6
     bed.qos.look()
     assert bed.network.wanted[-1]["members"] == {Group(2, 6): 0x28}
@@ -359,10 +222,10 @@ def test_the_configured_device_counts(bed: Bed) -> None:
 @pytest.mark.parametrize(
     ("route", "route6", "device"),
     [
-        (_ROUTE, "", "eth0"),
-        (_ROUTE.splitlines()[0], _ROUTE6, "eth6"),
-        (_ROUTE.splitlines()[0], "", ""),
-        (_ROUTE.replace("0003", "0200"), _ROUTE6, "eth6"),
+        (ROUTE, "", "eth0"),
+        (ROUTE.splitlines()[0], ROUTE6, "eth6"),
+        (ROUTE.splitlines()[0], "", ""),
+        (ROUTE.replace("0003", "0200"), ROUTE6, "eth6"),
     ],
     ids=["the least metric", "IPv6 alone", "none", "not up or rejecting"],
 )

@@ -104,6 +104,35 @@ def test_a_plan_shows_what_other_objects_would_write_and_writes_nothing() -> Non
     run(test)
 
 
+def test_traffic_classes_are_explained_and_planned_with_all_other_values() -> None:
+    async def test() -> None:
+        gates = {"TCNetworkQoS": True, "CPUNormalization": True}
+        async with node(featureGates=gates, networkQos={"device": "nope0"}) as n:
+            n.put(SLO)
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running() as daemon:
+                await n.run_pod(pod)
+                problem = "there is no network device nope0"
+                status = daemon.parts.network_qos
+                await until("a look", lambda: status.status.problems == (problem,))
+                _, answer = await n.ask("GET", "/explain?kind=subject&name=node")
+                (value,) = [
+                    value
+                    for value in answer["subjects"][0]["values"]
+                    if value["resource"] == "network.device"
+                ]
+                assert (value["state"], value["detail"]) == ("failed", problem)
+                _, answer = await n.ask("GET", f"/explain?kind=pod&name={pod.uid}")
+                assert answer["subjects"][0]["level"] == "pod"
+                files = {"slo.yaml": yaml.safe_dump(SLO)}
+                _, answer = await n.ask("POST", "/plan", {"files": files})
+                assert {"file": "", "object": "network-qos", "message": (
+                    f"traffic classes cannot be planned: {problem}"
+                )} in answer["problems"]  # fmt: skip
+
+    run(test)
+
+
 def test_status_tells_connection_policies_and_values() -> None:
     async def test() -> None:
         async with node() as n:
