@@ -38,8 +38,10 @@ from linux import resctrl_groups
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.local import LocalHost
+from linux.paced_host import PacedHost
 from linux.resources import Resource
 from service.locks import LockHeld
+from service.scheduling import StepAside
 
 _LOG = logging.getLogger("koordlet")
 
@@ -124,8 +126,9 @@ class Passes:
         """Start the reconciler's thread."""
         self._layout = layout
         self._loop = asyncio.get_running_loop()
+        step_aside = StepAside()
         self.executor = Executor(
-            self._host,
+            PacedHost(self._host, step_aside),
             layout,
             self._journal,
             limits=Limits(writes_per_second=float(self._config.writes.budget_per_second)),
@@ -142,6 +145,7 @@ class Passes:
             on_pass=self._pass_done,
             watch=True,
             here=self._host.here if isinstance(self._host, LocalHost) else lambda path: path,
+            step_aside=step_aside,
         )
         self.reconciler.standing_changed(self._standing)
         self.reconciler.start()

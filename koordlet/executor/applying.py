@@ -16,7 +16,7 @@ from typing import Final
 from koordlet.executor import node_wide, tasks
 from koordlet.executor.files import FilePlanner
 from koordlet.executor.journal import JournalError
-from koordlet.executor.judging import SLICE, Judge
+from koordlet.executor.judging import Judge
 from koordlet.executor.order import ancestors
 from koordlet.executor.slots import (
     GONE,
@@ -62,11 +62,8 @@ class Applier:
         self.cookie_changes: dict[tuple[str, str], int] = {}
         """(core scheduling group, "succeeded" or "failed") -> changes, of the latest groups."""
 
-    def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
-        """Carry out `plan` as far as the budget and the kernel allow.
-
-        pause: called after each slice of writes, to let waiting threads run.
-        """
+    def apply(self, plan: Plan) -> WriteReport:
+        """Carry out `plan` as far as the budget and the kernel allow."""
         try:
             self._table.journal.update(
                 plan.records.values(), plan.forget, runtime_values=plan.runtime_values
@@ -77,9 +74,7 @@ class Applier:
             self._table.let_go(slot)
         self._refill()
         progress = _Progress()
-        for index, write in enumerate(plan.writes):
-            if pause is not None and index % SLICE == SLICE - 1:
-                pause()
+        for write in plan.writes:
             if self._may_go(write, progress):
                 self._carry_out(write, progress)
         self._forget_restored(progress.restored)

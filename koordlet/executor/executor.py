@@ -157,12 +157,9 @@ class Executor:
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def plan(
-        self, pause: Callable[[], None] | None = None, *, subjects: Collection[str] | None = None
-    ) -> Plan:
+    def plan(self, *, subjects: Collection[str] | None = None) -> Plan:
         """Return what has to be done now. Writes nothing.
 
-        pause: called after each slice of reads, to let waiting threads run.
         subjects: look only at values of these, and at values that are no longer desired since the
             last plan; the groups around them are read and not changed. None: look at everything.
         """
@@ -173,14 +170,14 @@ class Executor:
         released, table.released = table.released, []
         if subjects is None:
             around = None
-            dirty = self._judge.dirty(table.files(), plan, now, pause)
+            dirty = self._judge.dirty(table.files(), plan, now)
             virtual = table.virtual()
         else:
             near = table.of_subjects(subjects)
             near += [slot for slot in released if table.slots.get(slot.slot_key) is slot]
             around = {slot.slot_key: slot for slot in near}
             of_files = [slot for slot in near if slot.file is not None]
-            dirty = self._judge.dirty(of_files, plan, now, pause)
+            dirty = self._judge.dirty(of_files, plan, now)
             # Values that are not cgroup files are shared by many subjects: all of them or none.
             virtual = table.virtual() if len(of_files) < len(near) else {}
         block_io, lacking = plan_block_io(table, virtual, plan, now)
@@ -214,9 +211,9 @@ class Executor:
                 for record in copies:
                     table.restore(record)
 
-    def apply(self, plan: Plan, pause: Callable[[], None] | None = None) -> WriteReport:
+    def apply(self, plan: Plan) -> WriteReport:
         """Carry out `plan` as far as the budget and the kernel allow."""
-        return self._applier.apply(plan, pause)
+        return self._applier.apply(plan)
 
     def fill_budget(self) -> None:
         """Allow a full burst of writes again: for an uninstall, which must not stop half-way."""

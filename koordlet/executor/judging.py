@@ -7,7 +7,7 @@ program, and is what has to be restored one day.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -30,10 +30,6 @@ that sets it periodically does not. Twice the number doubles the writes of such 
 _FIRST_REST_S: Final = 60.0
 """How long a file is left to another writer first; the time doubles with each fight. Chosen as the
 length of the window, so that a fight costs at most half of the time."""
-SLICE: Final = 128
-"""Files that are read or written between two pauses. Chosen: few enough that a hook which waits for
-the interpreter does not wait for a whole pass, and enough that the pauses do not count. Twice the
-value doubles that wait."""
 
 
 class Judge:
@@ -52,29 +48,23 @@ class Judge:
         """Do not judge these until the next pass: whose value they hold is not known yet."""
         self._left_alone.update(places)
 
-    def dirty(
-        self, slots: Sequence[Slot], plan: Plan, now: float, pause: Callable[[], None] | None
-    ) -> list[Slot]:
+    def dirty(self, slots: Sequence[Slot], plan: Plan, now: float) -> list[Slot]:
         """Return those of `slots`, all of cgroup files, that may have to be written.
 
         Their desired texts are set.
         """
         self.lacking.clear()
-        judged = [slot for slot in self._read(slots, now, pause) if self._judge(slot, plan, now)]
+        judged = [slot for slot in self._read(slots, now) if self._judge(slot, plan, now)]
         self._left_alone.clear()
         return [slot for slot in judged if self._wish(slot)]
 
-    def _read(
-        self, slots: Sequence[Slot], now: float, pause: Callable[[], None] | None
-    ) -> list[Slot]:
+    def _read(self, slots: Sequence[Slot], now: float) -> list[Slot]:
         """Read the files; return the slots whose content differs from the one last judged."""
         read = self._texts.raw
         version = self._texts.layout.version
         requests = self._table.requests
         dirty: list[Slot] = []
-        for index, slot in enumerate(slots):
-            if pause is not None and index % SLICE == SLICE - 1:
-                pause()
+        for slot in slots:
             if slot.retry_at > now:
                 continue
             if self._left_alone and (slot.place, slot.resource) in self._left_alone:

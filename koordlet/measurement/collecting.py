@@ -125,8 +125,8 @@ def followed(
     return found
 
 
-def _no_pause() -> None:
-    """Do not pause: for the rounds of tests."""
+def _go_on() -> None:
+    """Do not step aside: for the rounds of tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Round:
     now: the moment under which samples are stored, seconds of the monotonic clock.
     clock: the same clock, for the moment at which a counter is read.
     measured: what this round's collectors so far and former rounds have stored.
-    pause: to be called about every 20 files, so that hook replies get the interpreter.
+    step_aside: to be called for each group, so that hook replies get the interpreter.
     problem: reports what was left out, while the other samples are good.
     """
 
@@ -145,7 +145,7 @@ class Round:
     files: KernelFiles
     measured: Recent
     clock: Callable[[], float] = time.monotonic
-    pause: Callable[[], None] = _no_pause
+    step_aside: Callable[[], None] = _go_on
     problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:

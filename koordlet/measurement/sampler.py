@@ -23,13 +23,10 @@ from koordlet.measurement.collecting import Collector, Round, Targets, Unavailab
 from koordlet.measurement.kernel_files import KernelFiles
 from koordlet.measurement.store import Store, View
 from service.repeats import Repeats
-from service.scheduling import schedule_this_thread
+from service.scheduling import StepAside, schedule_this_thread
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S: Final = 0.0005
-"""The pause between slices of a round, as the reconciler's: longer than the event loop needs to
-take the interpreter."""
 _SLICE_US: Final = 20_000
 """The thread's slice, as the reconciler's: it does not interrupt a thread that answers a hook."""
 _EARLY_S: Final = 0.001
@@ -131,7 +128,7 @@ class Sampler:
     _thread: threading.Thread | None = field(init=False, default=None)
     _stop: threading.Event = field(init=False, default_factory=threading.Event)
     _repeats: Repeats = field(init=False, default_factory=Repeats)
-    _paused_at: float = field(init=False, default=0.0)
+    _step_aside: StepAside = field(init=False, default_factory=StepAside)
     _saved_at: float = field(init=False, default=0.0)
     _saving: str = field(init=False, default="")
     _rounds: int = field(init=False, default=0)
@@ -218,12 +215,12 @@ class Sampler:
         """Call the collectors that are due, then `after_round`. Raises nothing."""
         try:
             targets = self.targets()
-            self._paused_at = now
             for slot in self._slots:
                 if not self.enabled(slot.collector):
                     self._switch_off(slot)
                 elif now >= slot.due - _EARLY_S:
                     self._sample(slot, now, targets)
+                    self._step_aside()
             self._rounds += 1
             self._round_s = self.clock() - now
             self.after_round(self.store.view(now))
@@ -243,7 +240,7 @@ class Sampler:
             files=self.files,
             measured=self.store.view(now),
             clock=self.clock,
-            pause=self._pause,
+            step_aside=self._step_aside,
         )
         begun = self.clock()
         try:
@@ -286,10 +283,6 @@ class Sampler:
             left_out,
             exc_info=None if expected else error,
         )
-
-    def _pause(self) -> None:
-        """Give the interpreter away for a moment, once a slice."""
-        time.sleep(_PAUSE_S)
 
     def status(self, now: float) -> SamplerStatus:
         """Return what status shows. Any thread."""

@@ -97,6 +97,7 @@ class Runner:
 
     intervals: strategy -> seconds between two steps, where the configuration gives another value
         than the strategy; its time to live changes in proportion.
+    step_aside: called after each step, so that hook replies get the interpreter.
     """
 
     def __init__(
@@ -107,10 +108,12 @@ class Runner:
         *,
         intervals: Mapping[str, float],
         clock: Callable[[], float] = time.monotonic,
+        step_aside: Callable[[], None] = lambda: None,
     ) -> None:
         self._board = board
         self._events = events
         self._clock = clock
+        self._step_aside = step_aside
         self._repeats = Repeats(clock=clock)
         self._runs = {
             each.name: _Run(each, intervals.get(each.name, each.interval_s)) for each in strategies
@@ -190,6 +193,7 @@ class Runner:
             if situation.now < run.due_at - _EARLY * situation.interval_s:
                 continue
             verdict = self._step(run, situation)
+            self._step_aside()
             if verdict is None:
                 continue
             shortages += verdict.shortages

@@ -5,8 +5,8 @@ its own thread, since a kernel write may block for seconds. A pass runs on the t
 after a trigger; triggers that come together lead to one pass.
 
 A pass is cheap while nothing changes: a decision is kept as long as subject and engine are the
-same, a file with unchanged content is not judged again, and the thread pauses between slices, so
-that it does not delay hook replies in the same process.
+same, and a file with unchanged content is not judged again. The thread steps aside often
+(`service.scheduling`), so that it delays neither hook replies nor the runtime that waits for them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ then. Twice the value halves the number of such passes and doubles each one's wr
 _LOOK_AGAIN_EVERY: Final = 6
 """Every so many timer passes judge again what is not applied: once a minute by default. Twice the
 value doubles how long a value that has become possible is not noticed."""
-_PAUSE_S: Final = 0.0005
-"""The pause between slices: longer than the event loop needs to take the interpreter. Twice the
-value makes passes longer, and hooks no faster."""
 _AFTER_CRASH_S: Final = 0.05
 """The pause after a failed pass, against a loop that fails at once each time."""
 _CRASH_LOG_EVERY_S: Final = 300.0
@@ -72,7 +69,8 @@ class Reconciler:
 
     snapshot_source: returns the snapshot in force; called once a pass.
     decide: decides about one subject. interval_s: the timer.
-    watch: look for outside changes with inotify.
+    watch: look for outside changes with inotify. step_aside: called for each subject; the
+    executor's host calls it for each file.
     """
 
     def __init__(
@@ -86,6 +84,7 @@ class Reconciler:
         on_pass: OnPass | None = None,
         watch: bool = False,
         here: Callable[[str], str] = lambda path: path,
+        step_aside: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
         self._journal = journal
@@ -93,7 +92,7 @@ class Reconciler:
         self.interval_s = interval_s
         self._on_pass = on_pass
         self._lock = threading.Lock()
-        self._wishes = Wishes(executor, journal, decide=decide)
+        self._wishes = Wishes(executor, journal, decide=decide, step_aside=step_aside)
         self._outside = OutsideChanges(executor, here=here) if watch else None
         self._triggers = Triggers()
         self._passes_since_look = 0
@@ -311,7 +310,6 @@ class Reconciler:
             (layout, burst_above_quota), self._new_layout = self._new_layout, None
             self._executor.set_layout(layout)
             self._executor.set_burst_above_quota(allowed=burst_above_quota)
-        pause = self._pause if self._thread is threading.current_thread() else None
         journal_error = ""
         try:
             self._journal.update()
@@ -319,15 +317,14 @@ class Reconciler:
             journal_error = str(error)
         self._executor.requests.follow(snapshot.requests)
         self._wishes.standing = self._standing
-        decided, faults = self._wishes.update(snapshot, pause)
+        decided, faults = self._wishes.update(snapshot)
         self._wishes.restore_leftovers(snapshot)
         self._passes_since_look += 1
         if reasons != ("timer",) or self._passes_since_look >= _LOOK_AGAIN_EVERY:
             self._passes_since_look = 0
             self._executor.look_again()
         self._forget_outside()
-        plan = self._executor.plan(pause)
-        done = self._executor.apply(plan, pause)
+        done = self._executor.apply(self._executor.plan())
         report = PassReport(
             reasons=tuple(reasons),
             subjects=len(snapshot.subjects),
@@ -357,7 +354,6 @@ class Reconciler:
     def _update(self) -> PassReport:
         """Do for queued pods and changed standing claims what a pass does for the whole node."""
         started, cpu = time.monotonic(), time.thread_time()
-        pause = self._pause if self._thread is threading.current_thread() else None
         reasons = ("pods",) if self._pods or self._outside_pods else ("standing claims",)
         queued, qos = self._pods.take()
         pods = {uid: each.subjects for uid, each in queued.items()}
@@ -373,8 +369,8 @@ class Reconciler:
             subjects = {*update.subjects, *self._outside_pods, *restood.around}
             self._forget_outside()
             self._executor.look_again(subjects)
-            plan = self._executor.plan(pause if restood.changed else None, subjects=subjects)
-        done = self._executor.apply(plan, pause if restood.changed else None)
+            plan = self._executor.plan(subjects=subjects)
+        done = self._executor.apply(plan)
         self._stats = msgspec.structs.replace(
             self._stats,
             journal_error=self._journal.problem or self._stats.journal_error,
@@ -418,10 +414,6 @@ class Reconciler:
         self._look_outside(own=done.paths)
         if any(path.endswith("/cgroup.subtree_control") for path in done.paths):
             self.trigger("controllers")  # files that were missing exist now
-
-    @staticmethod
-    def _pause() -> None:
-        time.sleep(_PAUSE_S)
 
     # -- the thread ------------------------------------------------------------------------------
 

@@ -50,9 +50,6 @@ _DELIVERY_PATIENCE_S: Final = 600.0
 """How long the deliveries of a container without a group are kept. Chosen: runtimes create the
 group within seconds of the reply, on a loaded disk within minutes. Twice the value keeps the
 deliveries of failed creations that much longer."""
-_SLICE: Final = 64
-"""Subjects that are decided between two pauses. Chosen: few enough that a hook which waits for the
-interpreter does not wait for the whole pass. Twice the value doubles that wait."""
 
 
 class Known:
@@ -105,13 +102,21 @@ class Restood(NamedTuple):
 class Wishes:
     """See the module. Guarded by the reconciler's lock.
 
-    decide: decides about one subject.
+    decide: decides about one subject. step_aside: called for each subject.
     """
 
-    def __init__(self, executor: Executor, journal: Journal, *, decide: Decide) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        journal: Journal,
+        *,
+        decide: Decide,
+        step_aside: Callable[[], None],
+    ) -> None:
         self._executor = executor
         self._journal = journal
         self._decide = decide
+        self._step_aside = step_aside
         self.known: dict[str, Known] = {}
         """By the subject's key, in the order of the snapshot."""
         self.engine: Engine | None = None
@@ -127,11 +132,7 @@ class Wishes:
         self._absent: dict[str, int] = {}
         self._delivered_at: dict[str, float] = {}
 
-    def update(
-        self,
-        snapshot: Snapshot,
-        pause: Callable[[], None] | None,
-    ) -> tuple[int, int]:
+    def update(self, snapshot: Snapshot) -> tuple[int, int]:
         """Set the desired values of all subjects; return (decisions made, faults in them)."""
         engine = snapshot.engine
         self.engine = engine
@@ -140,9 +141,7 @@ class Wishes:
         self._of_pod = {}
         decided = faults = 0
         fresh = self._awaited_deliveries(snapshot)
-        for index, subject in enumerate(snapshot.subjects):
-            if pause is not None and index % _SLICE == _SLICE - 1:
-                pause()
+        for subject in snapshot.subjects:
             if fresh and isinstance(subject, ContainerSubject) and subject.id in fresh:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
             decided += self._update_one(subject, known_before.get(subject.key))
@@ -228,6 +227,7 @@ class Wishes:
         """Set the desired values of one subject; return whether it was decided again."""
         engine, key = self.engine, subject.key
         assert engine is not None
+        self._step_aside()
         if (pod := _pod_of(subject)) is not None:
             self._of_pod.setdefault(pod.uid, []).append(key)
         claims = self.standing.of(subject)

@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
 
 from service import scheduling
-from service.scheduling import keep_interpreter, schedule_this_thread
+from service.scheduling import StepAside, keep_interpreter, schedule_this_thread
 from tests.conftest import require
 
 T = TypeVar("T")
@@ -127,3 +128,63 @@ def test_the_switch_interval_is_restored_exactly_also_after_a_fault(interval_us:
         assert sys.getswitchinterval() == pytest.approx(interval_us / 1e6)
     finally:
         sys.setswitchinterval(before)
+
+
+class Worked:
+    """A thread's processor time, and the sleeps at which it stood."""
+
+    def __init__(self) -> None:
+        self.time = 5.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == 0.25
+        self.slept.append(self.time)
+        self.time += 0.5  # what the sleep itself costs is no work
+
+
+def test_a_thread_steps_aside_after_each_share_of_work() -> None:
+    worked = Worked()
+    aside = StepAside(work_s=2.0, aside_s=0.25, clock=worked.clock, sleep=worked.sleep)
+    aside()
+    assert worked.slept == [5.0]  # what it worked before is not known to be little
+    for _ in range(8):
+        worked.time += 0.75
+        aside()
+    # At 5.5 the work began again: 6.25, 7.0 and 7.75, which is more than 2.0 later.
+    assert worked.slept == [5.0, 7.75, 10.5]
+
+
+def test_waiting_is_no_work() -> None:
+    slept: list[float] = []
+
+    def measured() -> list[float]:
+        aside = StepAside(work_s=0.2, sleep=slept.append)
+        for _ in range(5):
+            time.sleep(0.1)
+            aside()
+        return slept
+
+    assert in_thread(measured) == []
+
+
+def test_a_busy_thread_leaves_the_processor_to_another() -> None:
+    """The real clock and sleep: the kernel counts a voluntary switch for each time."""
+
+    def switches() -> int:
+        with open("/proc/thread-self/status") as file:
+            found = next(line for line in file if line.startswith("voluntary_ctxt_switches"))
+        return int(found.split()[1])
+
+    def busy() -> int:
+        aside = StepAside()
+        before = switches()
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            aside()
+        return switches() - before
+
+    assert in_thread(busy) >= 50  # of 100: it may be interrupted for longer than its share

@@ -33,6 +33,7 @@ from koordlet.qos.strategy import Note, Shortage, Situation, Strategy
 from koordlet.state import NodeState
 from koordlet.state.merging import PodView
 from service.repeats import Repeats
+from service.scheduling import StepAside
 
 _LOG = logging.getLogger("koordlet")
 
@@ -105,7 +106,9 @@ class Dynamics:
         self._interval_s = float(config.measuring.interval)
         self.board = Board([each.name for each in strategies], claimed)
         intervals = strategy_intervals(config.qos, strategies)
-        self.runner = Runner(strategies, self.board, events, intervals=intervals)
+        self.runner = Runner(
+            strategies, self.board, events, intervals=intervals, step_aside=StepAside()
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._resumed = False

@@ -17,8 +17,6 @@ from linux.cgroup_paths import Layout
 
 CONTROLLERS: Final = ("cpu", "cpuacct", "memory")
 """A group needs all of them to be measured; kubelet does too."""
-GROUPS_OF_SLICE: Final = 20
-"""Groups between two pauses: each takes some 30 us, so that a slice lasts about 0.6 ms."""
 _MOST_SKIPPED: Final = 10
 """A group that is not there is looked for again after 1, 2, ... and at most so many intervals: pods
 that have completed may be listed for days. Twice the value finds a late group 10 s later."""
@@ -228,9 +226,7 @@ class PodCollector:
         if round_.targets is not self._targets:
             self._follow(round_.targets)
         samples: dict[Series, float] = {}
-        for index, (group, cpu, memory, with_cache, throttled) in enumerate(
-            self._subjects.values(), 1
-        ):
+        for group, cpu, memory, with_cache, throttled in self._subjects.values():
             try:
                 used = group.read(round_, layout, self._cpus)
             except (OSError, ValueError) as error:
@@ -243,8 +239,7 @@ class PodCollector:
                 samples[with_cache] = used.with_page_cache
             if used.throttled is not None:
                 samples[throttled] = used.throttled
-            if not index % GROUPS_OF_SLICE:
-                round_.pause()
+            round_.step_aside()
         return samples
 
     def close(self) -> None:

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 _FILE_BYTES: Final = 8192
 """31 lines; the rows have eight numbers of at most 15 digits."""
-_GROUPS_OF_SLICE: Final = 20
-"""Groups between two pauses."""
 
 
 class _Kind(NamedTuple):
@@ -144,7 +142,7 @@ class ColdMemoryCollector:
 
     def _cold(self, round_: Round, layout: Layout) -> dict[tuple[_Kind, str], int]:
         found: dict[tuple[_Kind, str], int] = {}
-        for index, group in enumerate(self._groups.values(), 1):
+        for group in self._groups.values():
             try:
                 cold = group.cold_bytes(round_, layout)
             except (OSError, ValueError) as error:
@@ -152,8 +150,7 @@ class ColdMemoryCollector:
                 continue
             if cold is not None:
                 found[group.kind, group.of] = cold
-            if not index % _GROUPS_OF_SLICE:
-                round_.pause()
+            round_.step_aside()
         return found
 
     def _follow(self, targets: Targets) -> None:

@@ -177,7 +177,7 @@ class CpiCollector:
                 round_.problem(f"container {container}: {error}")
                 continue
             self._open.append(_Open(container, counters, round_.clock()))
-            round_.pause()
+            round_.step_aside()
 
 
 def _online(round_: Round) -> tuple[int, ...]:

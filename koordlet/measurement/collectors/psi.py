@@ -23,8 +23,6 @@ from linux.psi import RESOURCES, Stall, parse_pressure
 _LABEL: Final = {"cpu": "cpu", "memory": "mem", "io": "io"}
 _FILE_BYTES: Final = 512
 """Two lines of at most 80 bytes; the rest is for lines of later kernels."""
-_GROUPS_OF_SLICE: Final = 8
-"""Groups between two pauses, with three files each."""
 _PERCENT_OF_US: Final = 1e-4
 """Microseconds of waiting per second, as percent of the time."""
 
@@ -112,10 +110,9 @@ class PressureCollector:
             round_.problem("no pressure of groups: this kernel has no such files on cgroup v1")
             return samples
         groups = 0
-        for index, (target, lines) in enumerate(self._groups.items(), 1):
+        for target, lines in self._groups.items():
             groups += self._read(round_, lines, samples, target.cgroup)
-            if not index % _GROUPS_OF_SLICE:
-                round_.pause()
+            round_.step_aside()
         if not node and not groups:
             raise Unavailable("this kernel has no PSI (CONFIG_PSI)")
         layout = round_.targets.layout

@@ -27,8 +27,6 @@ OUTDATED_S: Final = 10.0
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NUMA_STAT_BYTES: Final = 64 * 1024
 """v2 has a line for each kind of memory, with one number for each NUMA node."""
-_PODS_OF_SLICE: Final = 20
-"""Pods between two pauses, each about 15 us."""
 
 
 class SystemCollector:
@@ -121,7 +119,7 @@ class SystemNumaCollector:
         if round_.targets is not self._targets:
             self._follow(round_.targets)
         of_pods: dict[str, int] = {}
-        for index, (cgroup, file) in enumerate(self._files.items(), 1):
+        for cgroup, file in self._files.items():
             try:
                 if file is None:
                     path = f"{layout.directory('memory', cgroup)}/memory.numa_stat"
@@ -134,8 +132,7 @@ class SystemNumaCollector:
                 self._files[cgroup] = None
                 if not isinstance(error, OSError) or error.errno not in GONE:
                     round_.problem(f"{cgroup}: {error}")
-            if not index % _PODS_OF_SLICE:
-                round_.pause()
+            round_.step_aside()
         if self._files and not of_pods:
             raise Unavailable("no pod has memory.numa_stat")
         return {

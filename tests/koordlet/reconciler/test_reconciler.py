@@ -81,6 +81,21 @@ def test_bad_input_of_the_node_restores_nothing_even_after_a_restart(tmp_path: P
     assert node.shares(0) != "700"
 
 
+def test_the_thread_may_step_aside_at_each_subject() -> None:
+    node = make_node(pods=3)
+    aside: list[int] = []
+    node.reconciler = Reconciler(
+        node.bed.executor, node.bed.journal, node.snapshot, step_aside=lambda: aside.append(1)
+    )
+    node.reconciler.run_once("test")
+    assert len(aside) == 3
+    changed = node.subjects[0]
+    assert isinstance(changed, PodSubject)
+    node.reconciler.pods_changed(node.engine, {changed.pod.uid: [changed]})
+    assert node.reconciler.update_once() is not None
+    assert len(aside) == 4
+
+
 def test_nothing_is_restored_before_all_sources_have_spoken(tmp_path: Path) -> None:
     node = make_node(journal_path=str(tmp_path / "journal"))
     before = node.shares(0)

@@ -239,22 +239,21 @@ def test_samples_of_usage_are_at_most_some_periods_old() -> None:
     assert asked == {LATEST_PERIODS * 5.0}
 
 
-def test_hook_replies_get_a_turn_after_every_twenty_groups() -> None:
-    # The node is the first group.
-    for count, pauses in ((18, 0), (19, 1), (40, 2)):
+def test_hook_replies_get_a_turn_after_each_group() -> None:
+    for count in (0, 1, 40):
         _, rounds, files = scripted()
         pods = tuple(PodTarget(f"u{number}", f"p{number}") for number in range(count))
         files.content |= {path_of(pod.cgroup): STATS % 1 for pod in pods}
-        paused: list[int] = []
+        aside: list[int] = []
         round_ = Round(
             now=0.0,
             targets=Targets(rounds.targets.layout, pods),
             files=files,
             measured=rounds.stored,
-            pause=lambda paused=paused: paused.append(1),  # type: ignore[misc]
+            step_aside=lambda aside=aside: aside.append(1),  # type: ignore[misc]
         )
         rounds.collector.sample(round_)
-        assert len(paused) == pauses
+        assert len(aside) == 1 + count  # the node is a group too
 
 
 def test_reasons_without_a_tree_and_without_kidled() -> None:

@@ -238,21 +238,21 @@ def test_without_samples_of_numa_nodes_there_is_no_system() -> None:
     assert files.opened == []
 
 
-def test_hook_replies_get_a_turn_after_every_twenty_pods() -> None:
-    for count, pauses in ((19, 0), (20, 1), (41, 2)):
+def test_hook_replies_get_a_turn_after_each_pod() -> None:
+    for count in (1, 20, 41):
         pods = [pod(f"p{number}") for number in range(count)]
         rounds, files = numa(*pods)
         files.content = {stat_of(one.uid): b"anon N0=1\n" for one in pods}
-        paused: list[int] = []
+        aside: list[int] = []
         round_ = Round(
             now=0.0,
             targets=rounds.targets,
             files=files,
             measured=rounds.stored,
-            pause=lambda paused=paused: paused.append(1),  # type: ignore[misc]
+            step_aside=lambda aside=aside: aside.append(1),  # type: ignore[misc]
         )
         rounds.collector.sample(round_)
-        assert len(paused) == pauses
+        assert len(aside) == count
 
 
 def test_a_v1_groups_numbers_are_pages_of_the_whole_subtree() -> None:
