@@ -14,7 +14,7 @@ from koordlet.measurement.collecting import (
     Round,
     Targets,
 )
-from koordlet.measurement.collectors.cgroups import GROUPS_OF_SLICE, PodCollector, memory_of
+from koordlet.measurement.collectors.cgroups import PodCollector, memory_of
 from koordlet.measurement.collectors.host_apps import HostAppCollector
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Driver, Layout
@@ -190,22 +190,22 @@ def test_other_mounts_mean_other_files(kind: str) -> None:
     assert files.is_open and all(path.startswith("/new/") for path in files.is_open)
 
 
-def test_replies_get_their_turn_after_each_slice_of_groups() -> None:
-    names = [f"pod{number}" for number in range(2 * GROUPS_OF_SLICE + 1)]
+def test_replies_get_their_turn_after_each_group() -> None:
+    names = [f"pod{number}" for number in range(5)]
     files = ScriptedFiles()
     for name in names:
         files.content |= group_v2(f"k/{name}")
-    pauses: list[int] = []
+    aside: list[int] = []
     round_ = Round(
         now=1.0,
         targets=Targets(V2, tuple(map(pod, names))),
         files=files,
         measured=Stored(),
         clock=lambda: 1.0,
-        pause=lambda: pauses.append(len(files.opened)),
+        step_aside=lambda: aside.append(len(files.opened)),
     )
     PodCollector(4).sample(round_)
-    assert pauses == [2 * GROUPS_OF_SLICE, 4 * GROUPS_OF_SLICE]
+    assert aside == [2, 4, 6, 8, 10]
 
 
 def test_a_host_application_that_cannot_be_read_is_named_and_leaves_the_others() -> None:

@@ -254,20 +254,20 @@ def test_a_v1_without_cpuacct_has_the_nodes_pressure() -> None:
     assert rounds.problems == []
 
 
-def test_replies_get_their_turn_after_eight_groups() -> None:
+def test_replies_get_their_turn_after_each_group() -> None:
     names = [f"pod{number}" for number in range(17)]
     files = ScriptedFiles(pressure_of(*(f"/v2/k/{name}" for name in names)))
-    pauses: list[int] = []
+    aside: list[int] = []
     round_ = Round(
         now=1.0,
         targets=Targets(V2, tuple(PodTarget(name, f"k/{name}") for name in names)),
         files=files,
         measured=Stored(),
         clock=lambda: 1.0,
-        pause=lambda: pauses.append(len(files.opened)),
+        step_aside=lambda: aside.append(len(files.opened)),
     )
     PressureCollector().sample(round_)
-    assert pauses == [3 + 8 * 3, 3 + 16 * 3]
+    assert aside == [3 + 3 * number for number in range(1, 18)]
 
 
 @contextlib.contextmanager
