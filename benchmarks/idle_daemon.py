@@ -18,6 +18,7 @@ import psutil
 import yaml
 
 from benchmarks.nri_driver import Driver
+from benchmarks.running import run_main
 from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
 from koordctl.client import Client, Unreachable
 from tests.beds.groups import Kubepods, kubepods
@@ -122,4 +123,4 @@ def _settled(client: Client) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from apis.core import Pod
+from benchmarks.running import run_main
 from cluster.manager.objects import shrink_pod
 from kube.cache import Cache
 from kube.client import Client, encode_object
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,6 +24,7 @@ from apis.device import Device
 from apis.meta import format_time
 from apis.nodemetric import NodeMetric
 from apis.topology import NodeResourceTopology
+from benchmarks.running import run_main
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.node_resource import NodeResourceController
 from cluster.manager.objects import shrink_node, shrink_node_metric, shrink_pod
@@ -219,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -19,6 +19,7 @@ import msgspec
 
 from apis.core import ObjectMeta
 from apis.decode import Wire
+from benchmarks.running import run_main
 from benchmarks.whole_manager import Managed, manager
 from kube.cache import Cache
 from kube.client import encode_object
@@ -132,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

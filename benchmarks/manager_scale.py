@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from apis.meta import format_time
+from benchmarks.running import run_main
 from benchmarks.whole_manager import Managed, manager
 from kube.client import Client, encode_object
 from kube.resources import NODE_METRICS, NODES, PODS
@@ -166,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

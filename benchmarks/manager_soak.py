@@ -40,6 +40,7 @@ from apis.core import Node
 from apis.meta import format_time
 from benchmarks.manager_scale import fill, in_parallel
 from benchmarks.memory_api_server import memory_api_server
+from benchmarks.running import run_main
 from benchmarks.whole_manager import Managed, Target, Used, manager
 from cluster.manager.objects import shrink_node
 from kube.cache import Cache, Change, Event
@@ -363,4 +364,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

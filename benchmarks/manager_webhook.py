@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from benchmarks.running import run_main
 from kube.certificates import make_certificates
 from kube.webhook import WebhookServer
 from tests.cluster.admission import admission, request
@@ -199,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

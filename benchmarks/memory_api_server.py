@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -120,6 +120,7 @@ def memory_api_server() -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
     finally:
-        ours.send("stop")
+        with suppress(BrokenPipeError):  # it has ended, perhaps by the signal that ends us
+            ours.send("stop")
         process.join(10)
         process.kill()

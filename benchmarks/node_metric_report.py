@@ -17,6 +17,7 @@ from apis.decode import encode
 from apis.keys import LABEL_QOS_CLASS
 from apis.qos import KubeQoS
 from benchmarks.quantiles import quantile
+from benchmarks.running import run_main
 from hooks.subject import Amounts, ContainerSpec, Pod, make_pod
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
@@ -120,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -33,6 +33,7 @@ import yaml
 from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
+from benchmarks.running import ended_with_block, run_main
 from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
 from koordctl.client import Client
 from tests.beds.groups import kubepods
@@ -186,13 +187,9 @@ def _other(stack: ExitStack, folder: Path, command: str) -> _Plugin:
     socket = str(folder / "other.sock")
     driver = Driver(socket)
     stack.callback(driver.close)
-    process = subprocess.Popen(
-        [part.replace("{socket}", socket) for part in shlex.split(command)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    stack.callback(process.wait, 10)
-    stack.callback(process.terminate)
+    words = [part.replace("{socket}", socket) for part in shlex.split(command)]
+    process = psutil.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.enter_context(ended_with_block(process))
     driver.accept()
     driver.synchronize([], [])
     return _Plugin(Lives(driver, groups, alive=_ALIVE, first=_FIRST))
@@ -213,4 +210,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

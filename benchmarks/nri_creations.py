@@ -18,19 +18,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+
+import psutil
 
 from benchmarks.nri_driver import Driver
 from benchmarks.nri_messages import PARENT, VARIANTS, container, pod
 from benchmarks.quantiles import quantile
+from benchmarks.running import ended_with_block, run_main
 from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.facts import KernelFacts, NodeInputs, Settings
@@ -218,15 +220,9 @@ def measure_synchronize(driver: Driver, count: int) -> None:
 _TURN = 250
 
 
-@contextmanager
-def started(command: list[str]) -> Iterator[None]:
+def started(command: list[str]) -> AbstractContextManager[psutil.Popen]:
     """A plugin's process."""
-    child = subprocess.Popen(command, env={**os.environ}, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait(10)
+    return ended_with_block(psutil.Popen(command, stderr=subprocess.DEVNULL))
 
 
 def ours(kind: str, socket: str, folder: str) -> list[str]:
@@ -300,4 +296,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

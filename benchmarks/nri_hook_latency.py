@@ -50,6 +50,7 @@ import yaml
 from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
+from benchmarks.running import ended_with_block, run_main
 from benchmarks.whole_daemon import cpu_seconds, koordlet, resident_mb
 from tests.beds.groups import kubepods
 
@@ -231,8 +232,7 @@ def _other(stack: ExitStack, folder: Path, options: argparse.Namespace) -> Plugi
     stack.callback(driver.close)
     command = [part.replace("{socket}", socket) for part in shlex.split(options.other)]
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(process.wait, 10)
-    stack.callback(process.terminate)
+    stack.enter_context(ended_with_block(process))
     _begin(driver)
     return Plugin("other", Lives(driver, groups, alive=options.pods), process)
 
@@ -300,4 +300,4 @@ def _report(plugins: list[Plugin]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

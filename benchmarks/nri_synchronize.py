@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.nri_driver import Driver
 from benchmarks.nri_messages import container, pod
+from benchmarks.running import run_main
 from benchmarks.whole_daemon import koordlet, resident_mb
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import kubepods
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -16,6 +16,7 @@ import yaml
 
 from benchmarks.nri_creations import measure_creations
 from benchmarks.nri_driver import Driver
+from benchmarks.running import run_main
 from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
 from tests.beds.groups import kubepods
 
@@ -101,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

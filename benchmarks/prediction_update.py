@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from benchmarks.quantiles import quantile
+from benchmarks.running import run_main
 from koordlet.prediction import checkpoints
 from koordlet.prediction.models import Models, Use
 
@@ -58,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

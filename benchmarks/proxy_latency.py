@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.running import run_main
 from protos.cri.v1 import api_pb2 as cri
 from tests.beds.containerd import GENERATIONS, Containerd, Generation, containerd
 from tests.beds.cri import Cri
@@ -209,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

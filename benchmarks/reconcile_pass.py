@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from apis.qos import KubeQoS
+from benchmarks.running import run_main
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, Settings
 from hooks.policies import BUILTIN
@@ -270,4 +271,4 @@ def _measure(reconciler: Reconciler, host: CountingHost, pods: int, passes: int)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.running import run_main
 from koordlet.measurement import saved
 from koordlet.measurement.collecting import Collector, ContainerTarget, PodTarget, Targets
 from koordlet.measurement.collectors.best_effort import BestEffortCollector
@@ -164,4 +165,4 @@ def measure(targets: Targets, rounds: int, interval_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

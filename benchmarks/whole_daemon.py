@@ -13,8 +13,10 @@ import psutil
 import yaml
 
 from benchmarks.nri_messages import container, pod
+from benchmarks.running import ended_with_block
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import Kubepods
+from tests.beds.packages import DIES_WITH_US
 
 _KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 
@@ -45,24 +47,16 @@ def koordlet(
     config_file = str(folder / "config.yaml")
     Path(config_file).write_text(yaml.safe_dump(dict(config)))
     with log.open("wb") as file:
-        daemon = psutil.Popen(
-            [
-                os.path.abspath(python),
-                "-c",
-                _KOORDLET,
-                "run",
-                "--config",
-                str(folder / "config.yaml"),
-            ],
-            stdout=file,
-            stderr=file,
-            cwd=folder,  # away from this checkout: the environment's own koordlet is imported
-        )
-        try:
+        program = [os.path.abspath(python), "-c", _KOORDLET, "run", "--config", config_file]
+        with ended_with_block(
+            psutil.Popen(
+                [*DIES_WITH_US, *program],
+                stdout=file,
+                stderr=file,
+                cwd=folder,  # away from this checkout: the environment's own koordlet is imported
+            )
+        ) as daemon:
             yield daemon
-        finally:
-            daemon.terminate()
-            daemon.wait(20)
 
 
 def cpu_seconds(process: psutil.Process) -> float:

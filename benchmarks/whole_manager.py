@@ -7,7 +7,7 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import NamedTuple
@@ -99,8 +99,10 @@ def manager(server: ApiServer | Target, *flags: str) -> Iterator[Managed]:
     try:
         yield Managed(ours.recv(), ours)
     finally:
-        ours.send("stop")
+        with suppress(BrokenPipeError):  # it has ended, perhaps by the signal that ends us
+            ours.send("stop")
         process.join(20)
+        process.kill()
 
 
 class _Stalls:

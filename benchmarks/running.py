@@ -1,0 +1,48 @@
+"""How a benchmark runs and ends: its daemons and cgroups go with it, also when a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import psutil
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_S: Final = 20.0
+"""From SIGTERM to SIGKILL. Chosen: koordlet takes a second, more on a busy machine. With
+twice the value a daemon that hangs holds up the end by that much."""
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Call `main`; SIGINT, SIGTERM and SIGHUP leave its blocks by an exception.
+
+    By default SIGTERM and SIGHUP end Python without leaving a block, and a shell starts a
+    background job with SIGINT ignored.
+    """
+    for number in _ENDING:
+        signal.signal(number, _leave)
+    main()
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Begin to leave all blocks, once: a second signal would leave the clean-up itself."""
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def ended_with_block(process: psutil.Popen) -> Iterator[psutil.Popen]:
+    """End the process when the block ends: by SIGTERM, and by SIGKILL where that is not enough."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait()
