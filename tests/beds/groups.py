@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,28 +166,84 @@ def owner_lives(name: str) -> bool:
     return Path("/proc", name.split("-")[2]).exists()
 
 
-def _remove_trees(roots: list[Path], *, patience_s: float = 5.0) -> None:
-    """End what still runs in these groups and remove them, children first."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        left = [root for root in roots if root.exists()]
-        if not left:
-            return
-        for root in left:
-            folders = [Path(folder) for folder, _, _ in os.walk(root, topdown=False)]
-            for folder in folders:
-                for pid in _processes(folder):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-        if time.monotonic() > deadline:
-            raise BedError(f"could not remove {', '.join(str(r) for r in left if r.exists())}")
-        time.sleep(0.02)
+def _remove_trees(roots: list[Path], *, patience_s: float = 60.0) -> None:
+    """End what still runs in these groups and remove them, children first.
+
+    A killed process leaves its group when it has ended: after a frozen group was thawed, and after
+    a request to a busy disk. patience_s: how long neither a group nor a process may go before
+    BedError, which names those that are left.
+    """
+    fewest = (sys.maxsize, 0)
+    deadline = 0.0
+    while groups := [Path(name) for root in roots for name, _, _ in os.walk(root, topdown=False)]:
+        running = {pid for group in groups for pid in _processes(group)}
+        if (left := (len(groups), len(running))) < fewest:
+            fewest, deadline = left, time.monotonic() + patience_s
+        elif time.monotonic() > deadline:
+            raise BedError(f"could not remove {_what_is_left(groups)}")
+        for group in groups:
+            _thaw(group)
+        _end_processes(running, within_s=0.5)
+        for group in groups:
+            # EBUSY while a process is about to end, or where a runtime has made a group meanwhile.
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        time.sleep(0.005)
 
 
-def _processes(folder: Path) -> list[int]:
+def _processes(group: Path) -> list[int]:
+    """The processes of a group; 0 stands for those that this PID namespace does not show."""
     try:
-        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+        return [int(line) for line in (group / "cgroup.procs").read_text().split()]
     except OSError:
         return []
+
+
+def _thaw(group: Path) -> None:
+    """Let processes go on that a runtime, itself killed meanwhile, has left frozen."""
+    for name, text in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        file = group / name
+        with contextlib.suppress(OSError):
+            if file.exists():
+                file.write_text(text)
+
+
+def _end_processes(pids: Iterable[int], *, within_s: float) -> None:
+    """Kill processes and wait until they have ended, or for `within_s`."""
+    with contextlib.ExitStack() as stack:
+        ends = select.poll()
+        waiting = 0
+        for pid in pids:
+            try:
+                process = os.pidfd_open(pid)
+            except OSError:  # it has ended, or is the 0 of another PID namespace
+                continue
+            stack.callback(os.close, process)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            ends.register(process, select.POLLIN)
+            waiting += 1
+        deadline = time.monotonic() + within_s
+        while waiting and (rest_s := deadline - time.monotonic()) > 0:
+            for process, _ in ends.poll(rest_s * 1000):
+                ends.unregister(process)
+                waiting -= 1
+
+
+def _what_is_left(groups: list[Path]) -> str:
+    """The groups that are left, each with its processes and the state that the kernel has of them:
+    D waits for a device."""
+    return ", ".join(
+        f"{group} ({'; '.join(map(_described, _processes(group))) or 'no processes'})"
+        for group in groups
+        if group.exists()
+    )
+
+
+def _described(pid: int) -> str:
+    try:
+        # "77 (name) D ...": a name may contain blanks and parentheses.
+        head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
+        return f"{head}) {rest[:1]}"
+    except OSError:
+        return f"{pid} which is not to be seen here"
