@@ -41,7 +41,7 @@ _USER_SPACE = (
 )  # fmt: skip
 _CONTAINERD_SUITE = "forky"
 _MODULES = (
-    "virtio_pci", "virtio_blk", "overlay", "softdog",
+    "virtio_pci", "virtio_blk", "overlay", "softdog", "bfq",
     "veth", "sch_htb", "nf_tables", "nft_socket", "nft_masq", "nft_chain_nat", "sch_ingress",
 )  # fmt: skip
 

@@ -25,6 +25,10 @@ from tests.vm.topology import TOPOLOGIES, Topology
 
 BOOT_TIMEOUT_S = 120.0
 _RESULT_BYTES = 64 << 20
+_IO_DISKS = 2
+_IO_BYTES = 64 << 20
+"""/dev/vdd and /dev/vde, for tests of block I/O: they read as zeros and lose what is written, so
+they answer at once, and what the host's disk does shows in no test."""
 _TROUBLE = re.compile(
     r"Kernel panic|KOORD-VM: failed|emergency mode|You are in rescue mode"
     r"|Out of memory and no killable"
@@ -200,4 +204,8 @@ def _qemu(
         # A power cut must lose what the guest had not flushed: no write-through.
         command += ["-drive", f"id=d{number},file={path},format=raw,if=none,snapshot={keep}"]
         command += ["-device", f"virtio-blk-pci,drive=d{number}"]
+    for number in range(_IO_DISKS):
+        disk_of_zeros = f"null-co,node-name=io{number},size={_IO_BYTES},read-zeroes=on"
+        command += ["-blockdev", disk_of_zeros]
+        command += ["-device", f"virtio-blk-pci,drive=io{number}"]
     return command

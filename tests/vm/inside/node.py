@@ -28,6 +28,8 @@ from tests.waiting import wait_until
 
 CGROUPS = Path("/sys/fs/cgroup")
 SOCKET = Path("/run/containerd/containerd.sock")
+BFQ_DISK = "vde"
+"""The disk that has the BFQ scheduler before koordlet starts and looks at the disks."""
 _LOGS = Path("/run/koord-pods")
 
 
@@ -172,6 +174,7 @@ def import_image() -> None:
 @contextmanager
 def node() -> Iterator[Node]:
     """The node with its QoS slices; pods that are left are removed at the end."""
+    Path(f"/sys/class/block/{BFQ_DISK}/queue/scheduler").write_text("bfq")
     with ExitStack() as connection:
         made = Node(connection)
         if not made.cri.has_image(IMAGE):

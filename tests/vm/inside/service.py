@@ -42,6 +42,12 @@ class Service:
             scratch.write_text(yaml.safe_dump(manifest))
             scratch.rename(OBJECTS / f"{name}.yaml")
 
+    def gates(self, wanted: Mapping[str, bool]) -> None:
+        """Switch feature gates by a reload."""
+        path = ETC / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"featureGates": wanted}))
+        run("systemctl", "reload", "koordlet")
+
     def show(self, name: str) -> str:
         """A property of the unit."""
         return run("systemctl", "show", "koordlet", "--value", "-p", name).strip()

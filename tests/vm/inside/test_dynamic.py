@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from koordctl.client import Client
 from koordlet.measurement.series import Metric
 from tests.e2e.manifests import Manifest, nodeslo, pod
 from tests.e2e.samples import Samples
-from tests.vm.inside.node import CGROUPS, Node, Pod, run
-from tests.vm.inside.service import BE_IDLE, ETC, GATES, LS_PROTECTED, RUN, Service
+from tests.vm.inside.node import CGROUPS, Node, Pod
+from tests.vm.inside.service import BE_IDLE, GATES, LS_PROTECTED, RUN, Service
 from tests.waiting import wait_until
 
 _MIB = 1 << 20
@@ -72,7 +71,7 @@ def pods(machine: Node, service: Service) -> Iterator[Pods]:
         return made
 
     further = ("PSICollector", "PressureSuppress", "BlkIOReconcile")
-    gates(GATES | dict.fromkeys(further, True))
+    service.gates(GATES | dict.fromkeys(further, True))
     little = {"cpu": "100m"}
     limits = {"cpu": "200m", "memory": "64Mi"}
     limited = shell("limited", "LS", _SPIN, requests=little, limits=limits)
@@ -87,7 +86,7 @@ def pods(machine: Node, service: Service) -> Iterator[Pods]:
             yield made
         finally:
             service.put(slo())
-            gates(GATES)
+            service.gates(GATES)
             for each in (made.web, made.batch, made.busy, made.limited):
                 machine.remove(each)
 
@@ -112,13 +111,6 @@ def signal_to(of: Pod, what: signal.Signals) -> None:
     for pid in of.pids("main"):
         with suppress(ProcessLookupError):
             os.kill(pid, what)
-
-
-def gates(wanted: Mapping[str, bool]) -> None:
-    """Switch feature gates by a reload."""
-    path = ETC / "config.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"featureGates": wanted}))
-    run("systemctl", "reload", "koordlet")
 
 
 def together(of: Pod) -> None:
@@ -224,7 +216,7 @@ def test_a_throttled_container_gets_more_quota_and_gives_it_back(
     wait(lambda: quotas() == ["20000", "20000"], "the limits are back")
 
 
-def test_best_effort_pods_yield_while_a_service_waits_for_cpu(pods: Pods) -> None:
+def test_best_effort_pods_yield_while_a_service_waits_for_cpu(service: Service, pods: Pods) -> None:
     def grows() -> bool:
         now = quota() or 10**9
         seen.append(now)
@@ -238,7 +230,7 @@ def test_best_effort_pods_yield_while_a_service_waits_for_cpu(pods: Pods) -> Non
             wait(lambda: quota() is not None, "best-effort pods yield")
             assert "default/web" in summary("PressureSuppress")
         wait(grows, "nothing waits any more, and they get CPU back")
-    gates(GATES | {"BlkIOReconcile": True, "PSICollector": True})
+    service.gates(GATES | {"BlkIOReconcile": True, "PSICollector": True})
     wait(lambda: quota() is None, "they have all again without the gate")
 
 
