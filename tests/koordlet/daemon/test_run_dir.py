@@ -18,7 +18,7 @@ from service import append_log
 from service.locks import LockHeld, node_lock
 from tests import waiting
 from tests.conftest import require
-from tests.fake_runtime.adaptation import FakeRuntime
+from tests.fake_runtime.adaptation import Behaviour, FakeRuntime
 from tests.fake_runtime.profiles import B
 from tests.koordlet.daemon.bed import (
     ONE_CPU,
@@ -166,6 +166,9 @@ shift
 exec "$@"
 """
 _UID = "aaaa-1111"
+_PATIENCE_S = 60.0
+"""How long the process may take to start, and for each answer. On a machine that is busy with other
+programs its start alone took more than ten seconds, and the runtime's own limit is two seconds."""
 
 
 @pytest.mark.root
@@ -182,10 +185,11 @@ def test_a_daemon_starts_on_a_read_only_run_directory_and_writes_once_it_can(
     require(probe.returncode == 0, "a mount namespace (unshare --mount as root)")
 
     async def test() -> None:
-        runtime = FakeRuntime(str(folder / "nri.sock"), B)
+        patient = Behaviour(request_timeout_s=_PATIENCE_S, registration_timeout_s=_PATIENCE_S)
+        runtime = FakeRuntime(str(folder / "nri.sock"), B, patient)
         async with runtime.running():
             with running(config, folder / "koordlet.log", prefix=prefix) as process:
-                await runtime.synchronized()
+                await runtime.synchronized(timeout_s=_PATIENCE_S)
                 linux = nri.LinuxPodSandbox(cgroup_parent=f"/kubepods/pod{_UID}")
                 await runtime.run_pod_sandbox(
                     nri.PodSandbox(
@@ -205,18 +209,25 @@ def test_a_daemon_starts_on_a_read_only_run_directory_and_writes_once_it_can(
                 created = await runtime.create_container(message)
                 await runtime.start_container("c1")
                 assert created.adjust.linux.resources.cpu.quota.value == 160_000
-                await waiting.until(lambda: "no kernel file" in readiness(port), "the reason")
-                assert "journal cannot be written: Read-only file system" in readiness(port)
+                reason = "journal cannot be written: Read-only file system"
+                await waiting.until(
+                    lambda: reason in readiness(port), "the reason", timeout_s=_PATIENCE_S
+                )
+                assert "no kernel file is written: " in readiness(port)
                 quota = container / "cpu.cfs_quota_us"
                 assert quota.read_text() == "200000\n"
                 assert list((folder / "run").iterdir()) == []
                 await asyncio.to_thread(make_writable, process.pid, folder / "run")
                 await waiting.until(
-                    lambda: quota.read_text().strip() == "160000", "the quota", timeout_s=10
+                    lambda: quota.read_text().strip() == "160000",
+                    "the quota",
+                    timeout_s=_PATIENCE_S,
                 )
-                await waiting.until(lambda: readiness(port) == "ok", "readiness")
+                await waiting.until(
+                    lambda: readiness(port) == "ok", "readiness", timeout_s=_PATIENCE_S
+                )
 
-    asyncio.run(asyncio.wait_for(test(), 120))
+    asyncio.run(test())
 
 
 def make_writable(pid: int, mounted: Path) -> None:
