@@ -30,7 +30,7 @@ from hooks.claim import Claim, Op
 from hooks.standing import Claims, Standing, same_effect
 from hooks.subject import Level
 from koordlet.qos.board import Lease, checked
-from linux.resources import Resource
+from linux.resources import Resource, Value
 from service.files import replacing
 from service.repeats import Repeats
 
@@ -55,7 +55,7 @@ class LeaseFileError(Exception):
 
 
 class _Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A claim whose value is a number or a text; a CPU set is a text."""
+    """The fields of a `Claim` whose value is a number or a text; a CPU set is a text."""
 
     resource: Resource
     value: int | str
@@ -278,18 +278,7 @@ def _same(one: Standing, other: Standing) -> bool:
 def _plain(claims: Claims) -> _Claims:
     """Return the claims on numbers, texts and CPU sets; strategies make no others."""
     return tuple(
-        _Claim(
-            resource=one.resource,
-            value=value,
-            policy=one.policy,
-            reason=one.reason,
-            source=one.source,
-            rank=one.rank,
-            key=one.key,
-            op=one.op,
-            factor=one.factor,
-            degraded=one.degraded,
-        )
+        _Claim(**{**msgspec.structs.asdict(one), "value": value})
         for one in claims
         if isinstance(
             value := str(one.value) if isinstance(one.value, CpuSet) else one.value, int | str
@@ -309,19 +298,11 @@ def _resumed(saved: _Lease, ttl_s: float, now: float) -> Lease:
 
 def _typed(claims: _Claims) -> Claims:
     return tuple(
-        Claim(
-            resource=one.resource,
-            value=CpuSet.parse(one.value)
-            if isinstance(one.value, str) and one.resource in _CPU_SETS
-            else one.value,
-            policy=one.policy,
-            reason=one.reason,
-            source=one.source,
-            rank=one.rank,
-            key=one.key,
-            op=one.op,
-            factor=one.factor,
-            degraded=one.degraded,
-        )
-        for one in claims
+        Claim(**{**msgspec.structs.asdict(one), "value": _typed_value(one)}) for one in claims
     )
+
+
+def _typed_value(saved: _Claim) -> Value:
+    if isinstance(saved.value, str) and saved.resource in _CPU_SETS:
+        return CpuSet.parse(saved.value)
+    return saved.value

@@ -78,3 +78,12 @@ def test_sections_of_facts_that_the_code_cites_exist() -> None:
         known = headings(ROOT / page)
         for section in sections:
             assert section in known, f'{source} cites {page}, "{section}"'
+
+
+def test_the_tables_of_rooms_name_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = set(re.findall(r"`(\w+)/`", "\n".join(re.findall(r"^\|(.*)$", page, re.MULTILINE))))
+    packages = {source.parent for source in sources() if source.name == "__init__.py"}
+    rooms = {path.name for path in packages if path.parent in (ROOT, ROOT / "koordlet")}
+    assert "daemon" in rooms
+    assert rooms - listed == {"benchmarks", "demo", "tests", "tools"}
