@@ -245,6 +245,22 @@ def test_a_file_that_comes_back_with_the_same_content_counts_again(tmp_path: Pat
     assert [r.name for r in registrations.current] == ["k.json"]
 
 
+def test_a_link_whose_file_comes_back_with_the_same_content_counts_again(tmp_path: Path) -> None:
+    folder, file = tmp_path / "hooks", tmp_path / "file"
+    folder.mkdir()
+    write(tmp_path, "file")
+    content = file.read_bytes()
+    (folder / "k.json").symlink_to(file)
+    registrations = Registrations(str(folder))
+    assert registrations.scan()
+    file.unlink()
+    assert registrations.scan()
+    assert [*registrations.current] == []
+    file.write_bytes(content)
+    assert registrations.scan()
+    assert [r.name for r in registrations.current] == ["k.json"]
+
+
 def test_a_folder_that_cannot_be_read_leaves_the_registrations_in_force(tmp_path: Path) -> None:
     folder, aside = tmp_path / "hooks", tmp_path / "aside"
     folder.mkdir()

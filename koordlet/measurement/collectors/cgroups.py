@@ -121,7 +121,6 @@ class Group:
 
     def _read(self, round_: Round, layout: Layout, cpus: int) -> GroupUsage:
         if self._memory is None or self._stat is None:
-            self.close()
             self._open(round_, layout)
         assert self._memory is not None and self._stat is not None
         stat = self._stat.read()

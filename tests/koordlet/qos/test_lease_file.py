@@ -202,6 +202,8 @@ def test_what_is_kept_agrees_with_what_is_in_force_by_subject_class_and_origin(
     leases = [{"one": Lease(standing, 100.0)} for standing in standings]
     leases.append({"one": Lease(standings[-1], 100.0, resumed=True)})
     leases.append({"two": Lease(standings[-1], 100.0, resumed=True)})
+    leases.append({**leases[-1], "one": Lease(standings[0], 100.0)})
+    leases.append({**leases[-1], "one": Lease(standings[1], 100.0)})
     for wanted in leases:
         for _ in range(2):
             file.keep(wanted, {}, 1.0)

@@ -75,3 +75,19 @@ def test_a_small_block_cannot_unfold_into_a_huge_list() -> None:
     block = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 3000
     with pytest.raises(ConnectionFault, match="4 MiB"):
         hpack.Decoder().decode(block)
+
+
+@pytest.mark.parametrize(
+    ("size_update", "kept"),
+    [(b"\x3f\x03", True), (b"\x3f\x02", False), (b"\x20", False), (b"\x20\x3f\x03", False)],
+    ids=["34 octets", "33 octets", "0", "0, then 34"],
+)
+def test_what_a_smaller_table_cannot_hold_is_gone(size_update: bytes, kept: bool) -> None:
+    """An entry has the octets of its name and value, and 32 (RFC 7541, 4.1)."""
+    decoder = hpack.Decoder()
+    assert decoder.decode(b"\x40\x01a\x01b") == [(b"a", b"b")]
+    if kept:
+        assert decoder.decode(size_update + b"\xbe") == [(b"a", b"b")]
+    else:
+        with pytest.raises(ConnectionFault, match="index 62 is beyond the table"):
+            decoder.decode(size_update + b"\xbe")
