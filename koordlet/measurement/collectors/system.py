@@ -7,7 +7,6 @@ a difference again. Formulas: docs/measurement.md, "System".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,12 +18,12 @@ from koordlet.measurement.collecting import (
     followed,
     layout_with,
 )
+from koordlet.measurement.collectors.cgroups import PAGE_BYTES
 from koordlet.measurement.kernel_files import GONE, KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
 
 OUTDATED_S: Final = 10.0
 """Upstream's limit: no system usage from samples that are older."""
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NUMA_STAT_BYTES: Final = 64 * 1024
 """v2 has a line for each kind of memory, with one number for each NUMA node."""
 

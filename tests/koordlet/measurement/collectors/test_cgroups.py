@@ -14,7 +14,7 @@ from koordlet.measurement.collecting import (
     Round,
     Targets,
 )
-from koordlet.measurement.collectors.cgroups import PodCollector, memory_of
+from koordlet.measurement.collectors.cgroups import PAGE_BYTES, PodCollector, memory_of
 from koordlet.measurement.collectors.host_apps import HostAppCollector
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Driver, Layout
@@ -56,6 +56,70 @@ def test_a_missing_field_of_memory_is_an_error(version: int, stat: bytes) -> Non
     lines = stat.splitlines(keepends=True)
     with pytest.raises(ValueError, match="active_file"):
         memory_of(b"".join(lines[:-1]), version)
+
+
+def numa_v1(*nodes: int) -> bytes:
+    """v1's file on these NUMA nodes: 10 pages of the group itself, 9 and more of its subtree."""
+    own = "".join(f" N{node}=1" for node in nodes)
+    kinds = {"total": 9, "file": 4, "anon": 3, "unevictable": 2}
+    lines = [f"{kind}=10{own}\n" for kind in kinds]
+    lines += [f"hierarchical_{kind}={pages}{own}\n" for kind, pages in kinds.items()]
+    return "".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("numa", "memory", "with_page_cache"),
+    [
+        (numa_v1(0), 5 * PAGE_BYTES, 9 * PAGE_BYTES),
+        (numa_v1(0, 1), 5 * PAGE_BYTES, 9 * PAGE_BYTES),
+        (numa_v1(0, 1, 2), 3210, 543_210),  # memory.stat is cheaper
+        (b"total=1 N0=1\nfile=1 N0=1\nanon=0 N0=0\nunevictable=0 N0=0\n", 3210, 543_210),
+        (errno.ENOENT, 3210, 543_210),  # a kernel without NUMA
+    ],
+    ids=["one node", "two nodes", "three nodes", "without sums", "no file"],
+)
+def test_on_v1_memory_is_read_where_the_kernel_has_it_cheapest(
+    numa: bytes | int, memory: int, with_page_cache: int
+) -> None:
+    files = ScriptedFiles(
+        {
+            "/cpuacct/k/a/cpuacct.usage": b"5\n",
+            "/cpu/k/a/cpu.stat": b"nr_periods 0\nnr_throttled 0\n",
+            "/memory/k/a/memory.stat": MEMORY_V1,
+            "/memory/k/a/memory.numa_stat": numa,
+        }
+    )
+    rounds = Rounds(PodCollector(4), files, Targets(V1, (pod("a"),)))
+    found = rounds.next()
+    assert found[Series(Metric.POD_MEMORY, "a")] == memory
+    assert found[Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, "a")] == with_page_cache
+    assert len(files.is_open) == 3
+    rounds.collector.close()
+    assert files.is_open == []
+
+
+@pytest.mark.parametrize("at_opening", [False, True])
+def test_memory_that_cannot_be_read_by_numa_node_is_reported(at_opening: bool) -> None:
+    path = "/memory/k/a/memory.numa_stat"
+    files = ScriptedFiles(
+        {
+            "/cpuacct/k/a/cpuacct.usage": b"5\n",
+            "/cpu/k/a/cpu.stat": b"nr_periods 0\nnr_throttled 0\n",
+            "/memory/k/a/memory.stat": MEMORY_V1,
+            path: numa_v1(0),
+        }
+    )
+    rounds = Rounds(PodCollector(4), files, Targets(V1, (pod("a"),)))
+    if not at_opening:
+        assert rounds.next()
+        files.content[path] = b"total=1 N0=1\n"
+        assert rounds.next() == {}
+        assert rounds.problems == ["k/a: no sums of the subtree in memory.numa_stat"]
+    else:
+        files.content[path] = errno.EIO
+        assert rounds.next() == {}
+        assert "scripted" in rounds.problems[0]
+    assert files.is_open == []
 
 
 def test_cpu_is_in_cores_on_both_versions() -> None:

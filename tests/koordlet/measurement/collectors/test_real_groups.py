@@ -17,7 +17,7 @@ import pytest
 
 from koordlet.measurement.collecting import ContainerTarget, HostAppTarget, PodTarget, Targets
 from koordlet.measurement.collectors.best_effort import BestEffortCollector
-from koordlet.measurement.collectors.cgroups import PodCollector
+from koordlet.measurement.collectors.cgroups import PodCollector, memory_of
 from koordlet.measurement.collectors.host_apps import HostAppCollector
 from koordlet.measurement.collectors.node import NodeCollector
 from koordlet.measurement.collectors.system import SystemCollector, SystemNumaCollector
@@ -181,6 +181,9 @@ def test_anonymous_memory_and_page_cache_are_distinguished(bed: Bed) -> None:
     assert memory is not None and with_cache is not None
     assert HOG_BYTES <= memory < 1.5 * HOG_BYTES
     assert with_cache >= memory + HOG_BYTES * 0.9
+    path = f"{bed.layout.directory('memory', pod.lstrip('/'))}/memory.stat"
+    of_stat = memory_of(Path(path).read_bytes(), bed.layout.version)
+    assert (memory, with_cache) == pytest.approx(of_stat, rel=0.01)
     assert bed.latest(Metric.CONTAINER_MEMORY, "c") == pytest.approx(memory, rel=0.1)
     assert bed.latest(Metric.HOST_APP_MEMORY, "app") == pytest.approx(memory, rel=0.1)
 

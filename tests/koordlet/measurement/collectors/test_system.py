@@ -14,8 +14,8 @@ from koordlet.measurement.collecting import (
     Targets,
     Unavailable,
 )
+from koordlet.measurement.collectors.cgroups import PAGE_BYTES
 from koordlet.measurement.collectors.system import (
-    PAGE_BYTES,
     SystemCollector,
     SystemNumaCollector,
     numa_memory_of_group,
