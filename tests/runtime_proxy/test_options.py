@@ -65,6 +65,18 @@ def test_every_flag_reaches_its_option() -> None:
     assert options.parse(["--http-address=:0"]).http_address == ("127.0.0.1", 0)
 
 
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_every_level_and_format_of_the_log_may_be_chosen(level: str, form: str) -> None:
+    chosen = options.parse([f"--log-level={level}", f"--log-format={form}"])
+    assert (chosen.log_level, chosen.log_format) == (level, form)
+
+
+@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
+def test_every_mode_may_be_chosen(mode: str) -> None:
+    assert options.parse([f"--backend-runtime-mode={mode}"]).mode == mode
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -127,6 +127,24 @@ def test_process(key):
     assert "survived: room/module.py:7 result\n" in shown
 
 
+def test_a_test_that_fails_by_chance_kills_nothing(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It passes without a fault, fails once, and passes from then on."""
+    runs = tmp_path / "runs"
+    chance = f"""
+def test_chance():
+    with open({str(runs)!r}, "a+") as file:
+        file.write("x")
+        file.seek(0)
+        assert len(file.read()) != 2
+"""
+    (checkout / "tests/room/test_chance.py").write_text(chance)
+    assert mutate.main(["room/module.py:7", "--sample", "1"]) == 0
+    assert "killed 0 of 1 mutants" in capsys.readouterr().out
+    assert len(runs.read_text()) == 4, "once more alone, and once more with all others"
+
+
 def test_a_stage_without_a_test_kills_nothing(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
