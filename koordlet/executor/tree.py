@@ -237,7 +237,7 @@ class TreePlanner:
             return None
         try:
             period = DEFAULT_PERIOD_US
-            if file.codec is Codec.QUOTA:
+            if file.codec is Codec.QUOTA and number(file, text) != UNLIMITED:
                 directory = self._texts.layout.directory(file.controller, place)
                 period = int(self._texts.raw(f"{directory}/cpu.cfs_period_us"))
             return self._element(file, text, period)

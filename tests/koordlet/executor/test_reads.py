@@ -37,6 +37,19 @@ def test_nothing_around_a_value_in_force_is_read() -> None:
     assert above and burst
 
 
+def test_the_period_of_a_group_around_is_read_only_if_its_quota_is_limited() -> None:
+    bed = Bed()
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(TWO_CORES)
+    limited = reads_of(bed, bed.kubelet.path(pod.cgroup, "cpu.cfs_period_us"))
+    unlimited = reads_of(
+        bed, bed.kubelet.path(bed.kubelet.qos_dir("Burstable"), "cpu.cfs_period_us")
+    )
+    bed.want("container/1", (container.cgroup, QUOTA, 100_000))
+    assert bed.run().written == 1
+    assert limited and not unlimited
+
+
 def test_a_stand_in_that_is_in_force_is_not_judged_again() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(PodLimits(cpu_request_milli=300), qos="BestEffort")
