@@ -298,6 +298,55 @@ def test_a_daemon_that_was_killed_releases_what_the_one_before_suppressed(bed: C
         wait(lambda: quota(bed) == -1, "the original quota is back")
 
 
+@contextmanager
+def cpus_observed(bed: Containerd, running: RunningPod) -> Iterator[set[str]]:
+    """The CPUs that best-effort pods had during the block, as a thread reads them."""
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.002):
+            seen.add(besteffort(bed, "cpuset.cpus"))
+            seen.add(pod_value(bed, running, "cpuset.cpus"))
+            seen.update(cpus_of(bed, running))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_restart_leaves_best_effort_pods_on_their_cpus_and_the_next_one_frees_them(
+    bed: Containerd,
+) -> None:
+    owner = pinned_pod("owner", FIRST)
+    owner["metadata"]["labels"]["koordinator.sh/qosClass"] = "LSE"
+    with (
+        running_pod(bed, pod("batch", "BE")) as batch,
+        untouched_afterwards(bed),
+        daemon(bed, [node(), suppressing("cpuset")]) as koordlet,
+    ):
+        with running_pod(bed, owner):
+            wait(lambda: cpus_of(bed, batch) == {_REST}, f"it runs on {_REST} alone")
+            wait(lambda: besteffort(bed, "cpuset.cpus") == _REST, "the directory's set follows")
+            with cpus_observed(bed, batch) as seen:
+                koordlet.stop(signal.SIGKILL)
+                koordlet.start()
+                with running_pod(bed, pod("late", "BE")) as late:
+                    wait(lambda: strategy(koordlet, "BECPUSuppress")["steps"] > 2, "it steps")
+                    wait(lambda: cpus_of(bed, late) == {_REST}, "a new pod is held too")
+            assert seen == {_REST}, "best-effort pods were released, or held elsewhere"
+            koordlet.stop(signal.SIGKILL)
+        assert cpus_of(bed, batch) == {_REST}
+        koordlet.start()
+        wait(lambda: cpus_of(bed, batch) != {_REST}, "the owner ended meanwhile: its CPU is free")
+        koordlet.put(suppressing("cpuset", enable=False))
+        wait(lambda: besteffort(bed, "cpuset.cpus") != _REST, "the original set is back")
+
+
 def test_a_daemon_that_was_frozen_goes_on_with_new_samples(bed: Containerd) -> None:
     """Frozen for longer than its claims live, as on a machine that was suspended."""
     with (
