@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from apis.qos import KubeQoS
@@ -156,6 +157,48 @@ def test_claims_outlast_a_restart_until_the_strategy_can_judge(
                 await until("the original", lambda: quota() == "100000")
 
     run(test)
+
+
+class Counted(msgspec.Struct, frozen=True):
+    steps: int = 0
+
+
+def test_states_outlast_a_restart_also_over_a_daemon_that_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun_from: list[int] = []
+
+    def step(state: Counted, situation: Situation) -> tuple[Counted, Verdict]:
+        begun_from.append(state.steps)
+        return Counted(state.steps + 1), Verdict()
+
+    one = Strategy(
+        name="tested",
+        gates=(GATE,),
+        interval_s=1.0,
+        ttl_s=3.0,
+        initial=Counted,
+        step=step,
+        kept=Counted,
+    )
+    monkeypatch.setattr(parts, "STRATEGIES", (one,))
+
+    async def test() -> None:
+        async with node() as n:
+            async with n.running():
+                await until("three steps", lambda: len(begun_from) >= 3)
+            n.tree["measuring"] = {"enabled": False}
+            n.daemon = n.new_daemon()
+            async with n.running():
+                pass
+            del n.tree["measuring"]
+            n.daemon = n.new_daemon()
+            before = len(begun_from)
+            async with n.running():
+                await until("a step", lambda: len(begun_from) > before)
+
+    run(test)
+    assert begun_from == list(range(len(begun_from)))
 
 
 def test_claims_of_before_a_restart_end_if_the_strategy_never_steps(tested: Steered) -> None:
