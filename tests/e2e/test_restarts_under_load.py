@@ -290,6 +290,76 @@ def charged(here: Node, pod: RunningPod) -> int:
     return int(groups.read(pod.cgroup, name))
 
 
+# --- without the API server ----------------------------------------------------------------------
+
+
+_POLITE_HOG = f"trap 'exit 0' TERM; x=$(yes | head -c {_HELD}); while :; do sleep 0.2; done"
+
+
+def set_gates(here: Node, **gates: bool) -> None:
+    """Write feature gates into the configuration, which a restart or a reload applies."""
+    tree = yaml.safe_load(here.koordlet.config.read_text())
+    tree["featureGates"] |= gates
+    here.koordlet.config.write_text(yaml.safe_dump(tree))
+
+
+@contextmanager
+def evicting_each_second(here: Node) -> Iterator[None]:
+    """No cool-down holds evictions back, and the gate is off until a reload."""
+    before = here.koordlet.config.read_text()
+    tree = yaml.safe_load(before)
+    tree["qos"]["memoryEvictCoolDown"] = "1s"
+    here.koordlet.config.write_text(yaml.safe_dump(tree))
+    set_gates(here, BEMemoryEvict=False)
+    restart_koordlet(here, signal.SIGTERM)
+    try:
+        yield
+    finally:
+        here.koordlet.config.write_text(before)
+        restart_koordlet(here, signal.SIGTERM)
+
+
+def starts(here: Node, pod: RunningPod) -> int:
+    """How often kubelet has started the pod's container, as far as it is reported."""
+    (main,) = stored(here, pod.name)["status"]["containerStatuses"]
+    return 1 + int(main["restartCount"])
+
+
+def evicted(here: Node) -> list[tuple[str, str, str]]:
+    """Pod, means and outcome of each line of the history."""
+    lines = status(here)["evictions"]["last"]
+    return [(each["pod"], each["means"], each["outcome"]) for each in lines]
+
+
+def test_without_the_api_server_containers_are_stopped_and_not_again_when_it_returns(
+    here: Node,
+) -> None:
+    """Kubelet starts them again, so the node stays short of memory.
+
+    Before the test with a pod that lingers: containerd keeps a plugin waiting while it stops one.
+    """
+    with (
+        evicting_each_second(here),
+        running(here, pod("hog", "BE", command=["/bin/sh", "-c", _POLITE_HOG])) as hog,
+        threshold(here, **_STRATEGIES),
+    ):
+        wait(lambda: "cores" in strategy(here, "BECPUSuppress")["summary"], "the NodeSLO is known")
+        wait(lambda: measured(here, hog, "memory") > _HELD, "the hog has its memory")
+        obj = f"Pod default/{hog.name}"
+        with without_api_server(here):
+            set_gates(here, BEMemoryEvict=True)
+            os.kill(here.koordlet.pid, signal.SIGHUP)
+            wait(lambda: (obj, "cri", "evicted") in evicted(here), "its container is stopped")
+        wait(lambda: evictions(here, hog) == 1, "the event is written after all")
+        wait(lambda: starts(here, hog) == 2, "kubelet started it again")
+        wait(lambda: measured(here, hog, "memory") > _HELD, "it has its memory again")
+        steps(here, 8)  # it counts as released for 5 s
+        assert "no pod is left" in why_short(here)
+        assert evicted(here) == [(obj, "api", "failed"), (obj, "cri", "evicted")]
+        assert not being_deleted(here, hog)
+        assert (starts(here, hog), evictions(here, hog)) == (2, 1)
+
+
 # --- suppression ---------------------------------------------------------------------------------
 
 
@@ -396,70 +466,3 @@ _STRATEGIES = {
 def why_short(here: Node) -> str:
     """Why no pod goes, though memory is short."""
     return " ".join(each["why"] for each in status(here)["evictions"]["short"])
-
-
-# --- without the API server ----------------------------------------------------------------------
-
-
-_POLITE_HOG = f"trap 'exit 0' TERM; x=$(yes | head -c {_HELD}); while :; do sleep 0.2; done"
-
-
-def set_gates(here: Node, **gates: bool) -> None:
-    """Write feature gates into the configuration, which a restart or a reload applies."""
-    tree = yaml.safe_load(here.koordlet.config.read_text())
-    tree["featureGates"] |= gates
-    here.koordlet.config.write_text(yaml.safe_dump(tree))
-
-
-@contextmanager
-def evicting_each_second(here: Node) -> Iterator[None]:
-    """No cool-down holds evictions back, and the gate is off until a reload."""
-    before = here.koordlet.config.read_text()
-    tree = yaml.safe_load(before)
-    tree["qos"]["memoryEvictCoolDown"] = "1s"
-    here.koordlet.config.write_text(yaml.safe_dump(tree))
-    set_gates(here, BEMemoryEvict=False)
-    restart_koordlet(here, signal.SIGTERM)
-    try:
-        yield
-    finally:
-        here.koordlet.config.write_text(before)
-        restart_koordlet(here, signal.SIGTERM)
-
-
-def starts(here: Node, pod: RunningPod) -> int:
-    """How often kubelet has started the pod's container, as far as it is reported."""
-    (main,) = stored(here, pod.name)["status"]["containerStatuses"]
-    return 1 + int(main["restartCount"])
-
-
-def evicted(here: Node) -> list[tuple[str, str, str]]:
-    """Pod, means and outcome of each line of the history."""
-    lines = status(here)["evictions"]["last"]
-    return [(each["pod"], each["means"], each["outcome"]) for each in lines]
-
-
-def test_without_the_api_server_containers_are_stopped_and_not_again_when_it_returns(
-    here: Node,
-) -> None:
-    """Kubelet starts them again, so the node stays short of memory."""
-    with (
-        evicting_each_second(here),
-        running(here, pod("hog", "BE", command=["/bin/sh", "-c", _POLITE_HOG])) as hog,
-        threshold(here, **_STRATEGIES),
-    ):
-        wait(lambda: "cores" in strategy(here, "BECPUSuppress")["summary"], "the NodeSLO is known")
-        wait(lambda: measured(here, hog, "memory") > _HELD, "the hog has its memory")
-        obj = f"Pod default/{hog.name}"
-        with without_api_server(here):
-            set_gates(here, BEMemoryEvict=True)
-            os.kill(here.koordlet.pid, signal.SIGHUP)
-            wait(lambda: (obj, "cri", "evicted") in evicted(here), "its container is stopped")
-        wait(lambda: evictions_of(here, hog) == 1, "the event is written after all")
-        wait(lambda: starts(here, hog) == 2, "kubelet started it again")
-        wait(lambda: measured(here, hog, "memory") > _HELD, "it has its memory again")
-        steps(here, 8)  # it counts as released for 5 s
-        assert "no pod is left" in why_short(here)
-        assert evicted(here) == [(obj, "api", "failed"), (obj, "cri", "evicted")]
-        assert not being_deleted(here, hog)
-        assert (starts(here, hog), evictions_of(here, hog)) == (2, 1)
