@@ -65,6 +65,8 @@ class Node:
     def after_reply(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
 
+    later = after_reply
+
     def resctrl_groups(self) -> Collection[str]:
         return ()
 

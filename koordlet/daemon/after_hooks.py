@@ -23,11 +23,6 @@ from linux.host import Host
 from linux.resources import Resource, Value
 
 
-def after_reply(work: Callable[[], None]) -> None:
-    """Run `work` on the event loop after the reply that is being made."""
-    asyncio.get_running_loop().call_soon(work)
-
-
 class AfterHooks:
     """The `Surroundings` of `NriHandler` and `HookAnswers`. Belongs to the event loop."""
 
@@ -39,17 +34,21 @@ class AfterHooks:
         rules: Rules,
         journal: Journal,
         passes: Passes,
+        later: Callable[[Callable[[], None]], None],
         dynamics: Dynamics,
         feeds: Feeds,
         events: Events,
         nri_protects: Callable[[], bool],
     ) -> None:
-        """nri_protects: returns whether NRI decides about new containers."""
+        """later: does work once the runtime has had the time to receive the reply. nri_protects:
+        returns whether NRI decides about new containers.
+        """
         self._host = host
         self._state = state
         self._rules = rules
         self._journal = journal
         self._passes = passes
+        self._later = later
         self._dynamics = dynamics
         self._feeds = feeds
         self._events = events
@@ -64,7 +63,10 @@ class AfterHooks:
         return self._nri_protects()
 
     def after_reply(self, work: Callable[[], None]) -> None:
-        after_reply(work)
+        asyncio.get_running_loop().call_soon(work)
+
+    def later(self, work: Callable[[], None]) -> None:
+        self._later(work)
 
     # --- pods ----------------------------------------------------------------------------------
 

@@ -142,6 +142,7 @@ class Daemon:
         parts.predicting.close()
         parts.evictions.close()
         await self._endpoints.close()
+        parts.after_reply.catch_up()
         await parts.passes.stop()
         parts.requests.close()
         parts.audit.close()

@@ -19,7 +19,8 @@ from hooks.standing import Standing
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
 from koordlet.configuration.gates import GATES
-from koordlet.daemon.after_hooks import AfterHooks, after_reply
+from koordlet.daemon.after_hooks import AfterHooks
+from koordlet.daemon.after_reply import AfterReply
 from koordlet.daemon.auditing import Auditing
 from koordlet.daemon.background import Background
 from koordlet.daemon.dynamic.dynamics import Dynamics
@@ -101,10 +102,11 @@ class Parts:
         self.state = NodeState(remembered=load_requests(requests_path), awaited=awaited(config))
         self.requests = RequestsLog(requests_path, self.state.all_remembered)
         self.site = Site(config, self.events) if config.site_policies.enabled else None
+        self.after_reply = AfterReply()
         self.hook_decider = Decider(
             self.events,
             site_guard=self.site.hook_guard if self.site else None,
-            later=after_reply,
+            later=self.after_reply.later,
         )
         self.repair_decider = Decider(
             self.events, site_guard=self.site.repair_guard if self.site else None
@@ -143,6 +145,7 @@ class Parts:
             journal=self.journal,
             decide=self.repair_decider.repair,
             lock=lock,
+            catch_up=self.after_reply.catch_up,
             published=self._published,
             displaced=displaced,
             cpus_changed=self._cpus_changed,
@@ -276,6 +279,7 @@ class Parts:
             rules=self.rules,
             journal=self.journal,
             passes=self.passes,
+            later=self.after_reply.later,
             dynamics=self.dynamics,
             feeds=self.feeds,
             events=self.events,

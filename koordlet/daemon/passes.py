@@ -74,13 +74,16 @@ class Passes:
         journal: Journal,
         decide: Decide,
         lock: KubepodsLock | None,
+        catch_up: Callable[[], None],
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
     ) -> None:
         """decide: decides about one subject. lock: excludes other daemons; None for no lock.
-        published: called after each snapshot. displaced: called when another daemon has the lock of
-        this node's pods. cpus_changed: called when pods can have other CPUs than the rules know.
+        catch_up: does what follows earlier replies; called before a pod or the state is handed to
+        the reconciler. published: called after each snapshot. displaced: called when another daemon
+        has the lock of this node's pods. cpus_changed: called when pods can have other CPUs than
+        the rules know.
         """
         self._config = config
         self._host = host
@@ -89,6 +92,7 @@ class Passes:
         self._journal = journal
         self._decide = decide
         self._lock = lock
+        self._catch_up = catch_up
         self._published = published
         self._displaced = displaced
         self._cpus_changed = cpus_changed
@@ -206,6 +210,8 @@ class Passes:
     def _queue_pods(self) -> None:
         self._queueing, self._queue_at = None, math.inf
         self._queued_at = asyncio.get_running_loop().time()
+        # The reconciler must not see a container before what was delivered for it is noted.
+        self._catch_up()
         pods, self._pods = self._pods, set()
         if self.reconciler is None or not pods:
             return
@@ -248,6 +254,7 @@ class Passes:
 
     def snapshot_for_pass(self) -> Snapshot:
         """Return `snapshot` for a pass that uses it at once. For the event loop."""
+        self._catch_up()
         snapshot = self.snapshot
         # It has all pods that are queued or waiting.
         self._pods = set()

@@ -45,7 +45,14 @@ class Surroundings(Protocol):
         ...
 
     def after_reply(self, work: Callable[[], None]) -> None:
-        """Run `work` on the event loop after the reply."""
+        """Run `work` on the event loop right after the reply: the next hook needs it."""
+        ...
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Run `work` on the event loop once the runtime has had the time to receive the reply.
+
+        It keeps its order, and is done before the reconciler sees the change.
+        """
         ...
 
     def state_changed(self, reason: str) -> None:
@@ -145,7 +152,7 @@ class NriHandler:
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._take_unseen_requests()
         self._state.mark_synced(RUNTIME)
-        self._daemon.after_reply(self._requests.rewrite)
+        self._daemon.later(self._requests.rewrite)
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
 
@@ -157,7 +164,7 @@ class NriHandler:
                 "kubelet requested other values while NRI was not connected",
                 extra={"container": container_id, "resources": ",".join(named)},
             )
-            self._daemon.after_reply(partial(self._daemon.superseded, container_id, named))
+            self._daemon.later(partial(self._daemon.superseded, container_id, named))
 
     def _decide_all(self, containers: Sequence[Container]) -> Iterable[tuple[str, Decision]]:
         engine = self._daemon.engine
@@ -170,7 +177,7 @@ class NriHandler:
                 )
                 if decision.outcomes:
                     # The runtime writes these, so their originals have to be noted.
-                    self._daemon.after_reply(partial(self._note_delivered, subject, decision))
+                    self._daemon.later(partial(self._note_delivered, subject, decision))
                     yield subject.id, decision
 
     def unrepairable(self, container: Container, lacks: Sequence[ResourceKey]) -> None:
@@ -213,13 +220,13 @@ class NriHandler:
         for (resource, key), outcome in decision.outcomes.items():
             if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
                 self._daemon.make_host_directory(key, outcome.value)
-        self._daemon.after_reply(lambda: self._note_creation(subject, decision))
+        self._daemon.later(lambda: self._note_creation(subject, decision))
         self._pod_changed(container.subject.pod.uid, can_wait=True)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
-            self._daemon.after_reply(partial(self._remember, container.subject.id))
+            self._daemon.later(partial(self._remember, container.subject.id))
         self._pod_changed(container.subject.pod.uid)
 
     def update_container(self, container: Container) -> Decision | None:
@@ -227,7 +234,7 @@ class NriHandler:
         self._daemon.requested(subject.cgroup)
         self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
-        self._daemon.after_reply(lambda: self._note_update(container.subject, subject, decision))
+        self._daemon.later(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes or decision.faults else None
 
     def container_updated(self, container: Container) -> None:

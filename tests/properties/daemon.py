@@ -157,6 +157,8 @@ class Daemon:
     def after_reply(self, work: Callable[[], None]) -> None:
         self._work.append(work)
 
+    later = after_reply
+
     def state_changed(self, reason: str) -> None:
         """The tests run passes by hand."""
 

@@ -41,6 +41,7 @@ class DaemonReadings:
 
     @property
     def timings(self) -> Iterable[Mapping[TimingKey, Histogram]]:
+        self._parts.after_reply.catch_up()  # hooks are counted a moment after their replies
         return (self._parts.hook_decider.timings, self._parts.repair_decider.timings)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -46,7 +46,7 @@ class Recorder:
         self.emptied += 1
 
 
-def passes() -> tuple[Passes, Recorder]:
+def passes(catch_up: Callable[[], None] = lambda: None) -> tuple[Passes, Recorder]:
     made = Passes(
         Config(),
         host=cast(Any, None),
@@ -55,6 +55,7 @@ def passes() -> tuple[Passes, Recorder]:
         journal=Journal(),
         decide=cast(Any, None),
         lock=None,
+        catch_up=catch_up,
         published=lambda: None,
         displaced=lambda held: None,
         cpus_changed=lambda: None,
@@ -122,6 +123,19 @@ def test_what_can_wait_goes_with_the_next_change() -> None:
         made.pod_changed("updated")
         await until(recorder, 1)
         assert recorder.pods == [{"ended", "updated"}]
+
+    asyncio.run(run())
+
+
+def test_what_follows_a_reply_is_done_before_the_reconciler_sees_the_change() -> None:
+    async def run() -> None:
+        seen: list[int] = []
+        made, recorder = passes(lambda: seen.append(len(recorder.pods)))
+        made.pod_appeared("a")
+        await asyncio.sleep(0)
+        assert (seen, recorder.pods) == ([0], [{"a"}])
+        made.snapshot_for_pass()
+        assert seen == [0, 1]
 
     asyncio.run(run())
 

@@ -249,7 +249,7 @@ def test_an_update_counts_for_the_reconciler_before_any_list_has_it(tmp_path: Pa
                 await until("the quota", lambda: n.kernel.text(path) == "80000 100000")
                 requested: list[str] = []
                 with pytest.MonkeyPatch.context() as patched:
-                    patched.setattr(n.daemon.parts, "requested", requested.append)
+                    patched.setattr(n.daemon.parts.after_hooks, "requested", requested.append)
                     await p.container(
                         "PreUpdateContainerResources", id=container.id, cpu_quota=60_000
                     )
@@ -298,9 +298,9 @@ def test_a_call_for_which_a_policy_fails_follows_the_failure_policy(
                     assert refused.value.code() is grpc.StatusCode.UNKNOWN
                     assert "policy GPUEnvInject: " in str(refused.value.details())
                     superseded: list[object] = []
-                    parts = n.daemon.parts
+                    hooks = n.daemon.parts.after_hooks
                     with pytest.MonkeyPatch.context() as patched:
-                        patched.setattr(parts, "superseded", lambda *_: superseded.append(1))
+                        patched.setattr(hooks, "superseded", lambda *_: superseded.append(1))
                         with pytest.raises(grpc.aio.AioRpcError):
                             await p.container(
                                 "PreUpdateContainerResources",
