@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any
 
 _LOG = logging.getLogger("koordlet")
@@ -31,9 +32,22 @@ class Background:
 
         task.add_done_callback(ended)
 
+    def repeat(
+        self, name: str, work: Callable[[], None], *, workers: Executor, pause_s: float
+    ) -> None:
+        """Do blocking work in a worker thread again and again, until the daemon ends."""
+        self.spawn(name, _repeat(work, workers, pause_s))
+
     async def cancel(self) -> None:
         """Cancel all tasks and wait until they have ended."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _repeat(work: Callable[[], None], workers: Executor, pause_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await loop.run_in_executor(workers, work)
+        await asyncio.sleep(pause_s)

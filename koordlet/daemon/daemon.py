@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Final
 
 from koordlet.configuration.config import Config
 from koordlet.daemon.background import Background
@@ -28,6 +29,10 @@ from service.locks import LockHeld
 from service.systemd import Notifier
 
 _LOG = logging.getLogger("koordlet")
+
+_NETWORK_S: Final = 1.0
+"""Between two looks of network QoS at pods and NodeSLO. Chosen: a new pod has its class and limits
+after a second. Half of it doubles the comparisons of an idle node."""
 
 
 class Daemon:
@@ -115,8 +120,11 @@ class Daemon:
         await parts.start_measuring()
         self._background.spawn("prediction", parts.predicting.run())
         self._background.spawn("reports", parts.reporting.run())
-        self._background.spawn("terway-qos", parts.terway.run())
-        self._background.spawn("network-qos", parts.network_qos.run())
+        for name, look in (
+            ("terway-qos", parts.terway.look),
+            ("network-qos", parts.network_qos.look),
+        ):
+            self._background.repeat(name, look, workers=parts.workers, pause_s=_NETWORK_S)
         self._background.spawn("evictions", parts.evictions.run())
         self._background.spawn("housekeeping", self._housekeeping())
         self._background.spawn("watchdog", parts.health.watch(self._notifier))

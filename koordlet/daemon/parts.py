@@ -216,7 +216,6 @@ class Parts:
             listed=lambda: self.state.complete,
             events=self.events,
             noted=lambda note: self._noted(NETWORK_QOS, note),
-            workers=self.workers,
             network=Network(f"{config.run_dir}/{NETWORK_QOS}"),
         )
 
@@ -264,7 +263,6 @@ class Parts:
             layout=lambda: self.kernel.layout,
             listed=lambda: self.state.complete,
             events=self.events,
-            workers=self.workers,
         )
 
     def _make_transports(self, launch: Launch | None) -> None:

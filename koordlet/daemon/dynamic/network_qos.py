@@ -1,18 +1,16 @@
 """Keeps the traffic classes of the node's network device as the NodeSLO and the pods ask for.
 
 They exist while gate TCNetworkQoS is on and the NodeSLO's `netQOSPolicy` is tc. A NodeSLO that
-cannot be used leaves the last classes in force, for the pods of now. Everything that blocks runs in
-a worker thread.
+cannot be used leaves the last classes in force, for the pods of now. The daemon calls `look`, which
+blocks, in a worker thread about once a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor as Workers
 from typing import Any, Final
 
 import msgspec
@@ -50,9 +48,6 @@ from linux.htb import MAJOR
 from linux.network_devices import NetworkDevice
 
 _LOG = logging.getLogger("koordlet")
-_LOOK_EVERY_S: Final = 1.0
-"""Between two looks at pods and NodeSLO. Chosen: a new pod is in its class after a second. Half of
-it doubles the comparisons of an idle node."""
 _CHECK_EVERY_S: Final = 30.0
 """Between two reads of the kernel while nothing changes. Chosen: what another program removed is
 back after half a minute. A read takes some milliseconds; half of it doubles them."""
@@ -79,7 +74,6 @@ class NetworkQos:
         listed: Callable[[], bool],
         events: Events,
         noted: Callable[[Note], None],
-        workers: Workers,
         network: Network,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +87,6 @@ class NetworkQos:
         self._listed = listed
         self._events = events
         self._noted = noted
-        self._workers = workers
         self._network = network
         self._clock = clock
         self._slo: NodeSLOSpec | None = None
@@ -103,13 +96,6 @@ class NetworkQos:
         self._check_at = 0.0
         self._again_at = 0.0
         self.status = NetworkQosStatus()
-
-    async def run(self) -> None:
-        """Look again and again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await loop.run_in_executor(self._workers, self.look)
-            await asyncio.sleep(_LOOK_EVERY_S)
 
     def look(self) -> None:
         """Make the kernel what is asked for, if something has changed; report what cannot be."""

@@ -6,9 +6,7 @@ that cannot be used leaves the last file in force.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor as Workers
 from typing import Final
 
 from apis.errors import InputErrors
@@ -22,9 +20,6 @@ from koordlet.reporters.terway import GLOBAL, PODS, TerwayFiles, global_config, 
 from linux.cgroup_paths import Layout
 
 GATE: Final = "TerwayQoS"
-_LOOK_EVERY_S: Final = 1.0
-"""Between two looks at pods and NodeSLO. Chosen: a new pod has its limits after a second. Half of
-it doubles the comparisons of an idle node."""
 _NET_CLS: Final = "net_cls"
 
 
@@ -40,7 +35,6 @@ class Terway:
         layout: Callable[[], Layout | None],
         listed: Callable[[], bool],
         events: Events,
-        workers: Workers,
     ) -> None:
         """The callables return the newest values; any thread calls them. listed: whether every
         source of pods has listed them once."""
@@ -51,17 +45,9 @@ class Terway:
         self._layout = layout
         self._listed = listed
         self._events = events
-        self._workers = workers
         self._seen: tuple[NodeSLOSpec, tuple[tuple[Pod, bool], ...], Layout | None] | None = None
         self._global: bytes | None = None
         self._active = True
-
-    async def run(self) -> None:
-        """Look again and again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await loop.run_in_executor(self._workers, self.look)
-            await asyncio.sleep(_LOOK_EVERY_S)
 
     def look(self) -> None:
         """Write or remove the files, if something has changed; report what cannot be done."""

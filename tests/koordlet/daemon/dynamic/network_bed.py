@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -94,20 +93,18 @@ class Bed:
     def start(self, **network_qos: str) -> None:
         """Start a daemon's part; an earlier one is as if it was killed."""
         self.network = Remembering(str(self.folder / FILE_NAME))
-        with ThreadPoolExecutor(1) as workers:
-            self.qos = NetworkQos(
-                configured(networkQos=network_qos),
-                host=cast("Host", self.files),
-                inputs=lambda: self.inputs,
-                pods=lambda: self.pods,
-                layout=lambda: self.layout,
-                listed=lambda: self.listed,
-                events=self.events,
-                noted=self.notes.append,
-                workers=workers,
-                network=self.network,
-                clock=lambda: self.now,
-            )
+        self.qos = NetworkQos(
+            configured(networkQos=network_qos),
+            host=cast("Host", self.files),
+            inputs=lambda: self.inputs,
+            pods=lambda: self.pods,
+            layout=lambda: self.layout,
+            listed=lambda: self.listed,
+            events=self.events,
+            noted=self.notes.append,
+            network=self.network,
+            clock=lambda: self.now,
+        )
 
     def ask(self, *, policy: str = "tc", total: str = "800M", **qos: Any) -> None:
         spec = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,14 @@ class Bed:
         self.listed = True
         self.gate = True
         self.ask()
-        with ThreadPoolExecutor(1) as workers:
-            self.terway = Terway(
-                configured(terwayQos={"directory": str(self.folder)}),
-                inputs=lambda: self.inputs,
-                pods=lambda: self.pods,
-                layout=lambda: None,
-                listed=lambda: self.listed,
-                events=self.events,
-                workers=workers,
-            )
+        self.terway = Terway(
+            configured(terwayQos={"directory": str(self.folder)}),
+            inputs=lambda: self.inputs,
+            pods=lambda: self.pods,
+            layout=lambda: None,
+            listed=lambda: self.listed,
+            events=self.events,
+        )
 
     def ask(self, *, policy: str = "terway-qos", total: str = "8k", **qos: Any) -> None:
         spec = {
