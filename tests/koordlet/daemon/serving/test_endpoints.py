@@ -109,9 +109,7 @@ def test_traffic_classes_are_explained_and_planned_with_all_other_values() -> No
         gates = {"TCNetworkQoS": True, "CPUNormalization": True}
         async with node(featureGates=gates, networkQos={"device": "nope0"}) as n:
             n.put(SLO)
-            pod = n.kubelet.add_pod(ONE_CPU)
             async with n.running() as daemon:
-                await n.run_pod(pod)
                 problem = "there is no network device nope0"
                 status = daemon.parts.network_qos
                 await until("a look", lambda: status.status.problems == (problem,))
@@ -122,13 +120,45 @@ def test_traffic_classes_are_explained_and_planned_with_all_other_values() -> No
                     if value["resource"] == "network.device"
                 ]
                 assert (value["state"], value["detail"]) == ("failed", problem)
-                _, answer = await n.ask("GET", f"/explain?kind=pod&name={pod.uid}")
-                assert answer["subjects"][0]["level"] == "pod"
-                files = {"slo.yaml": yaml.safe_dump(SLO)}
+                _, answer = await n.ask("POST", "/plan", {"files": {}})
+                message = f"traffic classes cannot be planned: {problem}"
+                unplanned = {"file": "", "object": "network-qos", "message": message}
+                assert unplanned in answer["problems"] and answer["policies"] == []
+                policies = {"policies": {"netQOSPolicy": "terway-qos"}}
+                other = {**SLO, "spec": {"resourceQOSStrategy": policies}}
+                files = {"slo.yaml": yaml.safe_dump(other)}
                 _, answer = await n.ask("POST", "/plan", {"files": files})
-                assert {"file": "", "object": "network-qos", "message": (
-                    f"traffic classes cannot be planned: {problem}"
-                )} in answer["problems"]  # fmt: skip
+                assert unplanned not in answer["problems"]
+                (change,) = answer["policies"]
+                assert (change["policy"], change["before"], change["after"]) == (
+                    "network-qos",
+                    "on",
+                    "off",
+                )
+
+    run(test)
+
+
+def test_a_plan_has_the_steps_of_traffic_classes_behind_the_writes_of_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = {"act": "add", "name": "eth0", "resource": "network.device"}
+    monkeypatch.setattr("koordlet.planning.plan.plan_network", lambda *_, **__: ([step], []))
+
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path) == "80000 100000")
+                files = {"node.yaml": yaml.safe_dump(node_object("2.0"))}
+                _, answer = await n.ask("POST", "/plan", {"files": files})
+                assert [write["resource"] for write in answer["writes"]] == [
+                    "cpu.cfs_quota_us",
+                    "network.device",
+                ]
 
     run(test)
 
