@@ -43,6 +43,7 @@ _CONTAINERD_SUITE = "forky"
 _MODULES = (
     "virtio_pci", "virtio_blk", "overlay", "softdog", "bfq",
     "veth", "sch_htb", "nf_tables", "nft_socket", "nft_masq", "nft_chain_nat", "sch_ingress",
+    "bonding", "8021q",
 )  # fmt: skip
 
 # Third-party packages that tests inside do not need, and that make the disk large.

@@ -21,9 +21,6 @@ TOPOLOGY = TOPOLOGIES[os.environ.get("KOORD_VM_TOPOLOGY", "2s2c2t")]
 KERNEL = next(k for k in KERNELS if k == os.environ.get("KOORD_VM_KERNEL", "bookworm"))
 _TESTS_TIMEOUT_S = 900.0
 _PROXY = "tests/vm/inside/test_runtime_proxy.py"
-_TRAFFIC = "tests/vm/inside/test_traffic.py"
-"""Left out: 75 s of emulation, for what tests/koordlet/executor/test_network.py tries on this
-machine's kernel. Run by hand when the unit or the rules of nftables change."""
 
 
 def test_everything_inside_passes(tmp_path: Path) -> None:
@@ -31,7 +28,6 @@ def test_everything_inside_passes(tmp_path: Path) -> None:
     selection = (
         "tests/vm/inside",
         f"--ignore={_PROXY}",
-        f"--ignore={_TRAFFIC}",
         "tests/behaviours/test_behaviours.py",
     )
     _passes(TOPOLOGY, tmp_path, *selection, "-k", "not simulated")
