@@ -91,3 +91,12 @@ def test_what_a_smaller_table_cannot_hold_is_gone(size_update: bytes, kept: bool
     else:
         with pytest.raises(ConnectionFault, match="index 62 is beyond the table"):
             decoder.decode(size_update + b"\xbe")
+
+
+@pytest.mark.parametrize("size", [0, 126, 127, 128, 254, 255, 256, 16_510, 16_511, 2_097_278])
+def test_a_length_is_written_in_as_many_octets_as_it_needs(size: int) -> None:
+    """127 begins the second octet, 127 + 128 the third, and so on (RFC 7541, 5.1)."""
+    headers = [(b"a", b"v" * size)]
+    assert hpack.Decoder().decode(hpack.encode(headers)) == headers
+    expected = reference.hpack.encode_integer(size, 7)
+    assert hpack.encode(headers) == b"\x00\x01a" + expected + b"v" * size
