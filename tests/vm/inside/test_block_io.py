@@ -78,7 +78,7 @@ def lines() -> dict[tuple[str, str, str], str]:
 
 
 def wait(condition: Callable[[], object], what: str) -> None:
-    wait_until(condition, what, timeout_s=60, every_s=0.1)
+    wait_until(condition, what, timeout_s=120, every_s=0.1)
 
 
 def explained(file: Path, disk: str) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ def working(slice_: Path, name: str, command: str) -> Iterator[Worker]:
         yield Worker(process, group)
     finally:
         (group / "cgroup.kill").write_text("1")
-        process.wait(60)
+        process.wait(120)
         wait(lambda: "populated 0" in (group / "cgroup.events").read_text(), "its processes ended")
         group.rmdir()
 
