@@ -55,7 +55,7 @@ class StepAside:
 
     A thread that runs is not interrupted by each thread that is woken on its CPU, and the other CPU
     may stay idle meanwhile; what is woken then waits for the next tick, up to 4 ms. A thread that
-    sleeps is in nobody's way, whatever the kernel's scheduler decides. One object for each thread.
+    sleeps delays no other, whatever the kernel's scheduler decides. One object for each thread.
 
     work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. clock:
     returns the thread's processor time, so that waiting for the interpreter is no work.
