@@ -171,6 +171,7 @@ class Registrations:
         except FileNotFoundError:
             self._good.pop(name, None)
             self._content_of.pop(name, None)
+            self._complaints.pop(name, None)
         except OSError as error:
             self._complain(name, f"{name}: {error.strerror}")
         except RegistrationError as error:

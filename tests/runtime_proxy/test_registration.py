@@ -207,6 +207,17 @@ def test_a_mounted_config_map_is_read_through_its_links(tmp_path: Path) -> None:
     assert registrations.current == ()
 
 
+def test_a_complaint_ends_with_the_file_behind_the_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("{")
+    (tmp_path / "k.json").symlink_to("target")
+    registrations = Registrations(str(tmp_path))
+    registrations.scan()
+    assert set(registrations.complaints) == {"k.json"}
+    (tmp_path / "target").unlink()
+    registrations.scan()
+    assert registrations.complaints == {}
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(("of_link", "of_file"), [(12345, 0), (0, 12345)])
 def test_neither_a_link_nor_its_file_may_be_another_users(
