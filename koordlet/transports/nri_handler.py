@@ -45,7 +45,10 @@ class Surroundings(Protocol):
         ...
 
     def after_reply(self, work: Callable[[], None]) -> None:
-        """Run `work` on the event loop right after the reply: the next hook needs it."""
+        """Run `work` on the event loop right after the reply.
+
+        For what the next hook needs, and for what must outlast a crash.
+        """
         ...
 
     def later(self, work: Callable[[], None]) -> None:
@@ -152,7 +155,7 @@ class NriHandler:
         self._state.runtime_list(sandboxes, containers, taken_at=taken_at)
         self._take_unseen_requests()
         self._state.mark_synced(RUNTIME)
-        self._daemon.later(self._requests.rewrite)
+        self._daemon.after_reply(self._requests.rewrite)
         self._daemon.state_changed("synchronize")
         return self._decide_all(containers)
 
@@ -220,13 +223,14 @@ class NriHandler:
         for (resource, key), outcome in decision.outcomes.items():
             if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
                 self._daemon.make_host_directory(key, outcome.value)
-        self._daemon.later(lambda: self._note_creation(subject, decision))
+        self._daemon.after_reply(lambda: self._keep(subject, decision))
+        self._daemon.later(lambda: self._note_delivered(subject, decision, _NOTED_AT_CREATION))
         self._pod_changed(container.subject.pod.uid, can_wait=True)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
-            self._daemon.later(partial(self._remember, container.subject.id))
+            self._daemon.after_reply(partial(self._remember, container.subject.id))
         self._pod_changed(container.subject.pod.uid)
 
     def update_container(self, container: Container) -> Decision | None:
@@ -234,6 +238,7 @@ class NriHandler:
         self._daemon.requested(subject.cgroup)
         self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
+        self._daemon.after_reply(lambda: self._keep(subject, decision))
         self._daemon.later(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes or decision.faults else None
 
@@ -284,29 +289,20 @@ class NriHandler:
         if remembered is not None:
             self._requests.append(container_id, remembered)
 
-    def _note(self, subject: ContainerSubject, decision: Decision) -> None:
-        """Note what kubelet requested, and what was delivered in its place."""
+    def _keep(self, subject: ContainerSubject, decision: Decision) -> None:
+        """Keep over a crash what kubelet requested, and what was delivered in its place."""
         self._state.note_delivered(
             subject.id, self._answers.in_place_of(subject.requested, decision)
         )
         self._remember(subject.id)
-        self._note_delivered(subject, decision)
-
-    def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
-        """As `_note`; at creation also values of the container's processes are delivered."""
-        self._state.note_delivered(
-            subject.id, self._answers.in_place_of(subject.requested, decision)
-        )
-        self._remember(subject.id)
-        self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 
     def _note_update(
         self, update: ContainerSubject, subject: ContainerSubject, decision: Decision
     ) -> None:
-        """As `_note`; update: the container with only the values that this request names."""
+        """As `_note_delivered`; update: the container with only the values of this request."""
         named = [one for one in FILES if requested_value(update, one) is not None]
         self._daemon.superseded(subject.id, named)
-        self._note(subject, decision)
+        self._note_delivered(subject, decision)
 
     def _note_delivered(
         self,
@@ -314,6 +310,8 @@ class NriHandler:
         decision: Decision,
         noted: Collection[Resource] = _NOTED,
     ) -> None:
+        """Note for the journal what the runtime writes. noted: at creation also the values of the
+        container's processes."""
         if self.runtime is None:
             return
         for (resource, key), outcome in decision.outcomes.items():
