@@ -97,9 +97,11 @@ class EventRecorder:
             try:
                 await self._write(remark)
             except Unreachable as error:
-                _log.info("event %s is not written yet: %s", remark.reason, error)
-                if len(self._waiting) < _MOST_WAITING:
+                waits = len(self._waiting) < _MOST_WAITING
+                if waits:
                     self._waiting.appendleft(remark)
+                state = "is not written yet" if waits else "is lost, since too many wait"
+                _log.info("event %s %s: %s", remark.reason, state, error)
                 return
             except ApiError as error:
                 _log.info("event %s was not written: %s", remark.reason, error)

@@ -1,7 +1,7 @@
 """Netlink sockets: requests with their acknowledgements, and dumps.
 
 pyroute2 encodes and decodes the content of messages. Its sockets are not used: each runs an event
-loop of its own, and a dump decodes every message, where here most are told apart by a few bytes.
+loop of its own, and a dump decodes every message, where a few bytes distinguish most of them here.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ looks there. HTB takes the class from the priority (`linux.htb`). A lookup costs
 member as for a thousand. The rules run in postrouting before addresses are translated, so packets
 that leave under the node's address, or inside a tunnel, still have the pod's.
 
-Processes on the node's network have the node's address. On cgroup v2 their packets are told apart
-by the group of the socket: for each level of the tree at which members are, a map and a rule at the
-output of the node.
+Processes on the node's network have the node's address. On cgroup v2 the group of the socket
+distinguishes their packets: for each level of the tree at which members are, a map and a rule at
+the output of the node.
 
 Facts: docs/facts/kernel.md, "Traffic control".
 """
@@ -77,7 +77,7 @@ class Group(NamedTuple):
 
 
 Member = str | Group
-"""What packets are told apart by: their source address, or the group of their socket."""
+"""What packets are distinguished by: their source address, or the group of their socket."""
 
 
 def levels_of(members: Iterable[Member]) -> frozenset[int]:

@@ -310,8 +310,10 @@ class NriHandler:
         decision: Decision,
         noted: Collection[Resource] = _NOTED,
     ) -> None:
-        """Note for the journal what the runtime writes. noted: at creation also the values of the
-        container's processes."""
+        """Note for the journal what the runtime writes.
+
+        noted: the resources that count; at creation also those of the container's processes.
+        """
         if self.runtime is None:
             return
         for (resource, key), outcome in decision.outcomes.items():

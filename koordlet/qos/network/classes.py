@@ -99,7 +99,7 @@ class Line(msgspec.Struct, frozen=True):
 class NetworkClasses(msgspec.Struct, frozen=True):
     """What is wanted of the kernel.
 
-    classes: parents before their children. members: what packets are told apart by -> minor number
+    classes: parents before their children. members: what distinguishes the packets -> minor number
     of the class; everything else is in the class SYSTEM. faults: bad input that cost a pod its
     limit.
     """
@@ -286,7 +286,7 @@ def _free(uid: str, taken: Mapping[int, object]) -> int | None:
 
 
 def packet_keys(member: PodOnNetwork) -> list[Member]:
-    """Return what the pod's packets are told apart by.
+    """Return what the pod's packets are distinguished by.
 
     Addresses as the kernel writes them, without what is none; those of the node are not a pod's
     alone.

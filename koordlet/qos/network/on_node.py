@@ -84,7 +84,7 @@ def groups_on_node(
 def on_network(
     pods: Collection[PodView], groups: Mapping[str, Group | str]
 ) -> tuple[PodOnNetwork, ...]:
-    """Return the pods with what their packets are told apart by. groups: of `groups_on_node`."""
+    """Return the pods with what distinguishes their packets. groups: of `groups_on_node`."""
     made = []
     for view in pods:
         group = groups.get(view.pod.uid, "")

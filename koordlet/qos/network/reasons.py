@@ -43,7 +43,7 @@ class Placement(msgspec.Struct, frozen=True):
     """The class of a pod's packets.
 
     minor: of the class. shared: the class of the pod's QoS class, SYSTEM, LS or BE; another one
-    than `minor` for a pod with a class of its own. keys: what the packets are told apart by.
+    than `minor` for a pod with a class of its own. keys: what distinguishes the packets.
     limit: why the pod has a class of its own. lacking: why its packets, or some of them, are in
     another class than its QoS class asks for; "" if they are not. faults: of its annotation.
     """
