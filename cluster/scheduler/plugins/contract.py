@@ -1,0 +1,173 @@
+"""What a plugin is: pure functions from a pod's shape and the tables to masks and scores.
+
+A filter returns, for each row, a bit mask: 0 means that the node passes, bit k that reason k of
+`reasons` holds it back. Several bits may be set (a node may lack both cpu and memory). A score
+returns numbers that are 0..100 after `normalize`. Neither keeps anything of its own between calls:
+what follows from the shape alone is kept with the shape (`PodShape.derived`), what follows from the
+tables belongs to a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+Mask = NDArray[np.int64]
+"""Bits of reasons by row; 0 passes."""
+
+Scores = NDArray[np.int64]
+
+MAX_SCORE: Final = 100
+MOST_REASONS: Final = 62
+"""Bits of a mask that a plugin may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node is held back. resolvable: evicting pods of the node could help."""
+
+    text: str
+    resolvable: bool = True
+
+
+class Refusal(Exception):
+    """The pod cannot be scheduled at all, whatever the nodes are like, by the plugin `plugin`.
+
+    resolvable: evicting other pods could help.
+    """
+
+    def __init__(self, plugin: str, message: str, *, resolvable: bool = False) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+        self.resolvable = resolvable
+
+
+class Filter(Protocol):
+    """Decides which nodes can take a pod."""
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        """Return whether any node could be held back. Raises Refusal."""
+        ...
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        """Return the reasons that the bits of a mask stand for; at most MOST_REASONS."""
+        ...
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        """Return the mask of each of `rows`. The rows may be those of deleted nodes."""
+        ...
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        """Return a number that changes when a row's mask may change although the row did not.
+
+        A constant for plugins whose mask depends on the row alone.
+        """
+        ...
+
+
+class Score(Protocol):
+    """Ranks nodes that can take a pod by what their rows hold."""
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        """Return whether the scores of two nodes could differ."""
+        ...
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        """Return the raw score of each of `rows`."""
+        ...
+
+    def normalize(self, raw: Scores) -> Scores:
+        """Return 0..100 for the raw scores of all feasible nodes."""
+        ...
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        """As Filter.cluster_version."""
+        ...
+
+
+class SetScore(Protocol):
+    """Ranks nodes by the whole set of feasible nodes; evaluated in each cycle."""
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        """As Score.applies."""
+        ...
+
+    def score_set(self, pod: PodShape, tables: Tables, feasible: NDArray[np.intp]) -> Scores:
+        """Return 0..100 for each of the feasible rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a placement writes on the pod. None as a value removes the annotation or label."""
+
+    annotations: dict[str, str | None]
+    labels: dict[str, str | None]
+
+
+class Admission(Protocol):
+    """Decides about a pod before any node is looked at: quotas, gangs, unsupported requests."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, pod: PodShape, tables: Tables) -> None:
+        """Return if the pod may be scheduled now. Raises Refusal."""
+        ...
+
+
+class Allocator(Protocol):
+    """The exact part of a placement, for one node that passed every filter."""
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        """Return whether the pod gets anything from this allocator."""
+        ...
+
+    def allocate(
+        self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
+    ) -> Allocation | Reason:
+        """Return `allocation` with this plugin's part added, or why the node cannot give it."""
+        ...
+
+    def record(self, booking: Booking, tables: Tables) -> Recorded:
+        """Return what has to stand on the pod for this booking."""
+        ...
+
+
+def as_is(raw: Scores) -> Scores:
+    """Normalise scores that are 0..100 already."""
+    return raw
+
+
+def to_largest(raw: Scores) -> Scores:
+    """Normalise so that the largest score becomes 100: raw * 100 // largest; all 0 stay 0."""
+    largest = int(raw.max(initial=0))
+    return raw * MAX_SCORE // largest if largest > 0 else raw
+
+
+def to_largest_reversed(raw: Scores) -> Scores:
+    """Normalise so that 0 becomes 100 and the largest score 0; all 100 where all are 0."""
+    largest = int(raw.max(initial=0))
+    if largest == 0:
+        return np.full_like(raw, MAX_SCORE)
+    return MAX_SCORE - raw * MAX_SCORE // largest

@@ -1,0 +1,72 @@
+"""NodeResourcesFit: a node passes if what it has left covers what the pod requests.
+
+For every resource that the pod requests: request <= allocatable - requested, and one more pod must
+be allowed. Resources that the pod does not request are not looked at, so a node that is overbooked
+in one resource still takes pods of another. A request above the node's whole allocatable cannot be
+resolved by evicting pods. Source: kube-scheduler; docs/facts/scheduler.md, "Fit".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from apis.keys import PODS
+from cluster.scheduler.plugins.contract import Mask, Reason
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_TOO_MANY_PODS: Final = Reason("Too many pods")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResourcesFit:
+    """ignored: extended resources that are not looked at. ignored_groups: prefixes of such names,
+    the part before the slash."""
+
+    ignored: frozenset[str] = frozenset()
+    ignored_groups: frozenset[str] = frozenset()
+    name: str = "NodeResourcesFit"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return True
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        """Return "Too many pods", then two reasons for each resource: taken, and never there."""
+        reasons = [_TOO_MANY_PODS]
+        for name, _ in self._looked_at(pod):
+            text = f"Insufficient {name}"
+            reasons += [Reason(text), Reason(text, resolvable=False)]
+        return tuple(reasons)
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        nodes = tables.nodes
+        mask = (nodes.pods[rows] >= nodes.allowed_pods[rows]).astype(np.int64)
+        for number, (name, request) in enumerate(self._looked_at(pod)):
+            column = nodes.resources.column(name)
+            if column >= nodes.allocatable.shape[1]:
+                # No node and no pod has this resource.
+                mask |= 4 << (2 * number)
+                continue
+            allocatable = nodes.allocatable[rows, column]
+            short = request > allocatable - nodes.requested[rows, column]
+            never = request > allocatable
+            mask |= (short & ~never).astype(np.int64) << (1 + 2 * number)
+            mask |= never.astype(np.int64) << (2 + 2 * number)
+        return mask
+
+    def _looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
+        return [
+            (name, request)
+            for name, request in pod.requests.items()
+            if request > 0
+            and name != PODS
+            and name not in self.ignored
+            and name.partition("/")[0] not in self.ignored_groups
+        ]

@@ -1,0 +1,144 @@
+"""Scores by how full a node would be: NodeResourcesFit's strategies and BalancedAllocation.
+
+With cap = allocatable and req = requested + the pod's request (cpu and memory with the defaults of
+containers that request none), for every weighted resource that the node has (an extended resource
+only if the pod requests it):
+
+- LeastAllocated: sum of w * ((cap - req) * 100 // cap), 0 where req > cap, // sum of w.
+- MostAllocated: sum of w * (min(req, cap) * 100 // cap) // sum of w.
+- BalancedAllocation: int((1 - std) * 100) of the fractions min(1, req / cap), with real requests.
+
+Source: kube-scheduler; docs/facts/scheduler.md, "Resource scores".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.keys import CPU, MEMORY
+from cluster.scheduler.plugins.contract import MAX_SCORE, Scores, as_is
+from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+Weights = tuple[tuple[str, int], ...]
+"""Resource name -> weight, in the order of the configuration."""
+
+_DEFAULT_WEIGHTS: Weights = ((CPU, 1), (MEMORY, 1))
+
+
+def capacity_and_use(
+    pod: PodShape, tables: Tables, rows: Rows, resource: str, *, with_defaults: bool
+) -> tuple[Scores, Scores]:
+    """Return (cap, req) of one resource for each of `rows`."""
+    nodes = tables.nodes
+    column = nodes.resources.column(resource)
+    if column >= nodes.allocatable.shape[1]:
+        nothing = np.zeros_like(nodes.pods[rows])
+        return nothing, nothing
+    cap = nodes.allocatable[rows, column]
+    if with_defaults and column in (CPU_COLUMN, MEMORY_COLUMN):
+        return cap, nodes.scored[rows, column] + pod.scored[resource]
+    return cap, nodes.requested[rows, column] + pod.requests.get(resource, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighted:
+    weights: Weights = _DEFAULT_WEIGHTS
+    name: str = "NodeResourcesFit"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return True
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def normalize(self, raw: Scores) -> Scores:
+        return as_is(raw)
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        total = np.zeros_like(tables.nodes.pods[rows])
+        weights = np.zeros_like(total)
+        for resource, weight in self.weights:
+            if "/" in resource and not pod.requests.get(resource):
+                continue
+            cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
+            has = cap > 0
+            total += np.where(has, weight * self.part(req, np.where(has, cap, 1)), 0)
+            weights += np.where(has, weight, 0)
+        return total // np.maximum(weights, 1)
+
+    def part(self, req: Scores, cap: Scores) -> Scores:
+        raise NotImplementedError
+
+
+class LeastAllocated(_Weighted):
+    """Prefers nodes that stay empty."""
+
+    __slots__ = ()
+
+    def part(self, req: Scores, cap: Scores) -> Scores:
+        """Return 0..100 of one resource."""
+        return np.where(req > cap, 0, (cap - req) * MAX_SCORE // cap)
+
+
+class MostAllocated(_Weighted):
+    """Prefers nodes that become full."""
+
+    __slots__ = ()
+
+    def part(self, req: Scores, cap: Scores) -> Scores:
+        """Return 0..100 of one resource."""
+        return np.minimum(req, cap) * MAX_SCORE // cap
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedAllocation:
+    """Prefers nodes whose resources would be used evenly. resources: at least one."""
+
+    resources: tuple[str, ...] = (CPU, MEMORY)
+    name: str = "NodeResourcesBalancedAllocation"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return any(pod.requests.get(resource) for resource in self.resources)
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def normalize(self, raw: Scores) -> Scores:
+        return as_is(raw)
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        fractions: list[NDArray[np.float64]] = []
+        present: list[NDArray[np.bool_]] = []
+        for resource in self.resources:
+            if "/" in resource and not pod.requests.get(resource):
+                continue
+            cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=False)
+            has = cap > 0
+            fractions.append(np.where(has, np.minimum(1.0, req / np.where(has, cap, 1)), 0.0))
+            present.append(has)
+        return ((1 - _deviation(fractions, present)) * MAX_SCORE).astype(np.int64)
+
+
+def _deviation(
+    fractions: list[NDArray[np.float64]], present: list[NDArray[np.bool_]]
+) -> NDArray[np.float64]:
+    """Return the deviation between the fractions that are present: half the difference of two,
+    the population's standard deviation of more, 0 of one."""
+    count = sum(has.astype(np.int64) for has in present)
+    at_least_one = np.maximum(count, 1)
+    mean = sum(fractions) / at_least_one
+    squares = sum(
+        np.where(has, (fraction - mean) ** 2, 0.0)
+        for fraction, has in zip(fractions, present, strict=True)
+    )
+    deviation: NDArray[np.float64] = np.sqrt(squares / at_least_one)
+    if len(fractions) == 2:
+        both = present[0] & present[1]
+        deviation = np.where(both, np.abs(fractions[0] - fractions[1]) / 2, deviation)
+    return deviation

@@ -1,0 +1,98 @@
+"""TaintToleration and NodeUnschedulable.
+
+A taint set is looked at once for each pod shape, however many nodes have it. A node with a
+NoSchedule or NoExecute taint that the pod does not tolerate is held back. The score counts
+PreferNoSchedule taints that the pod does not tolerate; the fewer the better. A node marked
+unschedulable takes only pods that tolerate `node.kubernetes.io/unschedulable:NoSchedule`.
+Source: kube-scheduler; docs/facts/scheduler.md, "Taints".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from apis.core import Taint, Toleration
+from cluster.scheduler.plugins.contract import Mask, Reason, Scores, to_largest_reversed
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_UNTOLERATED: Final = (Reason("node(s) had untolerated taint(s)", resolvable=False),)
+_UNSCHEDULABLE: Final = (Reason("node(s) were unschedulable", resolvable=False),)
+_UNSCHEDULABLE_TAINT: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Return whether a toleration covers a taint, as the API machinery decides it."""
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return toleration.operator in ("", "Equal") and toleration.value == taint.value
+
+
+def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    return any(tolerates(toleration, taint) for toleration in tolerations)
+
+
+@dataclass(frozen=True, slots=True)
+class TaintToleration:
+    name: str = "TaintToleration"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return len(tables.nodes.taint_sets) > 1
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return _UNTOLERATED
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        held = [
+            any(
+                taint.effect in ("NoSchedule", "NoExecute")
+                and not tolerated(taint, pod.tolerations)
+                for taint in taints
+            )
+            for taints in tables.nodes.taint_sets
+        ]
+        return np.array(held, dtype=np.int64)[tables.nodes.taint_set[rows]]
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        # Tolerations of another effect do not count for PreferNoSchedule.
+        tolerations = [t for t in pod.tolerations if t.effect in ("", "PreferNoSchedule")]
+        counts = [
+            sum(
+                taint.effect == "PreferNoSchedule" and not tolerated(taint, tolerations)
+                for taint in taints
+            )
+            for taints in tables.nodes.taint_sets
+        ]
+        return np.array(counts, dtype=np.int64)[tables.nodes.taint_set[rows]]
+
+    def normalize(self, raw: Scores) -> Scores:
+        return to_largest_reversed(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnschedulable:
+    name: str = "NodeUnschedulable"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return not tolerated(_UNSCHEDULABLE_TAINT, pod.tolerations)
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return _UNSCHEDULABLE
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        return tables.nodes.unschedulable[rows].astype(np.int64)

@@ -1,0 +1,76 @@
+"""Resource amounts as integers: milli-cores of `cpu`, whole units of everything else.
+
+Batch and mid CPU are written as plain integers that already are milli-cores. A quantity is
+converted once, where an object is read; nothing behind this module knows quantities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.keys import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
+from apis.quantity import Quantity
+
+Amounts = Mapping[str, int]
+"""Resource name -> amount: milli-cores of cpu, whole units of everything else."""
+
+Vector = NDArray[np.int64]
+"""An amount for each column of `ResourceNames`, or for each node."""
+
+LARGEST_AMOUNT: Final = 2**52
+"""A larger amount (4 PiB, or 4.5 * 10^15 of anything) is read as this one. A hundred times the sum
+of two amounts, and the sum of the amounts of 1,000 pods, then fit the 64 bits of a column."""
+
+CPU_COLUMN: Final = 0
+MEMORY_COLUMN: Final = 1
+EPHEMERAL_STORAGE_COLUMN: Final = 2
+
+
+def amount_of(name: str, quantity: Quantity) -> int:
+    """Return the amount that a quantity of the resource `name` stands for, within bounds."""
+    amount = quantity.milli_value() if name == CPU else quantity.value()
+    return max(-LARGEST_AMOUNT, min(amount, LARGEST_AMOUNT))
+
+
+def amounts_of(resources: Mapping[str, Quantity]) -> dict[str, int]:
+    """Return the amounts of a resource list."""
+    return {name: amount_of(name, quantity) for name, quantity in resources.items()}
+
+
+class ResourceNames:
+    """Numbers resource names as they appear. A number is a column; it never changes."""
+
+    def __init__(self) -> None:
+        self._columns = {CPU: CPU_COLUMN, MEMORY: MEMORY_COLUMN}
+        self._columns[EPHEMERAL_STORAGE] = EPHEMERAL_STORAGE_COLUMN
+        self._names = list(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def column(self, name: str) -> int:
+        """Return the column of a resource; a new name gets the next one."""
+        known = self._columns.get(name)
+        if known is None:
+            known = self._columns[name] = len(self._names)
+            self._names.append(name)
+        return known
+
+    def name(self, column: int) -> str:
+        return self._names[column]
+
+    def vector(self, amounts: Amounts) -> Vector:
+        """Return the amounts by column. `pods` has no column: a pod counts as one."""
+        columns = [(self.column(name), value) for name, value in amounts.items() if name != PODS]
+        result = np.zeros(len(self._names), dtype=np.int64)
+        for column, value in columns:
+            result[column] = value
+        return result
+
+    def amounts(self, vector: Iterable[int]) -> dict[str, int]:
+        """Return the amounts other than 0 of a vector."""
+        return {name: int(value) for name, value in zip(self._names, vector, strict=False) if value}

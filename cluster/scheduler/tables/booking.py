@@ -1,0 +1,54 @@
+"""A booking: everything that one placement of a pod changes, as one value.
+
+The tables are changed by placing a booking and by removing it, and a removal is the exact inverse.
+A pod that the API server shows as bound becomes the same kind of value, with its allocation read
+from the pod's annotations, so an assumed placement and its confirmation take one path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from apis.cpuset import NO_CPUS, CpuSet
+from apis.device import DeviceAllocation
+from cluster.scheduler.tables.amounts import Amounts
+from cluster.scheduler.tables.shapes import PodShape
+
+_NO_DEVICES: Final[Mapping[str, tuple[DeviceAllocation, ...]]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The exact part of a placement, on the chosen node.
+
+    cpus: CPUs of the pod's own. numa: amounts by NUMA node id, ascending. devices: what is
+    allocated, by device type. reservation: UID of the reservation that the pod uses, or "".
+    """
+
+    cpus: CpuSet = NO_CPUS
+    numa: tuple[tuple[int, Amounts], ...] = ()
+    devices: Mapping[str, tuple[DeviceAllocation, ...]] = field(default_factory=lambda: _NO_DEVICES)
+    reservation: str = ""
+
+
+NO_ALLOCATION: Final = Allocation()
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A pod on a node.
+
+    key: namespace/name. start: when the pod started or was assumed, seconds since 1970.
+    terminating: the pod is being deleted; it counts until it is gone, but not for spread.
+    """
+
+    key: str
+    uid: str
+    shape: PodShape
+    node: str
+    allocation: Allocation = NO_ALLOCATION
+    start: float = 0.0
+    terminating: bool = False

@@ -1,0 +1,94 @@
+"""Labels of nodes as columns of numbers, one for each key that a selector or a topology names.
+
+A column is made when its key is first asked for, and follows the nodes from then on. Value 0 means
+that a node lacks the label; any other number stands for one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ABSENT: Final = 0
+
+_NO_LABELS: Final[Mapping[str, str]] = {}
+
+
+class LabelColumn:
+    """The values of one label key, by row."""
+
+    def __init__(self, capacity: int) -> None:
+        self.ids: NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
+        self._numbers: dict[str, int] = {}
+        self._texts: list[str] = [""]
+
+    @property
+    def values(self) -> int:
+        """Count of numbers in use, with the 0 of absent labels."""
+        return len(self._texts)
+
+    def number(self, text: str | None) -> int:
+        """Return the number of a value, ABSENT for None; a new text gets the next number."""
+        if text is None:
+            return ABSENT
+        known = self._numbers.get(text)
+        if known is None:
+            known = self._numbers[text] = len(self._texts)
+            self._texts.append(text)
+        return known
+
+    def known(self, text: str) -> int:
+        """Return the number of a value, or ABSENT if no node ever had it."""
+        return self._numbers.get(text, ABSENT)
+
+    def text(self, number: int) -> str:
+        return self._texts[number]
+
+    def where(self, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return, for each number, whether its text passes; False for ABSENT."""
+        table = np.zeros(len(self._texts), dtype=np.bool_)
+        for number, text in enumerate(self._texts[1:], start=1):
+            table[number] = holds(text)
+        return table
+
+
+class LabelTable:
+    """The labels of all rows, and the columns made from them so far."""
+
+    def __init__(self, capacity: int) -> None:
+        self._labels: list[Mapping[str, str]] = [_NO_LABELS] * capacity
+        self._columns: dict[str, LabelColumn] = {}
+
+    def grow(self, capacity: int) -> None:
+        self._labels.extend([_NO_LABELS] * (capacity - len(self._labels)))
+        for column in self._columns.values():
+            column.ids = np.concatenate(
+                (column.ids, np.zeros(capacity - len(column.ids), dtype=np.int32))
+            )
+
+    def of(self, row: int) -> Mapping[str, str]:
+        return self._labels[row]
+
+    def set(self, row: int, labels: Mapping[str, str]) -> bool:
+        """Replace the labels of a row; return whether they changed."""
+        if labels == self._labels[row]:
+            return False
+        self._labels[row] = labels
+        for key, column in self._columns.items():
+            column.ids[row] = column.number(labels.get(key))
+        return True
+
+    def column(self, key: str) -> LabelColumn:
+        """Return the column of a label key."""
+        column = self._columns.get(key)
+        if column is None:
+            column = self._columns[key] = LabelColumn(len(self._labels))
+            for row, labels in enumerate(self._labels):
+                column.ids[row] = column.number(labels.get(key))
+        return column
+
+    def keys(self) -> Iterable[str]:
+        return self._columns.keys()

@@ -1,0 +1,204 @@
+"""The node table: one row for each node, int64 columns.
+
+A row keeps its number as long as its node exists; the number of a deleted node is used again.
+`touch` marks a row as changed. Whatever is derived from rows is kept with the version that it was
+derived at, and only rows with a newer version are derived again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.core import Taint
+from apis.keys import CPU, MEMORY, PODS
+from apis.scheduling_pod import ContainerImage, SchedulingNode
+from cluster.scheduler.tables.amounts import Amounts, ResourceNames, Vector, amounts_of
+from cluster.scheduler.tables.labels import LabelTable
+from cluster.scheduler.tables.shapes import PodShape
+
+Rows = slice | NDArray[np.intp]
+"""Which rows a plugin evaluates: `ALL_ROWS` cut to the table's length, or an array of rows."""
+
+_FIRST_CAPACITY: Final = 64
+
+_NO_TAINTS: Final[tuple[Taint, ...]] = ()
+
+
+class NodeTable:
+    """Columns by row. `allocatable` and `requested` have one more axis: the resource's column.
+
+    scored: cpu (milli-cores) and memory (bytes) with the defaults of containers without a request.
+    pods, allowed_pods: counts. order: a random but fixed number of the node's name, for ties.
+    """
+
+    def __init__(self, resources: ResourceNames) -> None:
+        self.resources = resources
+        self.version = 0
+        """Grows with every change of a row."""
+        self.membership = 0
+        """Grows when a node appears or goes, or its labels or taints change."""
+        self.row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self.alive = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
+        self.unschedulable = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
+        self.allocatable = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
+        self.requested = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
+        self.scored = np.zeros((_FIRST_CAPACITY, 2), dtype=np.int64)
+        self.pods = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self.allowed_pods = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self.order = np.zeros(_FIRST_CAPACITY, dtype=np.uint64)
+        self.taint_set = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
+        self.labels = LabelTable(_FIRST_CAPACITY)
+        self.images: list[tuple[ContainerImage, ...]] = [()] * _FIRST_CAPACITY
+        self._taint_sets: list[tuple[Taint, ...]] = [_NO_TAINTS]
+        self._taint_numbers: dict[tuple[Taint, ...], int] = {_NO_TAINTS: 0}
+        self._names: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self._free: list[int] = []
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Count of rows, with those of deleted nodes that are not in use again yet."""
+        return len(self._names)
+
+    @property
+    def count(self) -> int:
+        """Count of nodes."""
+        return len(self._row_of)
+
+    def row(self, name: str) -> int | None:
+        return self._row_of.get(name)
+
+    def name(self, row: int) -> str:
+        return self._names[row]
+
+    def taints(self, number: int) -> tuple[Taint, ...]:
+        """Return the taint set with this number (`taint_set`)."""
+        return self._taint_sets[number]
+
+    @property
+    def taint_sets(self) -> tuple[tuple[Taint, ...], ...]:
+        """All taint sets by number; a plugin looks at each of them once instead of at each node."""
+        return tuple(self._taint_sets)
+
+    def changed_since(self, version: int) -> NDArray[np.intp]:
+        """Return the rows that changed after `version`."""
+        return np.flatnonzero(self.row_version[: len(self)] > version)
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def touch(self, row: int) -> None:
+        """Mark a row as changed: masks and scores of this row are worked out again."""
+        self.version += 1
+        self.row_version[row] = self.version
+
+    def upsert(self, node: SchedulingNode) -> int:
+        """Add a node or take its new state; return its row. Requests of pods stay."""
+        name = node.metadata.name
+        row = self._row_of.get(name)
+        if row is None:
+            row = self._new_row(name)
+            self.membership += 1
+        amounts = amounts_of(node.status.allocatable)
+        vector = self.vector(amounts)
+        self.allocatable[row] = 0
+        self.allocatable[row, : len(vector)] = vector
+        self.allowed_pods[row] = amounts.get(PODS, 0)
+        self.unschedulable[row] = node.spec.unschedulable
+        taints = self._taint_number(node.spec.taints)
+        if self.taint_set[row] != taints:
+            self.taint_set[row] = taints
+            self.membership += 1
+        if self.labels.set(row, node.metadata.labels):
+            self.membership += 1
+        self.images[row] = node.status.images
+        self.touch(row)
+        return row
+
+    def delete(self, name: str) -> int | None:
+        """Remove a node, whose bookings must be removed before; return the row that it had."""
+        row = self._row_of.pop(name, None)
+        if row is None:
+            return None
+        self.alive[row] = False
+        self.allocatable[row] = 0
+        self.allowed_pods[row] = 0
+        self.labels.set(row, {})
+        self.taint_set[row] = 0
+        self.images[row] = ()
+        self._free.append(row)
+        self.membership += 1
+        self.touch(row)
+        return row
+
+    def place(self, row: int, shape: PodShape) -> None:
+        """Count a pod of this shape on a node."""
+        self._count(row, shape, 1)
+
+    def remove(self, row: int, shape: PodShape) -> None:
+        """Take back what `place` did."""
+        self._count(row, shape, -1)
+
+    def _count(self, row: int, shape: PodShape, sign: int) -> None:
+        vector = self.vector(shape.requests)
+        self.requested[row, : len(vector)] += sign * vector
+        self.scored[row, 0] += sign * shape.scored[CPU]
+        self.scored[row, 1] += sign * shape.scored[MEMORY]
+        self.pods[row] += sign
+        self.touch(row)
+
+    def vector(self, amounts: Amounts) -> Vector:
+        """Return amounts by column; the table grows by the columns of new resource names."""
+        vector = self.resources.vector(amounts)
+        if len(vector) > self.allocatable.shape[1]:
+            missing = len(vector) - self.allocatable.shape[1]
+            more = np.zeros((len(self.allocatable), missing), dtype=np.int64)
+            self.allocatable = np.concatenate((self.allocatable, more), axis=1)
+            self.requested = np.concatenate((self.requested, more), axis=1)
+        return vector
+
+    def _taint_number(self, taints: tuple[Taint, ...]) -> int:
+        known = self._taint_numbers.get(taints)
+        if known is None:
+            known = self._taint_numbers[taints] = len(self._taint_sets)
+            self._taint_sets.append(taints)
+        return known
+
+    def _new_row(self, name: str) -> int:
+        if self._free:
+            row = self._free.pop()
+            self._names[row] = name
+        else:
+            row = len(self._names)
+            self._names.append(name)
+            if row == len(self.alive):
+                self._grow(2 * row)
+        self._row_of[name] = row
+        self.alive[row] = True
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        self.order[row] = int.from_bytes(digest, "little")
+        return row
+
+    def _grow(self, capacity: int) -> None:
+        for column in (
+            "row_version",
+            "alive",
+            "unschedulable",
+            "allocatable",
+            "requested",
+            "scored",
+            "pods",
+            "allowed_pods",
+            "order",
+            "taint_set",
+        ):
+            old = getattr(self, column)
+            new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
+            new[: len(old)] = old
+            setattr(self, column, new)
+        self.labels.grow(capacity)
+        self.images.extend([()] * (capacity - len(self.images)))

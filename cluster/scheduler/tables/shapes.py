@@ -1,0 +1,262 @@
+"""What plugins may look at of a pod. Pods of equal content share one shape.
+
+A shape leaves out what differs between the replicas of a workload: name, UID, generated volumes,
+timestamps. Labels stay, because selectors of other pods may name any of them. So whatever follows
+from a pod alone is worked out once for all replicas, and the masks and scores of all nodes are kept
+for each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from apis.core import (
+    Toleration,
+    is_sidecar,
+    kube_qos,
+    pod_priority_class_with_default,
+    pod_qos,
+    pod_requests,
+)
+from apis.decode import encode
+from apis.keys import CPU, MEMORY
+from apis.meta import LabelSelector
+from apis.qos import KubeQoS, PriorityClass, QoSClass
+from apis.scheduling_pod import (
+    Affinity,
+    ContainerPort,
+    SchedulingContainer,
+    SchedulingPod,
+    SchedulingPodSpec,
+    TopologySpreadConstraint,
+)
+from cluster.scheduler.tables.amounts import Amounts, amounts_of
+
+T = TypeVar("T")
+
+MILLI_CPU_WITHOUT_REQUEST: Final = 100
+MEMORY_WITHOUT_REQUEST: Final = 200 * 1024 * 1024
+"""What a container without a request counts with in the scores of kube-scheduler's resource
+plugins. An explicit request of 0 stays 0."""
+
+_DOMAINS: Final = ("koordinator.sh/", "pod-group.scheduling.sigs.k8s.io", "cluster-autoscaler.")
+"""Annotations whose key contains one of these belong to the shape; others differ freely between
+replicas and no plugin reads them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PodShape:
+    """A pod as plugins see it. Compared by identity: `Shapes` keeps one for each content.
+
+    requests: as the scheduler counts them, with overhead. limits: the same sum of limits.
+    scored: cpu and memory with the defaults of containers that request none.
+    owner_kind: kind of the controller, or "".
+    claims: names of the persistent volume claims. spread_by: selects the pods of the same workload
+    (of its Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
+    """
+
+    namespace: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    scheduler_name: str
+    priority: int
+    preemption_policy: str
+    priority_class: PriorityClass
+    qos: QoSClass
+    kube_qos: KubeQoS
+    requests: Amounts
+    limits: Amounts
+    scored: Amounts
+    node_name: str
+    node_selector: Mapping[str, str]
+    affinity: Affinity | None
+    tolerations: tuple[Toleration, ...]
+    spread: tuple[TopologySpreadConstraint, ...]
+    spread_by: LabelSelector | None
+    ports: tuple[ContainerPort, ...]
+    images: tuple[str, ...]
+    claims: tuple[str, ...]
+    gates: tuple[str, ...]
+    resource_claims: tuple[str, ...]
+    owner_kind: str
+    owner: str
+    spec: SchedulingPodSpec
+    _derived: dict[Any, Any] = field(default_factory=dict)
+
+    def derived(self, compute: Callable[[PodShape], T]) -> T:
+        """Return compute(self), worked out once. `compute` must be a module's own function."""
+        try:
+            value: T = self._derived[compute]
+        except KeyError:
+            value = self._derived[compute] = compute(self)
+        return value
+
+
+class Shapes:
+    """Keeps one shape for each content, as long as it is referenced."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[bytes, PodShape] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, pod: SchedulingPod, *, spread_by: LabelSelector | None = None) -> PodShape:
+        """Return the shape of a pod. spread_by: see PodShape."""
+        key = _content(pod, spread_by)
+        shape = self._known.get(key)
+        if shape is None:
+            shape = self._known[key] = _shape(pod, spread_by)
+        return shape
+
+
+def _annotations(pod: SchedulingPod) -> dict[str, str]:
+    return {
+        key: text
+        for key, text in sorted(pod.metadata.annotations.items())
+        if any(domain in key for domain in _DOMAINS)
+    }
+
+
+def _labels(pod: SchedulingPod) -> dict[str, str]:
+    return dict(sorted(pod.metadata.labels.items()))
+
+
+def _claims(pod: SchedulingPod) -> tuple[str, ...]:
+    return tuple(
+        volume.persistent_volume_claim.claim_name
+        for volume in pod.spec.volumes
+        if volume.persistent_volume_claim is not None
+    )
+
+
+def _owner(pod: SchedulingPod) -> tuple[str, str]:
+    for owner in pod.metadata.owner_references:
+        if owner.controller:
+            return owner.kind, owner.uid
+    return "", ""
+
+
+def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
+    """Return a text that is equal for pods of one shape, and for no others."""
+    spec = pod.spec
+    return encode(
+        (
+            pod.metadata.namespace,
+            _labels(pod),
+            _annotations(pod),
+            _claims(pod),
+            _owner(pod),
+            spread_by,
+            spec.scheduler_name,
+            spec.priority,
+            spec.preemption_policy,
+            spec.node_name,
+            spec.node_selector,
+            spec.affinity,
+            spec.tolerations,
+            spec.topology_spread_constraints,
+            spec.scheduling_gates,
+            spec.resource_claims,
+            spec.overhead,
+            spec.resources,
+            spec.host_network,
+            [_content_of(container) for container in spec.containers],
+            [_content_of(container) for container in spec.init_containers],
+            pod.status.qos_class,
+            # The amounts differ from the spec's while a container is resized in place.
+            amounts_of(pod_requests(pod)) if pod.status.container_statuses else None,
+        )
+    )
+
+
+def _content_of(container: SchedulingContainer) -> tuple[Any, ...]:
+    return container.image, container.resources, container.restart_policy, container.ports
+
+
+def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
+    spec = pod.spec
+    owner_kind, owner = _owner(pod)
+    containers = (*spec.containers, *spec.init_containers)
+    requests = amounts_of(pod_requests(pod))
+    return PodShape(
+        namespace=pod.metadata.namespace,
+        labels=_labels(pod),
+        annotations=_annotations(pod),
+        scheduler_name=spec.scheduler_name,
+        priority=spec.priority or 0,
+        preemption_policy=spec.preemption_policy or "PreemptLowerPriority",
+        priority_class=pod_priority_class_with_default(pod),
+        qos=pod_qos(pod),
+        kube_qos=kube_qos(pod),
+        requests=requests,
+        limits=_limits(spec),
+        scored=_scored(spec, requests),
+        node_name=spec.node_name,
+        node_selector=spec.node_selector,
+        affinity=spec.affinity,
+        tolerations=spec.tolerations,
+        spread=spec.topology_spread_constraints,
+        spread_by=spread_by,
+        ports=tuple(port for container in containers for port in container.ports if port.host_port),
+        images=tuple(container.image for container in containers),
+        claims=_claims(pod),
+        gates=tuple(gate.name for gate in spec.scheduling_gates),
+        resource_claims=tuple(claim.name for claim in spec.resource_claims),
+        owner_kind=owner_kind,
+        owner=owner,
+        spec=spec,
+    )
+
+
+def _limits(spec: SchedulingPodSpec) -> Amounts:
+    """Return the sum of the limits, counted as requests are: a larger init container counts."""
+    as_requests = [
+        SchedulingContainer(
+            name=container.name,
+            resources=type(container.resources)(requests=container.resources.limits),
+            restart_policy=container.restart_policy,
+        )
+        for container in (*spec.containers, *spec.init_containers)
+    ]
+    count = len(spec.containers)
+    resources = spec.resources
+    limited = SchedulingPodSpec(
+        containers=tuple(as_requests[:count]),
+        init_containers=tuple(as_requests[count:]),
+        resources=type(resources)(requests=resources.limits) if resources else None,
+    )
+    total = amounts_of(pod_requests(SchedulingPod(spec=limited)))
+    overhead = amounts_of(spec.overhead)
+    return {name: limit + overhead.get(name, 0) for name, limit in total.items()}
+
+
+def _scored(spec: SchedulingPodSpec, requests: Amounts) -> Amounts:
+    """Return cpu and memory with the defaults of containers without a request.
+
+    Source: kube-scheduler's NonZeroRequested; docs/facts/scheduler.md, "Requests".
+    """
+    result = {}
+    overhead = amounts_of(spec.overhead)
+    for name, default in ((CPU, MILLI_CPU_WITHOUT_REQUEST), (MEMORY, MEMORY_WITHOUT_REQUEST)):
+        if spec.resources is not None and name in spec.resources.requests:
+            result[name] = requests.get(name, 0)
+            continue
+
+        def amount(container: SchedulingContainer, name: str = name, default: int = default) -> int:
+            requested = container.resources.requests.get(name)
+            return default if requested is None else amounts_of({name: requested})[name]
+
+        running = sum(amount(container) for container in spec.containers)
+        sidecars = peak = 0
+        for container in spec.init_containers:
+            if is_sidecar(container):
+                sidecars += amount(container)
+                peak = max(peak, sidecars)
+            else:
+                peak = max(peak, sidecars + amount(container))
+        result[name] = max(running + sidecars, peak) + overhead.get(name, 0)
+    return result

@@ -1,0 +1,120 @@
+"""All tables together. Only the sources of objects and bookings change them.
+
+Plugins of all profiles read one set of tables, so no booking of one profile is hidden from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from apis.scheduling_pod import SchedulingNode
+from cluster.scheduler.tables.amounts import ResourceNames
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.nodes import NodeTable
+
+
+class Part(Protocol):
+    """A table that follows bookings beside the node table. Neither method may fail."""
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Count a booking on the node of this row."""
+        ...
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Take back what `place` did with the same booking."""
+        ...
+
+
+class Tables:
+    """The cluster as of now. A pod counts once, wherever it was last placed."""
+
+    def __init__(self) -> None:
+        self.resources = ResourceNames()
+        self.nodes = NodeTable(self.resources)
+        self._parts: list[Part] = []
+        self._bookings: dict[str, Booking] = {}
+        self._on_row: dict[int, dict[str, Booking]] = {}
+        self._waiting: dict[str, dict[str, Booking]] = {}
+        """Bookings on nodes that are not known, by node name: a pod may be read before its node."""
+
+    def add_part(self, part: Part) -> None:
+        """Have a table follow the bookings from now on, beginning with those in force."""
+        self._parts.append(part)
+        for row, bookings in self._on_row.items():
+            for booking in bookings.values():
+                part.place(booking, row)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def bookings(self) -> Mapping[str, Booking]:
+        """All bookings by the pod's UID, with those on unknown nodes."""
+        return MappingProxyType(self._bookings)
+
+    def on(self, row: int) -> Mapping[str, Booking]:
+        """Return the bookings on a node by the pod's UID."""
+        return MappingProxyType(self._on_row.get(row, {}))
+
+    def rows_with_bookings(self) -> Iterator[int]:
+        return (row for row, bookings in self._on_row.items() if bookings)
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def place(self, booking: Booking) -> None:
+        """Put a booking in force. A former one of the same pod is removed first."""
+        if booking.uid in self._bookings:
+            self.remove(booking.uid)
+        self._bookings[booking.uid] = booking
+        row = self.nodes.row(booking.node)
+        if row is None:
+            self._waiting.setdefault(booking.node, {})[booking.uid] = booking
+        else:
+            self._place(booking, row)
+
+    def remove(self, uid: str) -> Booking | None:
+        """Take a pod's booking back; return it, or None if the pod has none."""
+        booking = self._bookings.pop(uid, None)
+        if booking is None:
+            return None
+        row = self.nodes.row(booking.node)
+        if row is None:
+            waiting = self._waiting[booking.node]
+            del waiting[uid]
+            if not waiting:
+                del self._waiting[booking.node]
+        else:
+            self._remove(booking, row)
+        return booking
+
+    def upsert_node(self, node: SchedulingNode) -> int:
+        """Add a node or take its new state; return its row. Bookings that waited for it count."""
+        row = self.nodes.upsert(node)
+        for booking in self._waiting.pop(node.metadata.name, {}).values():
+            self._place(booking, row)
+        return row
+
+    def delete_node(self, name: str) -> None:
+        """Remove a node. Its bookings wait: pods outlive their node's object for a while."""
+        row = self.nodes.row(name)
+        if row is None:
+            return
+        bookings = list(self.on(row).values())
+        for booking in bookings:
+            self._remove(booking, row)
+        self.nodes.delete(name)
+        if bookings:
+            self._waiting[name] = {booking.uid: booking for booking in bookings}
+
+    def _place(self, booking: Booking, row: int) -> None:
+        self._on_row.setdefault(row, {})[booking.uid] = booking
+        self.nodes.place(row, booking.shape)
+        for part in self._parts:
+            part.place(booking, row)
+
+    def _remove(self, booking: Booking, row: int) -> None:
+        del self._on_row[row][booking.uid]
+        for part in reversed(self._parts):
+            part.remove(booking, row)
+        self.nodes.remove(row, booking.shape)

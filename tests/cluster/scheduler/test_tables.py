@@ -1,0 +1,162 @@
+"""The tables after any sequence of changes equal tables made from the objects alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.making import make_node, make_pod
+
+_AMOUNTS = st.sampled_from(["0", "100m", "1", "2500m", "9223372036854775807"])
+_EXTENDED = st.sampled_from([{}, {"example.com/gpu": "1"}, {"kubernetes.io/batch-cpu": "1500"}])
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("node"), st.integers(0, 3), _AMOUNTS),
+        st.tuples(st.just("gone"), st.integers(0, 3), st.none()),
+        st.tuples(
+            st.just("place"),
+            st.integers(0, 5),
+            st.tuples(st.integers(0, 3), _AMOUNTS, _EXTENDED),
+        ),
+        st.tuples(st.just("remove"), st.integers(0, 5), st.none()),
+    ),
+    max_size=30,
+)
+
+
+def _observed(tables: Tables) -> dict[str, object]:
+    nodes = tables.nodes
+    result: dict[str, object] = {}
+    for row in range(len(nodes)):
+        if nodes.alive[row]:
+            result[nodes.name(row)] = (
+                tables.resources.amounts(nodes.allocatable[row]),
+                tables.resources.amounts(nodes.requested[row]),
+                nodes.scored[row].tolist(),
+                int(nodes.pods[row]),
+                int(nodes.allowed_pods[row]),
+                sorted(tables.on(row)),
+            )
+        else:
+            assert not nodes.requested[row].any()
+            assert not nodes.scored[row].any()
+            assert nodes.pods[row] == 0
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(_STEPS)
+def test_tables_depend_on_the_objects_and_not_on_their_history(
+    steps: list[tuple[str, int, Any]],
+) -> None:
+    tables = Tables()
+    shapes = Shapes()
+    nodes = {}
+    bookings: dict[str, Booking] = {}
+    for kind, number, what in steps:
+        if kind == "node":
+            nodes[f"n{number}"] = make_node(f"n{number}", allocatable={"cpu": what})
+            tables.upsert_node(nodes[f"n{number}"])
+        elif kind == "gone":
+            nodes.pop(f"n{number}", None)
+            tables.delete_node(f"n{number}")
+        elif kind == "place":
+            target, cpu, extended = what
+            pod = make_pod(f"p{number}", requests={"cpu": cpu, **extended})
+            booking = Booking(
+                key=f"default/p{number}",
+                uid=pod.metadata.uid,
+                shape=shapes.of(pod),
+                node=f"n{target}",
+            )
+            bookings[booking.uid] = booking
+            tables.place(booking)
+        else:
+            uid = f"uid-default-p{number}"
+            assert tables.remove(uid) == bookings.pop(uid, None)
+    anew = Tables()
+    for booking in reversed(bookings.values()):
+        anew.place(booking)
+    for node in reversed(nodes.values()):
+        anew.upsert_node(node)
+    assert _observed(tables) == _observed(anew)
+    assert dict(tables.bookings) == bookings
+
+
+def test_replicas_share_a_shape_and_other_content_does_not() -> None:
+    shapes = Shapes()
+    one = shapes.of(make_pod("a", requests={"cpu": "1"}, labels={"app": "x"}))
+    assert shapes.of(make_pod("b", requests={"cpu": "1"}, labels={"app": "x"})) is one
+    assert shapes.of(make_pod("a", requests={"cpu": "1"}, labels={"app": "y"})) is not one
+    assert shapes.of(make_pod("a", requests={"cpu": "2"}, labels={"app": "x"})) is not one
+    assert (
+        shapes.of(make_pod("a", requests={"cpu": "1"}, namespace="o", labels={"app": "x"}))
+        is not one
+    )
+    assert (
+        shapes.of(
+            make_pod(
+                "a",
+                requests={"cpu": "1"},
+                labels={"app": "x"},
+                tolerations=[{"operator": "Exists"}],
+            )
+        )
+        is not one
+    )
+
+
+def test_a_shape_that_no_pod_has_any_more_is_forgotten() -> None:
+    shapes = Shapes()
+    shape = shapes.of(make_pod("a"))
+    assert len(shapes) == 1
+    del shape
+    assert len(shapes) == 0
+
+
+def test_scored_amounts_have_defaults_for_containers_without_a_request() -> None:
+    pod = make_pod(
+        "a",
+        containers=[
+            {"name": "a", "resources": {"requests": {"cpu": "1"}}},
+            {"name": "b", "resources": {"requests": {"cpu": "0", "memory": "1Gi"}}},
+        ],
+        initContainers=[
+            {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "300m"}}},
+            {"name": "i", "resources": {"requests": {"cpu": "200m", "memory": "4Gi"}}},
+        ],
+        overhead={"cpu": "10m"},
+    )
+    shape = Shapes().of(pod)
+    mib = 1024 * 1024
+    assert shape.requests == {"cpu": 1310, "memory": 4096 * mib}
+    assert shape.scored == {"cpu": 1310, "memory": (200 + 4096) * mib}
+
+
+def test_a_row_keeps_its_number_and_a_freed_one_is_used_again() -> None:
+    tables = Tables()
+    rows = [tables.upsert_node(make_node(f"n{number}")) for number in range(200)]
+    assert rows == list(range(200))
+    tables.delete_node("n7")
+    before = tables.nodes.version
+    assert tables.upsert_node(make_node("other")) == 7
+    assert tables.nodes.changed_since(before).tolist() == [7]
+    assert np.count_nonzero(tables.nodes.alive) == 200
+    assert tables.nodes.row("n7") is None
+
+
+def test_absurd_amounts_stay_within_what_columns_can_add() -> None:
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n", allocatable={"memory": "9E"}))
+    for number in range(500):
+        pod = make_pod(f"p{number}", requests={"memory": "9223372036854775807"})
+        tables.place(Booking(key="", uid=str(number), shape=shapes.of(pod), node="n"))
+    assert tables.nodes.requested[0].min() >= 0
+    assert tables.nodes.requested[0].max() > 0
