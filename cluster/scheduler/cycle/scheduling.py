@@ -1,0 +1,108 @@
+"""One pod, one decision: the node with the highest score that can give the exact allocation.
+
+The decision is a booking that is in force in the tables when `schedule` returns. Who asked for it
+writes it to the API server, and removes it again if that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile
+from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
+from cluster.scheduler.reasons.diagnosis import Diagnosis, diagnose, refused
+from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_MOST_TRIES: Final = 64
+"""Nodes that pass all filters but refuse the exact allocation, one after another, before the pod is
+given up for this time. The filters predict allocations nearly always; a pod that meets 64 wrong
+predictions waits for the next change instead of holding up the others."""
+
+_MIX: Final = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: consecutive numbers times this differ in all bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A decision that is in force in the tables."""
+
+    booking: Booking
+    recorded: Recorded
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """No node takes the pod as things are."""
+
+    diagnosis: Diagnosis
+
+
+class Scheduling:
+    """Places pods of all profiles on one set of tables."""
+
+    def __init__(self, tables: Tables, profiles: Mapping[str, Profile], *, seed: int) -> None:
+        """profiles: by scheduler name. seed: with the same seed and inputs, the same placements."""
+        self.tables = tables
+        self._evaluators = {name: Evaluator(profile, tables) for name, profile in profiles.items()}
+        self._salt = seed % 2**64
+
+    def schedule(
+        self, *, key: str, uid: str, shape: PodShape, profile: str, now: float
+    ) -> Placed | Unplaced:
+        """Choose a node for a pod and book it there.
+
+        key: namespace/name. profile: the scheduler name. now: seconds since 1970.
+        """
+        evaluator = self._evaluators[profile]
+        try:
+            evaluation = evaluator.evaluate(shape)
+        except Refusal as refusal:
+            return Unplaced(refused(refusal, self.tables))
+        self._salt = (self._salt + _MIX) % 2**64
+        refusing: dict[int, tuple[str, Reason]] = {}
+        while len(refusing) < _MOST_TRIES:
+            row = evaluation.best(self._salt, without=tuple(refusing))
+            if row is None:
+                break
+            allocation = self._allocate(evaluator.profile, shape, row)
+            if isinstance(allocation, Allocation):
+                booking = Booking(
+                    key=key,
+                    uid=uid,
+                    shape=shape,
+                    node=self.tables.nodes.name(row),
+                    allocation=allocation,
+                    start=now,
+                )
+                self.tables.place(booking)
+                return Placed(booking, self._record(evaluator.profile, booking), evaluation)
+            refusing[row] = allocation
+        return Unplaced(diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing))
+
+    def _allocate(
+        self, profile: Profile, shape: PodShape, row: int
+    ) -> Allocation | tuple[str, Reason]:
+        allocation = NO_ALLOCATION
+        for allocator in profile.allocators:
+            if allocator.applies(shape, self.tables):
+                given = allocator.allocate(shape, self.tables, row, allocation)
+                if isinstance(given, Reason):
+                    return allocator.name, given
+                allocation = given
+        return allocation
+
+    def _record(self, profile: Profile, booking: Booking) -> Recorded:
+        """Return what all allocators record; a later one wins where two name one key."""
+        annotations: dict[str, str | None] = {}
+        labels: dict[str, str | None] = {}
+        for allocator in profile.allocators:
+            if allocator.applies(booking.shape, self.tables):
+                recorded = allocator.record(booking, self.tables)
+                annotations |= recorded.annotations
+                labels |= recorded.labels
+        return Recorded(annotations, labels)

@@ -1,0 +1,1 @@
+"""Why a pod is not placed, from the masks of all nodes."""
