@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apis.core import Taint
 from apis.keys import CPU, MEMORY, PODS
-from apis.scheduling_pod import ContainerImage, SchedulingNode
+from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables.amounts import Amounts, ResourceNames, Vector, amounts_of
 from cluster.scheduler.tables.labels import LabelTable
 from cluster.scheduler.tables.shapes import PodShape
@@ -52,7 +52,6 @@ class NodeTable:
         self.order = np.zeros(_FIRST_CAPACITY, dtype=np.uint64)
         self.taint_set = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
         self.labels = LabelTable(_FIRST_CAPACITY)
-        self.images: list[tuple[ContainerImage, ...]] = [()] * _FIRST_CAPACITY
         self._taint_sets: list[tuple[Taint, ...]] = [_NO_TAINTS]
         self._taint_numbers: dict[tuple[Taint, ...], int] = {_NO_TAINTS: 0}
         self._names: list[str] = []
@@ -115,7 +114,6 @@ class NodeTable:
             self.membership += 1
         if self.labels.set(row, node.metadata.labels):
             self.membership += 1
-        self.images[row] = node.status.images
         self.touch(row)
         return row
 
@@ -129,7 +127,6 @@ class NodeTable:
         self.allowed_pods[row] = 0
         self.labels.set(row, {})
         self.taint_set[row] = 0
-        self.images[row] = ()
         self._free.append(row)
         self.membership += 1
         self.touch(row)
@@ -201,4 +198,3 @@ class NodeTable:
             new[: len(old)] = old
             setattr(self, column, new)
         self.labels.grow(capacity)
-        self.images.extend([()] * (capacity - len(self.images)))

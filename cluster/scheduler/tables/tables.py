@@ -12,7 +12,9 @@ from typing import Protocol
 from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables.amounts import ResourceNames
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.images import ImageTable
 from cluster.scheduler.tables.nodes import NodeTable
+from cluster.scheduler.tables.ports import PortTable
 
 
 class Part(Protocol):
@@ -33,7 +35,9 @@ class Tables:
     def __init__(self) -> None:
         self.resources = ResourceNames()
         self.nodes = NodeTable(self.resources)
-        self._parts: list[Part] = []
+        self.images = ImageTable()
+        self.ports = PortTable()
+        self._parts: list[Part] = [self.ports]
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self._waiting: dict[str, dict[str, Booking]] = {}
@@ -91,6 +95,7 @@ class Tables:
     def upsert_node(self, node: SchedulingNode) -> int:
         """Add a node or take its new state; return its row. Bookings that waited for it count."""
         row = self.nodes.upsert(node)
+        self.images.set(row, node.status.images)
         for booking in self._waiting.pop(node.metadata.name, {}).values():
             self._place(booking, row)
         return row
@@ -104,6 +109,7 @@ class Tables:
         for booking in bookings:
             self._remove(booking, row)
         self.nodes.delete(name)
+        self.images.set(row, ())
         if bookings:
             self._waiting[name] = {booking.uid: booking for booking in bookings}
 

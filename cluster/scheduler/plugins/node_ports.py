@@ -1,0 +1,40 @@
+"""NodePorts: a node passes if none of the pod's host ports is in use there.
+
+Two ports conflict if protocol and number are equal and so are the addresses, or one is 0.0.0.0.
+Source: kube-scheduler; docs/facts/scheduler.md, "Ports".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cluster.scheduler.plugins.contract import Mask, Reason
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_IN_USE: Final = (Reason("node(s) didn't have free ports for the requested pod ports"),)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    name: str = "NodePorts"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return bool(pod.ports)
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return _IN_USE
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        for port in pod.ports:
+            for row in tables.ports.rows_in_conflict(port.protocol, port.host_port, port.host_ip):
+                mask[row] = 1
+        return mask[rows]

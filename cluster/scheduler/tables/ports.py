@@ -1,0 +1,46 @@
+"""Host ports in use, by node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from cluster.scheduler.tables.booking import Booking
+
+_ANY_ADDRESS: Final = "0.0.0.0"
+
+
+class PortTable:
+    """Counts the pods that use (protocol, port, address) of a node."""
+
+    def __init__(self) -> None:
+        self._used: dict[tuple[str, int], dict[str, Counter[int]]] = {}
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Count the ports of a booking."""
+        for port in booking.shape.ports:
+            by_address = self._used.setdefault((port.protocol, port.host_port), {})
+            by_address.setdefault(port.host_ip or _ANY_ADDRESS, Counter())[row] += 1
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Take back what `place` did."""
+        for port in booking.shape.ports:
+            key = (port.protocol, port.host_port)
+            address = port.host_ip or _ANY_ADDRESS
+            by_address = self._used[key]
+            rows = by_address[address]
+            rows[row] -= 1
+            if not rows[row]:
+                del rows[row]
+            if not rows:
+                del by_address[address]
+            if not by_address:
+                del self._used[key]
+
+    def rows_in_conflict(self, protocol: str, port: int, address: str) -> Iterator[int]:
+        """Yield the rows where a pod's port meets one in use; "0.0.0.0" or "" meets any address."""
+        wanted = address or _ANY_ADDRESS
+        for used, rows in self._used.get((protocol, port), {}).items():
+            if _ANY_ADDRESS in (used, wanted) or used == wanted:
+                yield from rows
