@@ -42,6 +42,7 @@ class Booking:
     """A pod on a node.
 
     key: namespace/name. start: when the pod started or was assumed, seconds since 1970.
+    initialized: when the pod's init containers had ended, seconds since 1970, or 0.
     terminating: the pod is being deleted; it counts until it is gone, but not for spread.
     """
 
@@ -51,4 +52,5 @@ class Booking:
     node: str
     allocation: Allocation = NO_ALLOCATION
     start: float = 0.0
+    initialized: float = 0.0
     terminating: bool = False

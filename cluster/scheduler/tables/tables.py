@@ -29,6 +29,18 @@ class Part(Protocol):
         ...
 
 
+class NodePart(Part, Protocol):
+    """A table that follows Node objects too."""
+
+    def set_node(self, row: int, node: SchedulingNode) -> None:
+        """Take a new node, or the new state of a known one."""
+        ...
+
+    def forget_node(self, row: int) -> None:
+        """Forget a node; its bookings are removed already."""
+        ...
+
+
 class Tables:
     """The cluster as of now. A pod counts once, wherever it was last placed."""
 
@@ -38,6 +50,7 @@ class Tables:
         self.images = ImageTable()
         self.ports = PortTable()
         self._parts: list[Part] = [self.ports]
+        self._node_parts: list[NodePart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self._waiting: dict[str, dict[str, Booking]] = {}
@@ -49,6 +62,11 @@ class Tables:
         for row, bookings in self._on_row.items():
             for booking in bookings.values():
                 part.place(booking, row)
+
+    def add_node_part(self, part: NodePart) -> None:
+        """Have a table follow nodes and bookings from now on. Call it before nodes are known."""
+        self._node_parts.append(part)
+        self.add_part(part)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -96,6 +114,8 @@ class Tables:
         """Add a node or take its new state; return its row. Bookings that waited for it count."""
         row = self.nodes.upsert(node)
         self.images.set(row, node.status.images)
+        for part in self._node_parts:
+            part.set_node(row, node)
         for booking in self._waiting.pop(node.metadata.name, {}).values():
             self._place(booking, row)
         return row
@@ -108,6 +128,8 @@ class Tables:
         bookings = list(self.on(row).values())
         for booking in bookings:
             self._remove(booking, row)
+        for part in reversed(self._node_parts):
+            part.forget_node(row)
         self.nodes.delete(name)
         self.images.set(row, ())
         if bookings:

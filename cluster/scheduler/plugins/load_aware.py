@@ -1,0 +1,126 @@
+"""LoadAwareScheduling: what nodes really use decides, not only what pods request.
+
+Filter: usage = reported usage + estimates of the pods that the report lacks + the estimate of the
+pod. A node is held back if round(100 * usage / allocatable) is above the threshold of a resource.
+Pods of class koord-prod are compared with the usage of such pods alone where thresholds for them
+exist. Pods of DaemonSets pass always. Score: for each weighted resource (cap - used) * 100 // cap,
+0 where used > cap; the weighted mean, with the smallest of them as one more part of its own weight.
+
+Example: allocatable 32,000 m, usage 18,000, estimates 1,000, pod 3,400: 22,400 is 70 %, above 65.
+docs/facts/scheduler.md, "Load".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apis.qos import PriorityClass
+from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores, as_is
+from cluster.scheduler.tables.load import LoadTable
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAwareScheduling:
+    """hold_back_expired: whether a node whose report is too old is held back at all.
+    pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
+    the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
+    the usage of such pods alone."""
+
+    load: LoadTable
+    hold_back_expired: bool = True
+    pass_expired: bool = False
+    dominant_weight: int = 0
+    score_by_prod: bool = False
+    name: str = "LoadAwareScheduling"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return True
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        """Return "expired", then for each resource: above its threshold, plain and aggregated."""
+        reasons = [Reason("node(s) nodeMetric expired")]
+        for name in self.load.resources:
+            reasons.append(Reason(f"node(s) {name} usage exceed threshold"))
+            reasons.append(Reason(f"node(s) {name} aggregated usage exceed threshold"))
+        return tuple(reasons)
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        load = self.load
+        if pod.owner_kind == "DaemonSet":
+            return np.zeros_like(tables.nodes.pods[rows])
+        load.reach(len(tables.nodes))
+        limits = load.limits[rows]
+        used = load.base[rows] + load.delta[rows]
+        aggregated = load.aggregated[rows]
+        if pod.priority_class is PriorityClass.PROD:
+            by_prod = np.atleast_1d(load.prod_limits[rows].any(axis=1))
+            if by_prod.any():
+                limits = np.where(by_prod[:, None], load.prod_limits[rows], limits)
+                of_prod = load.prod_usage[rows] + load.prod_delta[rows]
+                used = np.where(by_prod[:, None], of_prod, used)
+                aggregated = aggregated & ~by_prod
+        allocatable = load.allocatable[rows]
+        looked_at = (limits > 0) & (allocatable > 0)
+        percent = _rounded_percent(used + load.estimate(pod), allocatable)
+        above = looked_at & (percent > limits)
+        looks = limits.any(axis=1) & load.reported[rows]
+        expired = load.expired[rows]
+        if self.hold_back_expired:
+            held = looks & expired & (not self.pass_expired)
+            looks = looks & ~expired
+        else:
+            held = np.zeros_like(looks)
+        mask = held.astype(np.int64)
+        for column in range(len(load.resources)):
+            shift = 1 + 2 * column + aggregated.astype(np.int64)
+            mask |= (above[:, column] & looks).astype(np.int64) << shift
+        return mask
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        load = self.load
+        load.reach(len(tables.nodes))
+        if self.score_by_prod and pod.priority_class is PriorityClass.PROD:
+            used = load.prod_usage[rows] + load.prod_delta[rows]
+        else:
+            # A report that is too old says less than the estimates of the node's pods.
+            used = np.where(
+                load.expired[rows][:, None],
+                load.estimated[rows],
+                load.score_base[rows] + load.delta[rows],
+            )
+        used = used + load.estimate(pod)
+        total = np.zeros_like(tables.nodes.pods[rows])
+        weights = np.zeros_like(total)
+        lowest = np.full_like(total, MAX_SCORE)
+        for column, name in enumerate(load.resources):
+            weight = load.settings.weights.get(name, 0)
+            if not weight:
+                continue
+            cap = load.allocatable[rows][:, column]
+            has = cap > 0
+            some = np.where(has, cap, 1)
+            part = np.where(used[:, column] > cap, 0, (some - used[:, column]) * MAX_SCORE // some)
+            total += np.where(has, weight * part, 0)
+            weights += weight
+            lowest = np.where(has, np.minimum(lowest, part), lowest)
+        if self.dominant_weight:
+            total += self.dominant_weight * lowest
+            weights += self.dominant_weight
+        return total // np.maximum(weights, 1)
+
+    def normalize(self, raw: Scores) -> Scores:
+        return as_is(raw)
+
+
+def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
+    """Return round(100 * used / allocatable), halves upwards; 0 where nothing is allocatable."""
+    some = np.maximum(allocatable, 1)
+    return np.where(allocatable > 0, (200 * used + some) // (2 * some), 0)
