@@ -1,4 +1,4 @@
-"""NodeName and NodeAffinity.
+"""NodeAffinity: node selectors and affinity terms.
 
 A node passes NodeAffinity if it has every label of `nodeSelector` and one of the required terms
 holds (all of its expressions and fields); a term without any holds nowhere. The score is the sum of
@@ -25,7 +25,6 @@ from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
 _NAME_FIELD: Final = "metadata.name"
-_OTHER_NODE: Final = (Reason("node(s) didn't match the requested node name", resolvable=False),)
 _NO_MATCH: Final = (
     Reason("node(s) didn't match Pod's node affinity/selector", resolvable=False),
     Reason("node(s) didn't match scheduler-enforced node affinity", resolvable=False),
@@ -33,25 +32,6 @@ _NO_MATCH: Final = (
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}\Z", re.ASCII)
 
 Truth = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeName:
-    """Holds back every node but the one of `spec.nodeName`, if the pod has one."""
-
-    name: str = "NodeName"
-
-    def applies(self, pod: PodShape, tables: Tables) -> bool:
-        return bool(pod.node_name)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
-    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
-        return _OTHER_NODE
-
-    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        return (~_named(tables, (pod.node_name,), rows)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

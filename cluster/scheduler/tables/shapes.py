@@ -22,7 +22,19 @@ from apis.core import (
     pod_requests,
 )
 from apis.decode import encode
-from apis.keys import CPU, MEMORY
+from apis.keys import (
+    ANNOTATION_BIND_GANG_GROUP_ID,
+    ANNOTATION_BIND_GANG_GROUP_ID_OLD,
+    ANNOTATION_BIND_GANG_MEMBER_COUNT,
+    ANNOTATION_BIND_GANG_MEMBER_COUNT_OLD,
+    ANNOTATION_BIND_TIMESTAMP,
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_GPU_MINORS,
+    ANNOTATION_RESERVATION_ALLOCATED,
+    ANNOTATION_RESOURCE_STATUS,
+    CPU,
+    MEMORY,
+)
 from apis.meta import LabelSelector
 from apis.qos import KubeQoS, PriorityClass, QoSClass
 from apis.scheduling_pod import (
@@ -45,6 +57,23 @@ plugins. An explicit request of 0 stays 0."""
 _DOMAINS: Final = ("koordinator.sh/", "pod-group.scheduling.sigs.k8s.io", "cluster-autoscaler.")
 """Annotations whose key contains one of these belong to the shape; others differ freely between
 replicas and no plugin reads them."""
+
+
+_RECORDED: Final = frozenset(
+    {
+        ANNOTATION_RESOURCE_STATUS,
+        ANNOTATION_DEVICE_ALLOCATED,
+        ANNOTATION_RESERVATION_ALLOCATED,
+        ANNOTATION_BIND_TIMESTAMP,
+        ANNOTATION_GPU_MINORS,
+        ANNOTATION_BIND_GANG_GROUP_ID,
+        ANNOTATION_BIND_GANG_MEMBER_COUNT,
+        ANNOTATION_BIND_GANG_GROUP_ID_OLD,
+        ANNOTATION_BIND_GANG_MEMBER_COUNT_OLD,
+    }
+)
+"""Written when a pod is bound: they say where the pod is, so a bound pod's shape lacks them, as it
+lacks the node's name. They are read into its booking."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -70,7 +99,6 @@ class PodShape:
     requests: Amounts
     limits: Amounts
     scored: Amounts
-    node_name: str
     node_selector: Mapping[str, str]
     affinity: Affinity | None
     tolerations: tuple[Toleration, ...]
@@ -114,10 +142,11 @@ class Shapes:
 
 
 def _annotations(pod: SchedulingPod) -> dict[str, str]:
+    recorded = _RECORDED if pod.spec.node_name else frozenset()
     return {
         key: text
         for key, text in sorted(pod.metadata.annotations.items())
-        if any(domain in key for domain in _DOMAINS)
+        if key not in recorded and any(domain in key for domain in _DOMAINS)
     }
 
 
@@ -154,7 +183,6 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             spec.scheduler_name,
             spec.priority,
             spec.preemption_policy,
-            spec.node_name,
             spec.node_selector,
             spec.affinity,
             spec.tolerations,
@@ -167,10 +195,27 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             [_content_of(container) for container in spec.containers],
             [_content_of(container) for container in spec.init_containers],
             pod.status.qos_class,
-            # The amounts differ from the spec's while a container is resized in place.
-            amounts_of(pod_requests(pod)) if pod.status.container_statuses else None,
+            amounts_of(pod_requests(pod)) if _is_resized(pod) else None,
         )
     )
+
+
+def _is_resized(pod: SchedulingPod) -> bool:
+    """Return whether a container's resources in force differ from what its spec requests."""
+    statuses = {
+        status.name: status
+        for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        if status.resources is not None or status.allocated_resources
+    }
+    for container in (*pod.spec.containers, *pod.spec.init_containers) if statuses else ():
+        status = statuses.get(container.name)
+        if status is not None:
+            requests = container.resources.requests
+            if status.resources is not None and status.resources.requests != requests:
+                return True
+            if status.allocated_resources and status.allocated_resources != requests:
+                return True
+    return False
 
 
 def _content_of(container: SchedulingContainer) -> tuple[Any, ...]:
@@ -195,7 +240,6 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         requests=requests,
         limits=_limits(spec),
         scored=_scored(spec, requests),
-        node_name=spec.node_name,
         node_selector=spec.node_selector,
         affinity=spec.affinity,
         tolerations=spec.tolerations,

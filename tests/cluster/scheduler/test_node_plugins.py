@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.scheduler.plugins.contract import Filter
 from cluster.scheduler.plugins.fit import NodeResourcesFit
 from cluster.scheduler.plugins.image_locality import ImageLocality
-from cluster.scheduler.plugins.node_affinity import NodeAffinity, NodeName
+from cluster.scheduler.plugins.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.node_ports import NodePorts
 from cluster.scheduler.plugins.resource_scores import (
     BalancedAllocation,
@@ -257,14 +257,3 @@ def test_the_worked_example_of_resource_scores() -> None:
     assert LeastAllocated().score(pod, tables, rows).tolist() == [65]
     assert MostAllocated().score(pod, tables, rows).tolist() == [34]
     assert BalancedAllocation().score(pod, tables, rows).tolist() == [96]
-
-
-def test_a_pod_that_names_its_node_passes_there_alone() -> None:
-    tables = Tables()
-    for name in ("a", "b"):
-        tables.upsert_node(make_node(name))
-    shape = Shapes().of(make_pod("p", node="b"))
-    assert _reasons(NodeName(), shape, tables) == [
-        ["node(s) didn't match the requested node name"],
-        [],
-    ]

@@ -112,6 +112,16 @@ def test_replicas_share_a_shape_and_other_content_does_not() -> None:
     )
 
 
+def test_a_bound_pod_has_the_shape_that_it_was_scheduled_with() -> None:
+    shapes = Shapes()
+    allocated = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-1"}'}
+    pending = shapes.of(make_pod("a", requests={"cpu": "1"}))
+    assert (
+        shapes.of(make_pod("a", requests={"cpu": "1"}, node="n", annotations=allocated)) is pending
+    )
+    assert shapes.of(make_pod("a", requests={"cpu": "1"}, annotations=allocated)) is not pending
+
+
 def test_a_shape_that_no_pod_has_any_more_is_forgotten() -> None:
     shapes = Shapes()
     shape = shapes.of(make_pod("a"))
