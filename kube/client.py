@@ -126,6 +126,7 @@ class Client:
         self._connection = connection
         self._user_agent = user_agent
         self._limit = RateLimit(qps, burst)
+        self._timeout_seconds = timeout_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
@@ -150,7 +151,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             connector=connector,
             # Looked up once: the session would read the environment for every request.
-            proxy=_proxy(self._connection.server),
+            proxy=environment_proxy(self._connection.server),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": self._user_agent, "Accept": "application/json"},
             read_bufsize=1 << 20,
@@ -225,7 +226,7 @@ class Client:
             ) as answer:
                 data = await answer.read()
                 if answer.status >= 300:
-                    raise _api_error(answer, data, f"{method} {path}")
+                    raise _refused(answer, data, f"{method} {path}")
                 return data
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
@@ -252,7 +253,7 @@ class Client:
                 if answer.status >= 300:
                     if answer.status == 401:
                         self._connection.forget_credentials()
-                    raise _api_error(answer, await answer.read(), f"GET {path}")
+                    raise _refused(answer, await answer.read(), f"GET {path}")
                 yield _lines(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"GET {path}: {type(error).__name__}: {error}") from error
@@ -367,7 +368,7 @@ async def retry_on_conflict(write: Callable[[], Awaitable[T]], *, tries: int = 5
     raise AssertionError("unreachable")
 
 
-def _proxy(server: str) -> str | None:
+def environment_proxy(server: str) -> str | None:
     """Return the environment's proxy for the API server, as client-go would use it."""
     parts = urlsplit(server)
     if not parts.hostname or proxy_bypass(parts.hostname):
@@ -394,18 +395,27 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         yield bytes(pending)
 
 
-def _api_error(answer: aiohttp.ClientResponse, data: bytes, what: str) -> ApiError:
-    try:
-        status = msgspec.json.decode(data, type=_Status)
-    except msgspec.DecodeError:
-        status = _Status(message=data[:500].decode(errors="replace").strip())
+def _refused(answer: aiohttp.ClientResponse, data: bytes, what: str) -> ApiError:
     after = answer.headers.get("Retry-After", "")
+    return api_error(answer.status, answer.reason or "", after, data, what)
+
+
+def api_error(status: int, phrase: str, retry_after: str, body: bytes, what: str) -> ApiError:
+    """Return the error that an answer means.
+
+    status, phrase: of the answer's first line. retry_after: the header's value, "" for none; only
+    whole seconds count. what: method and path, for the text.
+    """
+    try:
+        detail = msgspec.json.decode(body, type=_Status)
+    except msgspec.DecodeError:
+        detail = _Status(message=body[:500].decode(errors="replace").strip())
     return ApiError(
-        status=answer.status,
-        reason=status.reason or (answer.reason or ""),
-        message=status.message,
+        status=status,
+        reason=detail.reason or phrase,
+        message=detail.message,
         what=what,
-        retry_after=float(after) if after.isascii() and after.isdigit() else None,
+        retry_after=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
     )
 
 

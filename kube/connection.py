@@ -74,9 +74,14 @@ def watchful_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
+    watch_socket(made)
+    return made
+
+
+def watch_socket(made: socket.socket) -> None:
+    """Have a socket close within a minute if the other end has disappeared."""
     for level, option, value in _KEEPALIVE:
         made.setsockopt(level, option, value)
-    return made
 
 
 def load_connection(

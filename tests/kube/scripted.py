@@ -53,7 +53,7 @@ async def stream(request: web.Request, *events: tuple[str, dict[str, Any]]) -> w
 
 
 @asynccontextmanager
-async def api(handler: Answer) -> AsyncIterator[Client]:
+async def api(handler: Answer, *, kind: type[Client] = Client) -> AsyncIterator[Client]:
     """Serve `handler` for every request and yield a client of it."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
@@ -62,7 +62,7 @@ async def api(handler: Answer) -> AsyncIterator[Client]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        async with Client(Connection(f"http://127.0.0.1:{port}")) as client:
+        async with kind(Connection(f"http://127.0.0.1:{port}")) as client:
             yield client
     finally:
         await runner.cleanup()

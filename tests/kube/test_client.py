@@ -24,10 +24,13 @@ from kube.client import (
     retry_on_conflict,
 )
 from kube.events import EventRecorder
+from kube.kept_client import KeptClient
 from kube.leader import LeaderElection, LeadershipLost
 from kube.resources import NODES, PODS
 from tests.beds.apiserver import eventually
 from tests.kube.scripted import answer, api, status
+
+BOTH = pytest.mark.parametrize("kind", [Client, KeptClient])
 
 
 def test_names_are_escaped_in_paths() -> None:
@@ -36,12 +39,13 @@ def test_names_are_escaped_in_paths() -> None:
     assert NODES.path(name="n", subresource="status") == "/api/v1/nodes/n/status"
 
 
-def test_an_error_carries_the_servers_reason() -> None:
+@BOTH
+def test_an_error_carries_the_servers_reason(kind: type[Client]) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return status(409, "AlreadyExists", "nodes n exists")
 
     async def run() -> None:
-        async with api(handler) as client:
+        async with api(handler, kind=kind) as client:
             with pytest.raises(ApiError, match="409 AlreadyExists: nodes n exists") as caught:
                 await client.create(NODES, b"{}")
             assert caught.value.already_exists
@@ -50,7 +54,8 @@ def test_an_error_carries_the_servers_reason() -> None:
     asyncio.run(run())
 
 
-def test_a_busy_server_is_retried_after_the_time_that_it_names() -> None:
+@BOTH
+def test_a_busy_server_is_retried_after_the_time_that_it_names(kind: type[Client]) -> None:
     asked: list[float] = []
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -60,7 +65,7 @@ def test_a_busy_server_is_retried_after_the_time_that_it_names() -> None:
         return answer({})
 
     async def run() -> None:
-        async with api(handler) as client:
+        async with api(handler, kind=kind) as client:
             await client.create(NODES, b"{}")
             assert len(asked) == 3
             # An eviction that a disruption budget forbids is its caller's to repeat.
@@ -73,7 +78,8 @@ def test_a_busy_server_is_retried_after_the_time_that_it_names() -> None:
     asyncio.run(run())
 
 
-def test_a_lost_connection_repeats_reads_and_never_writes() -> None:
+@BOTH
+def test_a_lost_connection_repeats_reads_and_never_writes(kind: type[Client]) -> None:
     asked = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -86,7 +92,7 @@ def test_a_lost_connection_repeats_reads_and_never_writes() -> None:
 
     async def run() -> None:
         nonlocal asked
-        async with api(handler) as client:
+        async with api(handler, kind=kind) as client:
             assert msgspec.json.decode(await client.request("GET", "/x")) == {"asked": 3}
             asked = 0
             with pytest.raises(Unreachable):
@@ -96,7 +102,8 @@ def test_a_lost_connection_repeats_reads_and_never_writes() -> None:
     asyncio.run(run())
 
 
-def test_each_kind_of_patch_has_its_content_type() -> None:
+@BOTH
+def test_each_kind_of_patch_has_its_content_type(kind: type[Client]) -> None:
     types: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -105,9 +112,9 @@ def test_each_kind_of_patch_has_its_content_type() -> None:
         return answer({})
 
     async def run() -> None:
-        async with api(handler) as client:
-            for kind in (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH):
-                await client.patch(NODES, "n", b"{}", content_type=kind)
+        async with api(handler, kind=kind) as client:
+            for patch in (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH):
+                await client.patch(NODES, "n", b"{}", content_type=patch)
             await client.patch(
                 NODES, "n", b"{}", content_type=APPLY_PATCH, field_manager="me", force="true"
             )
