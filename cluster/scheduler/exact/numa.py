@@ -1,0 +1,384 @@
+"""Which NUMA nodes a pod gets, with which amounts, and its CPUs there.
+
+A set of NUMA nodes is a mask: bit n stands for the NUMA node with id n. Each provider of hints
+(CPUs and memory here, devices elsewhere) says which sets it could use, and which of these are as
+narrow as the machine allows; the sets that all providers could use are ranked together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import Final, NamedTuple
+
+from apis.keys import CPU
+from apis.numa import NUMAExclusive, NUMATopologyPolicy
+from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus, usable_cpus
+from cluster.scheduler.exact.even import split_evenly
+from cluster.scheduler.exact.unfit import Unfit
+from cluster.scheduler.tables.amounts import Amounts
+from cluster.scheduler.tables.cpu_topology import cores_of
+from cluster.scheduler.tables.numa_demand import FULL, CpuDemand
+from cluster.scheduler.tables.numa_facts import amplify
+from cluster.scheduler.tables.numa_state import NumaState, Status
+
+MISSING: Final = "node(s) missing NUMA resources"
+INVALID_TOPOLOGY: Final = "node(s) invalid CPU Topology"
+UNALIGNED: Final = "Unaligned NUMA Hint"
+NO_NUMA_NODES: Final = "node(s) Insufficient NUMA Node resources"
+
+
+class Hint(NamedTuple):
+    """A set of NUMA nodes that a provider could use.
+
+    preferred: no narrower set could do on this machine when it is empty. score: 0..100.
+    mixes: pods of one NUMA node and pods that span several would meet.
+    """
+
+    preferred: bool
+    score: int = 0
+    mixes: bool = False
+
+
+Hints = Mapping[int, Hint]
+"""Set of NUMA nodes -> hint. An empty mapping means that the provider could use none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumaDemand:
+    """What a pod is to get on one node.
+
+    amounts: the pod's requests. cpus: None for a pod that is not bound to CPUs.
+    policy: of pod and node together. wider_restricted: Restricted also accepts sets that are wider
+    than the narrowest one that the machine has room for.
+    """
+
+    amounts: Amounts
+    cpus: CpuDemand | None = None
+    policy: NUMATopologyPolicy = NUMATopologyPolicy.NONE
+    exclusive: NUMAExclusive = NUMAExclusive.UNSET
+    wider_restricted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How sets of NUMA nodes, or nodes, are ranked: by the share that is free, or in use.
+
+    weights: resource name -> weight, at least 1.
+    """
+
+    most_allocated: bool
+    weights: Mapping[str, int]
+
+
+class Placement(NamedTuple):
+    """cpus: mask. numa: (NUMA id, amounts) by id; cpu not amplified."""
+
+    cpus: int = 0
+    numa: tuple[tuple[int, Amounts], ...] = ()
+
+
+# --- one set of NUMA nodes -----------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def subsets(ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all sets of these NUMA nodes except the empty one, by size, then by value."""
+    return tuple(
+        mask
+        for size in range(1, len(ids) + 1)
+        for mask in sorted(sum(1 << n for n in chosen) for chosen in combinations(ids, size))
+    )
+
+
+class _Room(NamedTuple):
+    """What each NUMA node has for a demand: free and total, by resource name.
+
+    cpu of a demand for bound CPUs is counted in CPUs.
+    """
+
+    need: dict[str, int]
+    free: dict[str, dict[int, int]]
+    total: dict[str, dict[int, int]]
+
+    def holds(self, amounts: dict[str, dict[int, int]], numa: Sequence[int]) -> bool:
+        """Return whether these NUMA nodes have enough, and each of them some, of everything."""
+        for name, need in self.need.items():
+            there = [amounts[name][node] for node in numa]
+            if not all(there) or sum(there) < need:
+                return False
+        return True
+
+    def lacking(self) -> str | None:
+        """Return a resource of which all NUMA nodes together have too little."""
+        for name, need in self.need.items():
+            if sum(self.free[name].values()) < need:
+                return name
+        return None
+
+
+def _free_for(state: NumaState, demand: CpuDemand) -> int:
+    """Return the CPUs that this pod may get: no core of another pod that wants it alone."""
+    if not demand.alone_on_core or state.topology is None or not state.alone:
+        return state.free
+    return state.free & ~cores_of(state.topology, state.alone)
+
+
+def _room(state: NumaState, demand: NumaDemand) -> _Room:
+    """Return the room for the resources that the node's NUMA nodes have, and for CPUs."""
+    names = [
+        name
+        for name, amount in demand.amounts.items()
+        if amount > 0
+        and any(name in node.total for node in state.numa.values())
+        and not (name == CPU and demand.cpus)
+    ]
+    need = {name: demand.amounts[name] for name in names}
+    free = {name: {i: node.free.get(name, 0) for i, node in state.numa.items()} for name in names}
+    total = {name: {i: node.total.get(name, 0) for i, node in state.numa.items()} for name in names}
+    cpus = demand.cpus
+    if cpus is not None and state.topology is not None:
+        usable = usable_cpus(state.topology, _free_for(state, cpus), cpus, state.preferred)
+        need[CPU] = cpus.count
+        free[CPU], total[CPU] = {}, {}
+        step = state.topology.core_step if cpus.policy is FULL and cpus.required else 1
+        counts = any(CPU in node.total for node in state.numa.values())
+        for i, node in state.numa.items():
+            there = state.topology.numa.get(i, 0)
+            one = amplify(1000, state.cpu_ratio)
+            have, most = (usable & there).bit_count(), (state.managed & there).bit_count()
+            if counts:
+                have = min(have, node.free.get(CPU, 0) // one)
+                most = min(most, node.total.get(CPU, 0) // one)
+            free[CPU][i], total[CPU][i] = have // step * step, most // step * step
+    return _Room(need, free, total)
+
+
+def _members(mask: int, ids: Iterable[int]) -> list[int]:
+    return [node for node in ids if mask >> node & 1]
+
+
+def mixes(state: NumaState, mask: int) -> bool:
+    """Return whether a pod on this set would make pods of one NUMA node and wider ones meet."""
+    nodes = _members(mask, state.numa)
+    worst = Status.SHARED if len(nodes) == 1 else Status.SINGLE
+    return any(state.numa[node].status is worst for node in nodes)
+
+
+def place_in(state: NumaState, demand: NumaDemand, mask: int) -> Placement | Unfit:
+    """Divide the demand evenly over a set of NUMA nodes."""
+    room = _room(state, demand)
+    nodes = _members(mask, state.numa)
+    amounts: dict[int, dict[str, int]] = {node: {} for node in nodes}
+    for name, need in room.need.items():
+        if name == CPU and demand.cpus:
+            continue
+        shares = split_evenly(need, {node: room.free[name][node] for node in nodes})
+        if sum(shares.values()) < need:
+            return Unfit(f"Insufficient NUMA {name}")
+        for node, share in shares.items():
+            if share:
+                amounts[node][name] = share
+    cpus = 0
+    if demand.cpus is not None:
+        found = _cpus_in(state, demand.cpus, {node: room.free[CPU][node] for node in nodes})
+        if isinstance(found, Unfit):
+            return found
+        cpus = found
+        if state.topology is not None:
+            for node in nodes:
+                count = (cpus & state.topology.numa.get(node, 0)).bit_count()
+                if count:
+                    amounts[node][CPU] = 1000 * count
+    numa = tuple((node, dict(sorted(a.items()))) for node, a in sorted(amounts.items()) if a)
+    return Placement(cpus, numa)
+
+
+def _cpus_in(state: NumaState, demand: CpuDemand, limits: Mapping[int, int]) -> int | Unfit:
+    """Return CPUs divided evenly over NUMA nodes.
+
+    Where cores differ in size, equal shares may not consist of whole cores; any division that the
+    limits allow is taken then.
+    """
+    topology = state.topology
+    if topology is None:
+        return Unfit(INVALID_TOPOLOGY)
+    if sum(limits.values()) < demand.count:
+        return Unfit(f"Insufficient NUMA {CPU}")
+    step = topology.core_step if demand.policy is FULL and demand.required else 1
+    shares = split_evenly(demand.count, limits, step=step)
+    free = _free_for(state, demand)
+    there = sum(topology.numa.get(node, 0) for node in limits)
+    found: int | Unfit = Unfit(NOT_ENOUGH)
+    for wanted in (shares, None):
+        found = allocate_cpus(
+            topology,
+            free & there,
+            demand,
+            strategy=state.strategy,
+            held=state.held.get(demand.exclusive, 0),
+            preferred=state.preferred,
+            shares=wanted,
+        )
+        if isinstance(found, int) and all(
+            (found & topology.numa.get(node, 0)).bit_count() <= limit
+            for node, limit in limits.items()
+        ):
+            return found
+    return found if isinstance(found, Unfit) else Unfit(f"Insufficient NUMA {CPU}")
+
+
+# --- hints ---------------------------------------------------------------------------------------
+
+
+def numa_hints(state: NumaState, demand: NumaDemand, scoring: Scoring) -> Hints | None:
+    """Return the sets of NUMA nodes with room for the demand; None if it needs none of them.
+
+    A set is preferred if the empty machine has no room in fewer NUMA nodes.
+    """
+    room = _room(state, demand)
+    if not room.need:
+        return None
+    ids = tuple(state.numa)
+    masks = subsets(ids)
+    narrowest = next(
+        (mask.bit_count() for mask in masks if room.holds(room.total, _members(mask, ids))), 0
+    )
+    hints: dict[int, Hint] = {}
+    for mask in masks:
+        nodes = _members(mask, ids)
+        if not room.holds(room.free, nodes):
+            continue
+        mixed = demand.exclusive is not NUMAExclusive.UNSET and mixes(state, mask)
+        if mixed and demand.exclusive is NUMAExclusive.REQUIRED:
+            continue
+        wide = demand.wider_restricted and demand.policy is NUMATopologyPolicy.RESTRICTED
+        preferred = wide or mask.bit_count() == narrowest
+        hints[mask] = Hint(preferred, _score(state, demand, nodes, scoring), mixed)
+    return hints
+
+
+def _score(state: NumaState, demand: NumaDemand, nodes: Sequence[int], scoring: Scoring) -> int:
+    total = _sums(state.numa[node].total for node in nodes)
+    free = _sums(state.numa[node].free for node in nodes)
+    request = dict(demand.amounts)
+    if demand.cpus is not None:
+        request[CPU] = demand.cpus.count * amplify(1000, state.cpu_ratio)
+    used = {name: total[name] - free.get(name, 0) + request.get(name, 0) for name in total}
+    return score(scoring, total, used)
+
+
+def _sums(parts: Iterable[Amounts]) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for part in parts:
+        for name, amount in part.items():
+            result[name] = result.get(name, 0) + amount
+    return result
+
+
+def score(scoring: Scoring, total: Amounts, used: Amounts) -> int:
+    """Return the weighted mean, 0..100, of the share of each resource that is free, or in use.
+
+    Resources without a total are left out. All divisions round down.
+    """
+    weighted = weights = 0
+    for name, weight in scoring.weights.items():
+        most = total.get(name, 0)
+        if most <= 0:
+            continue
+        taken = used.get(name, 0)
+        if scoring.most_allocated:
+            share = min(taken, most) * 100 // most
+        else:
+            share = max(0, most - taken) * 100 // most
+        weighted += weight * share
+        weights += weight
+    return weighted // weights if weights else 0
+
+
+def affinities(policy: NUMATopologyPolicy, ids: Iterable[int], hints: Sequence[Hints]) -> list[int]:
+    """Return the sets of NUMA nodes that the policy admits, the best one first.
+
+    Of the sets that every provider could use, those come first that all prefer; then those that do
+    not mix pods of one NUMA node with wider ones; then the narrower, the one with the larger sum of
+    scores, the smaller value. Restricted and SingleNUMANode admit preferred sets only, BestEffort
+    any set and in the end all NUMA nodes. hints: of each provider that has an opinion.
+    """
+    everything = sum(1 << node for node in ids)
+    if not hints:
+        return [everything]
+    common = set(hints[0]).intersection(*hints[1:])
+    ranked: list[tuple[bool, bool, int, int, int]] = []
+    for mask in common:
+        preferred = all(provider[mask].preferred for provider in hints)
+        mixed = any(provider[mask].mixes for provider in hints)
+        total = sum(provider[mask].score for provider in hints)
+        ranked.append((not preferred, mixed, mask.bit_count(), -total, mask))
+    ranked.sort()
+    if policy is NUMATopologyPolicy.BEST_EFFORT:
+        result = [rank[-1] for rank in ranked]
+        return result if everything in common else [*result, everything]
+    single = policy is NUMATopologyPolicy.SINGLE_NUMA_NODE
+    return [
+        mask
+        for unpreferred, _, size, _, mask in ranked
+        if (size == 1 if single else not unpreferred)
+    ]
+
+
+# --- the whole allocation ------------------------------------------------------------------------
+
+
+def allocate(
+    state: NumaState,
+    demand: NumaDemand,
+    scoring: Scoring,
+    *,
+    others: Sequence[Hints] = (),
+) -> Placement | Unfit:
+    """Return what the pod gets on this node.
+
+    others: hints of other providers. The first admitted set in which everything can be placed is
+    taken.
+    """
+    if demand.cpus is not None and state.topology is None:
+        return Unfit(INVALID_TOPOLOGY)
+    if demand.policy is NUMATopologyPolicy.NONE:
+        return _without_policy(state, demand)
+    if not state.numa:
+        return Unfit(MISSING)
+    own = numa_hints(state, demand, scoring)
+    hints = [*others] if own is None else [own, *others]
+    last = _why_none(state, demand, own)
+    for mask in affinities(demand.policy, state.numa, hints):
+        if demand.exclusive is NUMAExclusive.REQUIRED and mixes(state, mask):
+            continue
+        placed = place_in(state, demand, mask)
+        if isinstance(placed, Placement):
+            return placed
+        last = placed
+    return last
+
+
+def _why_none(state: NumaState, demand: NumaDemand, own: Hints | None) -> Unfit:
+    """Return why there may be no set that the policy admits."""
+    if own is None or own:
+        return Unfit(UNALIGNED)
+    lacking = _room(state, demand).lacking()
+    return Unfit(f"Insufficient NUMA {lacking}" if lacking else NO_NUMA_NODES)
+
+
+def _without_policy(state: NumaState, demand: NumaDemand) -> Placement | Unfit:
+    if demand.cpus is None or state.topology is None:
+        return Placement()
+    cpus = allocate_cpus(
+        state.topology,
+        _free_for(state, demand.cpus),
+        demand.cpus,
+        strategy=state.strategy,
+        held=state.held.get(demand.cpus.exclusive, 0),
+        preferred=state.preferred,
+    )
+    return cpus if isinstance(cpus, Unfit) else Placement(cpus)

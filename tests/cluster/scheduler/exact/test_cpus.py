@@ -1,0 +1,268 @@
+"""Which CPUs a pod gets: worked examples, the slow oracle, and what holds on odd machines too."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apis.cpuset import CpuSet
+from apis.numa import CPUBindPolicy, CPUExclusivePolicy
+from apis.numa import NUMAAllocateStrategy as Strategy
+from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus
+from cluster.scheduler.exact.unfit import Unfit
+from cluster.scheduler.tables.cpu_topology import (
+    Cpu,
+    CpuTopology,
+    cores_of,
+    cpu_topology,
+    one_of_each_core,
+    whole_cores,
+)
+from cluster.scheduler.tables.numa_demand import FULL, SPREAD, CpuDemand
+from tests.cluster.scheduler.exact import cpu_oracle
+from tests.cluster.scheduler.exact.cpu_oracle import Machine
+
+MOST, LEAST, EVENLY = (
+    Strategy.MOST_ALLOCATED,
+    Strategy.LEAST_ALLOCATED,
+    Strategy.DISTRIBUTE_EVENLY,
+)
+CORE, NUMA = CPUExclusivePolicy.PCPU_LEVEL, CPUExclusivePolicy.NUMA_NODE_LEVEL
+NONE = CPUExclusivePolicy.NONE
+
+TWO_SOCKETS = cpu_topology(Machine(2, 1, 4, 2).cpus())
+"""Siblings (0,1), (2,3), ...; NUMA node 0 has CPUs 0-7, NUMA node 1 has 8-15."""
+
+
+def cpus(text: str) -> int:
+    return CpuSet.parse(text).mask
+
+
+def allocated(
+    topology: CpuTopology,
+    demand: CpuDemand,
+    *,
+    used: str = "",
+    held: str = "",
+    strategy: Strategy = LEAST,
+    preferred: str = "",
+    shares: dict[int, int] | None = None,
+) -> str:
+    free = topology.cpus & ~cpus(used) & ~cpus(held)
+    mask = allocate_cpus(
+        topology,
+        free,
+        demand,
+        strategy=strategy,
+        held=cpus(held),
+        preferred=cpus(preferred),
+        shares=shares,
+    )
+    assert not isinstance(mask, Unfit), mask
+    return str(CpuSet.of_mask(mask))
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "exclusive", "used", "held", "most", "least"),
+    [
+        (FULL, 4, NONE, "", "", "0-3", "0-3"),
+        (FULL, 4, NONE, "0-1", "", "2-5", "8-11"),
+        (FULL, 4, NONE, "0,2,4", "", "8-11", "8-11"),
+        (FULL, 3, NONE, "", "", "0-2", "0-2"),
+        (FULL, 12, NONE, "", "", "0-11", "0-11"),
+        (FULL, 8, NONE, "0,2,4,8,10", "", "6-7,9,11-15", "6-7,9,11-15"),
+        (FULL, 10, NONE, "0,8", "", "2-7,10-13", "2-7,10-13"),
+        (SPREAD, 4, NONE, "", "", "0,2,4,6", "0,2,4,6"),
+        (SPREAD, 4, NONE, "0-1", "", "8,10,12,14", "8,10,12,14"),
+        (SPREAD, 4, NONE, "0,2", "", "1,3-4,6", "8,10,12,14"),
+        (SPREAD, 6, NONE, "", "", "0-4,6", "0-4,6"),
+        (SPREAD, 10, NONE, "", "", "0-4,6,8,10,12,14", "0-4,6,8,10,12,14"),
+        (SPREAD, 2, CORE, "", "0,2", "4,6", "8,10"),
+        (SPREAD, 2, NONE, "0,2", "", "1,3", "8,10"),
+        (SPREAD, 8, CORE, "", "0,2", "8-15", "8-15"),
+        (FULL, 4, NUMA, "", "0-1", "8-11", "8-11"),
+        (FULL, 4, NUMA, "", "0-1,8-9", "2-5", "2-5"),
+        (FULL, 4, NUMA, "0-3", "", "4-7", "8-11"),
+    ],
+)
+def test_two_sockets_of_four_cores(
+    policy: CPUBindPolicy,
+    count: int,
+    exclusive: CPUExclusivePolicy,
+    used: str,
+    held: str,
+    most: str,
+    least: str,
+) -> None:
+    demand = CpuDemand(count, policy, exclusive=exclusive)
+    assert allocated(TWO_SOCKETS, demand, used=used, held=held, strategy=MOST) == most
+    assert allocated(TWO_SOCKETS, demand, used=used, held=held, strategy=LEAST) == least
+
+
+@pytest.mark.parametrize(
+    ("demand", "used", "reason"),
+    [
+        (CpuDemand(17, FULL), "", NOT_ENOUGH),
+        (CpuDemand(4, FULL, required=True), "0,2,4,6,8,10,12", NOT_ENOUGH),
+        (CpuDemand(9, SPREAD, required=True), "", NOT_ENOUGH),
+        (CpuDemand(3, FULL, required=True), "", "insufficient CPUs to satisfy required cpu bind"),
+    ],
+)
+def test_what_is_impossible(demand: CpuDemand, used: str, reason: str) -> None:
+    free = TWO_SOCKETS.cpus & ~cpus(used)
+    result = allocate_cpus(TWO_SOCKETS, free, demand, strategy=LEAST)
+    assert isinstance(result, Unfit)
+    assert result.reason.startswith(reason)
+
+
+def test_cpus_of_a_reservation_are_taken_first() -> None:
+    assert allocated(TWO_SOCKETS, CpuDemand(4, FULL), preferred="12-15") == "12-15"
+    assert allocated(TWO_SOCKETS, CpuDemand(4, FULL), preferred="14-15") == "0-1,14-15"
+    spread = CpuDemand(2, SPREAD, required=True)
+    assert allocated(TWO_SOCKETS, spread, preferred="1,3") == "1,3"
+
+
+def test_shares_of_numa_nodes_are_kept() -> None:
+    assert allocated(TWO_SOCKETS, CpuDemand(6, FULL), shares={0: 2, 1: 4}) == "0-1,8-11"
+    free = TWO_SOCKETS.cpus & ~cpus("8-13")
+    result = allocate_cpus(
+        TWO_SOCKETS, free, CpuDemand(6, FULL), strategy=LEAST, shares={0: 2, 1: 4}
+    )
+    assert result == Unfit(NOT_ENOUGH)
+
+
+def test_distribute_evenly_divides_only_what_one_numa_node_cannot_take() -> None:
+    assert allocated(TWO_SOCKETS, CpuDemand(8, FULL), strategy=EVENLY) == "0-7"
+    assert allocated(TWO_SOCKETS, CpuDemand(12, FULL), strategy=EVENLY) == "0-5,8-13"
+    assert allocated(TWO_SOCKETS, CpuDemand(8, FULL), used="0-1,8-9", strategy=EVENLY) == (
+        "2-5,10-13"
+    )
+    assert allocated(TWO_SOCKETS, CpuDemand(10, SPREAD), strategy=EVENLY) == "0-2,4,6,8-10,12,14"
+
+
+def test_whole_cores_are_found_among_cores_of_different_size() -> None:
+    """Two cores with threads and two without, as on hybrid machines."""
+    hybrid = cpu_topology(
+        [Cpu(0, 0, 0, 0), Cpu(1, 0, 0, 0), Cpu(2, 1, 0, 0), Cpu(3, 1, 0, 0)]
+        + [Cpu(4, 2, 0, 0), Cpu(5, 3, 0, 0)]
+    )
+    assert (hybrid.core_step, hybrid.widest_core) == (1, 2)
+    required = CpuDemand(3, FULL, required=True)
+    assert allocated(hybrid, required) == "0-1,4"
+    assert allocate_cpus(hybrid, cpus("1-3"), required, strategy=LEAST) == Unfit(NOT_ENOUGH)
+    assert allocated(hybrid, CpuDemand(4, FULL, required=True), used="0") == "2-5"
+
+
+def test_a_machine_whose_numa_node_spans_sockets() -> None:
+    """NUMA is switched off in the firmware: all CPUs are in node 0."""
+    flat = cpu_topology([Cpu(n, n // 2, n // 8, 0) for n in range(16)])
+    assert allocated(flat, CpuDemand(12, FULL)) == "0-11"
+    assert allocated(flat, CpuDemand(4, SPREAD)) == "0,2,4,6"
+
+
+def test_a_topology_names_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="CPU 3 is listed twice"):
+        cpu_topology([Cpu(3, 0, 0, 0), Cpu(3, 1, 0, 0)])
+    with pytest.raises(ValueError, match="no CPUs"):
+        cpu_topology([])
+
+
+machines = st.builds(
+    Machine,
+    sockets=st.integers(1, 2),
+    numa_per_socket=st.integers(1, 2),
+    cores_per_numa=st.integers(1, 4),
+    threads=st.sampled_from([1, 2, 2, 4]),
+    far_siblings=st.booleans(),
+)
+
+
+@given(st.data())
+def test_alike_machines_follow_the_rules(data: st.DataObject) -> None:
+    machine = data.draw(machines)
+    everything = [cpu.id for cpu in machine.cpus()]
+    available = data.draw(st.sets(st.sampled_from(everything), min_size=1))
+    held = data.draw(st.sets(st.sampled_from(everything))) - available
+    count = data.draw(st.integers(1, len(available)))
+    policy = data.draw(st.sampled_from([FULL, SPREAD]))
+    exclusive = data.draw(st.sampled_from([NONE, CORE, NUMA]))
+    strategy = data.draw(st.sampled_from([MOST, LEAST]))
+    result = allocate_cpus(
+        cpu_topology(machine.cpus()),
+        CpuSet(available).mask,
+        CpuDemand(count, policy, exclusive=exclusive),
+        strategy=strategy,
+        held=CpuSet(held).mask,
+    )
+    assert isinstance(result, int)
+    assert set(CpuSet.of_mask(result)) == cpu_oracle.take(
+        machine,
+        available,
+        held,
+        count,
+        full=policy is FULL,
+        exclusive=exclusive.value,
+        most=strategy is MOST,
+    )
+
+
+@st.composite
+def odd_topologies(draw: st.DrawFn) -> CpuTopology:
+    """Cores of one to three threads, NUMA ids with gaps, up to eight NUMA nodes."""
+    ids = draw(st.lists(st.integers(0, 1023), min_size=1, max_size=8, unique=True))
+    found: list[Cpu] = []
+    numbers = draw(st.permutations(range(72)))
+    for core in range(draw(st.integers(1, 24))):
+        numa = draw(st.sampled_from(ids))
+        for _ in range(draw(st.integers(1, 3))):
+            found.append(Cpu(numbers[len(found)], core, numa % 3, numa))
+    return cpu_topology(found)
+
+
+@given(st.data())
+def test_an_allocation_has_its_size_and_policy_within_the_free_cpus(data: st.DataObject) -> None:
+    topology = data.draw(odd_topologies())
+    everything = list(CpuSet.of_mask(topology.cpus))
+    free = CpuSet(data.draw(st.sets(st.sampled_from(everything)))).mask
+    held = CpuSet(data.draw(st.sets(st.sampled_from(everything)))).mask & ~free
+    preferred = CpuSet(data.draw(st.sets(st.sampled_from(everything)))).mask
+    demand = CpuDemand(
+        data.draw(st.integers(1, len(everything))),
+        data.draw(st.sampled_from([FULL, SPREAD])),
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from([NONE, CORE, NUMA])),
+    )
+    strategy = data.draw(st.sampled_from(list(Strategy)))
+    result = allocate_cpus(
+        topology, free, demand, strategy=strategy, held=held, preferred=preferred
+    )
+    if isinstance(result, Unfit):
+        if not demand.required:
+            assert free.bit_count() < demand.count
+        elif demand.policy is SPREAD:
+            assert one_of_each_core(topology, free).bit_count() < demand.count
+        return
+    assert result & ~free == 0
+    assert result.bit_count() == demand.count
+    if demand.required and demand.policy is FULL:
+        assert cores_of(topology, result) == result
+    if demand.required and demand.policy is SPREAD:
+        assert one_of_each_core(topology, result) == result
+
+
+@given(st.data())
+def test_a_pod_that_fits_into_one_numa_node_gets_one(data: st.DataObject) -> None:
+    topology = data.draw(odd_topologies())
+    everything = list(CpuSet.of_mask(topology.cpus))
+    free = CpuSet(data.draw(st.sets(st.sampled_from(everything), min_size=1))).mask
+    policy = data.draw(st.sampled_from([FULL, SPREAD]))
+    usable = whole_cores(topology, free) if policy is FULL else free
+    most = max((mask & usable).bit_count() for mask in topology.numa.values())
+    if not most:
+        return
+    count = data.draw(st.integers(1, most))
+    strategy = data.draw(st.sampled_from(list(Strategy)))
+    result = allocate_cpus(topology, free, CpuDemand(count, policy), strategy=strategy)
+    assert isinstance(result, int)
+    assert sum(1 for mask in topology.numa.values() if mask & result) == 1
