@@ -1,0 +1,1 @@
+"""Exact allocation on one node: CPUs, NUMA nodes, devices. Pure functions over plain values."""

@@ -350,6 +350,8 @@ def allocate(
     if not state.numa:
         return Unfit(MISSING)
     own = numa_hints(state, demand, scoring)
+    if own is None and not others:
+        return Placement()
     hints = [*others] if own is None else [own, *others]
     last = _why_none(state, demand, own)
     for mask in affinities(demand.policy, state.numa, hints):

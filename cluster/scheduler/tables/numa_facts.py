@@ -6,7 +6,8 @@ A field that cannot be used costs that fact alone; the error names object, field
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -53,6 +54,14 @@ MOST_NUMA_NODES: Final = 8
 """NUMA nodes of a machine whose resources are scheduled, as with kubelet's topology manager by
 default. Every subset of them is looked at: 255 here, twice as many with one more."""
 
+_POLICIES: Final = {policy.value: policy for policy in NUMATopologyPolicy if policy}
+
+_KNOWN_TOPOLOGIES: Final = 256
+"""Topologies that are kept, so that equal machines share one; chosen: a cluster has some dozens of
+machine types. Each machine above that has a topology of its own, some 50 KiB with 256 cores."""
+
+_NONE: Final[Mapping[int, Amounts]] = MappingProxyType({})
+
 NO_RATIO: Final = 100
 """A ratio of 1 in hundredths."""
 
@@ -69,7 +78,7 @@ class NumaFacts:
 
     topology: CpuTopology | None = None
     reserved: int = 0
-    zones: Mapping[int, Amounts] = MappingProxyType({})
+    zones: Mapping[int, Amounts] = field(default_factory=lambda: _NONE)
     policy: NUMATopologyPolicy = NUMATopologyPolicy.NONE
     bind_policy: NodeCPUBindPolicy = NodeCPUBindPolicy.NONE
     strategy: NUMAAllocateStrategy = NUMAAllocateStrategy.UNSET
@@ -91,6 +100,16 @@ def parse_numa_facts(
     reading = _Reading(node, topology)
     facts = reading.facts()
     return facts, tuple(reading.errors)
+
+
+@lru_cache(maxsize=_KNOWN_TOPOLOGIES)
+def _topology_of(listed: CPUTopology) -> CpuTopology:
+    for cpu in listed.detail:
+        if cpu.id < 0 or cpu.core < 0:
+            raise ValueError(f"CPU {cpu.id} on core {cpu.core} has a negative number")
+    return cpu_topology(
+        Cpu(cpu.id, cpu.core, max(cpu.socket, 0), max(cpu.node, 0)) for cpu in listed.detail
+    )
 
 
 class _Reading:
@@ -150,12 +169,7 @@ class _Reading:
         if not listed.detail:
             return None
         try:
-            for cpu in listed.detail:
-                if cpu.id < 0 or cpu.core < 0:
-                    raise ValueError(f"CPU {cpu.id} on core {cpu.core} has a negative number")
-            return cpu_topology(
-                Cpu(cpu.id, cpu.core, max(cpu.socket, 0), max(cpu.node, 0)) for cpu in listed.detail
-            )
+            return _topology_of(listed)
         except ValueError as error:
             self.errors.append(
                 InputError(
@@ -200,8 +214,8 @@ class _Reading:
             return policy
         for written in self._topology.topology_policies:
             scopeless = written.removesuffix("PodLevel").removesuffix("ContainerLevel")
-            if scopeless in NUMATopologyPolicy and scopeless:
-                return NUMATopologyPolicy(scopeless)
+            if scopeless in _POLICIES:
+                return _POLICIES[scopeless]
         return none
 
     def _bind_policy(self, kubelet: CPUManagerPolicy) -> NodeCPUBindPolicy:

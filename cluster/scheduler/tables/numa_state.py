@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
 
 from apis.numa import CPUExclusivePolicy, NUMAAllocateStrategy
 from cluster.scheduler.tables.amounts import Amounts
@@ -46,9 +45,9 @@ class NumaState:
     topology: CpuTopology | None
     free: int = 0
     managed: int = 0
-    held: Mapping[CPUExclusivePolicy, int] = MappingProxyType({})
+    held: Mapping[CPUExclusivePolicy, int] = field(default_factory=dict)
     alone: int = 0
     preferred: int = 0
     strategy: NUMAAllocateStrategy = NUMAAllocateStrategy.UNSET
     cpu_ratio: int = NO_RATIO
-    numa: Mapping[int, NumaNode] = MappingProxyType({})
+    numa: Mapping[int, NumaNode] = field(default_factory=dict)

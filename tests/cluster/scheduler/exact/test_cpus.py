@@ -143,10 +143,7 @@ def test_distribute_evenly_divides_only_what_one_numa_node_cannot_take() -> None
 
 def test_whole_cores_are_found_among_cores_of_different_size() -> None:
     """Two cores with threads and two without, as on hybrid machines."""
-    hybrid = cpu_topology(
-        [Cpu(0, 0, 0, 0), Cpu(1, 0, 0, 0), Cpu(2, 1, 0, 0), Cpu(3, 1, 0, 0)]
-        + [Cpu(4, 2, 0, 0), Cpu(5, 3, 0, 0)]
-    )
+    hybrid = cpu_topology(Cpu(number, core, 0, 0) for number, core in enumerate([0, 0, 1, 1, 2, 3]))
     assert (hybrid.core_step, hybrid.widest_core) == (1, 2)
     required = CpuDemand(3, FULL, required=True)
     assert allocated(hybrid, required) == "0-1,4"

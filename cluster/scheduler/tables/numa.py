@@ -1,0 +1,399 @@
+"""The NUMA table: CPUs and NUMA nodes of each node, and what pods have of them.
+
+A pod counts here if its allocation has CPUs or amounts of NUMA nodes, whether or not its node's
+objects can be used at the time. What follows from facts and allocations is worked out for a row
+when either changes, as columns for all nodes at once and as a `NumaState` for one node.
+
+A reservation and the pods that use it count together, with the larger of what is reserved and what
+its pods have. So the pods' amounts are not counted twice, and what is left of the reservation is
+free only for a pod that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.cpuset import CpuSet
+from apis.keys import CPU
+from apis.numa import CPUExclusivePolicy, NodeCPUBindPolicy, NUMATopologyPolicy
+from cluster.scheduler.tables.amounts import Vector
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.nodes import NodeTable
+from cluster.scheduler.tables.numa_demand import pod_specs
+from cluster.scheduler.tables.numa_facts import (
+    MOST_NUMA_NODES,
+    NO_FACTS,
+    NO_RATIO,
+    NumaFacts,
+    amplify,
+)
+from cluster.scheduler.tables.numa_state import NumaNode, NumaState, Status
+
+N = TypeVar("N", bound=np.generic)
+
+POLICIES: Final = tuple(NUMATopologyPolicy)
+"""A number in the column `policy` is an index here; 0 is no policy."""
+
+BIND_POLICIES: Final = tuple(NodeCPUBindPolicy)
+"""A number in the column `bind_policy` is an index here; 0 is no policy."""
+
+WHOLE_NODE: Final = MOST_NUMA_NODES
+"""In counts of CPUs: the place of the whole node's count, behind those of its NUMA nodes."""
+
+ANY, IN_WHOLE_CORES, ONE_OF_A_CORE, ANY_ALONE, ONE_OF_A_CORE_ALONE = range(5)
+"""Kinds of counts of free CPUs: all; those of wholly free cores; one of each core; and the first
+and third without the cores of pods that let no other such pod on them."""
+
+Key = tuple[int, str]
+"""NUMA id and resource name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one booking has of its node. amounts: not amplified, without the cpu of bound CPUs.
+
+    group: UID of the reservation that the pod uses, else the pod's own.
+    bound_cpu: the recorded cpu of bound CPUs; counts while it is not known where they are.
+    """
+
+    uid: str
+    group: str
+    cpus: int
+    amounts: Mapping[Key, int]
+    bound_cpu: Mapping[Key, int]
+    exclusive: CPUExclusivePolicy
+    alone: bool
+
+
+def _share(booking: Booking) -> _Share | None:
+    allocation = booking.allocation
+    if not allocation.cpus and not allocation.numa:
+        return None
+    specs = booking.shape.derived(pod_specs)
+    bound = bool(allocation.cpus)
+    recorded = {
+        (node, name): amount
+        for node, resources in allocation.numa
+        for name, amount in resources.items()
+    }
+    bound_cpu = {key: amount for key, amount in recorded.items() if bound and key[1] == CPU}
+    amounts = {key: amount for key, amount in recorded.items() if key not in bound_cpu}
+    return _Share(
+        uid=booking.uid,
+        group=allocation.reservation or booking.uid,
+        cpus=allocation.cpus.mask,
+        amounts=amounts,
+        bound_cpu=bound_cpu,
+        exclusive=specs.cpus.preferred_cpu_exclusive_policy,
+        alone=specs.alone_on_core and bound,
+    )
+
+
+class NumaTable:
+    """Columns by row, each at least as long as the node table after `follow`.
+
+    policy, bind_policy: see POLICIES and BIND_POLICIES. cpu_ratio: hundredths, at least 100.
+    core_step: of the topology, 0 where there is none. bound: count of allocated CPUs.
+    free_cpus: [row, kind, NUMA slot or WHOLE_NODE]. managed_cpus: [row, NUMA slot], those that pods
+    may have at all. slots: count of NUMA nodes with resources; the n-th by id has slot n.
+    status: [row, slot], a Status. total, free: resource name -> [row, slot], amplified.
+    has: resource name -> whether a NUMA node of the row has the resource.
+    """
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._nodes = nodes
+        capacity = len(nodes.alive)
+        self._capacity = capacity
+        self.policy = np.zeros(capacity, dtype=np.int8)
+        self.bind_policy = np.zeros(capacity, dtype=np.int8)
+        self.cpu_ratio = np.full(capacity, NO_RATIO, dtype=np.int64)
+        self.core_step = np.zeros(capacity, dtype=np.int64)
+        self.bound = np.zeros(capacity, dtype=np.int64)
+        self.free_cpus = np.zeros((capacity, 5, MOST_NUMA_NODES + 1), dtype=np.int64)
+        self.managed_cpus = np.zeros((capacity, MOST_NUMA_NODES), dtype=np.int64)
+        self.slots = np.zeros(capacity, dtype=np.int64)
+        self.status = np.zeros((capacity, MOST_NUMA_NODES), dtype=np.int8)
+        self.total: dict[str, Vector] = {}
+        self.free: dict[str, Vector] = {}
+        self.has: dict[str, NDArray[np.bool_]] = {}
+        self._facts: dict[int, NumaFacts] = {}
+        self._shares: dict[int, dict[str, _Share]] = {}
+        self._with_policy: set[int] = set()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    @property
+    def any_policy(self) -> bool:
+        """Whether a node asks something of pods that ask nothing themselves."""
+        return bool(self._with_policy)
+
+    def facts(self, row: int) -> NumaFacts:
+        return self._facts.get(row, NO_FACTS)
+
+    def state(
+        self, row: int, *, reservation: str = "", without: frozenset[str] = frozenset()
+    ) -> NumaState:
+        """Return the node as an allocation sees it.
+
+        reservation: UID of a reservation whose remainder counts as free; its CPUs are preferred.
+        without: UIDs of pods that count as gone.
+        """
+        facts = self.facts(row)
+        shares = self._shares.get(row, {})
+        left = [s for uid, s in shares.items() if uid != reservation and uid not in without]
+        state = _state(facts, left)
+        reserved = shares.get(reservation)
+        if reserved is None:
+            return state
+        return _replace(state, preferred=reserved.cpus & state.free)
+
+    def reserved_state(self, row: int, reservation: str) -> NumaState:
+        """Return the node as if only the remainder of a reservation were free."""
+        state = self.state(row, reservation=reservation)
+        facts = self.facts(row)
+        shares = self._shares.get(row, {})
+        reserved = shares.get(reservation)
+        if reserved is None:
+            return _replace(state, free=0, numa=_emptied(state, {}))
+        left = dict(_used_by(facts, reserved))
+        for share in shares.values():
+            if share.group == reservation and share.uid != reservation:
+                for key, amount in _used_by(facts, share).items():
+                    left[key] = left.get(key, 0) - amount
+        return _replace(state, free=state.preferred, numa=_emptied(state, left))
+
+    # --- changing --------------------------------------------------------------------------------
+
+    def set_node(self, row: int, facts: NumaFacts) -> None:
+        """Take the facts about the node of a row."""
+        self._facts[row] = facts
+        asks = facts.policy or facts.bind_policy is not NodeCPUBindPolicy.NONE
+        if asks or facts.cpu_ratio > NO_RATIO:
+            self._with_policy.add(row)
+        else:
+            self._with_policy.discard(row)
+        self._refresh(row)
+
+    def forget(self, row: int) -> None:
+        """Drop the facts about the node of a row, which was deleted."""
+        self._facts.pop(row, None)
+        self._with_policy.discard(row)
+        self._refresh(row)
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Count a booking on the node of this row."""
+        share = _share(booking)
+        if share is not None:
+            self._shares.setdefault(row, {})[booking.uid] = share
+            self._refresh(row)
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Take back what `place` did with the same booking."""
+        shares = self._shares.get(row)
+        if shares is None or shares.pop(booking.uid, None) is None:
+            return
+        if not shares:
+            del self._shares[row]
+        self._refresh(row)
+
+    def follow(self) -> None:
+        """Make the columns as long as those of the node table."""
+        capacity = len(self._nodes.alive)
+        if capacity <= self._capacity:
+            return
+        for name in (
+            "policy",
+            "bind_policy",
+            "cpu_ratio",
+            "core_step",
+            "bound",
+            "free_cpus",
+            "managed_cpus",
+            "slots",
+            "status",
+        ):
+            setattr(self, name, _longer(getattr(self, name), capacity))
+        self.cpu_ratio[self._capacity :] = NO_RATIO
+        for name in self.total:
+            self.total[name] = _longer(self.total[name], capacity)
+            self.free[name] = _longer(self.free[name], capacity)
+            self.has[name] = _longer(self.has[name], capacity)
+        self._capacity = capacity
+
+    def _refresh(self, row: int) -> None:
+        self.follow()
+        facts = self.facts(row)
+        state = _state(facts, self._shares.get(row, {}).values())
+        topology = facts.topology
+        self.policy[row] = POLICIES.index(facts.policy)
+        self.bind_policy[row] = BIND_POLICIES.index(facts.bind_policy)
+        self.cpu_ratio[row] = facts.cpu_ratio
+        self.core_step[row] = topology.core_step if topology is not None else 0
+        bound = CpuSet.union(CpuSet.of_mask(s.cpus) for s in self._shares.get(row, {}).values())
+        self.bound[row] = len(bound)
+        self.slots[row] = len(state.numa)
+        self.free_cpus[row] = _counts(state)
+        self.managed_cpus[row] = 0
+        self.status[row] = 0
+        for name in self.total:
+            self.total[name][row] = 0
+            self.free[name][row] = 0
+            self.has[name][row] = False
+        for slot, (node, numa) in enumerate(state.numa.items()):
+            self.status[row, slot] = numa.status
+            if topology is not None:
+                there = state.managed & topology.numa.get(node, 0)
+                self.managed_cpus[row, slot] = there.bit_count()
+            for name, amount in numa.total.items():
+                if name not in self.total:
+                    self._add_resource(name)
+                self.total[name][row, slot] = amount
+                self.free[name][row, slot] = numa.free[name]
+                self.has[name][row] = True
+        self._nodes.touch(row)
+
+    def _add_resource(self, name: str) -> None:
+        self.total[name] = np.zeros((self._capacity, MOST_NUMA_NODES), dtype=np.int64)
+        self.free[name] = np.zeros((self._capacity, MOST_NUMA_NODES), dtype=np.int64)
+        self.has[name] = np.zeros(self._capacity, dtype=np.bool_)
+
+
+def _longer(column: NDArray[N], capacity: int) -> NDArray[N]:
+    result: NDArray[N] = np.zeros((capacity, *column.shape[1:]), dtype=column.dtype)
+    result[: len(column)] = column
+    return result
+
+
+# --- one row -------------------------------------------------------------------------------------
+
+
+def _state(facts: NumaFacts, shares: Iterable[_Share]) -> NumaState:
+    """Return what these pods leave free of a node."""
+    by_group: dict[str, list[_Share]] = {}
+    cpus = alone = 0
+    held: dict[CPUExclusivePolicy, int] = {}
+    statuses: dict[int, Status] = {}
+    for share in shares:
+        by_group.setdefault(share.group, []).append(share)
+        cpus |= share.cpus
+        alone |= share.cpus if share.alone else 0
+        if share.cpus and share.exclusive is not CPUExclusivePolicy.NONE:
+            held[share.exclusive] = held.get(share.exclusive, 0) | share.cpus
+        spanned = _spanned(facts, share)
+        status = Status.SINGLE if len(spanned) == 1 else Status.SHARED
+        for node in spanned:
+            statuses[node] = max(status, statuses.get(node, Status.IDLE))
+    used: dict[Key, int] = {}
+    for group, members in by_group.items():
+        for key, amount in _used_by_group(facts, group, members).items():
+            used[key] = used.get(key, 0) + amount
+    topology = facts.topology
+    managed = topology.cpus & ~facts.reserved if topology is not None else 0
+    return NumaState(
+        topology=topology,
+        free=managed & ~cpus,
+        managed=managed,
+        held=held,
+        alone=alone,
+        strategy=facts.strategy,
+        cpu_ratio=facts.cpu_ratio,
+        numa=MappingProxyType(
+            {
+                node: NumaNode(
+                    total,
+                    {n: max(0, amount - used.get((node, n), 0)) for n, amount in total.items()},
+                    statuses.get(node, Status.IDLE),
+                )
+                for node, total in facts.zones.items()
+            }
+        ),
+    )
+
+
+def _replace(
+    state: NumaState,
+    *,
+    free: int | None = None,
+    preferred: int | None = None,
+    numa: Mapping[int, NumaNode] | None = None,
+) -> NumaState:
+    return NumaState(
+        topology=state.topology,
+        free=state.free if free is None else free,
+        managed=state.managed,
+        held=state.held,
+        alone=state.alone,
+        preferred=state.preferred if preferred is None else preferred,
+        strategy=state.strategy,
+        cpu_ratio=state.cpu_ratio,
+        numa=state.numa if numa is None else numa,
+    )
+
+
+def _emptied(state: NumaState, left: Mapping[Key, int]) -> dict[int, NumaNode]:
+    """Return the NUMA nodes with at most these amounts free."""
+    return {
+        node: NumaNode(
+            numa.total,
+            {n: max(0, min(amount, left.get((node, n), 0))) for n, amount in numa.free.items()},
+            numa.status,
+        )
+        for node, numa in state.numa.items()
+    }
+
+
+def _spanned(facts: NumaFacts, share: _Share) -> set[int]:
+    nodes = {node for (node, _), amount in share.amounts.items() if amount > 0}
+    if facts.topology is not None:
+        nodes |= {node for node, mask in facts.topology.numa.items() if mask & share.cpus}
+    return nodes
+
+
+def _used_by(facts: NumaFacts, share: _Share) -> dict[Key, int]:
+    """Return the amplified amounts that a pod has; its CPUs count where they are."""
+    used = dict(share.amounts)
+    if facts.topology is None:
+        return used | {k: amplify(a, facts.cpu_ratio) for k, a in share.bound_cpu.items()}
+    if share.cpus:
+        for node, mask in facts.topology.numa.items():
+            count = (mask & share.cpus).bit_count()
+            if count:
+                used[node, CPU] = used.get((node, CPU), 0) + amplify(1000 * count, facts.cpu_ratio)
+    return used
+
+
+def _used_by_group(facts: NumaFacts, group: str, members: Iterable[_Share]) -> dict[Key, int]:
+    """Return the larger of what is reserved and what the pods of the reservation have."""
+    reserved: dict[Key, int] = {}
+    used: dict[Key, int] = {}
+    for share in members:
+        into = reserved if share.uid == group else used
+        for key, amount in _used_by(facts, share).items():
+            into[key] = into.get(key, 0) + amount
+    return {key: max(reserved.get(key, 0), used.get(key, 0)) for key in reserved | used}
+
+
+def _counts(state: NumaState) -> NDArray[np.int64]:
+    """Return the counts of free CPUs, [kind, slot or WHOLE_NODE]."""
+    counts = [[0] * (MOST_NUMA_NODES + 1) for _ in range(5)]
+    if state.topology is not None:
+        slot_of = {node: slot for slot, node in enumerate(state.numa)}
+        for core in state.topology.cores:
+            there = core.mask & state.free
+            if not there:
+                continue
+            number = there.bit_count()
+            whole = number if there == core.mask else 0
+            mine = not core.mask & state.alone
+            added = (number, whole, 1, number if mine else 0, 1 if mine else 0)
+            for place in (WHOLE_NODE, slot_of.get(core.numa, -1)):
+                if place >= 0:
+                    for kind, add in enumerate(added):
+                        counts[kind][place] += add
+    return np.array(counts, dtype=np.int64)
