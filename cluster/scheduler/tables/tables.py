@@ -13,6 +13,8 @@ from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables.amounts import ResourceNames
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.images import ImageTable
+from cluster.scheduler.tables.matching import MatchTable
+from cluster.scheduler.tables.namespaces import NamespaceTable
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.ports import PortTable
 
@@ -49,7 +51,9 @@ class Tables:
         self.nodes = NodeTable(self.resources)
         self.images = ImageTable()
         self.ports = PortTable()
-        self._parts: list[Part] = [self.ports]
+        self.matches = MatchTable(self.nodes)
+        self.namespaces = NamespaceTable()
+        self._parts: list[Part] = [self.ports, self.matches]
         self._node_parts: list[NodePart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
