@@ -129,7 +129,7 @@ def _body(line: bytes) -> bytes | None:
 def read(path: str, *, header: bytes, max_bytes: int = MAX_BYTES) -> Content:
     """Return what the log at `path` holds; nothing where there is no file. Raises OSError."""
     try:
-        descriptor = _open_checked(path, os.O_RDONLY, max_bytes)
+        descriptor = open_checked(path, os.O_RDONLY, max_bytes)
     except FileNotFoundError:
         return Content()
     try:
@@ -214,7 +214,7 @@ class AppendLog:
 
     def _open(self) -> Content:
         try:
-            descriptor = _open_checked(self.path, os.O_RDWR | os.O_APPEND, self._max_bytes)
+            descriptor = open_checked(self.path, os.O_RDWR | os.O_APPEND, self._max_bytes)
         except FileNotFoundError:
             return Content()
         try:
@@ -300,7 +300,7 @@ class AppendLog:
 
     def _reopen(self) -> int | None:
         try:
-            descriptor = _open_checked(self.path, os.O_RDWR | os.O_APPEND, self._max_bytes)
+            descriptor = open_checked(self.path, os.O_RDWR | os.O_APPEND, self._max_bytes)
         except FileNotFoundError:
             return None
         first = encode_line(self._header)
@@ -408,7 +408,7 @@ def _keep_aside(path: str) -> str:
     return kept[-1]
 
 
-def _open_checked(path: str, flags: int, max_bytes: int) -> int:
+def open_checked(path: str, flags: int, max_bytes: int) -> int:
     """Open a regular file of at most `max_bytes` without waiting for anything. Raises OSError."""
     _refuse_unusable(os.lstat(path), path, max_bytes)
     descriptor = os.open(path, flags | _SAFELY)

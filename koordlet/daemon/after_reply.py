@@ -17,9 +17,9 @@ _LOG = logging.getLogger("koordlet")
 
 _LATER_S: Final = 0.005
 """How long work waits. A runtime takes longer between two calls for one container. Nothing is lost
-with a process that is killed in this time: what waits here has no file before the next pass. Three
-times the value changes nothing; a fifth meets the next call of a runtime that calls back to back.
-"""
+with a process that is killed in this time: requests are staged before the reply
+(`koordlet.state.requests_log`), and the rest has no file before the next pass. Three times the
+value changes nothing; a fifth meets the next call of a runtime that calls back to back."""
 
 
 class AfterReply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,13 @@ from linux.cgroup_paths import Layout
 _NODE: Final = NodeSubject()
 
 
+class _Creation(NamedTuple):
+    """A new container; delivered: what the reply delivers in place of kubelet's values."""
+
+    container: Container
+    delivered: Requested | None = None
+
+
 class Unprotected(msgspec.Struct, frozen=True):
     """A container that koordlet did not see created, or that lacks what only creation can set."""
 
@@ -66,7 +73,7 @@ class NodeState:
         self._records = RuntimeRecords(
             touched=self._touched, remembered=remembered or {}, monotonic=monotonic
         )
-        self._created: list[Container] = []
+        self._created: dict[str, _Creation] = {}
         """Containers that are being created and not in the records yet; see `create_container`."""
         self._objects = PodObjects()
         self._layout = layout
@@ -79,7 +86,7 @@ class NodeState:
 
     def copy(self) -> NodeState:
         """Return an independent state with the same content, for plans in another thread."""
-        self._settle()
+        self.record_created()
         made = NodeState(layout=self._layout, awaited=self._awaited)
         made._touched |= self._touched
         made._records = self._runtime.copy(made._touched)
@@ -119,10 +126,11 @@ class NodeState:
         if (
             view is None
             or subject.requested == NOTHING_REQUESTED
+            or subject.id in self._created
             or not self._records.would_be_new(subject.id, container.sandbox_id)
         ):
             return self._note_request(container, at_creation=True)
-        self._created.append(container)
+        self._created[subject.id] = _Creation(container)
         if view.pod is subject.pod:
             return subject
         return ContainerSubject(
@@ -137,14 +145,16 @@ class NodeState:
     def _runtime(self) -> RuntimeRecords:
         """The records of everything that the runtime reported."""
         if self._created:
-            self._settle()
+            self.record_created()
         return self._records
 
-    def _settle(self) -> None:
+    def record_created(self) -> None:
         """Record the containers whose recording was deferred."""
-        created, self._created = self._created, []
-        for container in created:
-            self._records.note_request(container, at_creation=True)
+        created, self._created = self._created, {}
+        for container_id, creation in created.items():
+            self._records.note_request(creation.container, at_creation=True)
+            if creation.delivered is not None:
+                self._records.note_delivered(container_id, creation.delivered)
 
     def update_container(self, container: Container) -> ContainerSubject | None:
         """Record the new values that kubelet requests; values that it does not name stay."""
@@ -199,8 +209,12 @@ class NodeState:
         return self._runtime.take_list(sandboxes, containers, taken_at=taken_at)
 
     def note_delivered(self, container_id: str, values: Requested) -> None:
-        """Record the values that a reply delivered in place of kubelet's."""
-        self._runtime.note_delivered(container_id, values)
+        """Record the values that a reply delivers in place of kubelet's."""
+        creation = self._created.get(container_id)
+        if creation is None:
+            self._runtime.note_delivered(container_id, values)
+        else:
+            self._created[container_id] = _Creation(creation.container, values)
 
     def take_unseen_requests(self) -> dict[str, Requested]:
         """Return requests of which only the last full lists gave evidence, by container."""
@@ -332,6 +346,11 @@ class NodeState:
 
     def remembered(self, container_id: str) -> Remembered | None:
         """Return what the requests log keeps of a container over a restart."""
+        creation = self._created.get(container_id)
+        if creation is not None:
+            # What its record will have: no hook and no list has named the container before.
+            requested = creation.container.subject.requested
+            return Remembered(requested, hooked=True, delivered=creation.delivered)
         found = self._runtime.container(container_id)
         return None if found is None else found.remembered
 
@@ -385,7 +404,7 @@ class NodeState:
     # --- merging ---------------------------------------------------------------------------------
 
     def _view(self, uid: str) -> PodView | None:
-        self._settle()
+        self.record_created()
         if uid in self._touched:
             self._touched.discard(uid)
             before = self._views.get(uid)
@@ -406,7 +425,7 @@ class NodeState:
         return self._views.get(uid)
 
     def _all_views(self) -> Collection[PodView]:
-        self._settle()
+        self.record_created()
         for uid in tuple(self._touched):
             self._view(uid)
         return self._views.values()

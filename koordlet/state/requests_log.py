@@ -1,9 +1,10 @@
 """The requests log: what kubelet requested for each container, kept over a restart of the daemon.
 
 The base of a division or of a restore is what kubelet requested. A runtime's later lists show the
-values in force, which may be delivered ones. So every request that a hook saw is appended to a log
-in the run directory (`service.append_log`) right after the reply. Each full list of containers
-rewrites the file.
+values in force, which may be delivered ones. So every request that a hook saw is kept in a log in
+the run directory (`service.append_log`). It is staged before the reply, in a mapped file that
+outlasts a kill (`service.staged_lines`), and appended to the log a moment after it. Each full list
+of containers rewrites the log.
 
 For a container that no hook saw created, the log keeps the values that the runtime first reported.
 Kubelet may also request values while koordlet is not connected. So the log keeps what was delivered
@@ -21,7 +22,7 @@ import msgspec
 
 from apis.cpuset import CpuSet
 from hooks.subject import NOTHING_REQUESTED, Requested
-from service import append_log
+from service import append_log, staged_lines
 
 _LOG = logging.getLogger("koordlet.requests")
 
@@ -60,13 +61,18 @@ class _Values(msgspec.Struct, frozen=True, omit_defaults=True):
     oom: int | None = None
 
 
-class _Line(_Values, frozen=True, omit_defaults=True, kw_only=True):
-    """One request."""
+class _Memory(_Values, frozen=True, omit_defaults=True, kw_only=True):
+    """What is remembered of a container, and of its replicas."""
 
-    id: str
     hooked: bool = True
     delivered: _Values | None = None
     reported: _Values | None = None
+
+
+class _Line(_Memory, frozen=True, omit_defaults=True, kw_only=True):
+    """One request."""
+
+    id: str
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -75,31 +81,56 @@ _decode: Final = msgspec.json.Decoder(_Line).decode
 
 def load_requests(path: str) -> dict[str, Remembered]:
     """Return the last request of each container; unreadable lines are skipped and logged."""
-    try:
-        content = append_log.read(path, header=_HEADER)
-    except OSError as error:
-        _LOG.warning("cannot read %s: %s", path, error.strerror)
-        return {}
     found: dict[str, Remembered] = {}
-    lost = content.damaged
-    for line in content.lines:
-        try:
-            one = _decode(line)
-            found[one.id] = Remembered(
-                _requested(one),
-                one.hooked,
-                delivered=None if one.delivered is None else _requested(one.delivered),
-                reported=NOTHING_REQUESTED if one.reported is None else _requested(one.reported),
+    for file, content in ((path, _logged(path)), (_staging(path), _staged(path))):
+        lost = content.damaged
+        for line in content.lines:
+            try:
+                one = _decode(line)
+                found[one.id] = Remembered(
+                    _requested(one),
+                    one.hooked,
+                    delivered=None if one.delivered is None else _requested(one.delivered),
+                    reported=NOTHING_REQUESTED
+                    if one.reported is None
+                    else _requested(one.reported),
+                )
+            except ValueError:
+                lost += 1
+        if lost:
+            _LOG.warning(
+                "%s: %d lines cannot be read; their containers' requests are lost", file, lost
             )
-        except ValueError:
-            lost += 1
-    if lost:
-        _LOG.warning("%s: %d lines cannot be read; their containers' requests are lost", path, lost)
     return found
 
 
+def _logged(path: str) -> append_log.Content:
+    try:
+        return append_log.read(path, header=_HEADER)
+    except OSError as error:
+        _LOG.warning("cannot read %s: %s", path, error.strerror)
+        return append_log.Content()
+
+
+def _staged(path: str) -> append_log.Content:
+    try:
+        return staged_lines.read(_staging(path), header=_HEADER)
+    except OSError as error:
+        _LOG.warning("cannot read %s: %s", _staging(path), error.strerror)
+        return append_log.Content()
+
+
+def _staging(path: str) -> str:
+    """Return the path of the mapped file beside the log at `path`."""
+    return f"{path}.staged"
+
+
 class RequestsLog:
-    """The file. One writer. A failed write costs requests after a restart, and never a hook."""
+    """The two files. One writer. A failed write costs requests after a restart, and never a hook.
+
+    A line stays staged until the log has it. So a staged line is as new as the log's last one of
+    the same container, or newer, and a restart reads the log first.
+    """
 
     def __init__(self, path: str, all_requests: Callable[[], Mapping[str, Remembered]]) -> None:
         """all_requests: returns the requests of all containers that exist, for a rewrite."""
@@ -111,21 +142,51 @@ class RequestsLog:
             consequence="after a restart, the values then in force count as kubelet's requests",
             rewrite_bytes=_REWRITE_BYTES,
         )
+        self._staged = staged_lines.StagedLines(_staging(path), header=_HEADER)
+        self._staging_problem = ""
+        self._waiting: list[bytes] = list(_staged(path).lines)
+        """Bodies of staged lines, for the log; the first ones may be an earlier process's."""
 
     @property
     def problem(self) -> str:
-        """Why the file is incomplete; "" while it is complete."""
+        """Why the log is incomplete; "" while it is complete."""
         return self._log.problem
 
-    def append(self, container_id: str, remembered: Remembered) -> None:
-        """Append one request. `all_requests` must return it already."""
-        self._log.append([_line(container_id, remembered)])
+    def keep(self, container_id: str, remembered: Remembered) -> None:
+        """Keep a request over a restart from now on; `write` must follow soon.
+
+        `all_requests` must return it already.
+        """
+        body = _line(container_id, remembered)
+        self._waiting.append(body)
+        if not self._staged.put(append_log.encode_line(body)):
+            self.write()
+
+    def write(self) -> None:
+        """Append what is staged to the log."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            # After a failure the log is rewritten from `all_requests`.
+            self._written(self._log.append(waiting))
 
     def rewrite(self) -> None:
         """Keep the requests of the containers that exist, and no others."""
-        self._log.rewrite()
+        self._waiting = []
+        self._written(self._log.rewrite())
+
+    def _written(self, done: bool) -> None:
+        """Empty the mapped file, or make it, where the log has everything."""
+        if not done:
+            return
+        self._staged.clear()
+        if self._staged.problem != self._staging_problem:
+            self._staging_problem = self._staged.problem
+            if self._staging_problem:
+                _LOG.warning("%s; requests are written during hooks", self._staging_problem)
 
     def close(self) -> None:
+        self.write()
+        self._staged.close()
         self._log.close()
 
     def _live(self) -> Iterator[bytes]:
@@ -134,18 +195,23 @@ class RequestsLog:
 
 
 def _line(container_id: str, remembered: Remembered) -> bytes:
+    return b'{"id":%b%b' % (_encode(container_id), _after_id(remembered))
+
+
+@lru_cache(maxsize=_KEPT_TEXTS)
+def _after_id(remembered: Remembered) -> bytes:
+    """Return the members of a line's object behind the id, with the closing brace."""
     delivered, reported = remembered.delivered, remembered.reported
-    line = _Line(
-        id=container_id,
+    memory = _Memory(
         hooked=remembered.hooked,
         delivered=None if delivered is None else _values(delivered),
         reported=None if reported == NOTHING_REQUESTED else _values(reported),
         **_fields(remembered.requested),
     )
-    return _encode(line)
+    members = _encode(memory)[1:]
+    return members if members == b"}" else b"," + members
 
 
-@lru_cache(maxsize=_KEPT_TEXTS)
 def _values(requested: Requested) -> _Values:
     """Return the values as the file has them."""
     return _Values(**_fields(requested))

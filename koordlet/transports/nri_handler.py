@@ -45,10 +45,7 @@ class Surroundings(Protocol):
         ...
 
     def after_reply(self, work: Callable[[], None]) -> None:
-        """Run `work` on the event loop right after the reply.
-
-        For what the next hook needs, and for what must outlast a crash.
-        """
+        """Run `work` on the event loop right after the reply: the next hook needs it."""
         ...
 
     def later(self, work: Callable[[], None]) -> None:
@@ -223,14 +220,14 @@ class NriHandler:
         for (resource, key), outcome in decision.outcomes.items():
             if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
                 self._daemon.make_host_directory(key, outcome.value)
-        self._daemon.after_reply(lambda: self._keep(subject, decision))
-        self._daemon.later(lambda: self._note_delivered(subject, decision, _NOTED_AT_CREATION))
+        self._keep(subject, decision)
+        self._daemon.later(lambda: self._note_creation(subject, decision))
         self._pod_changed(container.subject.pod.uid, can_wait=True)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
-            self._daemon.after_reply(partial(self._remember, container.subject.id))
+            self._remember(container.subject.id)
         self._pod_changed(container.subject.pod.uid)
 
     def update_container(self, container: Container) -> Decision | None:
@@ -238,7 +235,7 @@ class NriHandler:
         self._daemon.requested(subject.cgroup)
         self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
-        self._daemon.after_reply(lambda: self._keep(subject, decision))
+        self._keep(subject, decision)
         self._daemon.later(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes or decision.faults else None
 
@@ -287,14 +284,20 @@ class NriHandler:
     def _remember(self, container_id: str) -> None:
         remembered = self._state.remembered(container_id)
         if remembered is not None:
-            self._requests.append(container_id, remembered)
+            self._requests.keep(container_id, remembered)
+            self._daemon.later(self._requests.write)
 
     def _keep(self, subject: ContainerSubject, decision: Decision) -> None:
-        """Keep over a crash what kubelet requested, and what was delivered in its place."""
+        """Keep over a crash what kubelet requested, and what is delivered in its place."""
         self._state.note_delivered(
             subject.id, self._answers.in_place_of(subject.requested, decision)
         )
         self._remember(subject.id)
+
+    def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
+        """As `_note_delivered`; at creation also the values of the container's processes."""
+        self._state.record_created()
+        self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 
     def _note_update(
         self, update: ContainerSubject, subject: ContainerSubject, decision: Decision

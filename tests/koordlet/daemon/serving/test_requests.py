@@ -6,6 +6,7 @@ import pytest
 
 from koordlet.daemon import passes
 from koordlet.state import requests_log
+from koordlet.state.requests_log import RequestsLog
 from tests.koordlet.daemon.bed import (
     ONE_CPU,
     SLO,
@@ -119,6 +120,42 @@ def test_a_resize_while_the_daemon_is_away_is_divided_once_and_given_back() -> N
                     assert state.requested.cfs_quota_us == 50_000
                     cpu = n.runtime.containers["c1"].linux.resources.cpu
                     assert cpu.quota.value == 40_000
+
+    run(test)
+
+
+@pytest.mark.parametrize("resized", [False, True], ids=["created", "resized"])
+def test_a_kill_right_after_a_reply_divides_no_value_twice(resized: bool) -> None:
+    async def test() -> None:
+        async with node() as n:
+            n.put(SLO, node_object("1.25"))
+            pod = n.kubelet.add_pod(ONE_CPU)
+            async with n.running():
+                await n.run_pod(pod)
+                if resized:
+                    await n.create(pod, "c1")
+                    await n.runtime.start_container("c1")
+                files = [n.folder / "run" / f"requests.log{end}" for end in ("", ".staged")]
+                with pytest.MonkeyPatch.context() as patched:
+                    # As in the milliseconds after a reply.
+                    patched.setattr(RequestsLog, "write", lambda self: None)
+                    if resized:
+                        await n.resize("c1", 50_000)
+                    else:
+                        await n.create(pod, "c1")
+                    left = [(file, file.read_bytes()) for file in files if file.exists()]
+                if not resized:
+                    await n.runtime.start_container("c1")
+            for file, content in left:
+                file.write_bytes(content)  # what a kill at that moment leaves
+            n.daemon = n.new_daemon()
+            async with n.running():
+                state = n.daemon.parts.state.container("c1")
+                assert state is not None
+                asked, delivered = (50_000, 40_000) if resized else (100_000, 80_000)
+                assert state.requested.cfs_quota_us == asked
+                cpu = n.runtime.containers["c1"].linux.resources.cpu
+                assert cpu.quota.value == delivered
 
     run(test)
 
