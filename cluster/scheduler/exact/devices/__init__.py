@@ -1,0 +1,1 @@
+"""Which devices of one node a pod gets: pure functions over frozen values."""

@@ -1,0 +1,328 @@
+"""The devices that a pod gets on one node.
+
+Types that are allocated jointly come first: the primary, then the others near it. GPUs are chosen by
+template, partition, topology, or else like all other types by score and minor.
+docs/facts/scheduler.md, "Device allocation".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from apis.device import (
+    AllocatedFunction,
+    DeviceAllocation,
+    DeviceAllocationExtension,
+    DeviceType,
+)
+from apis.keys import GPU_MEMORY
+from apis.quantity import Quantity
+from cluster.scheduler.exact.devices import failures
+from cluster.scheduler.exact.devices.candidates import (
+    NO_LIMITS,
+    Candidate,
+    Limits,
+    Scoring,
+    candidates,
+    considered,
+    in_order,
+)
+from cluster.scheduler.exact.devices.failures import Failure
+from cluster.scheduler.exact.devices.partition import choose_partition
+from cluster.scheduler.exact.devices.templates import NO_TEMPLATES, SharedTemplates
+from cluster.scheduler.exact.devices.topology import choose_close, has_tree, subtree_of
+from cluster.scheduler.tables.device_partitions import LARGEST_MINOR
+from cluster.scheduler.tables.device_request import DeviceRequest, Scope, TypeRequest
+from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices
+
+Devices = Mapping[str, tuple[DeviceAllocation, ...]]
+"""Device type -> allocated devices by ascending minor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the scheduler was configured to choose devices."""
+
+    scoring: Scoring = field(default_factory=Scoring)
+    templates: SharedTemplates = NO_TEMPLATES
+
+
+DEFAULT_RULES: Final = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    devices: tuple[Candidate, ...]
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """What the primary of a joint allocation means for a type.
+
+    toward: PCIe switches of the primary's devices, to prefer. only: the only switches that may be
+    used, None for all.
+    """
+
+    toward: tuple[str, ...] = ()
+    only: frozenset[str] | None = None
+
+
+_ANYWHERE: Final = _Near()
+
+
+def allocate(
+    devices: NodeDevices,
+    request: DeviceRequest,
+    *,
+    limits: Limits = NO_LIMITS,
+    rules: Rules = DEFAULT_RULES,
+) -> Devices | Failure:
+    """Return the devices that a pod gets on a node, or why it cannot get them."""
+    chosen = _joint(devices, request, limits, rules)
+    if isinstance(chosen, Failure):
+        return chosen
+    for type_, wanted in request.types.items():
+        if type_ not in chosen:
+            alone = _of_type(devices, wanted, request, limits, rules)
+            if isinstance(alone, Failure):
+                return alone
+            chosen[type_] = alone
+    return MappingProxyType(
+        {type_: _allocations(type_, chosen[type_]) for type_ in request.types}
+    )
+
+
+# --- types together ------------------------------------------------------------------------------
+
+
+def _joint(
+    devices: NodeDevices, request: DeviceRequest, limits: Limits, rules: Rules
+) -> dict[str, _Chosen] | Failure:
+    if not request.joint:
+        return {}
+    primary, *others = request.joint
+    wanted = request.types[primary]
+    near = _ANYWHERE
+    if request.same_pcie and others:
+        near = _Near(only=_switches_with_all(devices, request, limits, rules))
+    first = _of_type(devices, wanted, request, limits, rules, near=near)
+    if isinstance(first, Failure):
+        alone = _of_type(devices, wanted, request, limits, rules)
+        return first if isinstance(alone, Failure) else failures.NOT_JOINT
+    chosen = {primary: first}
+    pcies = tuple(dict.fromkeys(one.pcie for one in first.devices))
+    beside = _Near(pcies, frozenset(pcies) if request.same_pcie else None)
+    for type_ in others:
+        other = _of_type(devices, request.types[type_], request, limits, rules, near=beside)
+        if isinstance(other, Failure):
+            return other
+        if request.same_pcie and {one.pcie for one in other.devices} != set(pcies):
+            return failures.NOT_JOINT
+        chosen[type_] = other
+    return chosen
+
+
+def _switches_with_all(
+    devices: NodeDevices, request: DeviceRequest, limits: Limits, rules: Rules
+) -> frozenset[str]:
+    """Return the PCIe switches with candidates of every type beside the primary.
+
+    A primary's device elsewhere could not have the others on its switch. A single one needs all
+    devices of the other types on its own switch.
+    """
+    primary, *others = request.joint
+    switches: frozenset[str] | None = None
+    for type_ in others:
+        wanted = request.types[type_]
+        least = wanted.count if request.types[primary].count == 1 else 1
+        counts = Counter(one.pcie for one in _candidates(devices, wanted, limits, rules))
+        enough = frozenset(pcie for pcie, count in counts.items() if pcie and count >= least)
+        switches = enough if switches is None else switches & enough
+    return switches if switches is not None else frozenset()
+
+
+# --- one type ------------------------------------------------------------------------------------
+
+
+def _candidates(
+    devices: NodeDevices, wanted: TypeRequest, limits: Limits, rules: Rules
+) -> list[Candidate]:
+    return candidates(devices.states.get(wanted.type, ()), wanted, limits, rules.scoring)
+
+
+def _of_type(
+    devices: NodeDevices,
+    wanted: TypeRequest,
+    request: DeviceRequest,
+    limits: Limits,
+    rules: Rules,
+    *,
+    near: _Near = _ANYWHERE,
+) -> _Chosen | Failure:
+    type_ = wanted.type
+    states = devices.states.get(type_, ())
+    if not states:
+        return failures.NO_DEVICES[type_]
+    found = _candidates(devices, wanted, limits, rules)
+    least = most = wanted.count
+    if wanted.every:
+        least = most = len(considered(states, wanted, limits))
+        if least == 0:
+            return failures.INSUFFICIENT[type_]
+    elif near.toward:
+        most = max(wanted.count, len(near.toward))
+        least = wanted.count if near.only is None else most
+    if len(found) - devices.unattributed.get(type_, 0) < least:
+        return _shortage(devices, wanted, limits, rules, least)
+    if near.only is not None:
+        found = [one for one in found if one.pcie in near.only]
+        if len(found) < least:
+            return failures.NOT_JOINT
+    preferred = limits.preferred.get(type_, frozenset())
+    by_partition = devices.partitions.mandatory or request.partition is not None
+    outcome: _Chosen | Failure = failures.INSUFFICIENT[type_]
+    for usable in ([one for one in found if one.minor in preferred], found):
+        if len(usable) < least:
+            continue
+        if near.toward and not wanted.scope and not (type_ == DeviceType.GPU and by_partition):
+            near_ones = in_order(usable, preferred=preferred, pcies=near.toward)
+            outcome = _Chosen(tuple(near_ones[:most]))
+        elif type_ == DeviceType.GPU:
+            outcome = _gpus(devices, usable, wanted, request, rules, preferred)
+        elif wanted.scope:
+            outcome = _close(states, usable, wanted, preferred)
+        else:
+            outcome = _Chosen(tuple(in_order(usable, preferred=preferred)[:most]))
+        if isinstance(outcome, _Chosen):
+            break
+    return outcome
+
+
+def _shortage(
+    devices: NodeDevices, wanted: TypeRequest, limits: Limits, rules: Rules, least: int
+) -> Failure:
+    """Return why there are too few candidates."""
+    states = devices.states.get(wanted.type, ())
+    if wanted.functions is not None:
+        with_functions_in_use = candidates(states, wanted, limits, rules.scoring, functions=False)
+        if len(with_functions_in_use) >= least:
+            return failures.NO_FUNCTIONS[wanted.type]
+    if limits.numa is not None:
+        anywhere = Limits(preferred=limits.preferred, required=limits.required)
+        if len(candidates(states, wanted, anywhere, rules.scoring)) >= least:
+            return failures.NOT_ON_NUMA_NODES
+    return failures.INSUFFICIENT[wanted.type]
+
+
+def _gpus(
+    devices: NodeDevices,
+    found: Sequence[Candidate],
+    wanted: TypeRequest,
+    request: DeviceRequest,
+    rules: Rules,
+    preferred: Set[int],
+) -> _Chosen | Failure:
+    states = devices.states[DeviceType.GPU]
+    template = ""
+    if rules.templates.concern(wanted):
+        named = rules.templates.of(wanted, vendor=devices.vendor, model=devices.model)
+        if named is None:
+            return failures.NO_TEMPLATE
+        template = named
+    if not wanted.shared:
+        chosen = _partition(devices, found, wanted, request)
+        if chosen is not None:
+            return chosen
+    close = _close(states, found, wanted, preferred)
+    return close if isinstance(close, Failure) else _Chosen(close.devices, template)
+
+
+def _partition(
+    devices: NodeDevices,
+    found: Sequence[Candidate],
+    wanted: TypeRequest,
+    request: DeviceRequest,
+) -> _Chosen | Failure | None:
+    """Return GPUs that are a partition; None where none is needed and none is free."""
+    binds = devices.partitions.mandatory or request.partition is not None
+    table = devices.partitions.table
+    if table is None:
+        return failures.NO_PARTITION_TABLE if binds else None
+    if wanted.count not in table:
+        return failures.UNSUPPORTED_COUNT if binds else None
+    by_minor = {one.minor: one for one in found if one.minor <= LARGEST_MINOR}
+    available = sum(1 << minor for minor, one in by_minor.items() if not one.state.used)
+
+    def in_scope(minors: tuple[int, ...]) -> bool:
+        subtrees = {subtree_of(by_minor[minor].state, wanted.scope) for minor in minors}
+        return len(subtrees) == 1 and (wanted.scope < Scope.DEVICE or len(minors) == 1)
+
+    minors = choose_partition(
+        table,
+        wanted.count,
+        available,
+        request.partition,
+        in_scope if wanted.scope else lambda minors: True,
+    )
+    if minors is None:
+        return failures.NO_PARTITION if binds else None
+    return _Chosen(tuple(by_minor[minor] for minor in minors))
+
+
+def _close(
+    states: Sequence[DeviceState],
+    found: Sequence[Candidate],
+    wanted: TypeRequest,
+    preferred: Set[int],
+) -> _Chosen | Failure:
+    """Return devices by topology; by score and minor where topology is unknown or of no use."""
+    several_shares = wanted.shared and wanted.count > 1
+    count = len(found) if wanted.every else wanted.count
+    scope = wanted.scope
+    if scope is Scope.DEVICE and count == 1:
+        scope = Scope.NONE  # one device is always within itself
+    if scope:
+        if several_shares:
+            return failures.SEVERAL_SHARES
+        if scope is Scope.DEVICE:
+            return failures.NOT_IN_SCOPE[wanted.type]
+        if not has_tree(states):
+            return failures.NO_TOPOLOGY[wanted.type]
+    elif several_shares or not has_tree(states):
+        return _Chosen(tuple(in_order(found, preferred=preferred)[:count]))
+    close = choose_close(found, states, count, scope=scope, shared=wanted.shared)
+    return failures.NOT_IN_SCOPE[wanted.type] if close is None else _Chosen(close)
+
+
+# --- the result ----------------------------------------------------------------------------------
+
+
+def _allocations(type_: str, chosen: _Chosen) -> tuple[DeviceAllocation, ...]:
+    return tuple(
+        DeviceAllocation(
+            minor=one.minor,
+            id=one.state.unit.id,
+            resources={name: _quantity(name, amount) for name, amount in one.amounts.items()},
+            extension=_extension(one, chosen.template),
+        )
+        for one in sorted(chosen.devices, key=lambda one: one.minor)
+    )
+
+
+def _quantity(name: str, amount: int) -> Quantity:
+    return Quantity.of_bytes(amount) if name == GPU_MEMORY else Quantity.of(amount)
+
+
+def _extension(one: Candidate, template: str) -> DeviceAllocationExtension | None:
+    if one.function is None and not template:
+        return None
+    functions = ()
+    if one.function is not None:
+        bus_id, minor = one.function
+        functions = (AllocatedFunction(minor=minor, bus_id=bus_id),)
+    return DeviceAllocationExtension(vfs=functions, gpu_shared_resource_template=template)

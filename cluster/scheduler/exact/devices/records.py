@@ -1,0 +1,176 @@
+"""What stands on a pod once its devices are chosen: annotations, labels and the node's lock.
+
+`device-allocated` is read by koordlet. With the gate DevicePluginAdaption the keys of vendors'
+device plugins are written too; docs/facts/scheduler.md, "Device records".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from apis.decode import canonical_json
+from apis.device import DeviceAllocation, DeviceType
+from apis.keys import (
+    ANNOTATION_BIND_TIMESTAMP,
+    ANNOTATION_CAMBRICON_ASSIGNED,
+    ANNOTATION_CAMBRICON_LOCK,
+    ANNOTATION_CAMBRICON_PROFILE,
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_GPU_MINORS,
+    ANNOTATION_HAMI_LOCK,
+    ANNOTATION_HUAWEI_ASCEND_310P,
+    ANNOTATION_HUAWEI_NPU_CORE,
+    ANNOTATION_METAX_GPU_ALLOCATED,
+    ANNOTATION_PREDICATE_TIME,
+    GPU_CORE,
+    GPU_MEMORY,
+    LABEL_HAMI_VGPU_NODE,
+)
+from apis.meta import format_time, parse_time
+from cluster.scheduler.exact.devices.allocate import Devices
+from cluster.scheduler.tables.device_request import WHOLE
+
+HAMI_CORE: Final = "HAMi-core"
+HUAWEI: Final = "huawei"
+CAMBRICON: Final = "cambricon"
+METAX: Final = "metax"
+ASCEND_310P_DUO: Final = "Ascend-310P3-300I-DUO"
+
+LOCK_SECONDS: Final = 300
+"""A lock that a vendor's plugin did not take away within this time is stale; the vendors' value."""
+
+_MIB: Final = 1 << 20
+_CAMBRICON_MEMORY: Final = 256 * _MIB
+"""Unit in which Cambricon's profile counts memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What is written. lock: annotation of the Node that must be taken before, "" for none."""
+
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    lock: str = ""
+
+
+def device_allocated(devices: Devices) -> str:
+    """Return the text of the annotation device-allocated."""
+    return canonical_json(
+        {type_: [_plain(one) for one in allocations] for type_, allocations in devices.items()}
+    )
+
+
+def _plain(one: DeviceAllocation) -> dict[str, Any]:
+    # Written member by member: a minor of 0 is a number that readers look for.
+    plain: dict[str, Any] = {"minor": one.minor, "resources": one.resources}
+    if one.id:
+        plain["id"] = one.id
+    if one.extension is not None:
+        plain["extension"] = one.extension
+    return plain
+
+
+def device_record(devices: Devices) -> DeviceRecord:
+    """Return what is written without DevicePluginAdaption."""
+    return DeviceRecord({ANNOTATION_DEVICE_ALLOCATED: device_allocated(devices)})
+
+
+def adapted_record(
+    devices: Devices, *, node: str, vendor: str, model: str, isolation: str, now_ns: int
+) -> DeviceRecord:
+    """Return what is written with DevicePluginAdaption.
+
+    vendor, model: of the node's Device. isolation: the pod's GPU isolation provider.
+    now_ns: nanoseconds since 1970.
+    """
+    annotations = {
+        ANNOTATION_DEVICE_ALLOCATED: device_allocated(devices),
+        ANNOTATION_BIND_TIMESTAMP: str(now_ns),
+    }
+    gpus = devices.get(DeviceType.GPU, ())
+    if not gpus:
+        return DeviceRecord(annotations)
+    minors = ",".join(str(gpu.minor) for gpu in gpus)
+    annotations[ANNOTATION_GPU_MINORS] = minors
+    labels = {LABEL_HAMI_VGPU_NODE: node} if isolation == HAMI_CORE else {}
+    lock = ""
+    match vendor:
+        case "huawei":
+            annotations[ANNOTATION_PREDICATE_TIME] = str(now_ns)
+            if model == ASCEND_310P_DUO:
+                names = ",".join(f"Ascend310P-{gpu.minor}" for gpu in gpus)
+                annotations[ANNOTATION_HUAWEI_ASCEND_310P] = names
+            else:
+                annotations[ANNOTATION_HUAWEI_NPU_CORE] = ",".join(map(_npu, gpus))
+        case "cambricon":
+            (gpu,) = gpus  # `supports` refuses other numbers
+            memory = _amount(gpu, GPU_MEMORY) // _CAMBRICON_MEMORY
+            annotations[ANNOTATION_CAMBRICON_ASSIGNED] = "false"
+            annotations[ANNOTATION_CAMBRICON_PROFILE] = (
+                f"{gpu.minor}_{_amount(gpu, GPU_CORE)}_{memory}"
+            )
+            lock = ANNOTATION_CAMBRICON_LOCK
+        case "metax":
+            annotations[ANNOTATION_METAX_GPU_ALLOCATED] = canonical_json([list(map(_metax, gpus))])
+            lock = ANNOTATION_HAMI_LOCK
+    return DeviceRecord(annotations, labels, lock)
+
+
+def supports(vendor: str, gpus: int) -> bool:
+    """Return whether the vendor's device plugin can be given that many GPUs for one pod."""
+    return vendor != CAMBRICON or gpus == 1
+
+
+def _npu(gpu: DeviceAllocation) -> str:
+    template = gpu.extension.gpu_shared_resource_template if gpu.extension is not None else ""
+    return f"{gpu.minor}-{template}" if template else str(gpu.minor)
+
+
+def _metax(gpu: DeviceAllocation) -> dict[str, Any]:
+    return {
+        "uuid": gpu.id,
+        "compute": _amount(gpu, GPU_CORE),
+        "vRam": _amount(gpu, GPU_MEMORY) // _MIB,
+    }
+
+
+def _amount(gpu: DeviceAllocation, name: str) -> int:
+    quantity = gpu.resources.get(name)
+    if quantity is not None:
+        return quantity.value()
+    return WHOLE if name == GPU_CORE else 0
+
+
+def lock_value(namespace: str, name: str, *, now_s: float) -> str:
+    """Return the text of a node's lock held for a pod."""
+    return f"{format_time(datetime.fromtimestamp(now_s, UTC))},{namespace},{name}"
+
+
+def lock_holder(text: str, *, now_s: float) -> tuple[str, str] | None:
+    """Return namespace and name of the pod that holds a lock; None if it is stale or unreadable."""
+    parts = text.split(",")
+    if len(parts) != 3:
+        return None
+    try:
+        taken = parse_time(parts[0])
+    except ValueError:
+        return None
+    if now_s - taken.timestamp() > LOCK_SECONDS:
+        return None
+    return parts[1], parts[2]
+
+
+def resized_allocatable(devices: Devices) -> str:
+    """Return the text of a Reservation's annotation reservation-resize-allocatable.
+
+    What the devices of a reserve pod add up to, so that GPU memory counts in both units.
+    """
+    total: dict[str, Any] = {}
+    for allocations in devices.values():
+        for one in allocations:
+            for name, amount in one.resources.items():
+                total[name] = total[name] + amount if name in total else amount
+    return canonical_json({"resources": total})

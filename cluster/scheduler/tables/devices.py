@@ -1,0 +1,434 @@
+"""The device table: what every node's devices have and what bookings leave of them, in columns.
+
+Only nodes with a Device have a slot, so a cluster of 5,000 nodes with 200 GPU nodes has 200. The
+devices of a slot are padded to the same number. Bookings are kept by the pod's UID: a pod that
+was deleted and created again under one name is two pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.device import Device
+from apis.errors import InputError
+from apis.keys import (
+    LABEL_GPU_MODEL,
+    LABEL_GPU_MODEL_OLD,
+    LABEL_GPU_PARTITION_POLICY,
+    LABEL_GPU_VENDOR,
+)
+from cluster.scheduler.tables.amounts import Amounts
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.device_inventory import (
+    DeviceUnit,
+    NodeInventory,
+    read_inventory,
+    without_health,
+)
+from cluster.scheduler.tables.device_partitions import PartitionRules, partition_rules
+from cluster.scheduler.tables.device_request import (
+    DEVICE_RESOURCES,
+    DeviceRequest,
+    Exclusive,
+    device_request,
+)
+from cluster.scheduler.tables.node_devices import (
+    Holding,
+    HoldingGroup,
+    NodeDevices,
+    device_states,
+    holding_of,
+)
+from cluster.scheduler.tables.nodes import NodeTable, Rows
+
+NO_SLOT: Final = -1
+NO_SEGMENT: Final = -1
+_FIRST_SLOTS: Final = 16
+_FIRST_DEVICES: Final = 8
+"""The GPUs of most machines; the columns double when a node has more."""
+
+
+class DeviceColumns:
+    """The devices of one type: axes slot, device, and for amounts resource (`resources`).
+
+    present: the slot has a device there. total, free: amounts; free is negative where pods hold
+    more than the device has. holders: how many pods or reservations hold a part. closed: how many
+    pods have the device's PCIe switch for themselves. minor: number of the device. numa, pcie:
+    numbers within the node, ascending with NUMA node and PCIe id; NO_SEGMENT without topology.
+    labels: number of the device's label set. unattributed: by slot, devices that pods requested
+    although nothing says which ones they got.
+    """
+
+    def __init__(self, type_: str) -> None:
+        self.type = type_
+        self.resources = DEVICE_RESOURCES[type_]
+        self.column = {name: index for index, name in enumerate(self.resources)}
+        shape = _FIRST_SLOTS, _FIRST_DEVICES
+        self.present = np.zeros(shape, dtype=np.bool_)
+        self.total = np.zeros((*shape, len(self.resources)), dtype=np.int64)
+        self.free = np.zeros((*shape, len(self.resources)), dtype=np.int64)
+        self.holders = np.zeros(shape, dtype=np.int32)
+        self.closed = np.zeros(shape, dtype=np.int32)
+        self.minor = np.zeros(shape, dtype=np.int32)
+        self.numa = np.full(shape, NO_SEGMENT, dtype=np.int16)
+        self.pcie = np.full(shape, NO_SEGMENT, dtype=np.int16)
+        self.labels = np.zeros(shape, dtype=np.int32)
+        self.unattributed = np.zeros(_FIRST_SLOTS, dtype=np.int64)
+        self.label_sets: list[Mapping[str, str]] = [{}]
+        self._label_numbers: dict[frozenset[tuple[str, str]], int] = {frozenset(): 0}
+
+    def clear(self, slot: int) -> None:
+        for column in (self.present, self.total, self.free, self.holders, self.closed):
+            column[slot] = 0
+        self.numa[slot] = NO_SEGMENT
+        self.pcie[slot] = NO_SEGMENT
+        self.unattributed[slot] = 0
+
+    def set(self, slot: int, units: tuple[DeviceUnit, ...]) -> None:
+        """Describe the devices of a slot; nothing is held of them."""
+        self.clear(slot)
+        numas = {numa: n for n, numa in enumerate(sorted({unit.numa for unit in units}))}
+        pcies = {
+            pcie: n for n, pcie in enumerate(sorted({(unit.numa, unit.pcie) for unit in units}))
+        }
+        for index, unit in enumerate(units):
+            self.present[slot, index] = True
+            self.minor[slot, index] = unit.minor
+            self.labels[slot, index] = self._label_number(unit.labels)
+            if unit.has_topology:
+                self.numa[slot, index] = numas[unit.numa]
+                self.pcie[slot, index] = pcies[unit.numa, unit.pcie]
+            for name, amount in unit.total.items():
+                self.total[slot, index, self.column[name]] = amount
+        self.free[slot] = self.total[slot]
+
+    def _label_number(self, labels: Mapping[str, str]) -> int:
+        key = frozenset(labels.items())
+        number = self._label_numbers.get(key)
+        if number is None:
+            number = self._label_numbers[key] = len(self.label_sets)
+            self.label_sets.append(labels)
+        return number
+
+    def count(self, slot: int, index: int, amounts: Amounts, sign: int) -> None:
+        """Take `amounts` of a device (sign 1), or give them back (sign -1)."""
+        self.holders[slot, index] += sign
+        for name, amount in amounts.items():
+            self.free[slot, index, self.column[name]] -= sign * amount
+
+    def grow(self, slots: int, devices: int) -> None:
+        """Make room for that many slots, and devices of a slot."""
+        for name in ("present", "total", "free", "holders", "closed", "minor", "labels"):
+            setattr(self, name, _grown(getattr(self, name), slots, devices, 0))
+        for name in ("numa", "pcie"):
+            setattr(self, name, _grown(getattr(self, name), slots, devices, NO_SEGMENT))
+        more = np.zeros(slots - len(self.unattributed), dtype=np.int64)
+        self.unattributed = np.concatenate((self.unattributed, more))
+
+
+def _grown(old: NDArray[np.generic], slots: int, devices: int, empty: int) -> NDArray[np.generic]:
+    new = np.full((slots, devices, *old.shape[2:]), empty, dtype=old.dtype)
+    new[: old.shape[0], : old.shape[1]] = old
+    return new
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of one node: its devices, and the bookings that concern devices.
+
+    device_gone: the Device was deleted; the devices stay, as not healthy, until the node goes.
+    """
+
+    name: str
+    slot: int = NO_SLOT
+    inventory: NodeInventory | None = None
+    device_gone: bool = False
+    bookings: dict[str, Booking] = field(default_factory=dict)
+    groups: dict[str, HoldingGroup] = field(default_factory=dict)
+    labels: Mapping[str, str] | None = None
+    rules: PartitionRules = PartitionRules()
+    view: NodeDevices | None = None
+
+
+class DeviceTable:
+    """The devices of all nodes. A `Part` of the tables: it follows the bookings."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._nodes = nodes
+        self._known: dict[str, _Node] = {}
+        self._slots: list[_Node | None] = []
+        self._free_slots: list[int] = []
+        self.columns: Mapping[str, DeviceColumns] = {
+            type_: DeviceColumns(type_) for type_ in DEVICE_RESOURCES
+        }
+        self._slot_of_row = np.zeros(0, dtype=np.intp)
+        self._membership = -1
+        self._changed = False
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Count of slots, with those that no node has at the moment."""
+        return len(self._slots)
+
+    def slots(self, rows: Rows) -> NDArray[np.intp]:
+        """Return the slot of each row, NO_SLOT for nodes without a Device."""
+        self._follow_nodes()
+        return self._slot_of_row[rows]
+
+    def view(self, row: int, *, without: Set[str] = frozenset()) -> NodeDevices | None:
+        """Return the devices of a node as a pod may see them; None if it has no Device.
+
+        without: UIDs of pods, or of reservations, whose holdings count as free.
+        """
+        slot = int(self.slots(np.array([row], dtype=np.intp))[0])
+        node = self._slots[slot] if slot != NO_SLOT else None
+        if node is None or node.inventory is None:
+            return None
+        if not without:
+            if node.view is None:
+                node.view = _view(node, node.inventory, frozenset())
+            return node.view
+        return _view(node, node.inventory, without)
+
+    def remainder(self, row: int, reservation: str) -> Mapping[str, Mapping[int, Amounts]]:
+        """Return what a reservation on this node has left, by type and minor.
+
+        A device that is used up stands there with amounts of 0.
+        """
+        node = self._known.get(self._nodes.name(row))
+        group = node.groups.get(reservation) if node is not None else None
+        return group.remainder() if group is not None else {}
+
+    def rules(self, slot: int) -> PartitionRules:
+        """Return the GPU partitions of the node with this slot."""
+        self._follow_nodes()
+        node = self._slots[slot]
+        return node.rules if node is not None else PartitionRules()
+
+    def inventory(self, slot: int) -> NodeInventory | None:
+        node = self._slots[slot]
+        return node.inventory if node is not None else None
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def set_device(self, device: Device) -> tuple[InputError, ...]:
+        """Take the state of a Device; return what of it cannot be used."""
+        inventory, errors = read_inventory(device)
+        node = self._node(device.metadata.name)
+        node.device_gone = False
+        self._set_inventory(node, inventory)
+        return errors
+
+    def delete_device(self, name: str) -> None:
+        """Count the devices of a node as not healthy. Bookings stay until their pods go."""
+        node = self._known.get(name)
+        if node is None or node.inventory is None:
+            return
+        node.device_gone = True
+        if self._nodes.row(name) is None:
+            self._drop_slot(node)
+        else:
+            self._set_inventory(node, without_health(node.inventory))
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Count what a booking holds. The row is that of `booking.node`."""
+        if not _concerns_devices(booking):
+            return
+        node = self._node(booking.node)
+        node.bookings[booking.uid] = booking
+        self._count(node, booking, 1)
+        self._touch(node)
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Take back what `place` did with the same booking."""
+        node = self._known.get(booking.node)
+        if node is None or booking.uid not in node.bookings:
+            return
+        self._count(node, node.bookings.pop(booking.uid), -1)
+        self._touch(node)
+        if not node.bookings and node.inventory is None:
+            del self._known[node.name]
+
+    def _node(self, name: str) -> _Node:
+        node = self._known.get(name)
+        if node is None:
+            node = self._known[name] = _Node(name)
+        return node
+
+    def _touch(self, node: _Node) -> None:
+        node.view = None
+        row = self._nodes.row(node.name)
+        if row is not None:
+            self._nodes.touch(row)
+
+    def _set_inventory(self, node: _Node, inventory: NodeInventory) -> None:
+        node.inventory = inventory
+        node.labels = None  # the partition rules are worked out again
+        if node.slot == NO_SLOT:
+            node.slot = self._new_slot(node)
+        for type_, columns in self.columns.items():
+            units = inventory.units.get(type_, ())
+            if len(units) > columns.present.shape[1]:
+                width = columns.present.shape[1]
+                while width < len(units):
+                    width *= 2
+                columns.grow(len(columns.present), width)
+            columns.set(node.slot, units)
+        node.groups = {}
+        for booking in node.bookings.values():
+            self._count(node, booking, 1)
+        self._changed = True
+        self._touch(node)
+
+    def _new_slot(self, node: _Node) -> int:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+            self._slots[slot] = node
+            return slot
+        slot = len(self._slots)
+        self._slots.append(node)
+        for columns in self.columns.values():
+            if slot == len(columns.present):
+                columns.grow(2 * slot, columns.present.shape[1])
+        return slot
+
+    def _drop_slot(self, node: _Node) -> None:
+        if node.slot != NO_SLOT:
+            for columns in self.columns.values():
+                columns.clear(node.slot)
+            self._slots[node.slot] = None
+            self._free_slots.append(node.slot)
+        node.slot = NO_SLOT
+        node.inventory = None
+        node.groups = {}
+        node.view = None
+        self._changed = True
+        if not node.bookings:
+            del self._known[node.name]
+
+    def _count(self, node: _Node, booking: Booking, sign: int) -> None:
+        """Change the columns by one booking of a node with devices."""
+        if node.inventory is None:
+            return
+        key = booking.allocation.reservation or booking.uid
+        group = node.groups.setdefault(key, HoldingGroup())
+        before = group.held()
+        holding = holding_of(booking.allocation.devices, node.inventory)
+        if key != booking.uid:
+            if sign > 0:
+                group.owners[booking.uid] = holding
+            else:
+                del group.owners[booking.uid]
+        else:
+            group.own = holding if sign > 0 else None
+        self._apply(node, node.inventory, before, -1)
+        self._apply(node, node.inventory, group.held(), 1)
+        if group.is_empty():
+            del node.groups[key]
+        for type_, pcies in _closed_by(booking, node.inventory).items():
+            for index, unit in enumerate(node.inventory.units.get(type_, ())):
+                if unit.pcie in pcies:
+                    self.columns[type_].closed[node.slot, index] += sign
+        for type_, count in _unattributed(booking).items():
+            self.columns[type_].unattributed[node.slot] += sign * count
+
+    def _apply(self, node: _Node, inventory: NodeInventory, holding: Holding, sign: int) -> None:
+        for (type_, minor), share in holding.items():
+            for index, unit in enumerate(inventory.units.get(type_, ())):
+                if unit.minor == minor:
+                    self.columns[type_].count(node.slot, index, share.amounts, sign)
+
+    def _follow_nodes(self) -> None:
+        """Bring slots and partition rules in line with the nodes there are now."""
+        if self._membership == self._nodes.membership and not self._changed:
+            return
+        self._membership = self._nodes.membership
+        self._changed = False
+        slot_of_row = np.full(len(self._nodes), NO_SLOT, dtype=np.intp)
+        for node in list(self._slots):
+            if node is None or node.inventory is None:
+                continue
+            row = self._nodes.row(node.name)
+            if row is None:
+                if node.device_gone:
+                    self._drop_slot(node)
+                continue
+            slot_of_row[row] = node.slot
+            labels = self._nodes.labels.of(row)
+            if labels is not node.labels:
+                node.labels = labels
+                node.rules = _rules(node.inventory, labels)
+                node.view = None
+        self._slot_of_row = slot_of_row
+
+
+def _concerns_devices(booking: Booking) -> bool:
+    if booking.allocation.devices:
+        return True
+    return isinstance(booking.shape.derived(device_request), DeviceRequest)
+
+
+def _view(node: _Node, inventory: NodeInventory, without: Set[str]) -> NodeDevices:
+    staying = [booking for uid, booking in node.bookings.items() if uid not in without]
+    closed: dict[str, set[str]] = {}
+    unattributed: dict[str, int] = {}
+    for booking in staying:
+        for type_, pcies in _closed_by(booking, inventory).items():
+            closed.setdefault(type_, set()).update(pcies)
+        for type_, count in _unattributed(booking).items():
+            unattributed[type_] = unattributed.get(type_, 0) + count
+    holdings = [
+        group.held(without, with_own=key not in without) for key, group in node.groups.items()
+    ]
+    return NodeDevices(
+        states=MappingProxyType(device_states(inventory, holdings, closed)),
+        vendor=inventory.vendor,
+        model=inventory.model,
+        partitions=node.rules,
+        unattributed=unattributed,
+    )
+
+
+def _closed_by(booking: Booking, inventory: NodeInventory) -> dict[str, set[str]]:
+    """Return the PCIe switches that a pod has for itself, by type."""
+    request = booking.shape.derived(device_request)
+    if not isinstance(request, DeviceRequest):
+        return {}
+    closed: dict[str, set[str]] = {}
+    for type_, wanted in request.types.items():
+        if wanted.exclusive is Exclusive.PCIE:
+            minors = {device.minor for device in booking.allocation.devices.get(type_, ())}
+            units = inventory.units.get(type_, ())
+            closed[type_] = {unit.pcie for unit in units if unit.minor in minors and unit.pcie}
+    return closed
+
+
+def _unattributed(booking: Booking) -> dict[str, int]:
+    """Return the devices that a pod requested and that its allocation does not name, by type."""
+    request = booking.shape.derived(device_request)
+    if not isinstance(request, DeviceRequest):
+        return {}
+    return {
+        type_: wanted.count
+        for type_, wanted in request.types.items()
+        if not booking.allocation.devices.get(type_)
+    }
+
+
+def _rules(inventory: NodeInventory, labels: Mapping[str, str]) -> PartitionRules:
+    return partition_rules(
+        inventory.partitions,
+        inventory.partition_policy,
+        unreadable=inventory.partitions_unreadable,
+        vendor=labels.get(LABEL_GPU_VENDOR, ""),
+        model=labels.get(LABEL_GPU_MODEL) or labels.get(LABEL_GPU_MODEL_OLD, ""),
+        node_policy=labels.get(LABEL_GPU_PARTITION_POLICY, ""),
+    )
+
