@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from apis.device import Device, DeviceInfo, DeviceType
+from apis.device import Device, DeviceInfo
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_GPU_PARTITIONS,
@@ -26,7 +26,8 @@ from cluster.scheduler.tables.device_partitions import PartitionTable, parse_par
 from cluster.scheduler.tables.device_request import DEVICE_RESOURCES
 
 MOST_DEVICES: Final = 64
-"""Of one type and node: a set of devices is one 64-bit number. Machines of today have 8 or 16 GPUs."""
+"""Of one type and node; chosen, as every row of a column is as wide as the widest. Machines of
+today have 8 or 16 GPUs."""
 
 NO_NUMA_NODE: Final = -1
 """What koordlet writes where the kernel does not name a NUMA node."""
@@ -99,10 +100,10 @@ def read_inventory(device: Device) -> tuple[NodeInventory, tuple[InputError, ...
             path = f"spec.devices[{index}]{member}"
             errors.append(InputError(obj=obj, field=path, value=value, problem=text))
     partitions = None
-    text = device.metadata.annotations.get(ANNOTATION_GPU_PARTITIONS)
-    if text is not None:
+    table = device.metadata.annotations.get(ANNOTATION_GPU_PARTITIONS)
+    if table is not None:
         try:
-            partitions = parse_partitions(text, obj=obj)
+            partitions = parse_partitions(table, obj=obj)
         except InputError as error:
             errors.append(error)
     labels = device.metadata.labels
@@ -116,7 +117,7 @@ def read_inventory(device: Device) -> tuple[NodeInventory, tuple[InputError, ...
         vendor=labels.get(LABEL_GPU_VENDOR, ""),
         model=labels.get(LABEL_GPU_MODEL) or labels.get(LABEL_GPU_MODEL_OLD, ""),
         partitions=partitions,
-        partitions_unreadable=text is not None and partitions is None,
+        partitions_unreadable=table is not None and partitions is None,
         partition_policy=labels.get(LABEL_GPU_PARTITION_POLICY, ""),
     )
     return inventory, tuple(errors)
@@ -141,9 +142,7 @@ def device_amounts(resources: Mapping[str, Quantity]) -> dict[str, int]:
     return amounts
 
 
-def _problem(
-    info: DeviceInfo, known: Mapping[int, DeviceUnit]
-) -> tuple[str, object, str] | None:
+def _problem(info: DeviceInfo, known: Mapping[int, DeviceUnit]) -> tuple[str, object, str] | None:
     """Return the member, the value and the problem of a device that cannot be used."""
     if info.minor is None:
         return ".minor", "(absent)", "a device needs a minor number"
@@ -180,7 +179,9 @@ def _unit(info: DeviceInfo) -> DeviceUnit:
         function_groups=tuple(
             FunctionGroup(
                 labels=group.labels,
-                functions=tuple(sorted((function.bus_id, function.minor) for function in group.vfs)),
+                functions=tuple(
+                    sorted((function.bus_id, function.minor) for function in group.vfs)
+                ),
             )
             for group in info.vf_groups
         ),

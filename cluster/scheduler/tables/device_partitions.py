@@ -102,9 +102,7 @@ def _refused(member: str, value: object, problem: str) -> InputError:
     return InputError(obj="", field=f"{_FIELD}{member}", value=value, problem=problem)
 
 
-_parse = remembered(
-    lambda text: decode_text(_partitions, text, field=_FIELD), _table, field=_FIELD
-)
+_parse = remembered(lambda text: decode_text(_partitions, text, field=_FIELD), _table, field=_FIELD)
 
 
 def partition_table(partitions: Mapping[int, list[Partition]]) -> PartitionTable:
@@ -147,6 +145,9 @@ class PartitionRules:
 
     table: PartitionTable | None = None
     mandatory: bool = False
+
+
+NO_PARTITIONS: Final = PartitionRules()
 
 
 def partition_rules(

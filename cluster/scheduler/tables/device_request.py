@@ -283,9 +283,7 @@ def device_request(pod: PodShape) -> DeviceRequest | BadDeviceRequest | None:
         return error
 
 
-def _read(
-    decoder: msgspec.json.Decoder[T], annotations: Mapping[str, str], key: str
-) -> T | None:
+def _read(decoder: msgspec.json.Decoder[T], annotations: Mapping[str, str], key: str) -> T | None:
     text = annotations.get(key, "")
     if not text.strip():
         return None
@@ -318,9 +316,7 @@ def _selector(read: _Selector | None, member: str) -> LabelSelector | None:
 
 def _partition_request(read: _Partition) -> PartitionRequest:
     key = ANNOTATION_GPU_PARTITION_SPEC
-    policy = _member(
-        key, "allocatePolicy", read.allocate_policy or "BestEffort", PartitionPolicy
-    )
+    policy = _member(key, "allocatePolicy", read.allocate_policy or "BestEffort", PartitionPolicy)
     bandwidth = 0
     if read.ring_bus_bandwidth is not None:
         bandwidth = amount_of(GPU_MEMORY, read.ring_bus_bandwidth)

@@ -15,7 +15,7 @@ from apis.device import DeviceAllocation, DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.device_inventory import DeviceUnit, NodeInventory, device_amounts
-from cluster.scheduler.tables.device_partitions import PartitionRules
+from cluster.scheduler.tables.device_partitions import NO_PARTITIONS, PartitionRules
 from cluster.scheduler.tables.device_request import DEVICE_RESOURCES, WHOLE
 
 Place = tuple[str, int]
@@ -189,7 +189,7 @@ class NodeDevices:
     states: Mapping[str, tuple[DeviceState, ...]]
     vendor: str = ""
     model: str = ""
-    partitions: PartitionRules = PartitionRules()
+    partitions: PartitionRules = NO_PARTITIONS
     unattributed: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """The devices that a pod gets on one node.
 
-Types that are allocated jointly come first: the primary, then the others near it. GPUs are chosen by
-template, partition, topology, or else like all other types by score and minor.
+Types that are allocated jointly come first: the primary, then the others near it. GPUs are chosen
+by partition, by topology, or else like all other types by score and minor.
 docs/facts/scheduler.md, "Device allocation".
 """
 
@@ -92,9 +92,7 @@ def allocate(
             if isinstance(alone, Failure):
                 return alone
             chosen[type_] = alone
-    return MappingProxyType(
-        {type_: _allocations(type_, chosen[type_]) for type_ in request.types}
-    )
+    return MappingProxyType({type_: _allocations(type_, chosen[type_]) for type_ in request.types})
 
 
 # --- types together ------------------------------------------------------------------------------
@@ -179,6 +177,9 @@ def _of_type(
         least = wanted.count if near.only is None else most
     if len(found) - devices.unattributed.get(type_, 0) < least:
         return _shortage(devices, wanted, limits, rules, least)
+    problem = _scope_problem(states, wanted)
+    if problem is not None:
+        return problem
     if near.only is not None:
         found = [one for one in found if one.pcie in near.only]
         if len(found) < least:
@@ -259,19 +260,37 @@ def _partition(
     available = sum(1 << minor for minor, one in by_minor.items() if not one.state.used)
 
     def in_scope(minors: tuple[int, ...]) -> bool:
-        subtrees = {subtree_of(by_minor[minor].state, wanted.scope) for minor in minors}
-        return len(subtrees) == 1 and (wanted.scope < Scope.DEVICE or len(minors) == 1)
+        return len({subtree_of(by_minor[minor].state, wanted.scope) for minor in minors}) == 1
 
-    minors = choose_partition(
-        table,
-        wanted.count,
-        available,
-        request.partition,
-        in_scope if wanted.scope else lambda minors: True,
-    )
+    allowed = in_scope if demands_scope(wanted) else _anywhere
+    minors = choose_partition(table, wanted.count, available, request.partition, allowed)
     if minors is None:
         return failures.NO_PARTITION if binds else None
     return _Chosen(tuple(by_minor[minor] for minor in minors))
+
+
+def _anywhere(minors: tuple[int, ...]) -> bool:
+    return True
+
+
+def _scope_problem(states: Sequence[DeviceState], wanted: TypeRequest) -> Failure | None:
+    """Return why the required scope cannot be kept on this node, whatever is free."""
+    if not demands_scope(wanted):
+        return None
+    if wanted.shared and wanted.count > 1:
+        return failures.SEVERAL_SHARES
+    if wanted.scope is Scope.DEVICE:
+        return failures.NOT_IN_SCOPE[wanted.type]
+    return None if has_tree(states) else failures.NO_TOPOLOGY[wanted.type]
+
+
+def demands_scope(wanted: TypeRequest) -> bool:
+    """Return whether a scope is required that a choice could violate.
+
+    A single device is always within one device.
+    """
+    one_device = wanted.scope is Scope.DEVICE and wanted.count == 1 and not wanted.every
+    return wanted.scope is not Scope.NONE and not one_device
 
 
 def _close(
@@ -281,19 +300,10 @@ def _close(
     preferred: Set[int],
 ) -> _Chosen | Failure:
     """Return devices by topology; by score and minor where topology is unknown or of no use."""
-    several_shares = wanted.shared and wanted.count > 1
     count = len(found) if wanted.every else wanted.count
-    scope = wanted.scope
-    if scope is Scope.DEVICE and count == 1:
-        scope = Scope.NONE  # one device is always within itself
-    if scope:
-        if several_shares:
-            return failures.SEVERAL_SHARES
-        if scope is Scope.DEVICE:
-            return failures.NOT_IN_SCOPE[wanted.type]
-        if not has_tree(states):
-            return failures.NO_TOPOLOGY[wanted.type]
-    elif several_shares or not has_tree(states):
+    several_shares = wanted.shared and wanted.count > 1
+    scope = wanted.scope if demands_scope(wanted) else Scope.NONE
+    if not scope and (several_shares or not has_tree(states)):
         return _Chosen(tuple(in_order(found, preferred=preferred)[:count]))
     close = choose_close(found, states, count, scope=scope, shared=wanted.shared)
     return failures.NOT_IN_SCOPE[wanted.type] if close is None else _Chosen(close)
@@ -321,7 +331,7 @@ def _quantity(name: str, amount: int) -> Quantity:
 def _extension(one: Candidate, template: str) -> DeviceAllocationExtension | None:
     if one.function is None and not template:
         return None
-    functions = ()
+    functions: tuple[AllocatedFunction, ...] = ()
     if one.function is not None:
         bus_id, minor = one.function
         functions = (AllocatedFunction(minor=minor, bus_id=bus_id),)

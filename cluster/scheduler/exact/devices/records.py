@@ -106,7 +106,7 @@ def adapted_record(
             else:
                 annotations[ANNOTATION_HUAWEI_NPU_CORE] = ",".join(map(_npu, gpus))
         case "cambricon":
-            (gpu,) = gpus  # `supports` refuses other numbers
+            gpu = gpus[0]  # the only one: see `supports`
             memory = _amount(gpu, GPU_MEMORY) // _CAMBRICON_MEMORY
             annotations[ANNOTATION_CAMBRICON_ASSIGNED] = "false"
             annotations[ANNOTATION_CAMBRICON_PROFILE] = (

@@ -1,8 +1,8 @@
 """Devices close together: the smallest part of the machine that can serve the request.
 
-The machine is a tree: the node, its NUMA nodes, their PCIe switches. The deepest subtree with enough
-devices wins; among equals the one whose chain up to the node has the most subtrees in use, so that
-empty switches and NUMA nodes stay empty.
+The machine is a tree: the node, its NUMA nodes, their PCIe switches. The deepest subtree with
+enough devices wins; among equals the one whose chain up to the node has the most subtrees in use,
+so that empty switches and NUMA nodes stay empty.
 """
 
 from __future__ import annotations

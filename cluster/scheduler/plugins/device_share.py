@@ -1,0 +1,337 @@
+"""DeviceShare: GPUs, RDMA and FPGA devices, whole or in parts.
+
+A node passes if it has enough devices that can give what is asked of each, and that are as close
+together as the request and the node demand: in one scope of the topology, as a partition of linked
+GPUs, beside devices of other types. Columns decide what can be counted; for the rest the allocation
+itself is tried on the nodes that passed the columns. docs/scheduler.md, "DeviceShare".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from apis.device import DeviceType
+from apis.keys import LABEL_GPU_ISOLATION_PROVIDER, LABEL_GPU_MODEL, LABEL_GPU_VENDOR
+from cluster.scheduler.exact.devices import failures
+from cluster.scheduler.exact.devices.allocate import Devices, Rules, allocate, demands_scope
+from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
+from cluster.scheduler.exact.devices.failures import Failure
+from cluster.scheduler.exact.devices.records import adapted_record, device_record, supports
+from cluster.scheduler.plugins.contract import (
+    Mask,
+    Reason,
+    Recorded,
+    Refusal,
+    Scores,
+    to_largest,
+)
+from cluster.scheduler.plugins.device_columns import (
+    Flags,
+    Slots,
+    fitting,
+    has_topology,
+    most_together,
+    needs_allocation,
+    node_scores,
+    selected,
+    with_partition,
+)
+from cluster.scheduler.tables.amounts import Vector
+from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.device_columns import DeviceColumns
+from cluster.scheduler.tables.device_partitions import PartitionRules
+from cluster.scheduler.tables.device_request import (
+    BadDeviceRequest,
+    DeviceRequest,
+    Scope,
+    TypeRequest,
+    device_request,
+)
+from cluster.scheduler.tables.devices import NO_SLOT, DeviceTable
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+NAME: Final = "DeviceShare"
+_GPU: Final = str(DeviceType.GPU)
+
+_NO_PROVIDER: Final = Reason("GPUIsolationProviderHAMICore not found on the node", resolvable=False)
+_FAILURES: Final = tuple(Reason(one.text, one.resolvable) for one in failures.ALL)
+_BITS: Final = {failure: 1 << (1 + number) for number, failure in enumerate(failures.ALL)}
+_FIRST_MODEL: Final = 1 + len(failures.ALL)
+MOST_MODELS: Final = 32
+"""Unsupported models with a reason of their own; a mask has 62 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShareArguments:
+    """unshareable: (vendor, model) of GPUs that cannot be shared. align: devices come from the NUMA
+    nodes of the pod's NUMA allocation. adaption: the gate DevicePluginAdaption.
+    """
+
+    rules: Rules = field(default_factory=Rules)
+    unshareable: tuple[tuple[str, str], ...] = ()
+    align: bool = True
+    adaption: bool = False
+
+
+_DEFAULT: Final = DeviceShareArguments()
+
+
+def requested(pod: PodShape) -> DeviceRequest | None:
+    """Return what a pod requests of devices. Raises Refusal for a request that cannot be met."""
+    found = pod.derived(device_request)
+    if isinstance(found, BadDeviceRequest):
+        raise Refusal(NAME, str(found))
+    return found
+
+
+class DeviceShareFilter:
+    """Holds back nodes that cannot give the devices."""
+
+    name = NAME
+
+    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+        self._devices = devices
+        self._arguments = arguments
+        self._models = arguments.unshareable[:MOST_MODELS]
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return requested(pod) is not None
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        models = (
+            Reason(f'model "{model}" of vendor "{vendor}" does not support GPU Share', False)
+            for vendor, model in self._models
+        )
+        return (_NO_PROVIDER, *_FAILURES, *models)
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        request = requested(pod)
+        slots = self._devices.slots(rows)
+        mask = np.zeros(len(slots), dtype=np.int64)
+        if request is None:
+            return mask
+        if request.shares_gpu:
+            mask |= self._sharing(request, tables, rows)
+        there = slots != NO_SLOT
+        if not request.counted:
+            for type_ in request.types:
+                mask[~there] |= _BITS[failures.NO_DEVICES[type_]]
+        positions = np.flatnonzero(there)
+        by_columns, undecided = self._by_columns(request, slots[positions])
+        mask[positions] |= by_columns
+        row_numbers = np.arange(len(tables.nodes))[rows]
+        for position in positions[undecided]:
+            if mask[position] == 0:
+                outcome = self._try(request, int(row_numbers[position]))
+                if isinstance(outcome, Failure):
+                    mask[position] |= _BITS[outcome]
+        return mask
+
+    def _try(self, request: DeviceRequest, row: int) -> Devices | Failure:
+        devices = self._devices.view(row)
+        if devices is None:
+            return failures.NO_DEVICES[next(iter(request.types))]
+        return allocate(devices, request, rules=self._arguments.rules)
+
+    def _sharing(self, request: DeviceRequest, tables: Tables, rows: Rows) -> Mask:
+        """Return the bits of nodes on which GPUs cannot be shared as the pod wants."""
+        labels = tables.nodes.labels
+        mask = np.zeros(len(self._devices.slots(rows)), dtype=np.int64)
+        if request.isolation:
+            column = labels.column(LABEL_GPU_ISOLATION_PROVIDER)
+            provider = column.known(request.isolation)
+            mask[(column.ids[rows] != provider) | (provider == 0)] |= 1
+        vendors, models = labels.column(LABEL_GPU_VENDOR), labels.column(LABEL_GPU_MODEL)
+        for number, (vendor, model) in enumerate(self._models):
+            same = (vendors.ids[rows] == vendors.known(vendor)) & (
+                models.ids[rows] == models.known(model)
+            )
+            if vendors.known(vendor) and models.known(model):
+                mask |= same.astype(np.int64) << (_FIRST_MODEL + number)
+        return mask
+
+    def _by_columns(self, request: DeviceRequest, slots: Slots) -> tuple[Mask, Flags]:
+        """Return the mask of slots, and for which of them only an allocation can decide."""
+        mask = np.zeros(len(slots), dtype=np.int64)
+        undecided: Flags = np.zeros(len(slots), dtype=np.bool_)
+        for type_, wanted in request.types.items():
+            columns = self._devices.columns[type_]
+            fits = fitting(columns, slots, wanted)
+            least = np.full(len(slots), wanted.count, dtype=np.int64)
+            if wanted.every:
+                least = np.maximum(selected(columns, slots, wanted.selector).sum(axis=1), 1)
+            none = ~columns.present[slots].any(axis=1)
+            short = fits.sum(axis=1) - columns.unattributed[slots] < least
+            mask[none] |= _BITS[failures.NO_DEVICES[type_]]
+            mask[short & ~none] |= _BITS[failures.INSUFFICIENT[type_]]
+            enough = ~short & ~none
+            if demands_scope(wanted):
+                mask |= _in_scope(columns, wanted, slots, fits, least, enough)
+            if type_ == _GPU:
+                mask |= self._of_vendor(wanted, slots)
+                if not wanted.shared:
+                    rules = [self._devices.rules(int(slot)) for slot in slots]
+                    binds = np.array([one.mandatory for one in rules], dtype=np.bool_)
+                    binds |= request.partition is not None
+                    found = with_partition(columns, slots, fits, rules, wanted, request)
+                    mask |= _by_partition(rules, wanted, found, enough & binds)
+                    if demands_scope(wanted):
+                        undecided |= binds
+            if needs_allocation(request, wanted, self._arguments.rules.templates):
+                undecided[:] = True
+        return mask, undecided
+
+    def _of_vendor(self, wanted: TypeRequest, slots: Slots) -> Mask:
+        mask = np.zeros(len(slots), dtype=np.int64)
+        if self._arguments.adaption and wanted.count != 1:
+            for position, slot in enumerate(slots):
+                inventory = self._devices.inventory(int(slot))
+                if inventory is not None and not supports(inventory.vendor, wanted.count):
+                    mask[position] = _BITS[failures.UNSUPPORTED_COUNT]
+        return mask
+
+
+def _in_scope(
+    columns: DeviceColumns,
+    wanted: TypeRequest,
+    slots: Slots,
+    fits: Flags,
+    least: Vector,
+    enough: Flags,
+) -> Mask:
+    if wanted.shared and wanted.count > 1:
+        return enough * np.int64(_BITS[failures.SEVERAL_SHARES])
+    if wanted.scope is Scope.DEVICE:
+        return enough * np.int64(_BITS[failures.NOT_IN_SCOPE[wanted.type]])
+    known = has_topology(columns, slots)
+    apart = most_together(columns, slots, fits, wanted.scope) < least
+    mask = (enough & ~known) * np.int64(_BITS[failures.NO_TOPOLOGY[wanted.type]])
+    mask |= (enough & known & apart) * np.int64(_BITS[failures.NOT_IN_SCOPE[wanted.type]])
+    return mask
+
+
+def _by_partition(
+    rules: Sequence[PartitionRules], wanted: TypeRequest, found: Flags, concerned: Flags
+) -> Mask:
+    mask = np.zeros(len(found), dtype=np.int64)
+    for position in np.flatnonzero(concerned & ~found):
+        table = rules[int(position)].table
+        if table is None:
+            failure = failures.NO_PARTITION_TABLE
+        elif wanted.count not in table:
+            failure = failures.UNSUPPORTED_COUNT
+        else:
+            failure = failures.NO_PARTITION
+        mask[position] = _BITS[failure]
+    return mask
+
+
+class DeviceShareScore:
+    """Ranks nodes by how full their devices of the requested types would be, summed over types."""
+
+    name = NAME
+
+    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+        self._devices = devices
+        self._arguments = arguments
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return isinstance(pod.derived(device_request), DeviceRequest)
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        slots = self._devices.slots(rows)
+        scores = np.zeros(len(slots), dtype=np.int64)
+        request = pod.derived(device_request)
+        if isinstance(request, DeviceRequest):
+            there = slots != NO_SLOT
+            for type_, wanted in request.types.items():
+                scores[there] += node_scores(
+                    self._devices.columns[type_],
+                    slots[there],
+                    wanted,
+                    self._arguments.rules.scoring,
+                )
+        return scores
+
+    def normalize(self, raw: Scores) -> Scores:
+        return to_largest(raw)
+
+
+class DeviceShareAllocator:
+    """Chooses the devices on the chosen node, and writes them on the pod."""
+
+    name = NAME
+
+    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+        self._devices = devices
+        self._arguments = arguments
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return isinstance(pod.derived(device_request), DeviceRequest)
+
+    def allocate(
+        self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
+    ) -> Allocation | Reason:
+        numa = frozenset(node for node, _ in allocation.numa)
+        limits = Limits(numa=numa) if numa and self._arguments.align else NO_LIMITS
+        without: Set[str] = frozenset()
+        if allocation.reservation:
+            # What the reservation holds is free for its owner, who takes it first.
+            without = frozenset({allocation.reservation})
+            left = self._devices.remainder(row, allocation.reservation)
+            preferred = {type_: frozenset(minors) for type_, minors in left.items()}
+            limits = replace(limits, preferred=preferred)
+        found = self.choose(pod, row, limits=limits, without=without)
+        if isinstance(found, Failure):
+            return Reason(found.text, found.resolvable)
+        return replace(allocation, devices=found) if found else allocation
+
+    def choose(
+        self,
+        pod: PodShape,
+        row: int,
+        *,
+        limits: Limits = NO_LIMITS,
+        without: Set[str] = frozenset(),
+    ) -> Devices | Failure:
+        """Return the devices that the pod would get on a node; nothing where kubelet allocates.
+
+        without: UIDs of pods and reservations whose devices count as free.
+        """
+        request = requested(pod)
+        if request is None:
+            return {}
+        devices = self._devices.view(row, without=without)
+        if devices is None:
+            return {} if request.counted else failures.NO_DEVICES[next(iter(request.types))]
+        return allocate(devices, request, limits=limits, rules=self._arguments.rules)
+
+    def record(self, booking: Booking, tables: Tables) -> Recorded:
+        devices = booking.allocation.devices
+        if not devices:
+            return Recorded({}, {})
+        record = device_record(devices)
+        if self._arguments.adaption:
+            row = tables.nodes.row(booking.node)
+            view = self._devices.view(row) if row is not None else None
+            record = adapted_record(
+                devices,
+                node=booking.node,
+                vendor=view.vendor if view is not None else "",
+                model=view.model if view is not None else "",
+                isolation=booking.shape.labels.get(LABEL_GPU_ISOLATION_PROVIDER, ""),
+                now_ns=round(booking.start * 1e9),
+            )
+        return Recorded(dict(record.annotations), dict(record.labels))
