@@ -6,6 +6,9 @@ only if the pod requests it):
 
 - LeastAllocated: sum of w * ((cap - req) * 100 // cap), 0 where req > cap, // sum of w.
 - MostAllocated: sum of w * (min(req, cap) * 100 // cap) // sum of w.
+- RequestedToCapacityRatio: a function of u = req * 100 // cap (100 where req > cap) given by points
+  (utilization 0..100, score 0..10), between which it is linear; the weighted mean of what is not 0,
+  rounded.
 - BalancedAllocation: int((1 - std) * 100) of the fractions min(1, req / cap), with real requests.
 
 Source: kube-scheduler; docs/facts/scheduler.md, "Resource scores".
@@ -94,6 +97,54 @@ class MostAllocated(_Weighted):
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
         return np.minimum(req, cap) * MAX_SCORE // cap
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedToCapacityRatio:
+    """Prefers nodes by a function of how full they would be. points: (utilization, score 0..10) by
+    ascending utilization."""
+
+    points: tuple[tuple[int, int], ...]
+    weights: Weights = _DEFAULT_WEIGHTS
+    name: str = "NodeResourcesFit"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return True
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def normalize(self, raw: Scores) -> Scores:
+        return as_is(raw)
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        by_percent = np.array([self.at(percent) for percent in range(101)], dtype=np.int64)
+        total = np.zeros_like(tables.nodes.pods[rows])
+        weights = np.zeros_like(total)
+        for resource, weight in self.weights:
+            if "/" in resource and not pod.requests.get(resource):
+                continue
+            cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
+            some = np.maximum(cap, 1)
+            percent = np.where((cap == 0) | (req > cap), 100, req * 100 // some)
+            part = by_percent[percent]
+            total += weight * part
+            weights += np.where(part > 0, weight, 0)
+        some_weight = np.maximum(weights, 1)
+        return (2 * total + some_weight) // (2 * some_weight)
+
+    def at(self, percent: int) -> int:
+        """Return 0..100 for a utilization, by integer steps that truncate towards zero."""
+        largest = [(utilization, 10 * score) for utilization, score in self.points]
+        before = largest[0]
+        for point in largest:
+            if percent <= point[0]:
+                rise, run = point[1] - before[1], point[0] - before[0]
+                if run == 0:
+                    return point[1]
+                return before[1] + int(rise * (percent - before[0]) / run)
+            before = point
+        return before[1]
 
 
 @dataclass(frozen=True, slots=True)
