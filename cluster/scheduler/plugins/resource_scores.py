@@ -131,7 +131,8 @@ class RequestedToCapacityRatio:
             total += weight * part
             weights += np.where(part > 0, weight, 0)
         some_weight = np.maximum(weights, 1)
-        return (2 * total + some_weight) // (2 * some_weight)
+        rounded: Scores = (2 * total + some_weight) // (2 * some_weight)
+        return rounded
 
     def at(self, percent: int) -> int:
         """Return 0..100 for a utilization, by integer steps that truncate towards zero."""

@@ -1,0 +1,34 @@
+"""Refuses pods that ask for what this scheduler does not decide, instead of ignoring it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apis.keys import ANNOTATION_RESERVATION_AFFINITY
+from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """An admission: a pod passes if everything that it asks for is decided here."""
+
+    name: str = "Unsupported"
+
+    def check(self, pod: PodShape, tables: Tables) -> None:
+        """Raises Refusal with the field that cannot be served."""
+        for asked, field in (
+            (pod.resource_claims, "spec.resourceClaims (dynamic resource allocation)"),
+            (pod.claims, "spec.volumes[].persistentVolumeClaim"),
+            (
+                ANNOTATION_RESERVATION_AFFINITY in pod.annotations,
+                f'metadata.annotations["{ANNOTATION_RESERVATION_AFFINITY}"]',
+            ),
+        ):
+            if asked:
+                raise Refusal(
+                    self.name,
+                    f"this scheduler does not support {field}; "
+                    "choose another scheduler by spec.schedulerName",
+                )
