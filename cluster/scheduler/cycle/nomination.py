@@ -1,0 +1,72 @@
+"""Which pods are promised a node: preemption made room for them there, and they are not bound yet.
+
+Filters count the nominated pods of a node that are at least as important as the pod in question, so
+that a less important pod does not take the room that was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from cluster.scheduler.tables.pending import PendingPod, Shape
+
+S = TypeVar("S", bound=Shape)
+
+
+class Nominator(Generic[S]):
+    """Node -> the pods nominated for it."""
+
+    def __init__(self) -> None:
+        self._on: dict[str, dict[str, PendingPod[S]]] = {}
+        self._node_of: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def nominate(self, pod: PendingPod[S], node: str) -> None:
+        """Record that `pod` is nominated for `node`, instead of for any other node."""
+        self.withdraw(pod.uid)
+        self._on.setdefault(node, {})[pod.uid] = pod
+        self._node_of[pod.uid] = node
+
+    def update(self, pod: PendingPod[S]) -> None:
+        """Replace a nominated pod after a change of it; others are ignored."""
+        node = self._node_of.get(pod.uid)
+        if node is not None:
+            self._on[node][pod.uid] = pod
+
+    def withdraw(self, uid: str) -> str:
+        """End a pod's nomination. Returns the node that it was for, or ""."""
+        node = self._node_of.pop(uid, "")
+        if node:
+            pods = self._on[node]
+            del pods[uid]
+            if not pods:
+                del self._on[node]
+        return node
+
+    def node_of(self, uid: str) -> str:
+        """Return the node that a pod is nominated for, or ""."""
+        return self._node_of.get(uid, "")
+
+    def nodes(self) -> Iterator[str]:
+        """Yield the nodes that have nominated pods."""
+        return iter(self._on)
+
+    def at_least(self, node: str, priority: int) -> tuple[PendingPod[S], ...]:
+        """Return the pods nominated for `node` of at least `priority`, most important first."""
+        return self._sorted(pod for pod in self._pods(node) if pod.priority >= priority)
+
+    def below(self, node: str, priority: int) -> tuple[PendingPod[S], ...]:
+        """Return the pods nominated for `node` below `priority`, most important first.
+
+        Their nominations end when preemption chooses the node for a pod of `priority`.
+        """
+        return self._sorted(pod for pod in self._pods(node) if pod.priority < priority)
+
+    def _pods(self, node: str) -> Iterator[PendingPod[S]]:
+        return iter(self._on.get(node, {}).values())
+
+    def _sorted(self, pods: Iterator[PendingPod[S]]) -> tuple[PendingPod[S], ...]:
+        return tuple(sorted(pods, key=lambda pod: (-pod.priority, pod.created, pod.key)))

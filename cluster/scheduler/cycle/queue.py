@@ -1,0 +1,540 @@
+"""The scheduling queue: which pod is tried next, and when a refused pod is tried again.
+
+A pod is in one place: active, backing off, unschedulable, gated, or in flight. Active pods leave by
+priority, then by time. Pods of one shape that were refused wait together (`Held`): what plugins
+look at is the same, so one of them is tried for all, and a change of the cluster costs the same for
+ten thousand of them as for one. When that one is placed, the next follows; when it is refused, all
+wait again. Differences from kube-scheduler, which keeps and retries each pod on its own:
+docs/facts/scheduler.md, "The queue".
+
+No I/O, no clock: `now` is seconds since 1970 on a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+from cluster.scheduler.cycle.events import ClusterEvent, EventTable, Interest, may_help
+from cluster.scheduler.cycle.in_flight import InFlight
+from cluster.scheduler.cycle.ordered import Ordered
+from cluster.scheduler.cycle.waiting import (
+    Attempt,
+    Backoff,
+    Entry,
+    Gate,
+    Gated,
+    Held,
+    HeldKey,
+    Place,
+)
+from cluster.scheduler.tables.pending import PendingPod, Shape
+
+S = TypeVar("S", bound=Shape)
+
+FLUSH_INTERVAL_S: Final = 30.0
+"""How often pods are looked for that were unschedulable for too long; kube-scheduler's."""
+LONGEST_UNSCHEDULABLE_S: Final = 300.0
+"""After this a pod is tried again without an event; kube-scheduler's
+podMaxInUnschedulablePodsDuration."""
+
+
+class SchedulingQueue(Generic[S]):
+    """All pods that wait for a node."""
+
+    def __init__(
+        self,
+        events: EventTable,
+        *,
+        gates: Sequence[Gate[S]] = (),
+        backoff: Backoff | None = None,
+        longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
+    ) -> None:
+        self._events = events
+        self._gates = tuple(gates)
+        self._backoff = backoff or Backoff()
+        self._longest_unschedulable_s = longest_unschedulable_s
+        self._entries: dict[str, Entry[S]] = {}
+        self._active: Ordered[Entry[S] | Held[S]] = Ordered()
+        self._refused: Ordered[Held[S]] = Ordered()
+        """Backing off after a refusal, by the end of that."""
+        self._failed: Ordered[Entry[S]] = Ordered()
+        """Backing off after an error, by the end of that."""
+        self._in_flight: InFlight[Entry[S]] = InFlight()
+        self._held: dict[HeldKey, Held[S]] = {}
+        self._held_of_gang: dict[str, dict[Held[S], None]] = {}
+        self._single_of_gang: dict[str, OrderedDict[str, Entry[S]]] = {}
+        """Gang members that are active or back off on their own."""
+        self._waiting_for: dict[str, dict[Held[S], None]] = {}
+        """Plugin -> unschedulable pods that it refused."""
+        self._gated_news: dict[str, Gated[S]] = {}
+        self._counts = dict.fromkeys(Place, 0)
+        self._next_flush: float | None = None
+
+    # --- what is in the queue --------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return how many pods are known, in flight or not."""
+        return len(self._entries)
+
+    def count(self, place: Place) -> int:
+        """Return how many pods are at a place."""
+        return len(self._in_flight) if place is Place.IN_FLIGHT else self._counts[place]
+
+    def place(self, uid: str) -> Place | None:
+        """Return where a pod is; None when it is not known."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return None
+        return entry.place if entry.held is None else entry.held.place
+
+    def gate(self, uid: str) -> Gated[S] | None:
+        """Return what keeps a gated pod out; None for any other pod."""
+        entry = self._entries.get(uid)
+        return None if entry is None else entry.gate
+
+    def untried(self, gangs: Iterable[str]) -> int:
+        """Return how many members of `gangs` are active or back off: they will be tried."""
+        return sum(
+            len(self._single_of_gang.get(gang, ()))
+            + sum(
+                len(held.pods)
+                for held in self._held_of_gang.get(gang, ())
+                if held.place is not Place.UNSCHEDULABLE
+            )
+            for gang in gangs
+        )
+
+    def held_with(self, uid: str) -> Iterator[PendingPod[S]]:
+        """Yield the pods that wait together with a refused pod, itself included."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.held is not None:
+            for other in entry.held.pods.values():
+                yield other.pod
+
+    def next_time(self) -> float | None:
+        """Return when `pop` may have a pod that it has not now, without any further input."""
+        failed = self._failed.first()
+        times = [] if failed is None else [failed[0][0]]
+        if self._next_flush is not None:
+            times.append(self._next_flush)
+        return min(times, default=None)
+
+    def take_gated(self) -> tuple[Gated[S], ...]:
+        """Return the pods that a gate keeps out, once for each pod and reason.
+
+        For the condition and the event that show a user why the pod waits.
+        """
+        news = tuple(self._gated_news.values())
+        self._gated_news.clear()
+        return news
+
+    # --- pods come, change and go ----------------------------------------------------------------
+
+    def add(self, pod: PendingPod[S], now: float) -> None:
+        """Add a pod without a node, or take over a change of one that is known."""
+        entry = self._entries.get(pod.uid)
+        if entry is None:
+            entry = self._entries[pod.uid] = Entry(pod, now)
+            self._admit(entry, now)
+            return
+        before, entry.pod = entry.pod, pod
+        if entry.place is Place.IN_FLIGHT:
+            entry.edited = entry.edited or not _alike(before, pod)
+        elif entry.gate is not None:
+            self._admit(entry, now)
+        elif not _alike(before, pod):
+            entry.pod = before
+            self._withdraw(entry)
+            entry.pod = pod
+            self._admit(entry, now)
+
+    def remove(self, uid: str) -> None:
+        """Forget a pod that was deleted, or that has a node; unknown pods are ignored."""
+        entry = self._entries.pop(uid, None)
+        if entry is None:
+            return
+        if entry.place is Place.IN_FLIGHT:
+            self._in_flight.drop(uid)
+        else:
+            self._withdraw(entry)
+
+    # --- attempts --------------------------------------------------------------------------------
+
+    def pop(self, now: float) -> Attempt[S] | None:
+        """Return the pod to try next; it is in flight until refused, failed, or removed.
+
+        When no pod is active, one that backs off after a refusal is tried early; after an error the
+        time is waited for.
+        """
+        self.advance(now)
+        while True:
+            found = self._active.first()
+            if found is None:
+                early = self._refused.first()
+                if early is None:
+                    return None
+                self._activate_held(early[1])
+                continue
+            item = found[1]
+            entry = item if isinstance(item, Entry) else next(iter(item.pods.values()))
+            self._withdraw(entry)
+            if self._closed(entry):
+                continue
+            entry.attempts += 1
+            entry.place = Place.IN_FLIGHT
+            self._in_flight.start(entry.pod.uid, entry)
+            return Attempt(entry.pod, entry.attempts, entry.entered or now)
+
+    def refuse(self, uid: str, plugins: Collection[str], now: float) -> None:
+        """Take back a pod that no node can take, with the plugins that refused it, at least one.
+
+        Pods of its shape that were refused before wait with it again: the same would come of them.
+        Those that were never tried stay, because each gets a condition of its own.
+        """
+        self._refuse(uid, plugins, now, alone="")
+
+    def refuse_alone(self, uid: str, plugins: Collection[str], now: float) -> None:
+        """Take back a pod that differs from others of its shape, such as one with a nominated node.
+
+        The others stay where they are.
+        """
+        self._refuse(uid, plugins, now, alone=uid)
+
+    def refuse_gangs(
+        self,
+        uid: str,
+        plugins: Collection[str],
+        gangs: Iterable[str],
+        waiting: Iterable[str],
+        now: float,
+    ) -> None:
+        """Take back a member, and hold up every other member of `gangs` until it can be helped.
+
+        waiting: UIDs of the members that had a node and gave it back. Members that are gated stay.
+        """
+        gangs = tuple(gangs)
+        landed = self._in_flight.land(uid)
+        if landed is None:
+            self.return_waiting(waiting, gangs, now)
+            return
+        entry = landed.entry
+        entry.refusals += 1
+        entry.errors = 0
+        members = [entry]
+        for other in waiting:
+            returned = self._in_flight.land(other)
+            if returned is not None:
+                members.append(returned.entry)
+        for gang in gangs:
+            singles = tuple(self._single_of_gang.get(gang, {}).values())
+            for single in singles:
+                self._withdraw(single)
+            members += singles
+        edited = any(member.edited for member in members)
+        # The refused member comes first, so that the next try fails, if it does, before the others
+        # were given nodes.
+        groups = dict.fromkeys(self._hold(member) for member in members)
+        next(iter(groups)).pods.move_to_end(uid, last=False)
+        for gang in gangs:
+            groups.update(self._held_of_gang.get(gang, {}))
+        refusals = max(held.refusals for held in groups)
+        for held in groups:
+            held.probes = ((entry.pod, frozenset(plugins)),)
+            held.refusals = refusals
+            held.refused_at = now
+            self._put_held(held, Place.UNSCHEDULABLE)
+        if edited or self._helped(groups, landed.events):
+            self._wake(groups, now)
+
+    def return_waiting(self, uids: Iterable[str], gangs: Iterable[str], now: float) -> None:
+        """Take back members of `gangs` that gave a node back although each could be placed.
+
+        They wait for what the refused members of `gangs` wait for. Where a member is still to be
+        tried, they back off and are tried with it; where none was refused, they wait until
+        `activate`, an edit or the flush.
+        """
+        gangs = tuple(gangs)
+        again = self.untried(gangs) > 0
+        probes = {
+            (probe.uid, plugins): (probe, plugins)
+            for gang in gangs
+            for held in self._held_of_gang.get(gang, ())
+            for probe, plugins in held.probes
+        }
+        groups: dict[Held[S], None] = {}
+        for uid in uids:
+            landed = self._in_flight.land(uid)
+            if landed is None:
+                continue
+            again = again or landed.entry.edited
+            landed.entry.refusals += 1
+            groups[self._hold(landed.entry)] = None
+        for held in groups:
+            held.probes = tuple(probes.values())
+            held.refused_at = now
+            self._put_held(held, Place.UNSCHEDULABLE)
+        if again:
+            self._wake(groups, now)
+
+    def fail(self, uid: str, now: float) -> None:
+        """Take back a pod whose attempt ended with an error; it is tried again after a time."""
+        landed = self._in_flight.land(uid)
+        if landed is None:
+            return
+        entry = landed.entry
+        entry.edited = False
+        entry.errors += 1
+        entry.since = now
+        self._put_single(entry, Place.BACKOFF, until=now + self._backoff.after(entry.errors))
+
+    # --- what makes pods active again ------------------------------------------------------------
+
+    def cluster_event(self, event: ClusterEvent, now: float) -> int:
+        """Move the pods that a change may help. Returns how many were moved."""
+        interest = self._events.interest(event.kind, event.action)
+        if not interest:
+            return 0
+        self._in_flight.record(event)
+        groups: dict[Held[S], None] = {}
+        for plugin in interest:
+            for held in self._waiting_for.get(plugin, ()):
+                if held not in groups and self._may_help(held, event, interest):
+                    groups[held] = None
+        return self._wake(groups, now)
+
+    def activate(self, uids: Iterable[str], now: float) -> int:
+        """Make pods active at once, without waiting for a back-off. Returns how many became so.
+
+        Pods that wait together become active together. Gated pods are tested again.
+        """
+        before = self._counts[Place.ACTIVE]
+        for uid in uids:
+            entry = self._entries.get(uid)
+            if entry is None or entry.place is Place.IN_FLIGHT:
+                continue
+            if entry.gate is not None:
+                self._admit(entry, now)
+            elif entry.held is not None:
+                self._activate_held(entry.held)
+            elif entry.place is Place.BACKOFF:
+                self._withdraw(entry)
+                self._put_single(entry, Place.ACTIVE)
+        return self._counts[Place.ACTIVE] - before
+
+    def advance(self, now: float) -> None:
+        """Move the pods whose time has come. `pop` does it too."""
+        while (ready := self._refused.first()) is not None and ready[0][0] <= now:
+            self._activate_held(ready[1])
+        while (failed := self._failed.first()) is not None and failed[0][0] <= now:
+            self._withdraw(failed[1])
+            self._put_single(failed[1], Place.ACTIVE)
+        if self._next_flush is not None and self._next_flush <= now:
+            self._flush(now)
+
+    def _flush(self, now: float) -> None:
+        limit = now - self._longest_unschedulable_s
+        unschedulable = [h for h in self._held.values() if h.place is Place.UNSCHEDULABLE]
+        self._wake([held for held in unschedulable if held.refused_at <= limit], now)
+        left = any(held.place is Place.UNSCHEDULABLE for held in unschedulable)
+        self._next_flush = now + FLUSH_INTERVAL_S if left else None
+
+    # --- gates -----------------------------------------------------------------------------------
+
+    def _closed(self, entry: Entry[S]) -> bool:
+        """Gate a pod that is in no place, if a gate says so."""
+        pod = entry.pod
+        for gate in self._gates:
+            reason = gate.test(pod)
+            if reason is not None:
+                gated = Gated(pod, gate.plugin, reason)
+                if entry.gate is None or entry.gate.reason != reason:
+                    self._gated_news[pod.uid] = gated
+                entry.gate = gated
+                entry.place = Place.GATED
+                self._counts[Place.GATED] += 1
+                return True
+        return False
+
+    def _admit(self, entry: Entry[S], now: float) -> None:
+        """Put a pod that is gated, or in no place, where it belongs."""
+        was_gated = entry.gate is not None
+        if was_gated:
+            self._counts[Place.GATED] -= 1
+        if self._closed(entry):
+            return
+        entry.gate = None
+        self._gated_news.pop(entry.pod.uid, None)
+        if entry.entered is None:
+            entry.entered = now
+        if was_gated:
+            entry.since = now
+        gang = entry.pod.gang
+        if gang:
+            singles = self._single_of_gang.get(gang)
+            if singles:
+                # The members of a gang are tried in a row, so that two gangs do not take half of
+                # the nodes each.
+                entry.since = next(iter(singles.values())).since
+            elif gang in self._held_of_gang:
+                # Alone it would wait on a node for members that are not tried.
+                self._wake((self._hold(entry),), now)
+                return
+        self._put_single(entry, Place.ACTIVE)
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def _refuse(self, uid: str, plugins: Collection[str], now: float, *, alone: str) -> None:
+        landed = self._in_flight.land(uid)
+        if landed is None:
+            return
+        entry = landed.entry
+        entry.errors = 0
+        if entry.edited:
+            # The pod as it is now was never tried.
+            entry.edited = False
+            self._admit(entry, now)
+            return
+        entry.refusals += 1
+        held = self._hold(entry, alone=alone)
+        held.probes = ((entry.pod, frozenset(plugins)),)
+        held.refused_at = now
+        self._put_held(held, Place.UNSCHEDULABLE)
+        if self._helped((held,), landed.events):
+            self._wake((held,), now)
+
+    def _hold(self, entry: Entry[S], *, alone: str = "") -> Held[S]:
+        """Add a pod that is in no place to those that it waits with; these keep their place."""
+        pod = entry.pod
+        key = (pod.gang, pod.shape, pod.priority, alone)
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = Held(key)
+            if pod.gang:
+                self._held_of_gang.setdefault(pod.gang, {})[held] = None
+        entry.edited = False
+        entry.place = Place.UNSCHEDULABLE
+        entry.held = held
+        held.pods[pod.uid] = entry
+        held.refusals = max(held.refusals, entry.refusals)
+        self._counts[held.place] += 1
+        return held
+
+    def _put_single(self, entry: Entry[S], place: Place, *, until: float = 0.0) -> None:
+        """Make a pod that is in no place active, or have it back off after an error."""
+        pod = entry.pod
+        entry.place = place
+        self._counts[place] += 1
+        if place is Place.ACTIVE:
+            self._active.push((-pod.priority, entry.since, pod.gang), entry)
+        else:
+            self._failed.push((until,), entry)
+        if pod.gang:
+            self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
+
+    def _put_held(self, held: Held[S], place: Place) -> None:
+        """Move refused pods from where they are to `place`."""
+        self._counts[held.place] -= len(held.pods)
+        self._counts[place] += len(held.pods)
+        self._unlink(held)
+        held.place = place
+        gang, _, priority, _ = held.key
+        if place is Place.ACTIVE:
+            self._active.push((-priority, held.refused_at, gang), held)
+        elif place is Place.BACKOFF:
+            self._refused.push((self._backoff_end(held), -priority, gang), held)
+        else:
+            held.linked = tuple({plugin for _, plugins in held.probes for plugin in plugins})
+            for plugin in held.linked:
+                self._waiting_for.setdefault(plugin, {})[held] = None
+            if self._next_flush is None:
+                self._next_flush = held.refused_at + FLUSH_INTERVAL_S
+
+    def _unlink(self, held: Held[S]) -> None:
+        if held.serial:
+            (self._active if held.place is Place.ACTIVE else self._refused).remove(held)
+        for plugin in held.linked:
+            waiting = self._waiting_for[plugin]
+            del waiting[held]
+            if not waiting:
+                del self._waiting_for[plugin]
+        held.linked = ()
+
+    def _withdraw(self, entry: Entry[S]) -> None:
+        """Take a pod out of the place where it is, which is not in flight."""
+        held, pod = entry.held, entry.pod
+        if held is None:
+            self._counts[entry.place] -= 1
+            if entry.gate is not None:
+                entry.gate = None
+                self._gated_news.pop(pod.uid, None)
+                return
+            (self._active if entry.place is Place.ACTIVE else self._failed).remove(entry)
+            if pod.gang:
+                singles = self._single_of_gang[pod.gang]
+                del singles[pod.uid]
+                if not singles:
+                    del self._single_of_gang[pod.gang]
+            return
+        self._counts[held.place] -= 1
+        entry.held = None
+        entry.since = held.refused_at
+        entry.refusals = held.refusals
+        del held.pods[pod.uid]
+        if not held.pods:
+            self._unlink(held)
+            del self._held[held.key]
+            gang = held.key[0]
+            if gang:
+                others = self._held_of_gang[gang]
+                del others[held]
+                if not others:
+                    del self._held_of_gang[gang]
+
+    def _activate_held(self, held: Held[S]) -> None:
+        if held.place is not Place.ACTIVE:
+            self._put_held(held, Place.ACTIVE)
+
+    def _wake(self, groups: Iterable[Held[S]], now: float) -> int:
+        """Move unschedulable pods to where they back off or are active; gangs as a whole."""
+        moved = 0
+        for first in groups:
+            gang = first.key[0]
+            asleep = [
+                held
+                for held in (self._held_of_gang[gang] if gang else (first,))
+                if held.place is Place.UNSCHEDULABLE
+            ]
+            if not asleep:
+                continue
+            refused_at = max(held.refused_at for held in asleep)
+            refusals = max(held.refusals for held in asleep)
+            for held in asleep:
+                held.refused_at, held.refusals = refused_at, refusals
+                ready = self._backoff_end(held) <= now
+                self._put_held(held, Place.ACTIVE if ready else Place.BACKOFF)
+                moved += len(held.pods)
+        return moved
+
+    def _backoff_end(self, held: Held[S]) -> float:
+        return held.refused_at + self._backoff.after(held.refusals)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _helped(self, groups: Iterable[Held[S]], events: Sequence[ClusterEvent] | None) -> bool:
+        """Return whether one of the events may help; None stands for events that are not known."""
+        return events is None or any(
+            self._may_help(held, event, self._events.interest(event.kind, event.action))
+            for event in events
+            for held in groups
+        )
+
+    def _may_help(self, held: Held[S], event: ClusterEvent, interest: Interest) -> bool:
+        return any(may_help(pod, plugins, event, interest) for pod, plugins in held.probes)
+
+
+def _alike(before: PendingPod[S], after: PendingPod[S]) -> bool:
+    return (before.shape, before.priority, before.gang) == (
+        after.shape, after.priority, after.gang,
+    )  # fmt: skip
