@@ -6,43 +6,26 @@ Environment variables and ports: docs/facts/manager.md, "Flags and environment".
 
 from __future__ import annotations
 
-import math
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 from apis.errors import InputError, InputErrors
-from apis.flags import bad_flag, read_flags
-from apis.gates import parse_bool
-from apis.meta import parse_duration
+from cluster.flags import (
+    Flag,
+    FlagError,
+    Kind,
+    Values,
+    check_values,
+    chosen,
+    describe,
+    read_values,
+)
 from cluster.gates import Gates, parse_gates
 from cluster.manager.node_offer import PLUGINS
-from cluster.webhook.binding import name_list
-from service.addresses import parse_address
 
 CONTROLLERS: Final = ("colocationprofile", "nodemetric", "noderesource", "nodeslo", "quotaprofile")
-
-
-class Kind(StrEnum):
-    """Type of a flag's value."""
-
-    TEXT = "text"
-    BOOL = "bool"
-    NUMBER = "number"
-    DURATION = "duration"
-    ADDRESS = "address"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag with upstream's default. help: "" for a flag without effect here."""
-
-    default: str
-    kind: Kind
-    help: str = ""
 
 
 _T, _B, _N, _D, _A = Kind.TEXT, Kind.BOOL, Kind.NUMBER, Kind.DURATION, Kind.ADDRESS
@@ -132,8 +115,6 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "skip_log_headers": Flag("false", _B),
     "vmodule": Flag("", _T),
 }
-_BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.kind is Kind.BOOL)
-
 _HELP: Final = """\
 koord-manager: configures nodes and their reports, sets what they offer, admits pods and quotas.
 
@@ -151,60 +132,18 @@ More: docs/manager.md."""
 
 def help_text() -> str:
     """Return what --help prints."""
-    lines = [
-        f"  --{name} [{flag.default}]\n      {flag.help}"
-        for name, flag in FLAGS.items()
-        if flag.help
-    ]
-    idle = ", ".join(f"--{name}" for name, flag in FLAGS.items() if not flag.help)
-    # 96 columns: as wide as the other lines of the text.
-    return _HELP.format(
-        flags="\n".join(lines),
-        without_effect=textwrap.fill(
-            idle, 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-        ),
-    )
+    flags, without_effect = describe(FLAGS)
+    return _HELP.format(flags=flags, without_effect=without_effect)
 
 
-class FlagError(ValueError):
-    """A flag cannot be used. The text names the flag and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Values):
     """The parsed command line and environment of one manager process."""
 
-    values: Mapping[str, str]
     gates: Gates
     controllers: frozenset[str]
     plugins: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    without_effect: tuple[str, ...] = ()
-    """Flags on the command line that have no effect here."""
-
-    def text(self, name: str) -> str:
-        return self.values[name]
-
-    def on(self, name: str) -> bool:
-        return parse_bool(self.values[name]) is True
-
-    def number(self, name: str) -> float:
-        try:
-            number = float(self.values[name])
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise FlagError(f"--{name}={self.values[name]}: expected a number")
-        return number
-
-    def seconds(self, name: str) -> float:
-        try:
-            return parse_duration(self.values[name]) / 1e9
-        except ValueError as error:
-            raise FlagError(f"--{name}={self.values[name]}: {error}") from None
-
-    def names(self, name: str) -> tuple[str, ...]:
-        return name_list(self.values[name])
 
     def env(self, name: str, default: str) -> str:
         return self.environment.get(name) or default
@@ -216,71 +155,23 @@ class Settings:
             raise FlagError(f"{name}={text}: expected a port number from 0 to 65535")
         return int(text)
 
-    def address(self, name: str) -> tuple[str, int] | None:
-        """Return (host, port) of a listening address, None for "0" (off).
-
-        An empty host means every address of the machine, IPv4 and IPv6.
-        """
-        text = self.values[name]
-        if text in ("0", ""):
-            return None
-        try:
-            host, port = parse_address(text)
-        except ValueError as error:
-            raise FlagError(f"--{name}={text}: {error}") from None
-        return host, port
-
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings that a command line gives. Raises FlagError."""
     try:
-        words = read_flags(arguments, known=FLAGS, booleans=_BOOLEANS, program="koord-manager")
-        if words.positional:
-            raise FlagError(f"{words.positional[0]!r} is not a flag; see --help")
-        values = {name: flag.default for name, flag in FLAGS.items()} | dict(words.flags)
-        for name in _BOOLEANS:
-            if parse_bool(values[name]) is None:
-                raise bad_flag(name, values[name], "not a boolean: write true or false")
-        gates = parse_gates(values["feature-gates"])
+        words = read_values(arguments, FLAGS, program="koord-manager")
+        gates = parse_gates(words.text("feature-gates"))
     except (InputError, InputErrors) as error:
         raise FlagError(str(error)) from None
     settings = Settings(
-        values=values,
+        values=words.values,
+        given=words.given,
+        without_effect=words.without_effect,
         gates=gates,
-        controllers=chosen(values["controllers"], CONTROLLERS, "controllers"),
-        plugins=chosen(values["noderesource-plugins"], PLUGINS, "noderesource-plugins"),
+        controllers=chosen(words.text("controllers"), CONTROLLERS, "controllers"),
+        plugins=chosen(words.text("noderesource-plugins"), PLUGINS, "noderesource-plugins"),
         environment=os.environ if environment is None else environment,
-        without_effect=tuple(sorted({name for name, _ in words.flags if not FLAGS[name].help})),
     )
-    for name, flag in FLAGS.items():
-        match flag.kind:
-            case Kind.ADDRESS:
-                settings.address(name)
-            case Kind.NUMBER:
-                settings.number(name)
-            case Kind.DURATION:
-                settings.seconds(name)
+    check_values(settings, FLAGS)
     settings.env_port("WEBHOOK_PORT", 9876)
     return settings
-
-
-def chosen(text: str, known: Sequence[str], flag: str) -> frozenset[str]:
-    """Return the names that a list selects; for each name the first matching entry decides.
-
-    `*` selects all, `name` selects and `-name` excludes that name.
-    """
-    entries = name_list(text)
-    for entry in entries:
-        if entry != "*" and entry.removeprefix("-") not in known:
-            raise FlagError(
-                f"--{flag}: {entry!r} is unknown; expected *, name or -name of {', '.join(known)}"
-            )
-    picked = set()
-    for name in known:
-        for entry in entries:
-            if entry == f"-{name}":
-                break
-            if entry in (name, "*"):
-                picked.add(name)
-                break
-    return frozenset(picked)

@@ -8,7 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from cluster.manager.flags import FlagError, Settings, help_text, parse
+from cluster.flags import FlagError
+from cluster.manager.flags import Settings, help_text, parse
 from cluster.webhook.configuration import ConfigurationMissing
 from kube.client import ApiError, Client, Unreachable
 from kube.connection import ConnectionConfigError, load_connection

@@ -16,11 +16,6 @@ from kube.cache import Cache
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
 
 
-def name_list(text: str) -> tuple[str, ...]:
-    """Return the trimmed members of a comma-separated flag."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 @dataclass(frozen=True, slots=True)
 class BindingRules:
     """The flags `--binding-admission-*`."""

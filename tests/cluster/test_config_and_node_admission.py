@@ -13,8 +13,9 @@ from apis.core import Node, Pod
 from apis.errors import InputError
 from apis.meta import LabelSelector
 from apis.slo_config import SLOConfig, load_slo_config
+from cluster.flags import FlagError, chosen
 from cluster.gates import parse_gates
-from cluster.manager.flags import FLAGS, FlagError, chosen, help_text, parse
+from cluster.manager.flags import FLAGS, help_text, parse
 from cluster.manager.node_offer import PLUGINS
 from cluster.webhook.binding import BindingAdmission, BindingRules
 from cluster.webhook.configmap import ConfigMapAdmission, overlapping, virtual_nodes
