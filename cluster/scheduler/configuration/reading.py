@@ -33,7 +33,7 @@ from service.manifest import NotYaml, document
 GROUP_VERSION: Final = "kubescheduler.config.k8s.io/v1"
 KIND: Final = "KubeSchedulerConfiguration"
 
-_LARGEST_FILE: Final = 1 << 20
+LARGEST_FILE: Final = 1 << 20
 """Characters; chosen: an object of the API server, from which files are mounted, has at most 1.5
 MiB, and a file with 100 profiles like the chart's has 0.4 MiB."""
 _MOST_VALUES: Final = 50_000
@@ -110,8 +110,8 @@ def _tree(text: str, obj: str) -> dict[str, Any]:
         error = InputError(obj=obj, field="(whole file)", value=value, problem=problem)
         return InputErrors([error])
 
-    if len(text) > _LARGEST_FILE:
-        raise refused(f"longer than {_LARGEST_FILE} characters")
+    if len(text) > LARGEST_FILE:
+        raise refused(f"longer than {LARGEST_FILE} characters")
     try:
         tree = document(text, most_values=_MOST_VALUES)
     except NotYaml as error:

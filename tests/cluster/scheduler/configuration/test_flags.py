@@ -1,0 +1,163 @@
+"""The command line: kube-scheduler's and Koordinator's flags, and which count beside a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from apis.errors import InputError, InputErrors
+from cluster.flags import FlagError
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.flags import FLAGS, help_text, parse
+from cluster.scheduler.configuration.loading import load
+from cluster.scheduler.configuration.strict import Seconds
+from tests.cluster.scheduler.configuration.files import chart_file, file
+
+CHART = (
+    "--port=10251",
+    "--authentication-skip-lookup=true",
+    "--v=4",
+    "--feature-gates=MultiQuotaTree=true",
+    "--enable-network-topology-manager=true",
+)
+
+
+def configured(tree: dict[str, Any], directory: Path, *flags: str) -> SchedulerConfiguration:
+    path = directory / "koord-scheduler.config"
+    path.write_text(yaml.safe_dump(tree))
+    return load(parse([f"--config={path}", *flags]))
+
+
+def test_the_charts_command_line() -> None:
+    settings = parse(["--config=/config/koord-scheduler.config", *CHART])
+    assert settings.text("config") == "/config/koord-scheduler.config"
+    assert settings.port("port") == 10251
+    assert settings.on("enable-network-topology-manager")
+    assert settings.gates.on["MultiQuotaTree"]
+    assert settings.controllers == {"Coscheduling", "ElasticQuota", "Reservation"}
+    assert settings.without_effect == ("authentication-skip-lookup",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "text"),
+    [
+        (["-v=4"], "v", "4"),
+        (["-v", "4"], "v", "4"),
+        (["-v4"], "v", "4"),
+        (["-s", "20"], "debug-scores", "20"),
+        (["-s20"], "debug-scores", "20"),
+        (["-f"], "debug-filters", "true"),
+        (["-d=false"], "debug-diagnosis", "false"),
+        (["-db"], "debug-diagnosis-blocking", "true"),
+        (["--controller-plugins=*", "--controller-plugins", "-ElasticQuota"], "port", "10251"),
+    ],
+)
+def test_flags_are_written_as_upstreams(arguments: list[str], flag: str, text: str) -> None:
+    assert parse(arguments).text(flag) == text
+
+
+def test_lists_may_be_repeated() -> None:
+    settings = parse(
+        [
+            "--feature-gates=kube:SyncBarrier=true,AllBeta=false",
+            "--feature-gates=WatchList=true",
+            "--controller-plugins=-ElasticQuota",
+            "--controller-plugins=*",
+        ]
+    )
+    assert settings.gates.on["SyncBarrier"]
+    assert not settings.gates.on["GangPendingPodsConditionPatch"]
+    assert settings.controllers == {"Coscheduling", "Reservation"}
+    (notice,) = load(settings).notices
+    assert notice.endswith("no effect here: WatchList")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--confg=x"], "did you mean -config"),
+        (["--port=70000"], "--port=70000: expected a port number"),
+        (["--debug-scores=many"], "--debug-scores=many: expected a whole number"),
+        (["--kube-api-burst=-1"], "expected a whole number, 0 to 2"),
+        (["--kube-api-qps=fast"], "--kube-api-qps=fast: expected a number"),
+        (["--sync-hard-timeout=1"], "--sync-hard-timeout=1: not a duration"),
+        (["--leader-elect=maybe"], "-leader-elect = 'maybe': not a boolean"),
+        (["--controller-plugins=Gang"], "'Gang' is unknown; expected"),
+        (["--feature-gates=SyncBarier=true"], "unknown feature gate .did you mean SyncBarrier"),
+        (["--feature-gates=SyncBarrier"], "not a feature gate and its setting"),
+        (["config.yaml"], "'config.yaml' is not a flag"),
+        (["--config"], "needs a value"),
+    ],
+)
+def test_bad_flags_are_named(arguments: list[str], problem: str) -> None:
+    with pytest.raises(FlagError, match=problem):
+        parse(arguments)
+
+
+def test_help_names_every_flag() -> None:
+    text = help_text()
+    assert all(f"--{name}" in text for name in FLAGS)
+
+
+def test_without_a_file_the_clients_flags_count() -> None:
+    found = load(parse(["--kubeconfig=/k", "--kube-api-qps=5", "--kube-api-burst=9"]))
+    client = found.client_connection
+    assert (client.kubeconfig, client.qps, client.burst) == ("/k", 5.0, 9)
+    assert [profile.scheduler_name for profile in found.profiles] == ["default-scheduler"]
+    assert found.notices == ()
+
+
+def test_beside_a_file_the_clients_flags_are_named_as_without_effect(tmp_path: Path) -> None:
+    tree = file(clientConnection={"kubeconfig": "/file", "qps": 7})
+    found = configured(tree, tmp_path, "--kubeconfig=/k", "--kube-api-qps=5")
+    assert (found.client_connection.kubeconfig, found.client_connection.qps) == ("/file", 7)
+    assert [notice.split()[0] for notice in found.notices] == ["--kubeconfig", "--kube-api-qps"]
+
+
+def test_flags_of_leader_election_override_the_file(tmp_path: Path) -> None:
+    flags = (
+        "--leader-elect-resource-name=mine",
+        "--leader-elect-lease-duration=30s",
+        "--leader-elect-retry-period=3s",
+    )
+    lease = configured(chart_file(), tmp_path, *flags).leader_election
+    assert (lease.resource_name, lease.resource_namespace) == ("mine", "koordinator-system")
+    assert lease.lease_duration == Seconds(30)
+    assert lease.renew_deadline == Seconds(10)
+    assert lease.retry_period == Seconds(3)
+    alone = configured(chart_file(), tmp_path, "--leader-elect=false").leader_election
+    assert not alone.leader_elect
+    assert configured(chart_file(), tmp_path).leader_election.resource_name == "koord-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--leader-elect-lease-duration=5s"], "-leader-elect-lease-duration = '5s': must be"),
+        (["--leader-elect-retry-period=9s"], "-leader-elect-renew-deadline = '10s': must be"),
+        (["--leader-elect-retry-period=0s"], "-leader-elect-retry-period = '0s': must be greater"),
+        (["--leader-elect-resource-lock=endpoints"], "expected leases"),
+    ],
+)
+def test_bad_flags_of_leader_election_are_named(flags: list[str], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        load(parse(flags))
+
+
+def test_a_lease_is_not_checked_without_an_election() -> None:
+    flags = ["--leader-elect=false", "--leader-elect-lease-duration=5s"]
+    assert load(parse(flags)).leader_election.lease_duration == Seconds(5)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be read: .*No such file"):
+        load(parse([f"--config={tmp_path}/absent"]))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"cannot be read: .*decode"):
+        load(parse([f"--config={tmp_path}/binary"]))
+    (tmp_path / "large").write_bytes(b"#" * (1 << 21))
+    with pytest.raises(InputErrors, match="longer than 1048576"):
+        load(parse([f"--config={tmp_path}/large"]))
