@@ -20,6 +20,7 @@ from apis.keys import CPU
 from apis.numa import NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.contract import MAX_SCORE
+from cluster.scheduler.plugins.numa_asked import FULL_REQUIRED, UNBOUND, Asked, Bools, Ints
 from cluster.scheduler.tables.numa import (
     ANY,
     ANY_ALONE,
@@ -32,12 +33,6 @@ from cluster.scheduler.tables.numa import (
 )
 from cluster.scheduler.tables.numa_facts import NO_RATIO
 from cluster.scheduler.tables.numa_state import Status
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-UNBOUND, FULL_PREFERRED, FULL_REQUIRED, SPREAD_PREFERRED, SPREAD_REQUIRED = range(5)
-"""How the CPUs of a pod would be bound on a node."""
 
 _NOTHING: Final = -(2**55)
 """Stands for nothing free: no set with such a NUMA node has enough. Eight of them, and eight of the
@@ -52,24 +47,6 @@ _KIND_ALONE: Final = np.array(
     [ANY_ALONE, ANY_ALONE, IN_WHOLE_CORES, ANY_ALONE, ONE_OF_A_CORE_ALONE]
 )
 """The count of free CPUs that a way of binding can use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a pod asks of some rows.
-
-    rows: numbers of the rows. binding: how CPUs are bound there, by row. policy: index of the NUMA
-    policy in force, by row. amounts: the pod's requests above 0. cpus: count of CPUs, if bound.
-    """
-
-    rows: NDArray[np.intp]
-    binding: NDArray[np.int64]
-    policy: NDArray[np.int64]
-    amounts: tuple[tuple[str, int], ...]
-    cpus: int
-    alone: bool
-    exclusive: NUMAExclusive
-    wider_restricted: bool
 
 
 @dataclass(frozen=True, slots=True)

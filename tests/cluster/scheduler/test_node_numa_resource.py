@@ -22,7 +22,7 @@ from apis.keys import (
 )
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.contract import Refusal
-from cluster.scheduler.plugins.node_numa_resource import Settings
+from cluster.scheduler.plugins.numa_asked import Settings
 from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_pod
@@ -484,6 +484,15 @@ def test_a_pod_without_cpus_or_numa_nodes_records_nothing() -> None:
     cluster = small_cluster()
     booking = cluster.place(cluster.shape({"cpu": "2"}), "n")
     assert cluster.plugin.record(booking, cluster.tables).annotations == {}
+
+
+def test_a_resource_status_that_the_pod_brought_is_taken_away() -> None:
+    cluster = small_cluster()
+    pod = make_pod("p", annotations={ANNOTATION_RESOURCE_STATUS: '{"cpuset":"0-3"}'})
+    shape = Shapes().of(pod)
+    assert cluster.plugin.applies(shape, cluster.tables)
+    written = cluster.plugin.record(cluster.place(shape, "n"), cluster.tables).annotations
+    assert written == {ANNOTATION_RESOURCE_STATUS: None}
 
 
 def test_strategies() -> None:
