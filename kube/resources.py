@@ -88,3 +88,6 @@ QUOTA_PROFILES: Final = Resource(
 NODE_RESOURCE_TOPOLOGIES: Final = Resource(
     "topology.node.k8s.io", "v1alpha1", "noderesourcetopologies", "NodeResourceTopology", False
 )
+RESERVATIONS: Final = Resource(
+    "scheduling.koordinator.sh", "v1alpha1", "reservations", "Reservation", False
+)

@@ -1,0 +1,1 @@
+"""What the scheduler writes to the API server: bindings, conditions, events, reservations."""

@@ -1,0 +1,298 @@
+"""Binds pods: requests in parallel up to a bound, in order for each pod, with a certain outcome.
+
+An outcome is read from an answer that is certain, or from the pod itself. After an answer that
+leaves open whether the server acted (a connection that was cut, a time limit, a 5xx), the pod is
+read: bound as decided, bound otherwise, gone, replaced, or unbound. An unbound pod is bound again
+with the same placement and never given up for another decision, because the first request may
+still be carried out. While the server cannot be reached, this goes on with growing pauses, and the
+placement has no outcome: its booking stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.scheduler.binding.placement import (
+    Bound,
+    Outcome,
+    Placement,
+    PodAsRead,
+    Refused,
+    Why,
+    binding_body,
+    defect_of,
+    outcome_of,
+    patch_body,
+    pod_as_read,
+)
+from cluster.scheduler.binding.turns import Turns
+from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
+from kube.faults import Faults
+from kube.resources import PODS
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 10.0
+"""Between two tries. Chosen: a restart of an API server takes some seconds; at twice the longest
+pause, a placement without an outcome waits up to 20 s after the server is back."""
+_MOST_FAILURES: Final = 6
+"""Answers of 5xx in a row, the pod found unbound after each, until a placement is refused. Chosen:
+with the pauses these are 6 s, longer than etcd takes to elect a leader. An error that depends on
+the request alone (a webhook that cannot be called) would otherwise hold the booking for ever."""
+_QUIET_S: Final = 30.0
+"""Between two log lines about placements without an outcome."""
+
+
+@dataclass(slots=True)
+class BindingCounts:
+    """Since the start. lost: requests whose answer was lost or left the effect open."""
+
+    bound: int = 0
+    refused: int = 0
+    lost: int = 0
+    patches: int = 0
+
+
+class Binder:
+    """Carries placements out in the background.
+
+    on_outcome: called once for each placement, on the event loop; not for placements that `drain`
+    leaves. before: awaited before a pod's first request; for writes about the same pod that must
+    not come later. at_once: requests in parallel.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        on_outcome: Callable[[Placement, Outcome], None],
+        *,
+        at_once: int = 16,
+        before: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._client = client
+        self._on_outcome = on_outcome
+        self._before = before
+        self._gate = asyncio.Semaphore(at_once)
+        self._turns = Turns()
+        self._tasks: dict[asyncio.Task[None], Placement] = {}
+        self._unknown: set[str] = set()
+        """Uids of pods."""
+        self._logged_at = float("-inf")
+        self._draining = False
+        self.counts = BindingCounts()
+        self.faults = Faults("binding")
+
+    @property
+    def in_flight(self) -> int:
+        """How many placements have no outcome yet."""
+        return len(self._tasks)
+
+    @property
+    def unknown(self) -> int:
+        """How many placements wait for an API server that cannot be reached or fails."""
+        return len(self._unknown)
+
+    def submit(self, placement: Placement) -> None:
+        """Carry out a placement. Raises RuntimeError while draining."""
+        if self._draining:
+            raise RuntimeError("the binder is draining")
+        task = asyncio.create_task(self._carry_out(placement))
+        self._tasks[task] = placement
+        task.add_done_callback(self._tasks.pop)
+
+    async def drain(self, seconds: float) -> tuple[Placement, ...]:
+        """Finish what is in flight within `seconds`; return the placements without an outcome.
+
+        These may be bound or not. After a restart the watch shows which.
+        """
+        self._draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        left = dict(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if left:
+            _log.warning(
+                "%d bindings have no certain outcome at the end: %s%s",
+                len(left),
+                ", ".join(placement.key for placement in list(left.values())[:10]),
+                ", ..." if len(left) > 10 else "",
+            )
+        return tuple(left.values())
+
+    async def _carry_out(self, placement: Placement) -> None:
+        try:
+            outcome = await self._outcome(placement)
+        except Exception as error:  # noqa: BLE001 - a defect must not leave a booking for ever
+            self.faults.note("carrying out a placement", about=placement.key)
+            outcome = Refused(Why.FAILING, f"{type(error).__name__}: {error}")
+        finally:
+            self._unknown.discard(placement.uid)
+        if isinstance(outcome, Bound):
+            self.counts.bound += 1
+        else:
+            self.counts.refused += 1
+        try:
+            self._on_outcome(placement, outcome)
+        except Exception:  # noqa: BLE001 - the other placements go on
+            self.faults.note("taking an outcome", about=placement.key)
+
+    async def _outcome(self, placement: Placement) -> Outcome:
+        if defect := defect_of(placement):
+            return Refused(Why.INVALID, f"pod {placement.key}: {defect}")
+        async with self._turns.of(placement.key):
+            if self._before is not None:
+                await self._before(placement.key)
+            version = placement.resource_version
+            patch = patch_body(placement)
+            if patch is not None:
+                patched = await self._patch(placement, patch)
+                if isinstance(patched, Refused):
+                    return patched
+                version = patched if version else ""
+            return await self._bind(placement, version)
+
+    async def _patch(self, placement: Placement, body: bytes) -> str | Refused:
+        """Write what goes before the Binding; return the pod's version then."""
+        self.counts.patches += 1
+        path = PODS.path(namespace=placement.namespace, name=placement.name)
+
+        async def write() -> bytes:
+            return await self._client.request(
+                "PATCH", path, body=body, content_type=MERGE_PATCH, tries=1
+            )
+
+        def done(pod: PodAsRead) -> Refused | None:
+            # With a version, a pod that changed may have been changed by this patch or by others.
+            if placement.resource_version in ("", pod.resource_version):
+                return None
+            return Refused(Why.CONFLICT, f"pod {placement.key} changed, perhaps by a lost patch")
+
+        answer = await self._until_certain(placement, write, done)
+        if isinstance(answer, Bound):
+            return Refused(Why.BOUND_ELSEWHERE, f"pod {placement.key} was bound before its patch")
+        return answer if isinstance(answer, Refused) else pod_as_read(answer).resource_version
+
+    async def _bind(self, placement: Placement, version: str) -> Outcome:
+        path = PODS.path(namespace=placement.namespace, name=placement.name, subresource="binding")
+        body = binding_body(placement, resource_version=version)
+
+        async def write() -> bytes:
+            return await self._client.request("POST", path, body=body, tries=1)
+
+        answer = await self._until_certain(placement, write, lambda _: None)
+        return Bound() if isinstance(answer, bytes) else answer
+
+    async def _until_certain(
+        self,
+        placement: Placement,
+        write: Callable[[], Awaitable[bytes]],
+        unbound: Callable[[PodAsRead], Refused | None],
+    ) -> bytes | Outcome:
+        """Repeat `write` until its effect is certain.
+
+        Return the answer of a 2xx, or the outcome that a refusal or the pod itself shows.
+        unbound: called with the pod when it was read after a lost answer and is not bound.
+        """
+        pause = _FIRST_PAUSE_S
+        failures = 0
+        lost = False
+        while True:
+            refused: Refused | None = None
+            try:
+                async with self._gate:
+                    return await write()
+            except Unreachable as error:
+                reason = str(error)
+                failures = 0
+                lost = True
+            except ApiError as error:
+                reason = str(error)
+                if error.status in (401, 429):
+                    # Not carried out: nothing to read.
+                    self._note_unknown(placement, reason)
+                    pause = await _rest(pause, at_least=error.retry_after or 0.0)
+                    continue
+                if error.status >= 500 or error.status == 408:
+                    failures += 1
+                    lost = True
+                else:
+                    refused = _refused(placement, error)
+                    # After a lost answer, the refusal may be the consequence of our own write.
+                    if error.status != 409 and not lost:
+                        return refused
+            if refused is None:
+                self.counts.lost += 1
+                self._note_unknown(placement, reason)
+            pod = await self._read(placement)
+            shown = outcome_of(placement, pod)
+            if shown is not None:
+                return shown
+            if refused is not None:
+                return refused
+            assert pod is not None
+            if (conflict := unbound(pod)) is not None:
+                return conflict
+            if failures >= _MOST_FAILURES:
+                return Refused(Why.FAILING, reason)
+            pause = await _rest(pause)
+
+    async def _read(self, placement: Placement) -> PodAsRead | None:
+        """Return the pod as stored, None if there is none of the name; tries until it is read."""
+        path = PODS.path(namespace=placement.namespace, name=placement.name)
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._gate:
+                    # Without a resourceVersion the server reads from etcd, behind every write.
+                    return pod_as_read(await self._client.request("GET", path, tries=1))
+            except ApiError as error:
+                if error.not_found:
+                    return None
+                reason = str(error)
+            except (Unreachable, ValueError) as error:
+                reason = str(error)
+            self._note_unknown(placement, reason)
+            pause = await _rest(pause)
+
+    def _note_unknown(self, placement: Placement, reason: str) -> None:
+        self._unknown.add(placement.uid)
+        now = time.monotonic()
+        if now - self._logged_at >= _QUIET_S:
+            self._logged_at = now
+            _log.warning(
+                "%d bindings have no certain outcome yet, the last is of pod %s: %s",
+                len(self._unknown),
+                placement.key,
+                reason,
+            )
+
+
+def _refused(placement: Placement, error: ApiError) -> Refused:
+    """Return the outcome that a refusal (4xx) means if the pod itself does not show another."""
+    message = error.message or f"{error.status} {error.reason}"
+    if error.status == 409:
+        return Refused(Why.CONFLICT, message)
+    if error.not_found:
+        return Refused(Why.DELETED, message)
+    if error.status == 422 and "metadata.uid" in error.message:
+        # What a PATCH of a pod with another uid gets.
+        return Refused(Why.OTHER_UID, message)
+    if error.status == 403:
+        return Refused(Why.FORBIDDEN, message)
+    return Refused(Why.INVALID, f"{error.status} {error.reason}: {error.message}")
+
+
+async def _rest(pause: float, *, at_least: float = 0.0) -> float:
+    """Wait about `pause` seconds, and not less than the server asked for; return the next pause."""
+    longest = max(pause * random.uniform(0.5, 1.5), min(at_least, _LONGEST_PAUSE_S))
+    await asyncio.sleep(longest)
+    return min(pause * 2, _LONGEST_PAUSE_S)

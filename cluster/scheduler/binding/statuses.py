@@ -1,0 +1,263 @@
+"""Conditions and nominations of pods that were not placed, written in the background.
+
+Bindings matter more: few requests run in parallel, a pod's status that waits is replaced by a newer
+one, and what the pod already shows is not written again. A status is given up, counted and logged
+where the server refuses it; while the server cannot be reached it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from apis.meta import format_time
+from cluster.scheduler.binding.turns import Turns
+from kube.client import STRATEGIC_PATCH, ApiError, Client, Unreachable
+from kube.faults import Faults
+from kube.resources import PODS
+
+_log = logging.getLogger(__name__)
+
+_MOST_WAITING: Final = 20_000
+"""Pods whose status waits. Chosen: 40 MB with messages of usual length. At twice the value a
+longer absence of the API server loses nothing, for twice the memory."""
+_MOST_REMEMBERED: Final = 50_000
+"""Pods whose written status is remembered. Chosen: more than wait in a large cluster; a forgotten
+status is written once more."""
+_LONGEST_MESSAGE: Final = 16 * 1024
+"""Characters. Chosen: the longest messages, with a reason for each of many constraints, have 2 KiB;
+the API server sets no limit of its own."""
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+"""Between two tries while the server cannot be reached. Chosen: nothing waits for a status."""
+
+_MOST_FAILURES: Final = 5
+"""Answers of 5xx until a status is given up. Chosen: with the pauses these are 8 s; an error that
+depends on the request alone would be repeated for ever. The pod's next attempt writes again."""
+
+UNSCHEDULABLE: Final = "Unschedulable"
+SCHEDULER_ERROR: Final = "SchedulerError"
+SCHEDULING_GATED: Final = "SchedulingGated"
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """Why a pod is not placed. reason: one of the constants above.
+
+    nominated_node: the node that preemption frees for it; "" clears, None leaves it as it is.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    message: str
+    nominated_node: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Return namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pod shows in the watch: its condition PodScheduled and its nomination.
+
+    status: "True", "False", or "" without the condition.
+    """
+
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    nominated_node: str = ""
+
+
+@dataclass(slots=True)
+class StatusCounts:
+    """Since the start. unchanged: not written, because the pod shows it. replaced: by a newer one,
+    or by a binding, before it was written. gone: the pod was deleted or replaced. lost: refused by
+    the server, or dropped because too many wait."""
+
+    written: int = 0
+    gone: int = 0
+    unchanged: int = 0
+    replaced: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    status: PodStatus
+    false_already: bool
+    """Whether the pod shows the condition as False: its lastTransitionTime stays."""
+    failures: int = 0
+
+
+class StatusWriter:
+    """Writes statuses; run it with `run`.
+
+    now: the wall clock in seconds, for lastTransitionTime. at_once: requests in parallel.
+    """
+
+    def __init__(self, client: Client, *, now: Callable[[], float], at_once: int = 4) -> None:
+        self._client = client
+        self._now = now
+        self._at_once = at_once
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        """By key."""
+        self._written: OrderedDict[str, PodStatus] = OrderedDict()
+        """By uid."""
+        self._turns = Turns()
+        self._wake = asyncio.Event()
+        self.counts = StatusCounts()
+        self.faults = Faults("statuses")
+
+    @property
+    def waiting(self) -> int:
+        """How many statuses are not written yet."""
+        return len(self._waiting)
+
+    def submit(self, status: PodStatus, shown: Shown) -> None:
+        """Write a status unless the pod shows it. shown: what the watch has of the pod."""
+        if len(status.message) > _LONGEST_MESSAGE:
+            short = status.message[: _LONGEST_MESSAGE - 3] + "..."
+            status = replace(status, message=short)
+        waited = self._waiting.pop(status.key, None)
+        if waited is not None:
+            self.counts.replaced += 1
+        # Our own last write is newer than the watch, which may not have it yet.
+        known = self._written.get(status.uid)
+        if _says(known, shown, status):
+            self.counts.unchanged += 1
+            return
+        false_already = known is not None or shown.status == "False"
+        self._waiting[status.key] = _Waiting(status, false_already)
+        if len(self._waiting) > _MOST_WAITING:
+            _, dropped = self._waiting.popitem(last=False)
+            self._lose(dropped.status, "too many statuses wait")
+        self._wake.set()
+
+    async def settle(self, key: str) -> None:
+        """Drop what waits for a pod and wait for what is being written; before its binding.
+
+        A condition that arrived after the binding would show a bound pod as not scheduled.
+        """
+        if self._waiting.pop(key, None) is not None:
+            self.counts.replaced += 1
+        if self._turns.busy(key):
+            async with self._turns.of(key):
+                pass
+
+    def forget(self, uid: str) -> None:
+        """Forget what was written about a pod that is bound or gone."""
+        self._written.pop(uid, None)
+
+    async def run(self) -> None:
+        """Write what was submitted, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            _, waiting = self._waiting.popitem(last=False)
+            try:
+                wait = await self._write(waiting)
+            except Exception:  # noqa: BLE001 - one status must not end the writing of others
+                self.faults.note("writing a status", about=waiting.status.key)
+                self.counts.lost += 1
+                wait = False
+            if wait:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+            else:
+                pause = _FIRST_PAUSE_S
+
+    async def _write(self, waiting: _Waiting) -> bool:
+        """Write one status. Return whether to pause before the next."""
+        status = waiting.status
+        path = PODS.path(namespace=status.namespace, name=status.name, subresource="status")
+        body = self._body(waiting)
+        async with self._turns.of(status.key):
+            try:
+                await self._client.request(
+                    "PATCH", path, body=body, content_type=STRATEGIC_PATCH, tries=1
+                )
+            except (ApiError, Unreachable) as error:
+                return self._failed(waiting, error)
+        self.counts.written += 1
+        known = self._written.pop(status.uid, None)
+        if status.nominated_node is None and known is not None:
+            status = replace(status, nominated_node=known.nominated_node)
+        self._written[status.uid] = status
+        if len(self._written) > _MOST_REMEMBERED:
+            self._written.popitem(last=False)
+        return False
+
+    def _body(self, waiting: _Waiting) -> bytes:
+        status = waiting.status
+        condition: dict[str, Any] = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": status.reason,
+            "message": status.message,
+        }
+        if not waiting.false_already:
+            now = datetime.fromtimestamp(self._now(), UTC)
+            condition["lastTransitionTime"] = format_time(now)
+        plain: dict[str, Any] = {"conditions": [condition]}
+        if status.nominated_node is not None:
+            plain["nominatedNodeName"] = status.nominated_node or None
+        # The uid is a precondition: a pod of the same name that came later is not written.
+        return msgspec.json.encode({"metadata": {"uid": status.uid}, "status": plain})
+
+    def _failed(self, waiting: _Waiting, error: ApiError | Unreachable) -> bool:
+        status = waiting.status
+        if isinstance(error, ApiError):
+            if error.not_found or (error.status == 422 and "metadata.uid" in error.message):
+                self.counts.gone += 1
+                return False
+            if error.status >= 500:
+                waiting.failures += 1
+            if waiting.failures >= _MOST_FAILURES or (
+                error.status < 500 and error.status not in (401, 408, 409, 429)
+            ):
+                self._lose(status, str(error))
+                return False
+        if status.key in self._waiting:
+            self.counts.replaced += 1
+        else:
+            self._waiting[status.key] = waiting
+        return True
+
+    def _lose(self, status: PodStatus, why: str) -> None:
+        self.counts.lost += 1
+        _log.warning("the status of pod %s (%s) is not written: %s", status.key, status.reason, why)
+
+
+def _says(known: PodStatus | None, shown: Shown, wanted: PodStatus) -> bool:
+    """Return whether the pod says already what is wanted."""
+    if known is not None:
+        if (known.reason, known.message) != (wanted.reason, wanted.message):
+            return False
+        nominated = known.nominated_node
+        if nominated is None:
+            nominated = shown.nominated_node
+    else:
+        if (shown.status, shown.reason, shown.message) != ("False", wanted.reason, wanted.message):
+            return False
+        nominated = shown.nominated_node
+    return wanted.nominated_node in (None, nominated)

@@ -1,0 +1,414 @@
+"""Bindings: one write each, order for each pod, and outcomes that are read and never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from cluster.scheduler.binding import binder as binder_module
+from cluster.scheduler.binding.binder import Binder
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
+from cluster.scheduler.binding.turns import Turns
+from kube.kept_client import KeptClient
+from tests.beds.apiserver import eventually
+from tests.cluster.scheduler.binding.stored_pods import (
+    After,
+    Fault,
+    StoredPods,
+    cut,
+    refuse,
+    serving,
+)
+
+RECORDED = {"koordinator.sh/cpus": "0-3"}
+PLACEMENT = Placement("ns", "p", "u", "n1", annotations=RECORDED)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(binder_module, "_FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(binder_module, "_LONGEST_PAUSE_S", 0.01)
+    yield
+
+
+@dataclass
+class Bed:
+    store: StoredPods
+    binder: Binder
+    outcomes: list[tuple[Placement, Outcome]] = field(default_factory=list)
+
+    async def outcome(self, placement: Placement = PLACEMENT) -> Outcome:
+        self.binder.submit(placement)
+        await eventually(lambda: self.outcomes, every=0.002)
+        return self.outcomes.pop()[1]
+
+
+@asynccontextmanager
+async def bed(store: StoredPods, *, at_once: int = 16) -> AsyncIterator[Bed]:
+    outcomes: list[tuple[Placement, Outcome]] = []
+    async with serving(store) as client:
+        binder = Binder(client, lambda *both: outcomes.append(both), at_once=at_once)
+        yield Bed(store, binder, outcomes)
+        await binder.drain(0)
+
+
+def one_pod(*faults: Fault | After | None, **metadata: Any) -> StoredPods:
+    store = StoredPods(faults=deque(faults))
+    store.add("p", **metadata)
+    return store
+
+
+def outcome(store: StoredPods, placement: Placement = PLACEMENT) -> Outcome:
+    async def run() -> Outcome:
+        async with bed(store) as here:
+            return await here.outcome(placement)
+
+    return asyncio.run(run())
+
+
+def test_one_request_binds_and_records() -> None:
+    store = one_pod()
+    assert outcome(store, replace(PLACEMENT, annotations=MappingProxyType(RECORDED))) == Bound()
+    assert store.requests == [
+        (
+            "POST",
+            "/api/v1/namespaces/ns/pods/p/binding",
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": RECORDED},
+                "target": {"kind": "Node", "name": "n1"},
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "writes", "reads"),
+    [
+        (After(cut), 1, 1),
+        (After(refuse(500, "InternalError")), 1, 1),
+        (After(refuse(504, "Timeout")), 1, 1),
+        (cut, 2, 1),
+        (refuse(500, "InternalError"), 2, 1),
+        (refuse(503, "ServiceUnavailable"), 2, 1),
+        (refuse(429, "TooManyRequests"), 2, 0),
+    ],
+)
+def test_an_answer_that_is_lost_is_resolved_by_reading(
+    fault: Fault | After, writes: int, reads: int
+) -> None:
+    store = one_pod(fault)
+    assert outcome(store) == Bound()
+    assert store.writes == ["POST binding"] * writes
+    assert store.reads == reads
+    assert store.pods["p"]["metadata"]["annotations"] == RECORDED
+
+
+def test_an_answer_after_the_time_limit_is_resolved_by_reading() -> None:
+    async def run() -> None:
+        store = one_pod()
+        store.delay = 0.3
+        async with (
+            serving(store) as client,
+            KeptClient(client._connection, timeout_seconds=0.1) as hasty,
+        ):
+            outcomes: list[Outcome] = []
+            binder = Binder(hasty, lambda _, found: outcomes.append(found))
+            binder.submit(PLACEMENT)
+            await eventually(lambda: binder.unknown)
+            store.delay = 0
+            await eventually(lambda: outcomes)
+            assert outcomes == [Bound()]
+
+    asyncio.run(run())
+
+
+def test_a_retry_after_is_respected_up_to_the_longest_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(binder_module, "_LONGEST_PAUSE_S", 1.0)
+    store = one_pod(refuse(429, "TooManyRequests", **{"Retry-After": "1"}))
+
+    async def run() -> float:
+        loop = asyncio.get_running_loop()
+        async with bed(store) as here:
+            started = loop.time()
+            assert await here.outcome() == Bound()
+            return loop.time() - started
+
+    assert asyncio.run(run()) >= 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        ({"spec": {"nodeName": "n2"}}, Why.BOUND_ELSEWHERE),
+        ({"spec": {"nodeName": "n1"}}, Why.BOUND_ELSEWHERE),
+        ({"metadata": {"uid": "other"}}, Why.OTHER_UID),
+        ({"metadata": {"uid": "other"}, "spec": {"nodeName": "n1"}}, Why.OTHER_UID),
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, Why.DELETED),
+        ({"spec": {"schedulingGates": [{"name": "g"}]}}, Why.CONFLICT),
+        (None, Why.DELETED),
+    ],
+)
+def test_a_refusal_names_what_the_pod_shows(
+    pod: dict[str, dict[str, Any]] | None, why: Why, lost: bool
+) -> None:
+    store = one_pod(*([cut] if lost else []))
+    if pod is None:
+        store.pods.clear()
+    else:
+        for part, values in pod.items():
+            store.pods["p"][part].update(values)
+    found = outcome(store)
+    assert isinstance(found, Refused)
+    assert found.why is why
+    assert found.message
+
+
+def test_the_same_binding_made_before_is_success() -> None:
+    store = one_pod(annotations={**RECORDED, "other": "x"})
+    store.pods["p"]["spec"]["nodeName"] = "n1"
+    assert outcome(store) == Bound()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "why"),
+    [
+        (403, "Forbidden", Why.FORBIDDEN),
+        (400, "BadRequest", Why.INVALID),
+        (413, "RequestEntityTooLarge", Why.INVALID),
+        (422, "Invalid", Why.INVALID),
+    ],
+)
+def test_a_certain_refusal_is_not_repeated(code: int, reason: str, why: Why) -> None:
+    store = one_pod(refuse(code, reason, "so it is"))
+    found = outcome(store)
+    assert isinstance(found, Refused)
+    assert found.why is why
+    assert "so it is" in found.message
+    assert (store.writes, store.reads) == (["POST binding"], 0)
+
+
+def test_a_refusal_after_a_lost_answer_does_not_hide_a_success() -> None:
+    """The first write is carried out late: after the pod was read, before the second write."""
+    store = one_pod(cut)
+
+    def late(_: Any) -> Any:
+        store.pods["p"]["spec"]["nodeName"] = "n1"
+        store.pods["p"]["metadata"]["annotations"] = RECORDED
+        return refuse(403, "Forbidden", "rights were taken away")(_)
+
+    store.faults.append(late)
+    assert outcome(store) == Bound()
+
+
+def test_a_server_that_always_fails_does_not_hold_a_booking_for_ever() -> None:
+    store = one_pod()
+    store.always = refuse(500, "InternalError", "failed calling webhook")
+    found = outcome(store)
+    assert isinstance(found, Refused)
+    assert found.why is Why.FAILING
+    assert "failed calling webhook" in found.message
+    assert len(store.writes) == 6
+
+
+def test_without_an_api_server_there_is_no_outcome_until_it_is_back() -> None:
+    store = one_pod()
+    store.down = True
+
+    async def run() -> None:
+        async with bed(store) as here:
+            here.binder.submit(PLACEMENT)
+            await eventually(lambda: len(store.requests) > 20)
+            assert here.outcomes == []
+            assert (here.binder.in_flight, here.binder.unknown) == (1, 1)
+            store.down = False
+            await eventually(lambda: here.outcomes == [(PLACEMENT, Bound())])
+            await eventually(lambda: here.binder.in_flight == 0)
+            assert here.binder.unknown == 0
+
+    asyncio.run(run())
+
+
+def test_requests_run_in_parallel_up_to_the_bound() -> None:
+    store = StoredPods(delay=0.01)
+    for number in range(40):
+        store.add(f"p{number}")
+
+    async def run() -> None:
+        async with bed(store, at_once=5) as here:
+            for number in range(40):
+                here.binder.submit(replace(PLACEMENT, name=f"p{number}"))
+            await eventually(lambda: len(here.outcomes) == 40)
+            assert all(found == Bound() for _, found in here.outcomes)
+            assert here.binder.counts.bound == 40
+
+    asyncio.run(run())
+    assert store.most_parallel == 5
+
+
+def test_placements_of_one_name_are_carried_out_in_order() -> None:
+    """A StatefulSet's pod that was replaced while the binding of the former was in flight."""
+    store = one_pod(cut, cut, uid="new")
+
+    async def run() -> None:
+        async with bed(store) as here:
+            here.binder.submit(PLACEMENT)
+            here.binder.submit(replace(PLACEMENT, uid="new", node="n2"))
+            await eventually(lambda: len(here.outcomes) == 2)
+            (first, refused), (second, bound) = here.outcomes
+            assert (first.uid, second.uid) == ("u", "new")
+            assert isinstance(refused, Refused)
+            assert bound == Bound()
+
+    asyncio.run(run())
+
+
+def test_what_a_binding_cannot_carry_is_patched_before() -> None:
+    store = one_pod(annotations={"old": "1"}, labels={"app": "a"})
+    placement = replace(PLACEMENT, labels={"l": "x"}, removed_annotations=("old",))
+    assert outcome(store, placement) == Bound()
+    assert store.writes == ["PATCH p", "POST binding"]
+    metadata = store.pods["p"]["metadata"]
+    assert metadata["annotations"] == RECORDED
+    assert metadata["labels"] == {"app": "a", "l": "x"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "uid", "version", "expected"),
+    [
+        ([After(cut)], "u", "", None),
+        ([cut], "u", "", None),
+        ([cut], "u", "1", None),
+        ([None, After(cut)], "u", "1", None),
+        ([], "other", "", Why.OTHER_UID),
+        ([], "u", "0", Why.CONFLICT),
+        # Who changed the pod cannot be seen; nothing is bound.
+        ([After(cut)], "u", "1", Why.CONFLICT),
+        ([None, refuse(403, "Forbidden")], "u", "1", Why.FORBIDDEN),
+    ],
+)
+def test_a_patch_is_resolved_like_a_binding(
+    faults: list[Fault | After | None], uid: str, version: str, expected: Why | None
+) -> None:
+    store = one_pod(*faults)
+    placement = replace(PLACEMENT, uid=uid, resource_version=version, labels={"l": "x"})
+    found = outcome(store, placement)
+    assert (found.why if isinstance(found, Refused) else None) is expected
+    assert bool(store.pods["p"]["spec"].get("nodeName")) == (expected is None)
+
+
+def test_a_pod_that_changed_since_the_decision_is_not_bound() -> None:
+    store = one_pod(resourceVersion="7")
+    found = outcome(store, replace(PLACEMENT, resource_version="6"))
+    assert isinstance(found, Refused)
+    assert found.why is Why.CONFLICT
+    assert outcome(store, replace(PLACEMENT, resource_version="7")) == Bound()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"node": ""}, "no node"),
+        ({"uid": ""}, "no uid"),
+        ({"annotations": {"a b": "x"}}, "'a b' is no valid key"),
+        ({"annotations": {"a": "x" * 262_144}}, "262145 bytes of annotations"),
+        ({"annotations": {"a": "x"}, "annotation_bytes": 262_143}, "262145 bytes"),
+        ({"labels": {"/": "x"}}, "'/' is no valid key"),
+    ],
+)
+def test_what_would_leave_a_broken_pod_is_not_sent(change: dict[str, Any], text: str) -> None:
+    store = one_pod()
+    found = outcome(store, replace(PLACEMENT, **change))
+    assert isinstance(found, Refused)
+    assert found.why is Why.INVALID
+    assert text in found.message
+    assert store.requests == []
+
+
+def test_draining_finishes_what_it_can_and_names_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = StoredPods(delay=0.05)
+    for name in ("p", "q"):
+        store.add(name)
+
+    async def run() -> None:
+        async with bed(store) as here:
+            here.binder.submit(PLACEMENT)
+            await asyncio.sleep(0.01)
+            assert await here.binder.drain(5) == ()
+            assert here.outcomes == [(PLACEMENT, Bound())]
+            with pytest.raises(RuntimeError, match="draining"):
+                here.binder.submit(PLACEMENT)
+        store.down = True
+        async with bed(store) as here:
+            here.binder.submit(replace(PLACEMENT, name="q"))
+            (left,) = await here.binder.drain(0.1)
+            assert left.name == "q"
+            assert here.outcomes == []
+            assert here.binder.in_flight == 0
+
+    asyncio.run(run())
+    assert "1 bindings have no certain outcome at the end: ns/q" in caplog.text
+
+
+def test_a_defect_in_taking_an_outcome_harms_no_other_placement() -> None:
+    store = one_pod()
+    store.add("q")
+    taken: list[str] = []
+
+    def take(placement: Placement, _: Outcome) -> None:
+        taken.append(placement.name)
+        raise ValueError("a defect")
+
+    async def run() -> None:
+        async with serving(store) as client:
+            binder = Binder(client, take)
+            binder.submit(PLACEMENT)
+            binder.submit(replace(PLACEMENT, name="q"))
+            await eventually(lambda: len(taken) == 2 and not binder.in_flight)
+            assert binder.faults.count == 2
+
+    asyncio.run(run())
+
+
+def test_turns_keep_their_order_also_when_one_is_cancelled() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        turns = Turns()
+        release = asyncio.Event()
+
+        async def work(name: str, until: asyncio.Event | None = None) -> None:
+            async with turns.of("k"):
+                order.append(name)
+                if until is not None:
+                    await until.wait()
+
+        first = asyncio.create_task(work("first", release))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(work("second"))
+        third = asyncio.create_task(work("third"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert order == ["first"]
+        assert turns.busy("k")
+        release.set()
+        await asyncio.gather(first, third)
+        assert order == ["first", "third"]
+        await asyncio.sleep(0)
+        assert len(turns) == 0
+
+    asyncio.run(run())
