@@ -93,8 +93,9 @@ def _load(flags: Parsed, mode: Mode, environment: Mapping[str, str] = os.environ
 
 
 def _run(flags: Parsed, mode: Mode) -> int:
-    from service import logs
+    from service import logs, memory
 
+    memory.keep_little()
     config = _load(flags, mode)
     logs.set_up(level=config.log.level, form=config.log.format)
     from koordlet.process import run_daemon
