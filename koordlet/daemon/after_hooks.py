@@ -83,6 +83,10 @@ class AfterHooks:
         self._dynamics.state_changed()
         self._ask_kubelet_about(uid)
 
+    def container_complete(self, uid: str) -> None:
+        self._passes.container_complete(uid)
+        self._dynamics.state_changed()
+
     def proxy_called(self, uid: str) -> None:
         self._ask_kubelet_about(uid)
         self._feeds.fetch_soon(CRI)

@@ -34,6 +34,10 @@ RUNTIME = "runtime"
 """The name of the runtime's lists as a source of the state."""
 _NOTED: Final = frozenset(FILES)
 _NOTED_AT_CREATION: Final = _NOTED | DELIVERED_AT_CREATION
+_MOST_CREATED: Final = 1024
+"""Containers between creation and start whose decisions are remembered. Chosen: far more than are
+started at a time; the end of one that failed to start may not be reported. Beyond it the oldest
+are looked at soon after their start, as those that no hook created."""
 
 
 class Surroundings(Protocol):
@@ -68,6 +72,13 @@ class Surroundings(Protocol):
 
     def pod_appeared(self, uid: str) -> None:
         """A pod is about to run, or has other resources: what is its own is wanted at once."""
+        ...
+
+    def container_complete(self, uid: str) -> None:
+        """A container of this pod runs, with all its values from the runtime.
+
+        What is left is to look whether the runtime wrote them, which is not urgent.
+        """
         ...
 
     def delivered(
@@ -123,6 +134,8 @@ class NriHandler:
         self._requests = requests
         self._daemon = surroundings
         self._answers = Answers()
+        self._created: dict[str, Decision] = {}
+        """The decisions about containers that do not run yet."""
         self.runtime: RuntimeProfile | None = None
 
     def resctrl_groups(self) -> Collection[str]:
@@ -222,13 +235,21 @@ class NriHandler:
                 self._daemon.make_host_directory(key, outcome.value)
         self._keep(subject, decision)
         self._daemon.later(lambda: self._note_creation(subject, decision))
+        self._created[subject.id] = decision
+        if len(self._created) > _MOST_CREATED:
+            del self._created[next(iter(self._created))]
         self._pod_changed(container.subject.pod.uid, can_wait=True)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
             self._remember(container.subject.id)
-        self._pod_changed(container.subject.pod.uid)
+        uid = container.subject.pod.uid
+        created = self._created.pop(container.subject.id, None)
+        if uid and created is not None and self._was_complete(created):
+            self._daemon.container_complete(uid)
+        else:
+            self._pod_changed(uid)
 
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
@@ -279,6 +300,7 @@ class NriHandler:
 
     def _end(self, container: Container) -> None:
         self._state.remove_container(container.subject.id)
+        self._created.pop(container.subject.id, None)
         self._daemon.ended(container.subject.id)
 
     def _remember(self, container_id: str) -> None:
@@ -286,6 +308,12 @@ class NriHandler:
         if remembered is not None:
             self._requests.keep(container_id, remembered)
             self._daemon.later(self._requests.write)
+
+    def _was_complete(self, decision: Decision) -> bool:
+        """Return whether the reply to a creation had all values of the decision."""
+        return self.runtime is not None and all(
+            resource in self.runtime.creation for resource, _ in decision.outcomes
+        )
 
     def _keep(self, subject: ContainerSubject, decision: Decision) -> None:
         """Keep over a crash what kubelet requested, and what is delivered in its place."""

@@ -169,6 +169,8 @@ class Daemon:
     def pod_appeared(self, uid: str) -> None:
         self.pod_changed(uid)
 
+    container_complete = pod_appeared
+
     def delivered(
         self,
         container_id: str,

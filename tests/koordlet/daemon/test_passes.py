@@ -127,6 +127,42 @@ def test_what_can_wait_goes_with_the_next_change() -> None:
     asyncio.run(run())
 
 
+def test_a_container_with_all_its_values_waits_for_the_next_change() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.container_complete("running")
+        made.pod_appeared("new")
+        await asyncio.sleep(0)
+        assert recorder.pods == [{"running", "new"}]
+
+    asyncio.run(run())
+
+
+def test_a_container_with_all_its_values_is_looked_at_without_another_change() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.container_complete("running")
+        made.pod_changed("ended", can_wait=True)
+        await until(recorder, 1)
+        assert recorder.pods == [{"running", "ended"}]
+
+    asyncio.run(run())
+
+
+def test_a_change_does_not_wait_for_a_container_with_all_its_values() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        loop = asyncio.get_running_loop()
+        made.container_complete("running")
+        handles = [loop.call_later(0.25, lambda: recorder.pods.append({"late"}))]
+        made.pod_changed("updated")
+        await until(recorder, 1)
+        assert recorder.pods == [{"running", "updated"}]
+        handles[0].cancel()
+
+    asyncio.run(run())
+
+
 def test_what_follows_a_reply_is_done_before_the_reconciler_sees_the_change() -> None:
     async def run() -> None:
         seen: list[int] = []
