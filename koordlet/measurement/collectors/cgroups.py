@@ -2,12 +2,18 @@
 
 A group's files stay open. Values and files: docs/measurement.md, "Pods and containers". Memory is
 stored from the first reading on, CPU and throttling from the second, since they are differences.
+
+Where nothing ran since the last reading, memory is that of the last reading, and from the second
+such reading on nothing is throttled: many containers do nothing in most seconds, and the CPU
+counter is the cheapest of the files. A group that is throttled does not run either, but its periods
+go on.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from typing import Final, NamedTuple
 
 from koordlet.measurement.collecting import GroupTarget, Round, Targets, followed, layout_with
@@ -21,6 +27,10 @@ CONTROLLERS: Final = ("cpu", "cpuacct", "memory")
 _MOST_SKIPPED: Final = 10
 """A group that is not there is looked for again after 1, 2, ... and at most so many intervals: pods
 that have completed may be listed for days. Twice the value finds a late group 10 s later."""
+
+_MOST_STILL: Final = 10
+"""Chosen: so many readings at most without memory. What does not run takes no memory, and loses it
+only when the kernel reclaims pages. Twice the value shows a reclaim 10 s later."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _V1_MEMORY: Final = (b"\ntotal_inactive_anon ", b"\ntotal_active_anon ", b"\ntotal_unevictable ")
@@ -76,8 +86,12 @@ class Group:
         "_next_look",
         "_numa",
         "_periods",
+        "_periods_stand",
+        "_sizes",
         "_stat",
+        "_still",
         "_throttled",
+        "_used",
         "cgroup",
     )
 
@@ -92,6 +106,14 @@ class Group:
         self._former = b""
         self._periods = -1
         self._throttled = 0
+        self._periods_stand = False
+        """Whether no period began while nothing ran, so that the group waits for none."""
+        self._used = -1
+        """The CPU counter as last read."""
+        self._sizes = 0, 0
+        """Memory without and with page cache as last read."""
+        self._still = 0
+        """Readings since memory was read."""
         self._missed = 0
         self._next_look = -float("inf")
 
@@ -101,7 +123,8 @@ class Group:
         self._cpu = self._stat = self._memory = None
         self._cpu_rate.forget()
         self._former = b""
-        self._periods = -1
+        self._periods = self._used = -1
+        self._periods_stand = False
 
     def read(self, round_: Round, layout: Layout, cpus: int) -> GroupUsage:
         """Return what the group uses; nothing for a group that is gone.
@@ -139,27 +162,39 @@ class Group:
         if self._memory is None or self._stat is None:
             self._open(round_, layout)
         assert self._memory is not None and self._stat is not None
-        stat = self._stat.read()
         if self._cpu is not None:
-            used = self._cpu_rate.per_second(int(self._cpu.read()), round_.clock())
-            per_core = 1e9
+            stat, count, per_core = None, int(self._cpu.read()), 1e9
         else:
-            used = self._cpu_rate.per_second(number_after(stat, b"\nusage_usec "), round_.clock())
-            per_core = 1e6
-        sizes = self._memory.read()
-        memory, with_cache = (
-            memory_of_numa(sizes) if self._numa else memory_of(sizes, layout.version)
-        )
+            stat = self._stat.read()
+            count, per_core = number_after(stat, b"\nusage_usec "), 1e6
+        used = self._cpu_rate.per_second(count, round_.clock())
+        before, self._used = self._used, count
+        rested = count == before
+        if rested and self._still < _MOST_STILL:
+            self._still += 1
+        else:
+            sizes = self._memory.read()
+            self._sizes = memory_of_numa(sizes) if self._numa else memory_of(sizes, layout.version)
+            # The groups of a node are not all read again in the same round.
+            self._still = zlib.crc32(self.cgroup.encode()) % _MOST_STILL if before < 0 else 0
+            self._periods_stand = False
+        if stat is None and not (rested and self._periods_stand):
+            stat = self._stat.read()
+            self._periods_stand = rested and stat == self._former
         self._missed = 0
         return GroupUsage(
             None if used is None else within(used / per_core, cpus),
-            memory,
-            with_cache,
+            *self._sizes,
             self._ratio(stat),
         )
 
-    def _ratio(self, stat: bytes) -> float | None:
-        """Return throttled periods among all since the last reading; 0 if no period passed."""
+    def _ratio(self, stat: bytes | None) -> float | None:
+        """Return throttled periods among all since the last reading; 0 if no period passed.
+
+        stat: `cpu.stat`; None: it is the same as before.
+        """
+        if stat is None:
+            return 0.0 if self._periods >= 0 else None
         if stat == self._former:
             return 0.0  # the usual case: the group has no quota, or was idle
         if b"nr_periods " not in stat:

@@ -113,6 +113,7 @@ def test_memory_that_cannot_be_read_by_numa_node_is_reported(at_opening: bool) -
     if not at_opening:
         assert rounds.next()
         files.content[path] = b"total=1 N0=1\n"
+        files.content["/cpuacct/k/a/cpuacct.usage"] = b"6\n"
         assert rounds.next() == {}
         assert rounds.problems == ["k/a: no sums of the subtree in memory.numa_stat"]
     else:
@@ -176,6 +177,71 @@ def test_the_share_of_periods_in_which_a_group_was_throttled(
     assert rounds.next().get(series) == ratio
 
 
+def group_v1(cgroup: str, *, ns: int, periods: int, memory: bytes) -> dict[str, bytes | int]:
+    return {
+        f"/cpuacct/{cgroup}/cpuacct.usage": b"%d\n" % ns,
+        f"/cpu/{cgroup}/cpu.stat": b"nr_periods %d\nnr_throttled %d\n" % (periods, periods),
+        f"/memory/{cgroup}/memory.stat": memory,
+    }
+
+
+OTHER_V1 = MEMORY_V1.replace(b"total_unevictable 3000", b"total_unevictable 4000")
+OTHER_V2 = MEMORY_V2.replace(b"unevictable 3000", b"unevictable 4000")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_a_group_in_which_nothing_ran_is_read_again_after_a_while(version: int) -> None:
+    path = "/memory/k/a/memory.stat" if version == 1 else "/v2/k/a/memory.stat"
+    files = ScriptedFiles(
+        group_v1("k/a", ns=5, periods=0, memory=MEMORY_V1) if version == 1 else group_v2("k/a", 5)
+    )
+    rounds = Rounds(PodCollector(4), files, Targets(V1 if version == 1 else V2, (pod("a"),)))
+    series = Series(Metric.POD_MEMORY, "a")
+    assert rounds.next()[series] == 3210
+    changed = OTHER_V1 if version == 1 else OTHER_V2
+    for _ in range(2):  # the time until the first look differs by the group's name
+        files.content[path] = changed
+        found = [rounds.next()[series] for _ in range(11)]
+        now = memory_of(changed, version)[0]
+        assert found[-1] == now
+        changed = MEMORY_V1 if version == 1 else MEMORY_V2
+    before = memory_of(OTHER_V1 if version == 1 else OTHER_V2, version)[0]
+    assert found == [before] * found.index(now) + [now] * (11 - found.index(now))
+    assert found.index(now) > 0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_a_group_in_which_something_ran_is_read_at_once(version: int) -> None:
+    if version == 1:
+        first = group_v1("k/a", ns=5, periods=0, memory=MEMORY_V1)
+        second = group_v1("k/a", ns=6, periods=0, memory=OTHER_V1)
+    else:
+        first, second = group_v2("k/a", 5), group_v2("k/a", 6)
+        second["/v2/k/a/memory.stat"] = OTHER_V2
+    files = ScriptedFiles(first)
+    rounds = Rounds(PodCollector(4), files, Targets(V1 if version == 1 else V2, (pod("a"),)))
+    rounds.next()
+    files.content |= second
+    assert rounds.next()[Series(Metric.POD_MEMORY, "a")] == 4210
+
+
+def test_a_group_that_waits_for_its_next_period_is_throttled_though_nothing_ran() -> None:
+    files = ScriptedFiles(group_v1("k/a", ns=5, periods=0, memory=MEMORY_V1))
+    rounds = Rounds(PodCollector(4), files, Targets(V1, (pod("a"),)))
+    series = Series(Metric.POD_CPU_THROTTLED, "a")
+    rounds.next()
+    files.content |= group_v1("k/a", ns=9, periods=0, memory=MEMORY_V1)
+    assert rounds.next()[series] == 0.0  # it ran, and its first period has not ended
+    for periods in (10, 20):
+        files.content |= group_v1("k/a", ns=9, periods=periods, memory=MEMORY_V1)
+        assert rounds.next()[series] == 1.0
+    assert rounds.next()[series] == 0.0
+    files.content["/cpu/k/a/cpu.stat"] = errno.EIO  # not read while nothing runs
+    assert rounds.next()[series] == 0.0
+    files.content |= group_v1("k/a", ns=10, periods=30, memory=MEMORY_V1)
+    assert rounds.next()[series] == 1.0
+
+
 def test_a_group_that_is_missing_is_looked_for_after_1_to_11_intervals() -> None:
     files = ScriptedFiles()
     looks: list[float] = []
@@ -211,6 +277,7 @@ def test_a_group_that_cannot_be_read_is_named_and_begins_again(content: bytes | 
     files = ScriptedFiles(group_v2("k/a") | group_v2("k/b"))
     rounds = Rounds(PodCollector(4), files, Targets(V2, (pod("a"), pod("b"))))
     rounds.next()
+    files.content |= group_v2("k/a", 1)
     files.content["/v2/k/a/memory.stat"] = content
     found = rounds.next()
     assert {series.of for series in found} == {"b"}
