@@ -100,6 +100,7 @@ class PressureCollector:
         self._node: list[_Lines] = []
         self._groups: dict[GroupTarget, list[_Lines]] = {}
         self._without_groups = False
+        """Whether this kernel has no such files for groups."""
 
     def sample(self, round_: Round) -> dict[Series, float]:
         if round_.targets is not self._targets:
@@ -116,10 +117,13 @@ class PressureCollector:
         if not node and not groups:
             raise Unavailable("this kernel has no PSI (CONFIG_PSI)")
         layout = round_.targets.layout
-        # The files of v1 are Alibaba's: tried again only when the groups change.
-        self._without_groups = (
-            layout is not None and layout.version == 1 and bool(self._groups) and not groups
-        )
+        if not groups and layout is not None and layout.version == 1:
+            # The files of v1 are Alibaba's: a group that is there without them shows another
+            # kernel. All groups of a moment may have ended, or be about to be made.
+            self._without_groups = any(
+                _is_there(round_, layout.directory("cpuacct", target.cgroup))
+                for target in self._groups
+            )
         return samples
 
     def close(self) -> None:
@@ -127,6 +131,7 @@ class PressureCollector:
             _close(lines)
         self._node = []
         self._groups = {}
+        self._without_groups = False
         self._targets = None
 
     def _read(
@@ -158,7 +163,6 @@ class PressureCollector:
             make = partial(self._group_lines, layout)
             self._groups = followed(self._groups, targets.groups(), make, _close)
         self._targets = targets
-        self._without_groups = False
 
     def _group_lines(self, layout: Layout, target: GroupTarget) -> list[_Lines]:
         metric = Metric.POD_PSI if target.is_pod else Metric.CONTAINER_PSI
@@ -175,6 +179,14 @@ def _pattern(layout: Layout, cgroup: str) -> str:
     # On v1 Alibaba's kernel has the files in cpuacct; on v2 there is one hierarchy.
     directory = layout.directory("cpuacct", cgroup).replace("{", "{{").replace("}", "}}")
     return f"{directory}/{{}}.pressure"
+
+
+def _is_there(round_: Round, directory: str) -> bool:
+    try:
+        round_.files.listdir(directory)
+    except OSError:
+        return False
+    return True
 
 
 def _close(lines: list[_Lines]) -> None:

@@ -23,7 +23,7 @@ from koordlet.measurement.collecting import (
     Unavailable,
 )
 from koordlet.measurement.collectors.psi import PressureCollector
-from koordlet.measurement.kernel_files import LocalFiles
+from koordlet.measurement.kernel_files import PAGE, KernelFile, KernelFiles, LocalFiles
 from koordlet.measurement.series import Metric, Series
 from linux.cgroup_paths import Driver, Layout
 from linux.discovery import discover
@@ -79,6 +79,46 @@ def test_mainline_on_cgroup_v1_has_the_nodes_pressure_alone() -> None:
     for _ in range(2):
         assert {series.metric for series in rounds.next()} == {Metric.NODE_PSI}
     assert "no pressure of groups" in rounds.problems[0]
+
+
+def test_on_v1_without_the_files_no_group_is_tried_again() -> None:
+    _, rounds = machine(DEBIAN_12_V1)
+    files = Counted(rounds.files)
+    rounds.files = files
+    rounds.next()
+    assert sum(POD in path for path in files.tried) == 6  # of the pod and its container
+    files.tried.clear()
+    other = PodTarget("uid-2", "kubepods/podtwo")
+    rounds.targets = Targets(rounds.targets.layout, (*rounds.targets.pods, other), ())
+    rounds.next()
+    assert not [path for path in files.tried if "/kubepods/" in path]
+    assert "no pressure of groups" in rounds.problems[0]
+
+
+class Counted:
+    """Other files, of which it is noted which ones are opened."""
+
+    def __init__(self, files: KernelFiles) -> None:
+        self._files = files
+        self.tried: list[str] = []
+
+    def open(self, path: str, size: int = PAGE) -> KernelFile:
+        self.tried.append(path)
+        return self._files.open(path, size)
+
+    def listdir(self, path: str) -> list[str]:
+        return self._files.listdir(path)
+
+
+def test_groups_that_are_not_there_now_hide_no_later_ones() -> None:
+    kernel, rounds = machine(ANOLIS_8)
+    kernel.remove_group(POD)
+    for _ in range(2):
+        assert {series.metric for series in rounds.next()} == {Metric.NODE_PSI}
+        assert rounds.problems == []
+    for hierarchy in ("cpuacct", "cpu", "memory"):
+        kernel.make(f"/sys/fs/cgroup/{hierarchy}/{BOX}")
+    assert {series.of for series in rounds.next()} == {"", "uid-1", "box"}
 
 
 def test_a_kernel_without_psi_is_unavailable() -> None:
@@ -225,24 +265,6 @@ def test_a_file_of_the_node_that_fails_is_named() -> None:
     assert Series(Metric.NODE_PSI, "", "cpu.some.avg10") in rounds.next()
     (problem,) = rounds.problems
     assert problem.startswith("the node: ")
-
-
-def test_groups_of_v1_are_looked_for_again_when_the_pods_change() -> None:
-    """Of the first containers, none may have been made yet."""
-    v1 = Layout(1, {"cpuacct": "/cpuacct"}, Driver.CGROUPFS, "k")
-    files = ScriptedFiles(pressure_of())
-    rounds = Rounds(PressureCollector(), files, Targets(v1))
-    rounds.next()
-    assert rounds.problems == []  # no pod, so nothing is missing
-    rounds.targets = Targets(v1, (PodTarget("a", "k/a"),))
-    rounds.next()
-    rounds.next()
-    assert "no pressure of groups" in rounds.problems[0]
-    files.content |= pressure_of("/cpuacct/k/a")
-    assert {series.metric for series in rounds.next()} == {Metric.NODE_PSI}
-    rounds.targets = Targets(v1, (PodTarget("a", "k/a"), PodTarget("b", "k/b")))
-    assert Metric.POD_PSI in {series.metric for series in rounds.next()}
-    assert rounds.problems == []
 
 
 def test_a_v1_without_cpuacct_has_the_nodes_pressure() -> None:
