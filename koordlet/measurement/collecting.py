@@ -8,8 +8,9 @@ raises loses its own samples of this round, and no other collector's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -29,7 +30,15 @@ class ContainerTarget(msgspec.Struct, frozen=True):
     cgroup: str
 
 
-class PodTarget(msgspec.Struct, frozen=True):
+class GroupTarget(NamedTuple):
+    """The cgroup of a pod or container. of: the pod's uid or the container's id."""
+
+    is_pod: bool
+    of: str
+    cgroup: str
+
+
+class PodTarget(msgspec.Struct, frozen=True, dict=True):
     """A pod with its cgroup.
 
     best_effort: its QoS label is BE. batch_cpu_request_milli: the sum of its containers' requests
@@ -42,13 +51,12 @@ class PodTarget(msgspec.Struct, frozen=True):
     best_effort: bool = False
     batch_cpu_request_milli: int = 0
 
-
-class GroupTarget(NamedTuple):
-    """The cgroup of a pod or container. of: the pod's uid or the container's id."""
-
-    is_pod: bool
-    of: str
-    cgroup: str
+    @cached_property
+    def groups(self) -> tuple[GroupTarget, ...]:
+        """The pod and its containers, as far as they have a cgroup."""
+        found = [GroupTarget(True, self.uid, self.cgroup)]
+        found += [GroupTarget(False, each.id, each.cgroup) for each in self.containers]
+        return tuple(each for each in found if each.cgroup)
 
 
 class HostAppTarget(msgspec.Struct, frozen=True):
@@ -58,7 +66,7 @@ class HostAppTarget(msgspec.Struct, frozen=True):
     cgroup: str
 
 
-class Targets(msgspec.Struct, frozen=True):
+class Targets(msgspec.Struct, frozen=True, dict=True):
     """What is measured beside the node itself.
 
     A new value for each change; collectors compare by identity. layout: None until it is known.
@@ -68,14 +76,13 @@ class Targets(msgspec.Struct, frozen=True):
     pods: tuple[PodTarget, ...] = ()
     host_apps: tuple[HostAppTarget, ...] = ()
 
-    def groups(self) -> Iterator[GroupTarget]:
-        """Yield the pods and containers that have a cgroup, each pod before its containers."""
-        for pod in self.pods:
-            if pod.cgroup:
-                yield GroupTarget(True, pod.uid, pod.cgroup)
-            for container in pod.containers:
-                if container.cgroup:
-                    yield GroupTarget(False, container.id, container.cgroup)
+    @cached_property
+    def groups(self) -> tuple[GroupTarget, ...]:
+        """The pods and containers that have a cgroup, each pod before its containers.
+
+        Those of an unchanged pod are the same objects, so that collectors find them quickly.
+        """
+        return tuple(group for pod in self.pods for group in pod.groups)
 
 
 class Recent(Protocol):

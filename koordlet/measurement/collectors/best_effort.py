@@ -148,7 +148,7 @@ class BestEffortCollector:
             self._directory = directory
         wanted = (
             group.cgroup
-            for group in targets.groups()
+            for group in targets.groups
             if not group.is_pod and is_below(group.cgroup, directory)
         )
         self._containers = followed(

@@ -334,7 +334,7 @@ class PodCollector:
         if self._targets is None or self._targets.layout != targets.layout:
             self.close()
         self._subjects = followed(
-            self._subjects, targets.groups(), self._subject, lambda gone: gone.group.close()
+            self._subjects, targets.groups, self._subject, lambda gone: gone.group.close()
         )
         self._targets = targets
 

@@ -165,7 +165,7 @@ class ColdMemoryCollector:
 
 def _groups(targets: Targets) -> Iterator[tuple[_Kind, str, str]]:
     yield _NODE, "", ""
-    for is_pod, of, cgroup in targets.groups():
+    for is_pod, of, cgroup in targets.groups:
         yield _POD if is_pod else _CONTAINER, of, cgroup
     for app in targets.host_apps:
         yield _HOST_APP, app.name, app.cgroup

@@ -161,7 +161,7 @@ class PressureCollector:
         layout = targets.layout
         if layout is not None and layout.has("cpuacct"):
             make = partial(self._group_lines, layout)
-            self._groups = followed(self._groups, targets.groups(), make, _close)
+            self._groups = followed(self._groups, targets.groups, make, _close)
         self._targets = targets
 
     def _group_lines(self, layout: Layout, target: GroupTarget) -> list[_Lines]:

@@ -145,7 +145,7 @@ class SystemNumaCollector:
         self._targets = None
 
     def _follow(self, targets: Targets) -> None:
-        wanted = (group.cgroup for group in targets.groups() if group.is_pod)
+        wanted = (group.cgroup for group in targets.groups if group.is_pod)
         self._files = followed(self._files, wanted, lambda _: None, lambda gone: close_all((gone,)))
         self._targets = targets
 

@@ -38,7 +38,7 @@ def test_groups_are_pods_and_containers_with_a_cgroup() -> None:
             PodTarget("u2", "", (ContainerTarget("c3", "/elsewhere/c3"),)),
         )
     )
-    assert list(targets.groups()) == [
+    assert list(targets.groups) == [
         GroupTarget(True, "u1", "/pod1"),
         GroupTarget(False, "c1", "/pod1/c1"),
         GroupTarget(False, "c3", "/elsewhere/c3"),
