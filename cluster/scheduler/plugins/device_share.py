@@ -8,19 +8,32 @@ itself is tried on the nodes that passed the columns. docs/scheduler.md, "Device
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apis.device import DeviceType
-from apis.keys import LABEL_GPU_ISOLATION_PROVIDER, LABEL_GPU_MODEL, LABEL_GPU_VENDOR
+from apis.keys import (
+    HUAWEI_NPU_CORE,
+    LABEL_GPU_ISOLATION_PROVIDER,
+    LABEL_GPU_MODEL,
+    LABEL_GPU_VENDOR,
+)
+from cluster.scheduler.configuration.koordinator_arguments import (
+    AllocationStrategy,
+    DeviceShareArgs,
+)
 from cluster.scheduler.exact.devices import failures
 from cluster.scheduler.exact.devices.allocate import Devices, Rules, allocate, demands_scope
-from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
+from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits, Scoring
 from cluster.scheduler.exact.devices.failures import Failure
+from cluster.scheduler.exact.devices.numa_hints import device_hints
 from cluster.scheduler.exact.devices.records import adapted_record, device_record, supports
+from cluster.scheduler.exact.devices.templates import SharedTemplates
+from cluster.scheduler.exact.numa import Hints
 from cluster.scheduler.plugins.contract import (
     Mask,
     Reason,
@@ -62,24 +75,53 @@ _GPU: Final = str(DeviceType.GPU)
 _NO_PROVIDER: Final = Reason("GPUIsolationProviderHAMICore not found on the node", resolvable=False)
 _FAILURES: Final = tuple(Reason(one.text, one.resolvable) for one in failures.ALL)
 _BITS: Final = {failure: 1 << (1 + number) for number, failure in enumerate(failures.ALL)}
+_LASTING: Final = ~sum(bit for failure, bit in _BITS.items() if failure.resolvable)
+"""Bits of reasons that no freed device would change."""
 _FIRST_MODEL: Final = 1 + len(failures.ALL)
 MOST_MODELS: Final = 32
 """Unsupported models with a reason of their own; a mask has 62 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceShareArguments:
+class Settings:
     """unshareable: (vendor, model) of GPUs that cannot be shared. align: devices come from the NUMA
-    nodes of the pod's NUMA allocation. adaption: the gate DevicePluginAdaption.
+    nodes of the pod's NUMA allocation. templated: a share that requests one of these resources
+    is one template. adaption: the gate DevicePluginAdaption.
     """
 
-    rules: Rules = field(default_factory=Rules)
+    scoring: Scoring = field(default_factory=Scoring)
     unshareable: tuple[tuple[str, str], ...] = ()
     align: bool = True
+    templated: frozenset[str] = frozenset({HUAWEI_NPU_CORE})
     adaption: bool = False
 
 
-_DEFAULT: Final = DeviceShareArguments()
+_DEFAULT: Final = Settings()
+
+
+def settings_of(arguments: DeviceShareArgs, *, adaption: bool = False) -> Settings:
+    """Return the settings that the plugin's arguments and the gate DevicePluginAdaption mean."""
+    strategy = arguments.scoring_strategy
+    return Settings(
+        scoring=Scoring(
+            weights={resource.name: resource.weight for resource in strategy.resources},
+            most=strategy.type is AllocationStrategy.MOST_ALLOCATED,
+        ),
+        unshareable=tuple(
+            (one.vendor, one.model) for one in arguments.gpu_share_unsupported_models
+        ),
+        align=not arguments.disable_device_numa_topology_alignment,
+        templated=frozenset(arguments.gpu_shared_resource_templates_config.matched_resources),
+        adaption=adaption,
+    )
+
+
+class Matched(Protocol):
+    """Knows which reservations a pod may use."""
+
+    def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
+        """Return row -> UIDs of the reservations there."""
+        ...
 
 
 def requested(pod: PodShape) -> DeviceRequest | None:
@@ -90,15 +132,25 @@ def requested(pod: PodShape) -> DeviceRequest | None:
     return found
 
 
+def _rules(settings: Settings, devices: DeviceTable) -> Rules:
+    return Rules(settings.scoring, SharedTemplates(devices.templates, settings.templated))
+
+
 class DeviceShareFilter:
     """Holds back nodes that cannot give the devices."""
 
     name = NAME
 
-    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+    def __init__(
+        self,
+        devices: DeviceTable,
+        settings: Settings = _DEFAULT,
+        matched: Matched | None = None,
+    ) -> None:
         self._devices = devices
-        self._arguments = arguments
-        self._models = arguments.unshareable[:MOST_MODELS]
+        self._settings = settings
+        self._matched = matched
+        self._models = settings.unshareable[:MOST_MODELS]
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return requested(pod) is not None
@@ -128,19 +180,38 @@ class DeviceShareFilter:
         positions = np.flatnonzero(there)
         by_columns, undecided = self._by_columns(request, slots[positions])
         mask[positions] |= by_columns
-        row_numbers = np.arange(len(tables.nodes))[rows]
+        numbers = np.arange(len(tables.nodes))[rows]
         for position in positions[undecided]:
             if mask[position] == 0:
-                outcome = self._try(request, int(row_numbers[position]))
+                outcome = self._try(request, int(numbers[position]), frozenset())
                 if isinstance(outcome, Failure):
                     mask[position] |= _BITS[outcome]
+        if self._matched is not None:
+            self._allow_reserved(request, self._matched.reservations(pod, tables), numbers, mask)
         return mask
 
-    def _try(self, request: DeviceRequest, row: int) -> Devices | Failure:
-        devices = self._devices.view(row)
+    def _try(self, request: DeviceRequest, row: int, without: Set[str]) -> Devices | Failure:
+        devices = self._devices.view(row, without=without)
         if devices is None:
             return failures.NO_DEVICES[next(iter(request.types))]
-        return allocate(devices, request, rules=self._arguments.rules)
+        return allocate(devices, request, rules=_rules(self._settings, self._devices))
+
+    def _allow_reserved(
+        self,
+        request: DeviceRequest,
+        reserved: Mapping[int, Sequence[str]],
+        numbers: NDArray[np.intp],
+        mask: Mask,
+    ) -> None:
+        """Clear the mask of nodes where devices are short that are reserved for the pod."""
+        for position in np.flatnonzero(mask):
+            if mask[position] & _LASTING:
+                continue
+            row = int(numbers[position])
+            for uid in reserved.get(row, ()):
+                if not isinstance(self._try(request, row, frozenset({uid})), Failure):
+                    mask[position] = 0
+                    break
 
     def _sharing(self, request: DeviceRequest, tables: Tables, rows: Rows) -> Mask:
         """Return the bits of nodes on which GPUs cannot be shared as the pod wants."""
@@ -186,13 +257,13 @@ class DeviceShareFilter:
                     mask |= _by_partition(rules, wanted, found, enough & binds)
                     if demands_scope(wanted):
                         undecided |= binds
-            if needs_allocation(request, wanted, self._arguments.rules.templates):
+            if needs_allocation(request, wanted, _rules(self._settings, self._devices).templates):
                 undecided[:] = True
         return mask, undecided
 
     def _of_vendor(self, wanted: TypeRequest, slots: Slots) -> Mask:
         mask = np.zeros(len(slots), dtype=np.int64)
-        if self._arguments.adaption and wanted.count != 1:
+        if self._settings.adaption and wanted.count != 1:
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
                 if inventory is not None and not supports(inventory.vendor, wanted.count):
@@ -240,9 +311,9 @@ class DeviceShareScore:
 
     name = NAME
 
-    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+    def __init__(self, devices: DeviceTable, settings: Settings = _DEFAULT) -> None:
         self._devices = devices
-        self._arguments = arguments
+        self._settings = settings
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return isinstance(pod.derived(device_request), DeviceRequest)
@@ -261,7 +332,7 @@ class DeviceShareScore:
                     self._devices.columns[type_],
                     slots[there],
                     wanted,
-                    self._arguments.rules.scoring,
+                    self._settings.scoring,
                 )
         return scores
 
@@ -274,9 +345,9 @@ class DeviceShareAllocator:
 
     name = NAME
 
-    def __init__(self, devices: DeviceTable, arguments: DeviceShareArguments = _DEFAULT) -> None:
+    def __init__(self, devices: DeviceTable, settings: Settings = _DEFAULT) -> None:
         self._devices = devices
-        self._arguments = arguments
+        self._settings = settings
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return isinstance(pod.derived(device_request), DeviceRequest)
@@ -285,7 +356,7 @@ class DeviceShareAllocator:
         self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
     ) -> Allocation | Reason:
         numa = frozenset(node for node, _ in allocation.numa)
-        limits = Limits(numa=numa) if numa and self._arguments.align else NO_LIMITS
+        limits = Limits(numa=numa) if numa and self._settings.align else NO_LIMITS
         without: Set[str] = frozenset()
         if allocation.reservation:
             # What the reservation holds is free for its owner, who takes it first.
@@ -316,14 +387,26 @@ class DeviceShareAllocator:
         devices = self._devices.view(row, without=without)
         if devices is None:
             return {} if request.counted else failures.NO_DEVICES[next(iter(request.types))]
-        return allocate(devices, request, limits=limits, rules=self._arguments.rules)
+        rules = _rules(self._settings, self._devices)
+        return allocate(devices, request, limits=limits, rules=rules)
+
+    def hints(self, pod: PodShape, tables: Tables, row: int) -> Hints | None:
+        """Return the sets of NUMA nodes that could give the devices, for the NUMA policy.
+
+        None where devices need not be aligned, or where it is not known where they are.
+        """
+        request = pod.derived(device_request)
+        devices = self._devices.view(row)
+        if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
+            return None
+        return device_hints(devices, request, rules=_rules(self._settings, self._devices))
 
     def record(self, booking: Booking, tables: Tables) -> Recorded:
         devices = booking.allocation.devices
         if not devices:
             return Recorded({}, {})
         record = device_record(devices)
-        if self._arguments.adaption:
+        if self._settings.adaption:
             row = tables.nodes.row(booking.node)
             view = self._devices.view(row) if row is not None else None
             record = adapted_record(

@@ -83,6 +83,8 @@ class DeviceTable:
         self.columns: Mapping[str, DeviceColumns] = {
             type_: DeviceColumns(type_) for type_ in DEVICE_RESOURCES
         }
+        self.templates: Mapping[str, Mapping[str, Amounts]] = MappingProxyType({})
+        """Shared GPU templates: "<vendor>-<model>" -> template -> amounts of one device."""
         self._slot_of_row = np.zeros(0, dtype=np.intp)
         self._membership = -1
         self._changed = False
@@ -152,6 +154,13 @@ class DeviceTable:
             self._drop_slot(node)
         else:
             self._set_inventory(node, without_health(node.inventory))
+
+    def set_templates(self, templates: Mapping[str, Mapping[str, Amounts]]) -> None:
+        """Take the templates of shared GPUs; what was decided about nodes is decided again."""
+        self.templates = MappingProxyType(dict(templates))
+        for node in self._slots:
+            if node is not None:
+                self._touch(node)
 
     def place(self, booking: Booking, row: int) -> None:
         """Count what a booking holds. The row is that of `booking.node`."""

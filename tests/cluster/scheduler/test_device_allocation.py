@@ -13,8 +13,9 @@ from cluster.scheduler.exact.devices import failures
 from cluster.scheduler.exact.devices.allocate import Rules, allocate
 from cluster.scheduler.exact.devices.candidates import Limits, Scoring, fullness
 from cluster.scheduler.exact.devices.failures import Failure
-from cluster.scheduler.exact.devices.numa_hints import SAME_DEVICES, DeviceHint, device_hints
+from cluster.scheduler.exact.devices.numa_hints import SAME_DEVICES, device_hints
 from cluster.scheduler.exact.devices.templates import SharedTemplates, parse_templates
+from cluster.scheduler.exact.numa import Hint
 from cluster.scheduler.tables.device_partitions import (
     PartitionRules,
     built_in_partitions,
@@ -464,15 +465,27 @@ def test_required_minors_hold_for_partitions_too() -> None:
 def test_hints_say_which_numa_nodes_would_do() -> None:
     devices = node_devices(TREE, held=whole_gpus(4))
     assert device_hints(devices, a_request({"gpu": 400})) == {
-        "gpu": (
-            DeviceHint(frozenset({0}), True, SAME_DEVICES),
-            DeviceHint(frozenset({0, 1}), False, SAME_DEVICES),
-        )
+        0b01: Hint(True, SAME_DEVICES),
+        0b11: Hint(False, SAME_DEVICES),
     }
-    both = device_hints(devices, a_request({"gpu": 700}))
-    assert both == {"gpu": (DeviceHint(frozenset({0, 1}), True, SAME_DEVICES),)}
-    assert device_hints(devices, a_request({"gpu": 800})) == failures.INSUFFICIENT["gpu"]
-    assert device_hints(node_devices(EIGHT), a_request({"gpu": 100})) == {}
+    assert device_hints(devices, a_request({"gpu": 700})) == {0b11: Hint(True, SAME_DEVICES)}
+    assert device_hints(devices, a_request({"gpu": 800})) == {}
+    # Four GPUs fit on one NUMA node of the empty machine, so two are not what is preferred.
+    scattered = node_devices(TREE, held=whole_gpus(0, 4))
+    assert device_hints(scattered, a_request({"gpu": 400})) == {0b11: Hint(False, SAME_DEVICES)}
+    assert device_hints(node_devices(EIGHT), a_request({"gpu": 100})) is None
+    unknown = [a_gpu(minor, at=(-1, "A")) for minor in range(2)]
+    assert device_hints(node_devices(unknown), a_request({"gpu": 100})) is None
+
+
+def test_a_set_with_other_devices_than_without_a_policy_scores_less() -> None:
+    devices = node_devices(TREE)
+    found = device_hints(devices, a_request({"gpu": 200}))
+    assert found == {
+        0b01: Hint(True, SAME_DEVICES),
+        0b10: Hint(True, 0),
+        0b11: Hint(False, SAME_DEVICES),
+    }
 
 
 # --- templates -----------------------------------------------------------------------------------

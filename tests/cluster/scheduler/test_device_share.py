@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,9 +25,16 @@ from apis.keys import (
     LABEL_GPU_VENDOR,
     LABEL_HAMI_VGPU_NODE,
 )
+from cluster.scheduler.configuration.arguments import ResourceSpec
+from cluster.scheduler.configuration.koordinator_arguments import (
+    AllocationStrategy,
+    DeviceShareArgs,
+    GPUShareUnsupportedModel,
+    ScoringStrategy,
+)
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
-from cluster.scheduler.exact.devices.allocate import Rules, allocate
+from cluster.scheduler.exact.devices.allocate import allocate
 from cluster.scheduler.exact.devices.candidates import Scoring
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.records import (
@@ -39,9 +47,10 @@ from cluster.scheduler.exact.devices.records import (
 from cluster.scheduler.plugins.contract import Reason, Refusal
 from cluster.scheduler.plugins.device_share import (
     DeviceShareAllocator,
-    DeviceShareArguments,
     DeviceShareFilter,
     DeviceShareScore,
+    Settings,
+    settings_of,
 )
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation
 from cluster.scheduler.tables.device_request import DeviceRequest, device_request
@@ -81,7 +90,7 @@ def reasons(
     shape: PodShape,
     tables: Tables,
     devices: DeviceTable,
-    arguments: DeviceShareArguments = DeviceShareArguments(),  # noqa: B008 - frozen
+    arguments: Settings = Settings(),  # noqa: B008 - frozen
 ) -> list[list[Reason]]:
     """Return what holds each row back."""
     plugin = DeviceShareFilter(devices, arguments)
@@ -167,7 +176,7 @@ def test_models_that_cannot_be_shared() -> None:
     tables, devices = a_cluster(n1=eight(), n2=eight())
     labels = {LABEL_GPU_VENDOR: "nvidia", LABEL_GPU_MODEL: "T4"}
     tables.upsert_node(make_node("n1", labels=labels))
-    arguments = DeviceShareArguments(unshareable=(("huawei", "X"), ("nvidia", "T4")))
+    arguments = Settings(unshareable=(("huawei", "X"), ("nvidia", "T4")))
     found = texts(a_shape({"gpu": 50}), tables, devices, arguments)
     assert found == [['model "T4" of vendor "nvidia" does not support GPU Share'], []]
     assert texts(a_shape({"gpu": 100}), tables, devices, arguments) == [[], []]
@@ -213,7 +222,7 @@ def test_partitions_of_models_and_of_devices() -> None:
 def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
     tables, devices = a_cluster(n1=eight())
     devices.set_device(a_device_object("n1", eight(), labels={LABEL_GPU_VENDOR: "cambricon"}))
-    adapted = DeviceShareArguments(adaption=True)
+    adapted = Settings(adaption=True)
     assert texts(a_shape({"gpu": 200}), tables, devices) == [[]]
     assert texts(a_shape({"gpu": 100}), tables, devices, adapted) == [[]]
     found = texts(a_shape({"gpu": 200}), tables, devices, adapted)
@@ -348,7 +357,7 @@ def test_the_mask_says_what_the_allocation_finds(
 def test_scores_by_what_is_left(requests: Any, most: bool, expected: int) -> None:
     tables, devices = a_cluster(n1=eight(), n2=None)
     hold(tables, "n1", 0, 1)
-    plugin = DeviceShareScore(devices, DeviceShareArguments(Rules(scoring=Scoring(most=most))))
+    plugin = DeviceShareScore(devices, Settings(scoring=Scoring(most=most)))
     shape = a_shape(requests)
     assert plugin.score(shape, tables, slice(0, 2)).tolist() == [expected, 0]
     assert plugin.score(shape, tables, np.array([0])).tolist() == [expected]
@@ -374,7 +383,7 @@ def test_scores_look_at_selected_devices_only() -> None:
 
 
 def a_scheduling(tables: Tables, devices: DeviceTable, **arguments: Any) -> Scheduling:
-    settings = DeviceShareArguments(**arguments)
+    settings = Settings(**arguments)
     profile = Profile(
         "koord-scheduler",
         filters=(DeviceShareFilter(devices, settings),),
@@ -429,7 +438,7 @@ def test_devices_come_from_the_pods_numa_nodes() -> None:
     aligned = DeviceShareAllocator(devices).allocate(shape, tables, 0, on_one)
     assert isinstance(aligned, Allocation) and minors(aligned.devices) == [4]
     assert aligned.numa == on_one.numa
-    free = DeviceShareAllocator(devices, DeviceShareArguments(align=False))
+    free = DeviceShareAllocator(devices, Settings(align=False))
     anywhere = free.allocate(shape, tables, 0, on_one)
     assert isinstance(anywhere, Allocation) and minors(anywhere.devices) == [0]
 
@@ -591,3 +600,74 @@ def test_an_allocation_survives_its_annotation() -> None:
     text = device_allocated(_allocated(0, 3, template="vir01"))
     assert parse_device_allocated(text, obj="Pod") == _allocated(0, 3, template="vir01")
     assert msgspec.json.decode(text)["gpu"][0]["minor"] == 0
+
+
+# --- beside other plugins ------------------------------------------------------------------------
+
+
+class _Reserved:
+    """Two reservations on the first node that every pod may use."""
+
+    def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
+        return {0: ("unknown", "r")}
+
+
+def test_what_is_reserved_for_a_pod_does_not_hold_its_node_back() -> None:
+    tables, devices = a_cluster(n1=eight()[:1], n2=eight()[:1], n3=[])
+    resources = {full("gpu-core"): "100", full("gpu-memory-ratio"): "100"}
+    held = parsed_allocation({"gpu": [{"minor": 0, "resources": resources}]})
+    for uid, node in (("r", "n1"), ("s", "n2")):
+        tables.place(a_booking(uid, a_shape({"gpu": 100}), node, held))
+    rows = slice(0, 3)
+    shape = a_shape({"gpu": 100})
+    alone = DeviceShareFilter(devices).filter(shape, tables, rows)
+    assert (alone != 0).tolist() == [True, True, True]
+    beside = DeviceShareFilter(devices, matched=_Reserved()).filter(shape, tables, rows)
+    assert (beside != 0).tolist() == [False, True, True]
+    two = DeviceShareFilter(devices, matched=_Reserved())
+    assert two.filter(a_shape({"gpu": 200}), tables, rows).all()
+
+
+def test_hints_for_the_numa_policy() -> None:
+    tables, devices = a_cluster(n1=eight(at=True), n2=eight(), n3=None)
+    provider = DeviceShareAllocator(devices)
+    shape = a_shape({"gpu": 400})
+    hints = [provider.hints(shape, tables, row) for row in range(3)]
+    assert hints[0] is not None and set(hints[0]) == {0b01, 0b10, 0b11}
+    assert hints[1:] == [None, None]
+    assert provider.hints(a_shape({"cpu": 1}), tables, 0) is None
+    free = DeviceShareAllocator(devices, Settings(align=False))
+    assert free.hints(shape, tables, 0) is None
+
+
+def test_templates_come_from_the_table() -> None:
+    tables, devices = a_cluster(n1=[])
+    npu = a_gpu(0, memory="21Gi", resources={"huawei.com/npu-core": "8"})
+    labels = {LABEL_GPU_VENDOR: "huawei", LABEL_GPU_MODEL: "Ascend-310P"}
+    devices.set_device(a_device_object("n1", [npu], labels=labels))
+    shape = a_shape({"huawei.com/npu-core": 2, "gpu-memory-ratio": 25})
+    assert texts(shape, tables, devices) == [["no matched GPU shared resource template"]]
+    version = tables.nodes.version
+    amounts = {"huawei.com/npu-core": 2, full("gpu-memory-ratio"): 25}
+    devices.set_templates({"huawei-Ascend-310P": {"vir02": amounts}})
+    assert tables.nodes.version > version
+    assert texts(shape, tables, devices) == [[]]
+    found = DeviceShareAllocator(devices).choose(shape, 0)
+    assert '"gpuSharedResourceTemplate":"vir02"' in device_allocated(found)  # type: ignore[arg-type]
+
+
+def test_arguments_become_settings() -> None:
+    arguments = DeviceShareArgs(
+        scoring_strategy=ScoringStrategy(
+            type=AllocationStrategy.MOST_ALLOCATED, resources=(ResourceSpec(name="r", weight=3),)
+        ),
+        disable_device_numa_topology_alignment=True,
+        gpu_share_unsupported_models=(GPUShareUnsupportedModel(vendor="v", model="m"),),
+    )
+    assert settings_of(arguments, adaption=True) == Settings(
+        scoring=Scoring({"r": 3}, most=True),
+        unshareable=(("v", "m"),),
+        align=False,
+        adaption=True,
+    )
+    assert settings_of(DeviceShareArgs()) == Settings()

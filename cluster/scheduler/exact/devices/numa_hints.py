@@ -1,51 +1,36 @@
-"""Which NUMA nodes a pod's devices would be on, for the NUMA topology policy."""
+"""Which sets of NUMA nodes could give a pod its devices, for the NUMA topology policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import replace
 from typing import Final
 
-from cluster.scheduler.exact.devices.allocate import DEFAULT_RULES, Rules, allocate
-from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
+from cluster.scheduler.exact.devices.allocate import DEFAULT_RULES, Devices, Rules, allocate
+from cluster.scheduler.exact.devices.candidates import Limits
 from cluster.scheduler.exact.devices.failures import Failure
+from cluster.scheduler.exact.numa import Hint, Hints, subsets
 from cluster.scheduler.tables.device_inventory import NO_NUMA_NODE
 from cluster.scheduler.tables.device_request import DeviceRequest
-from cluster.scheduler.tables.node_devices import NodeDevices
+from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices
 
 SAME_DEVICES: Final = 500
-"""Score of a hint with which the pod gets the devices that it would get without a NUMA affinity."""
+"""Score of a set with which the pod gets the devices that it would get without a NUMA policy;
+upstream's. It outweighs every other provider's score, which is at most 100."""
 
 _MOST_NODES: Final = 8
-"""NUMA nodes with devices; more have too many subsets to try (2^8 = 256), and get no hints."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHint:
-    """nodes: NUMA nodes. preferred: no fewer NUMA nodes would do."""
-
-    nodes: frozenset[int]
-    preferred: bool
-    score: int
+"""NUMA nodes with devices; chosen: more have too many sets to try, and the provider has no opinion.
+An allocation for each of 255 sets takes about 10 ms."""
 
 
 def device_hints(
-    devices: NodeDevices,
-    request: DeviceRequest,
-    *,
-    limits: Limits = NO_LIMITS,
-    rules: Rules = DEFAULT_RULES,
-) -> Mapping[str, tuple[DeviceHint, ...]] | Failure:
-    """Return the hints for each requested type; a type without hints has no preference.
+    devices: NodeDevices, request: DeviceRequest, *, rules: Rules = DEFAULT_RULES
+) -> Hints | None:
+    """Return the sets of NUMA nodes that could give all devices; None without an opinion.
 
-    Ordered by the number of NUMA nodes, then by their ids. An empty tuple would mean that no set of
-    NUMA nodes can do; that is a Failure instead.
+    A set is preferred if no smaller one could do on this node when it is empty. Where the node does
+    not say on which NUMA nodes its devices are, there is no opinion.
     """
-    anywhere = allocate(devices, request, limits=limits, rules=rules)
-    if isinstance(anywhere, Failure):
-        return anywhere
-    nodes = sorted(
+    ids = sorted(
         {
             state.unit.numa
             for type_ in request.types
@@ -53,27 +38,38 @@ def device_hints(
             if state.unit.has_topology and state.unit.numa != NO_NUMA_NODE
         }
     )
-    if not nodes or len(nodes) > _MOST_NODES:
-        return {}
-    subsets = [
-        frozenset(subset)
-        for size in range(1, len(nodes) + 1)
-        for subset in combinations(nodes, size)
-    ]
-    hints: dict[str, list[DeviceHint]] = {type_: [] for type_ in request.types}
-    smallest: dict[str, int] = {}
-    failure: Failure | None = None
-    for subset in subsets:
-        found = allocate(devices, request, limits=replace(limits, numa=subset), rules=rules)
-        if isinstance(found, Failure):
-            failure = found
-            continue
-        for type_, allocated in found.items():
-            smallest.setdefault(type_, len(subset))
-            minors = {one.minor for one in allocated}
-            same = minors == {one.minor for one in anywhere[type_]}
-            preferred = len(subset) == smallest[type_]
-            hints[type_].append(DeviceHint(subset, preferred, SAME_DEVICES if same else 0))
-    if failure is not None and not any(hints.values()):
-        return failure
-    return {type_: tuple(of_type) for type_, of_type in hints.items()}
+    if not ids or len(ids) > _MOST_NODES:
+        return None
+    masks = subsets(tuple(ids))
+    empty = _emptied(devices)
+    narrowest = next(
+        (mask.bit_count() for mask in masks if _found(empty, request, mask, rules) is not None), 0
+    )
+    anywhere = allocate(devices, request, rules=rules)
+    hints = {}
+    for mask in masks:
+        found = _found(devices, request, mask, rules)
+        if found is not None:
+            same = not isinstance(anywhere, Failure) and _minors(found) == _minors(anywhere)
+            preferred = mask.bit_count() == narrowest
+            hints[mask] = Hint(preferred, SAME_DEVICES if same else 0)
+    return hints
+
+
+def _found(devices: NodeDevices, request: DeviceRequest, mask: int, rules: Rules) -> Devices | None:
+    numa = frozenset(node for node in range(mask.bit_length()) if mask >> node & 1)
+    found = allocate(devices, request, limits=Limits(numa=numa), rules=rules)
+    return None if isinstance(found, Failure) else found
+
+
+def _minors(found: Devices) -> dict[str, tuple[int, ...]]:
+    return {type_: tuple(one.minor for one in of_type) for type_, of_type in found.items()}
+
+
+def _emptied(devices: NodeDevices) -> NodeDevices:
+    """Return the devices as they would be without pods."""
+    states = {
+        type_: tuple(DeviceState(state.unit, state.unit.total) for state in of_type)
+        for type_, of_type in devices.states.items()
+    }
+    return replace(devices, states=states, unattributed={})
