@@ -7,7 +7,7 @@ narrow as the machine allows; the sets that all providers could use are ranked t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -44,6 +44,10 @@ class Hint(NamedTuple):
 
 Hints = Mapping[int, Hint]
 """Set of NUMA nodes -> hint. An empty mapping means that the provider could use none."""
+
+
+Provider = Callable[[Sequence[int]], Hints | None]
+"""Says which of some sets of NUMA nodes it could use; None without an opinion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +340,11 @@ def allocate(
     demand: NumaDemand,
     scoring: Scoring,
     *,
-    others: Sequence[Hints] = (),
+    others: Sequence[Provider] = (),
 ) -> Placement | Unfit:
     """Return what the pod gets on this node.
 
-    others: hints of other providers. The first admitted set in which everything can be placed is
+    others: other providers of hints. The first admitted set in which everything can be placed is
     taken.
     """
     if demand.cpus is not None and state.topology is None:
@@ -350,9 +354,11 @@ def allocate(
     if not state.numa:
         return Unfit(MISSING)
     own = numa_hints(state, demand, scoring)
-    if own is None and not others:
+    sets = subsets(tuple(state.numa)) if own is None else tuple(own)
+    hints = [] if own is None else [own]
+    hints += [given for provider in others if (given := provider(sets)) is not None]
+    if not hints:
         return Placement()
-    hints = [*others] if own is None else [own, *others]
     last = _why_none(state, demand, own)
     for mask in affinities(demand.policy, state.numa, hints):
         if demand.exclusive is NUMAExclusive.REQUIRED and mixes(state, mask):

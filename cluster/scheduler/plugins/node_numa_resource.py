@@ -8,8 +8,9 @@ of a machine have equally many threads the counts are exact. docs/scheduler.md, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -21,7 +22,14 @@ from apis.keys import ANNOTATION_RESOURCE_SPEC, ANNOTATION_RESOURCE_STATUS, CPU
 from apis.numa import CPUBindPolicy, NUMAAllocateStrategy, resource_spec_text
 from cluster.scheduler.exact.numa import Hints, Placement, allocate
 from cluster.scheduler.exact.unfit import Unfit
-from cluster.scheduler.plugins.contract import Mask, Reason, Recorded, Refusal
+from cluster.scheduler.plugins.contract import (
+    Mask,
+    Reason,
+    Recorded,
+    Refusal,
+    Scores,
+    as_is,
+)
 from cluster.scheduler.plugins.numa_asked import (
     DEFAULT_SETTINGS,
     UNBOUND,
@@ -50,6 +58,7 @@ from cluster.scheduler.plugins.numa_reasons import (
     bit,
 )
 from cluster.scheduler.plugins.numa_room import groups, lacks_in_total, needs, usable_counts
+from cluster.scheduler.plugins.numa_score import node_scores
 from cluster.scheduler.tables.amounts import CPU_COLUMN
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
@@ -60,14 +69,16 @@ from cluster.scheduler.tables.numa_record import resource_status
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
+__all__ = ["NAME", "HintProvider", "Matched", "NodeNUMAResource", "Settings"]
+
 NAME: Final = "NodeNUMAResource"
 
 
 class HintProvider(Protocol):
     """Another plugin whose allocations lie on NUMA nodes."""
 
-    def hints(self, pod: PodShape, tables: Tables, row: int) -> Hints | None:
-        """Return the sets of NUMA nodes that the pod could use; None without an opinion."""
+    def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
+        """Return which of these sets of NUMA nodes the pod could use; None without an opinion."""
         ...
 
 
@@ -81,7 +92,7 @@ class Matched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeNUMAResource:
-    """Filter and Allocator; `numa_score` has the Score.
+    """Admission, Filter, Score and Allocator.
 
     others: aligned together with CPUs and memory. matched: reserved room counts for a pod that may
     use it.
@@ -108,8 +119,12 @@ class NodeNUMAResource:
             raise Refusal(NAME, NOT_INTEGER)
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
-        """Return whether pod or a node asks something. Raises Refusal."""
+        """Return whether the pod is scored, or asks something. Raises Refusal."""
         self.check(pod, tables)
+        return bool(pod.requests) or self._asks(pod)
+
+    def _asks(self, pod: PodShape) -> bool:
+        """Return whether a node could hold the pod back, or give it something."""
         policy, _ = own_policy(self.settings, pod)
         specs = pod.derived(pod_specs)
         return bool(
@@ -134,6 +149,8 @@ class NodeNUMAResource:
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         numbers = numbers_of(tables, rows)
+        if not self._asks(pod):
+            return np.zeros(len(numbers), dtype=np.int64)
         asked, mask = asked_of(self.table, self.settings, pod, numbers)
         mask |= self._amplified(pod, tables, asked)
         open_rows = mask == 0
@@ -198,12 +215,22 @@ class NodeNUMAResource:
                     mask[position] = 0
                     break
 
+    # --- score -----------------------------------------------------------------------------------
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        return node_scores(self.table, self.settings, pod, tables, rows)
+
+    def normalize(self, raw: Scores) -> Scores:
+        return as_is(raw)
+
     # --- allocation ------------------------------------------------------------------------------
 
     def allocate(
         self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
     ) -> Allocation | Reason:
         """Add CPUs and amounts of NUMA nodes. A reservation of `allocation` may be used up."""
+        if not self._asks(pod):
+            return allocation
         placed = self._placement(pod, tables, row, reservation=allocation.reservation)
         if isinstance(placed, Unfit):
             return Reason(placed.reason)
@@ -220,9 +247,7 @@ class NodeNUMAResource:
             and self.settings.numa_scoring.most_allocated
         ):
             state = replace(state, strategy=NUMAAllocateStrategy.MOST_ALLOCATED)
-        others = [
-            hints for one in self.others if (hints := one.hints(pod, tables, row)) is not None
-        ]
+        others = [partial(one.hints, pod, tables, row) for one in self.others]
         return allocate(state, demand, self.settings.numa_scoring, others=others)
 
     # --- record ----------------------------------------------------------------------------------

@@ -7,14 +7,12 @@ MostAllocated; docs/scheduler.md, "NodeNUMAResource".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from apis.keys import CPU
-from cluster.scheduler.plugins.contract import Scores, as_is
+from cluster.scheduler.exact.numa import Scoring
+from cluster.scheduler.plugins.contract import Scores
 from cluster.scheduler.plugins.numa_asked import (
-    DEFAULT_SETTINGS,
     UNBOUND,
     Asked,
     Settings,
@@ -32,63 +30,51 @@ from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNUMAResourceScore:
-    """The plugin's Score. It ranks nodes for every pod that requests something."""
+def node_scores(
+    table: NumaTable, settings: Settings, pod: PodShape, tables: Tables, rows: Rows
+) -> Scores:
+    """Return the score, 0..100, of each of `rows`; 0 where pod and node contradict each other."""
+    numbers = numbers_of(tables, rows)
+    asked, contradictions = asked_of(table, settings, pod, numbers)
+    scores = _whole_node(table, settings.scoring, pod, tables, asked)
+    scores[contradictions != 0] = 0
+    at = np.flatnonzero((asked.policy > 0) & (table.slots[numbers] > 0))
+    if len(at):
+        scores[at] = _numa_scores(table, settings, at_positions(asked, at))
+    return scores
 
-    table: NumaTable
-    settings: Settings = DEFAULT_SETTINGS
-    name: str = "NodeNUMAResource"
 
-    def applies(self, pod: PodShape, tables: Tables) -> bool:
-        return bool(pod.requests)
+def _whole_node(
+    table: NumaTable, scoring: Scoring, pod: PodShape, tables: Tables, asked: Asked
+) -> Scores:
+    total = np.zeros(len(asked.rows), dtype=np.int64)
+    weights = np.zeros_like(total)
+    for name, weight in scoring.weights.items():
+        request = pod.requests.get(name, 0)
+        if "/" in name and not request:
+            continue
+        most, used = capacity_and_use(pod, tables, asked.rows, name, with_defaults=False)
+        if name == CPU and request > 0:
+            ratio = table.cpu_ratio[asked.rows]
+            bound = asked.binding != UNBOUND
+            own = np.where(bound, amplified(np.int64(request), ratio), request)
+            used = with_bound_cpus(table, used - request, asked.rows) + own
+        has = most > 0
+        most = np.where(has, most, 1)
+        if scoring.most_allocated:
+            share = np.minimum(used, most) * 100 // most
+        else:
+            share = np.maximum(0, most - used) * 100 // most
+        total += np.where(has, weight * share, 0)
+        weights += np.where(has, weight, 0)
+    return total // np.maximum(weights, 1)
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
-    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        numbers = numbers_of(tables, rows)
-        asked, contradictions = asked_of(self.table, self.settings, pod, numbers)
-        scores = self._whole_node(pod, tables, asked)
-        scores[contradictions != 0] = 0
-        at = np.flatnonzero((asked.policy > 0) & (self.table.slots[numbers] > 0))
-        if len(at):
-            scores[at] = self._numa_scores(at_positions(asked, at))
-        return scores
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
-
-    def _whole_node(self, pod: PodShape, tables: Tables, asked: Asked) -> Scores:
-        scoring = self.settings.scoring
-        total = np.zeros(len(asked.rows), dtype=np.int64)
-        weights = np.zeros_like(total)
-        for name, weight in scoring.weights.items():
-            request = pod.requests.get(name, 0)
-            if "/" in name and not request:
-                continue
-            most, used = capacity_and_use(pod, tables, asked.rows, name, with_defaults=False)
-            if name == CPU and request > 0:
-                ratio = self.table.cpu_ratio[asked.rows]
-                bound = asked.binding != UNBOUND
-                own = np.where(bound, amplified(np.int64(request), ratio), request)
-                used = with_bound_cpus(self.table, used - request, asked.rows) + own
-            has = most > 0
-            most = np.where(has, most, 1)
-            if scoring.most_allocated:
-                share = np.minimum(used, most) * 100 // most
-            else:
-                share = np.maximum(0, most - used) * 100 // most
-            total += np.where(has, weight * share, 0)
-            weights += np.where(has, weight, 0)
-        return total // np.maximum(weights, 1)
-
-    def _numa_scores(self, asked: Asked) -> Scores:
-        table, settings = self.table, self.settings
-        scores = np.zeros(len(asked.rows), dtype=np.int64)
-        found = needs(table, asked)
-        for group in groups(table, asked, found):
-            sets = chosen_sets(table, asked, group, settings.numa_scoring)
-            given = scores_of_sets(table, asked, group.at, sets, settings.scoring)
-            scores[group.at] = np.where(sets > 0, given, 0)
-        return scores
+def _numa_scores(table: NumaTable, settings: Settings, asked: Asked) -> Scores:
+    scores = np.zeros(len(asked.rows), dtype=np.int64)
+    found = needs(table, asked)
+    for group in groups(table, asked, found):
+        sets = chosen_sets(table, asked, group, settings.numa_scoring)
+        given = scores_of_sets(table, asked, group.at, sets, settings.scoring)
+        scores[group.at] = np.where(sets > 0, given, 0)
+    return scores

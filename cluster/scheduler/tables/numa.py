@@ -77,11 +77,11 @@ def _share(booking: Booking) -> _Share | None:
         return None
     specs = booking.shape.derived(pod_specs)
     bound = bool(allocation.cpus)
-    recorded = {
-        (node, name): amount
-        for node, resources in allocation.numa
-        for name, amount in resources.items()
-    }
+    recorded: dict[Key, int] = {}
+    for node, resources in allocation.numa:
+        for name, amount in resources.items():
+            # Of others' annotations an entry may be negative or come twice.
+            recorded[node, name] = recorded.get((node, name), 0) + max(0, amount)
     bound_cpu = {key: amount for key, amount in recorded.items() if bound and key[1] == CPU}
     amounts = {key: amount for key, amount in recorded.items() if key not in bound_cpu}
     return _Share(
@@ -131,7 +131,8 @@ class NumaTable:
     @property
     def any_policy(self) -> bool:
         """Whether a node asks something of pods that ask nothing themselves."""
-        return bool(self._with_policy)
+        alive = self._nodes.alive
+        return any(alive[row] for row in self._with_policy)
 
     def facts(self, row: int) -> NumaFacts:
         return self._facts.get(row, NO_FACTS)

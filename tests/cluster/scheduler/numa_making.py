@@ -17,7 +17,6 @@ from apis.keys import (
 from apis.topology import NodeResourceTopology
 from cluster.scheduler.plugins.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.numa_asked import Settings
-from cluster.scheduler.plugins.numa_score import NodeNUMAResourceScore
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.cpu_topology import Cpu
@@ -66,7 +65,6 @@ class NumaCluster:
         self.table = NumaTable(self.tables.nodes)
         self.tables.add_part(self.table)
         self.plugin = NodeNUMAResource(self.table, settings or Settings())
-        self.score = NodeNUMAResourceScore(self.table, settings or Settings())
         self._shapes = Shapes()
         self._pods = 0
 
@@ -147,7 +145,7 @@ class NumaCluster:
     def scores(self, shape: PodShape) -> dict[str, int]:
         """Return each node's score, by its name."""
         rows = slice(0, len(self.tables.nodes))
-        scores = self.score.score(shape, self.tables, rows).tolist()
+        scores = self.plugin.score(shape, self.tables, rows).tolist()
         return {self.tables.nodes.name(row): score for row, score in enumerate(scores)}
 
     def allocate(self, shape: PodShape, node: str, *, reservation: str = "") -> Allocation | str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
     LABEL_QOS_CLASS,
 )
-from cluster.scheduler.exact.numa import Scoring
+from cluster.scheduler.exact.numa import Hint, Hints, Scoring
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.numa_asked import Settings
 from cluster.scheduler.tables.booking import Allocation
@@ -505,3 +507,41 @@ def test_strategies() -> None:
         lsr = cluster.shape({"cpu": "4"}, qos="LSR")
         cluster.place(lsr, "n", cpus="0-1")
         assert cpus_of(cluster.allocate(lsr, "n")) == expected
+
+
+class _DevicesOn:
+    """A provider whose devices are on one NUMA node."""
+
+    def __init__(self, numa: int) -> None:
+        self._mask = 1 << numa
+
+    def hints(self, pod: object, tables: object, row: int, sets: Iterable[int]) -> Hints:
+        """Return the sets with the device's NUMA node; the node alone is preferred."""
+        return {each: Hint(each == self._mask) for each in sets if each & self._mask}
+
+
+@pytest.mark.parametrize("numa", [0, 1])
+@pytest.mark.parametrize("policy", ["SingleNUMANode", "Restricted", "BestEffort"])
+def test_cpus_go_where_the_devices_are(policy: str, numa: int) -> None:
+    cluster = small_cluster(labels={LABEL_NUMA_TOPOLOGY_POLICY: policy})
+    cluster.plugin = replace(cluster.plugin, others=(_DevicesOn(numa),))
+    shape = cluster.shape({"cpu": "4"}, qos="LSR")
+    given = cluster.allocate(shape, "n")
+    assert isinstance(given, Allocation)
+    assert given.numa == ((numa, {"cpu": 4000}),)
+    cluster.place(shape, "n", cpus="0-1" if numa == 0 else "8-9")
+    cluster.place(shape, "n", cpus="2-5" if numa == 0 else "10-13")
+    again = cluster.allocate(shape, "n")
+    if policy == "BestEffort":
+        assert isinstance(again, Allocation)
+        assert {node for node, _ in again.numa} == {0, 1}
+    else:
+        assert again == "Unaligned NUMA Hint"
+
+
+def test_a_plain_pod_costs_nothing_but_its_score() -> None:
+    cluster = small_cluster()
+    shape = cluster.shape({"cpu": "100m"})
+    assert cluster.reasons(shape) == {"n": ()}
+    assert cluster.allocate(shape, "n") == Allocation()
+    assert cluster.scores(shape) == {"n": 99}
