@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -39,13 +39,6 @@ from linux.cgroup_paths import Layout
 _NODE: Final = NodeSubject()
 
 
-class _Creation(NamedTuple):
-    """A new container; delivered: what the reply delivers in place of kubelet's values."""
-
-    container: Container
-    delivered: Requested | None = None
-
-
 class Unprotected(msgspec.Struct, frozen=True):
     """A container that koordlet did not see created, or that lacks what only creation can set."""
 
@@ -73,8 +66,10 @@ class NodeState:
         self._records = RuntimeRecords(
             touched=self._touched, remembered=remembered or {}, monotonic=monotonic
         )
-        self._created: dict[str, _Creation] = {}
+        self._created: dict[str, Container] = {}
         """Containers that are being created and not in the records yet; see `create_container`."""
+        self._delivered: dict[str, Requested] = {}
+        """What replies deliver to these in place of kubelet's values."""
         self._objects = PodObjects()
         self._layout = layout
         self._awaited = set(awaited)
@@ -130,7 +125,7 @@ class NodeState:
             or not self._records.would_be_new(subject.id, container.sandbox_id)
         ):
             return self._note_request(container, at_creation=True)
-        self._created[subject.id] = _Creation(container)
+        self._created[subject.id] = container
         if view.pod is subject.pod:
             return subject
         return ContainerSubject(
@@ -151,10 +146,11 @@ class NodeState:
     def record_created(self) -> None:
         """Record the containers whose recording was deferred."""
         created, self._created = self._created, {}
-        for container_id, creation in created.items():
-            self._records.note_request(creation.container, at_creation=True)
-            if creation.delivered is not None:
-                self._records.note_delivered(container_id, creation.delivered)
+        delivered, self._delivered = self._delivered, {}
+        for container in created.values():
+            self._records.note_request(container, at_creation=True)
+        for container_id, values in delivered.items():
+            self._records.note_delivered(container_id, values)
 
     def update_container(self, container: Container) -> ContainerSubject | None:
         """Record the new values that kubelet requests; values that it does not name stay."""
@@ -208,13 +204,16 @@ class NodeState:
         """
         return self._runtime.take_list(sandboxes, containers, taken_at=taken_at)
 
-    def note_delivered(self, container_id: str, values: Requested) -> None:
-        """Record the values that a reply delivers in place of kubelet's."""
-        creation = self._created.get(container_id)
-        if creation is None:
-            self._runtime.note_delivered(container_id, values)
-        else:
-            self._created[container_id] = _Creation(creation.container, values)
+    def note_delivered(self, container_id: str, values: Requested) -> bool:
+        """Record the values that a reply delivers in place of kubelet's.
+
+        Returns whether a hook is creating the container, and no earlier report named it.
+        """
+        if container_id in self._created:
+            self._delivered[container_id] = values
+            return True
+        self._runtime.note_delivered(container_id, values)
+        return False
 
     def take_unseen_requests(self) -> dict[str, Requested]:
         """Return requests of which only the last full lists gave evidence, by container."""
@@ -346,11 +345,6 @@ class NodeState:
 
     def remembered(self, container_id: str) -> Remembered | None:
         """Return what the requests log keeps of a container over a restart."""
-        creation = self._created.get(container_id)
-        if creation is not None:
-            # What its record will have: no hook and no list has named the container before.
-            requested = creation.container.subject.requested
-            return Remembered(requested, hooked=True, delivered=creation.delivered)
         found = self._runtime.container(container_id)
         return None if found is None else found.remembered
 

@@ -244,6 +244,7 @@ class NriHandler:
     def start_container(self, container: Container) -> None:
         if self._state.start_container(container):
             self._remember(container.subject.id)
+            self._daemon.later(self._requests.write)
         uid = container.subject.pod.uid
         created = self._created.pop(container.subject.id, None)
         if uid and created is not None and self._was_complete(created):
@@ -306,8 +307,7 @@ class NriHandler:
     def _remember(self, container_id: str) -> None:
         remembered = self._state.remembered(container_id)
         if remembered is not None:
-            self._requests.keep(container_id, remembered)
-            self._daemon.later(self._requests.write)
+            self._requests.keep(container_id, *remembered)
 
     def _was_complete(self, decision: Decision) -> bool:
         """Return whether the reply to a creation had all values of the decision."""
@@ -317,13 +317,15 @@ class NriHandler:
 
     def _keep(self, subject: ContainerSubject, decision: Decision) -> None:
         """Keep over a crash what kubelet requested, and what is delivered in its place."""
-        self._state.note_delivered(
-            subject.id, self._answers.in_place_of(subject.requested, decision)
-        )
-        self._remember(subject.id)
+        delivered = self._answers.in_place_of(subject.requested, decision)
+        if self._state.note_delivered(subject.id, delivered):
+            self._requests.keep(subject.id, subject.requested, True, delivered)
+        else:
+            self._remember(subject.id)
 
     def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note_delivered`; at creation also the values of the container's processes."""
+        self._requests.write()
         self._state.record_created()
         self._note_delivered(subject, decision, _NOTED_AT_CREATION)
 
@@ -332,6 +334,7 @@ class NriHandler:
     ) -> None:
         """As `_note_delivered`; update: the container with only the values of this request."""
         named = [one for one in FILES if requested_value(update, one) is not None]
+        self._requests.write()
         self._daemon.superseded(subject.id, named)
         self._note_delivered(subject, decision)
 

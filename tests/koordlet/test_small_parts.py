@@ -109,7 +109,7 @@ def test_requests_are_remembered(
     for container_id, remembered in requests_of.items():
         for one in (_request(cpu_shares=1), remembered):
             existing[container_id] = one
-            log.keep(container_id, one)
+            log.keep(container_id, *one)
     log.close()
     assert load_requests(path) == requests_of
     existing = dict(list(requests_of.items())[:2])
@@ -126,8 +126,8 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     existing = {"a": _request(cpu_shares=2)}
     log = RequestsLog(str(path), lambda: existing)
-    log.keep("a", existing["a"])
-    log.keep("b", _request(cpu_shares=3))
+    log.keep("a", *existing["a"])
+    log.keep("b", *_request(cpu_shares=3))
     log.close()
     path.write_bytes(path.read_bytes()[:-5])
     assert load_requests(str(path)) == {"a": _request(cpu_shares=2)}
@@ -150,7 +150,7 @@ def test_damaged_requests_are_left_out_and_reported(
 def test_a_log_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "no" / "such" / "folder")
     log = RequestsLog(path, dict)
-    log.keep("a", _request())
+    log.keep("a", *_request())
     log.rewrite()
     assert "No such file or directory" in log.problem
     assert load_requests(path) == {}

@@ -28,7 +28,7 @@ class Life:
 
     def keep(self, container_id: str, quota_us: int) -> None:
         self.existing[container_id] = request(quota_us)
-        self.log.keep(container_id, self.existing[container_id])
+        self.log.keep(container_id, *self.existing[container_id])
 
     def logged(self) -> int:
         """The number of requests in the log itself."""
