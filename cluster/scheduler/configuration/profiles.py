@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
+from apis.fields import get_field
 from cluster.scheduler.configuration.plugin_arguments import Arguments
 from cluster.scheduler.configuration.points import (
     DEFAULT_MULTI_POINT,
@@ -106,16 +107,13 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 def merge(plugins: Plugins | None, problems: Problems) -> Merged | None:
-    """Return the effective plugins; None where `plugins` cannot be used, which is then noted.
+    """Return the effective plugins; None where they cannot schedule, which is then noted.
 
-    plugins: the section of the file, None where a profile has none: then DefaultPreBind is not
-    added either.
+    plugins: the section of the file, whose names have been checked; None where a profile has none:
+    then DefaultPreBind is not added either.
     """
     before = len(problems.errors)
     said = plugins or Plugins()
-    _check_names(said, problems)
-    if len(problems.errors) > before:
-        return None
     multi_point = _multi_point(said.multi_point)
     effective = {
         point: tuple(name for name in _at_point(said, point, multi_point) if _called(name))
@@ -180,46 +178,52 @@ def _weights(
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _check_names(said: Plugins, problems: Problems) -> None:
-    for point in Point:
-        _check_set(said.at(point), point, problems.below(point.value))
-    _check_set(said.multi_point, None, problems.below(MULTI_POINT))
-    for name, entries in (
-        ("placementGenerate", said.placement_generate),
-        ("placementScore", said.placement_score),
-    ):
-        for index, each in enumerate(entries.enabled):
-            problems.add(
-                (name, "enabled", index, "name"), each.name, f"no plugin here extends {name}"
-            )
+def check_names(tree: Any, problems: Problems) -> None:
+    """Note each name in a section `plugins` that cannot stand where it does.
+
+    tree: as the file has it. What has another shape than a section is passed over; reading it notes
+    that.
+    """
+    for name in Plugins.__struct_encode_fields__:
+        entries = get_field(tree, (name,), {})
+        _check_enabled(_names(entries, "enabled"), name, problems.below(name, "enabled"))
+        at = problems.below(name, "disabled")
+        for index, each in _names(entries, "disabled"):
+            if each not in PLUGINS and each not in REMOVED and each != ALL:
+                at.add((index, "name"), each, "unknown plugin", meant(each))
 
 
-def _check_set(said: PluginSet, point: Point | None, problems: Problems) -> None:
+def _names(entries: Any, member: str) -> list[tuple[int, str]]:
+    """Return (index, name) of the entries of a list that have a name."""
+    found = get_field(entries, (member,))
+    listed = found if isinstance(found, list) else []
+    named = ((index, get_field(each, ("name",))) for index, each in enumerate(listed))
+    return [(index, name) for index, name in named if isinstance(name, str)]
+
+
+def _check_enabled(names: Sequence[tuple[int, str]], place: str, problems: Problems) -> None:
     seen: set[str] = set()
-    for index, each in enumerate(said.enabled):
-        problem, hint = _cannot_enable(each.name, point)
-        if problem is None and each.name in seen:
+    for index, name in names:
+        problem, hint = _cannot_enable(name, place)
+        if problem is None and name in seen:
             problem = "stands twice"
         if problem:
-            problems.add(("enabled", index, "name"), each.name, problem, hint)
-        seen.add(each.name)
-    for index, each in enumerate(said.disabled):
-        if each.name not in PLUGINS and each.name not in REMOVED and each.name != ALL:
-            problems.add(("disabled", index, "name"), each.name, "unknown plugin", meant(each.name))
+            problems.add((index, "name"), name, problem, hint)
+        seen.add(name)
 
 
-def _cannot_enable(name: str, point: Point | None) -> tuple[str | None, str | None]:
-    """Return why a plugin cannot be enabled at a point (None: MultiPoint), and a hint."""
+def _cannot_enable(name: str, place: str) -> tuple[str | None, str | None]:
+    """Return why a plugin cannot be enabled at a place, a point or multiPoint, and a hint."""
     if name in REMOVED:
         return "was removed from kube-scheduler", "it can be disabled only"
     known = PLUGINS.get(name)
     if known is None:
         return "unknown plugin", meant(name)
-    if point is not None and point not in known.points:
-        here = ", ".join(each for each, plugin in PLUGINS.items() if point in plugin.points)
-        there = ", ".join(each.value for each in Point if each in known.points)
-        return f"does not extend {point.value} but {there}", f"plugins of {point.value}: {here}"
-    return None, None
+    if place == MULTI_POINT or place in known.points:
+        return None, None
+    here = ", ".join(each for each, plugin in PLUGINS.items() if place in plugin.points)
+    there = ", ".join(each.value for each in Point if each in known.points)
+    return f"does not extend {place} but {there}", f"plugins of {place}: {here or 'none'}"
 
 
 def meant(name: str) -> str:

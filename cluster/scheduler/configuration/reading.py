@@ -26,7 +26,7 @@ from cluster.scheduler.configuration.configuration import (
 from cluster.scheduler.configuration.extenders import ignored_resources, read_extenders
 from cluster.scheduler.configuration.plugin_arguments import ARGUMENTS, Arguments, arguments
 from cluster.scheduler.configuration.points import PLUGINS, REMOVED
-from cluster.scheduler.configuration.profiles import Plugins, Profile, meant, merge
+from cluster.scheduler.configuration.profiles import Plugins, Profile, check_names, meant, merge
 from cluster.scheduler.configuration.strict import Problems, Section, read
 from service.manifest import NotYaml, document
 
@@ -233,11 +233,13 @@ def _profile(
     section = read(tree, ProfileSection, problems)
     if not isinstance(tree, dict):
         return None
+    at = problems.below("plugins")
+    before = len(problems.errors)
     plugins = None
     if "plugins" in tree:
-        plugins = read(tree["plugins"], Plugins, problems.below("plugins"))
-    usable = "plugins" not in tree or plugins is not None
-    merged = merge(plugins, problems.below("plugins")) if usable else None
+        plugins = read(tree["plugins"], Plugins, at)
+        check_names(tree["plugins"], at)
+    merged = merge(plugins, at) if len(problems.errors) == before else None
     given = _plugin_arguments(_list(tree, "pluginConfig"), problems.below("pluginConfig"), notices)
     if plugins is not None:
         _note_left_out(plugins, problems.at, notices)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
-
-import yaml
 
 from apis.errors import InputError, InputErrors
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
@@ -128,8 +127,8 @@ def chart_file() -> Tree:
 
 
 def load(tree: Any) -> SchedulerConfiguration:
-    """Read a file that is spelt as YAML."""
-    return read_configuration(yaml.safe_dump(tree, sort_keys=False), obj="config.yaml")
+    """Read a file. It is spelt as JSON, which is YAML and quicker to write."""
+    return read_configuration(json.dumps(tree, ensure_ascii=False), obj="config.yaml")
 
 
 def errors_of(tree: Any) -> tuple[InputError, ...]:
