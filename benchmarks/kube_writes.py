@@ -1,10 +1,11 @@
-"""What one binding and one event cost this process: aiohttp's client and the kept connections.
+"""What a binding and an event cost: aiohttp, kept connections, and the scheduler's writers.
 
     KUBEBUILDER_ASSETS=... python -m benchmarks.kube_writes [--rounds 7] [--pods 300]
 
 Pods are made on a real API server (TLS, etcd on the same machine) first. Then both clients bind
 and write events in turn, `--at-once` at a time, on uvloop. CPU is this process' own, user and
-system time, without the API server's. Medians of the rounds.
+system time, without the API server's. Medians of the rounds. The last line is the scheduler's
+binder and event writer together: a binding and an event for each pod, all given at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import msgspec
 import uvloop
 
 from benchmarks.running import run_main
+from cluster.scheduler.binding.binder import Binder
+from cluster.scheduler.binding.events import EventWriter, pod_reference, scheduled
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement
 from kube.client import Client, encode_object
 from kube.kept_client import KeptClient
 from kube.resources import EVENTS, NODES, PODS
@@ -93,6 +97,34 @@ async def timed(
     )
 
 
+async def scheduler_writes(
+    client: Client, pods: dict[str, str], at_once: int
+) -> tuple[float, float]:
+    """Return µs of CPU and of elapsed time a pod, for its binding and its event.
+
+    pods: uids by name.
+    """
+    writer = EventWriter(client, instance="benchmark", now=time.time)
+    running = asyncio.create_task(writer.run())
+
+    def report_outcome(placement: Placement, outcome: Outcome) -> None:
+        assert outcome == Bound(), outcome
+        about = pod_reference(placement.namespace, placement.name, placement.uid)
+        writer.record(scheduled(about, placement.node, controller="koord-scheduler"))
+
+    binder = Binder(client, report_outcome, at_once=at_once)
+    cpu, elapsed = time.process_time(), time.perf_counter()
+    for name, uid in pods.items():
+        binder.submit(Placement("default", name, uid, "node", annotations=ANNOTATIONS))
+    assert await binder.drain(300) == ()
+    assert await writer.flush(300) == 0
+    figures = time.process_time() - cpu, time.perf_counter() - elapsed
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert writer.counts.written == len(pods)
+    return figures[0] / len(pods) * 1e6, figures[1] / len(pods) * 1e6
+
+
 async def measure(server: ApiServer, rounds: int, pods: int, at_once: int) -> None:
     """Bind and report with both clients in alternation, and print the medians."""
     kinds: tuple[type[Client], ...] = (Client, KeptClient)
@@ -113,6 +145,15 @@ async def measure(server: ApiServer, rounds: int, pods: int, at_once: int) -> No
                     figure = await timed(write, clients[kind], names, at_once)
                     if number:  # The first round opens the connections.
                         figures.setdefault((write.__name__, kind.__name__), []).append(figure)
+            uids: dict[str, str] = {}
+            for n in range(pods):
+                name = f"whole-{number}-{n}"
+                body = encode_object(PODS, pod(name))
+                made = await kept.create(PODS, body, namespace="default")
+                uids[name] = msgspec.json.decode(made)["metadata"]["uid"]
+            figure = await scheduler_writes(kept, uids, at_once)
+            if number:
+                figures.setdefault(("both", "Binder"), []).append(figure)
     for (write_name, kind_name), found in figures.items():
         cpu = statistics.median(each for each, _ in found)
         elapsed = statistics.median(each for _, each in found)

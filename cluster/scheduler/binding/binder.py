@@ -14,7 +14,9 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +48,9 @@ _MOST_FAILURES: Final = 6
 """Answers of 5xx in a row, the pod found unbound after each, until a placement is refused. Chosen:
 with the pauses these are 6 s, longer than etcd takes to elect a leader. An error that depends on
 the request alone (a webhook that cannot be called) would otherwise hold the booking for ever."""
+_STARTED: Final = 2
+"""Placements that are started for each request that may run. Chosen: the next is ready when a
+connection is free; a task for each of thousands that wait doubles the cost of all."""
 _QUIET_S: Final = 30.0
 """Between two log lines about placements without an outcome."""
 
@@ -79,20 +84,24 @@ class Binder:
         self._client = client
         self._on_outcome = on_outcome
         self._before = before
+        self._at_once = at_once
         self._gate = asyncio.Semaphore(at_once)
         self._turns = Turns()
+        self._waiting: deque[Placement] = deque()
         self._tasks: dict[asyncio.Task[None], Placement] = {}
         self._unknown: set[str] = set()
         """Uids of pods."""
         self._logged_at = float("-inf")
         self._draining = False
+        self._settled = asyncio.Event()
+        self._settled.set()
         self.counts = BindingCounts()
         self.faults = Faults("binding")
 
     @property
     def in_flight(self) -> int:
         """How many placements have no outcome yet."""
-        return len(self._tasks)
+        return len(self._tasks) + len(self._waiting)
 
     @property
     def unknown(self) -> int:
@@ -103,9 +112,23 @@ class Binder:
         """Carry out a placement. Raises RuntimeError while draining."""
         if self._draining:
             raise RuntimeError("the binder is draining")
-        task = asyncio.create_task(self._carry_out(placement))
-        self._tasks[task] = placement
-        task.add_done_callback(self._tasks.pop)
+        self._waiting.append(placement)
+        self._settled.clear()
+        self._start()
+
+    def _start(self) -> None:
+        """Start what waits. Placements that wait for the server hold up no others."""
+        while self._waiting and len(self._tasks) - len(self._unknown) < _STARTED * self._at_once:
+            placement = self._waiting.popleft()
+            task = asyncio.create_task(self._carry_out(placement))
+            self._tasks[task] = placement
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._start()
+        if not self._tasks:
+            self._settled.set()
 
     async def drain(self, seconds: float) -> tuple[Placement, ...]:
         """Finish what is in flight within `seconds`; return the placements without an outcome.
@@ -113,20 +136,23 @@ class Binder:
         These may be bound or not. After a restart the watch shows which.
         """
         self._draining = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        left = dict(self._tasks)
-        for task in left:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+        left = (*self._tasks.values(), *self._waiting)
+        self._waiting.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if left:
             _log.warning(
                 "%d bindings have no certain outcome at the end: %s%s",
                 len(left),
-                ", ".join(placement.key for placement in list(left.values())[:10]),
+                ", ".join(placement.key for placement in left[:10]),
                 ", ..." if len(left) > 10 else "",
             )
-        return tuple(left.values())
+        return left
 
     async def _carry_out(self, placement: Placement) -> None:
         try:

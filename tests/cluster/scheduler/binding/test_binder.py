@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from cluster.scheduler.binding import binder as binder_module
 from cluster.scheduler.binding.binder import Binder
@@ -255,6 +256,32 @@ def test_requests_run_in_parallel_up_to_the_bound() -> None:
 
     asyncio.run(run())
     assert store.most_parallel == 5
+
+
+class PartlyDown(StoredPods):
+    """Cuts every request about pods whose name begins with "stuck"."""
+
+    def _answer(self, request: web.Request, body: dict[str, Any]) -> web.Response | None:
+        return None if "/pods/stuck" in request.path else super()._answer(request, body)
+
+
+def test_placements_without_an_outcome_hold_up_no_others() -> None:
+    store = PartlyDown()
+    stuck = [f"stuck{number}" for number in range(12)]
+    for name in (*stuck, "p"):
+        store.add(name)
+
+    async def run() -> None:
+        async with bed(store, at_once=2) as here:
+            for name in (*stuck, "p"):
+                here.binder.submit(replace(PLACEMENT, name=name, uid=f"u-{name}"))
+            store.pods["p"]["metadata"]["uid"] = "u-p"
+            await eventually(lambda: here.outcomes)
+            ((placement, found),) = here.outcomes
+            assert (placement.name, found) == ("p", Bound())
+            assert (here.binder.in_flight, here.binder.unknown) == (12, 12)
+
+    asyncio.run(run())
 
 
 def test_placements_of_one_name_are_carried_out_in_order() -> None:

@@ -1,0 +1,238 @@
+"""Conditions: only changes, only the newest, never after the binding, nothing lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from cluster.scheduler.binding import statuses as statuses_module
+from cluster.scheduler.binding.binder import Binder
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement
+from cluster.scheduler.binding.statuses import (
+    SCHEDULING_GATED,
+    UNSCHEDULABLE,
+    PodStatus,
+    Shown,
+    StatusWriter,
+)
+from tests.beds.apiserver import eventually
+from tests.cluster.scheduler.binding.stored_pods import After, StoredPods, cut, refuse, serving
+
+STATUS = PodStatus("ns", "p", "u", UNSCHEDULABLE, "0/2 nodes are available")
+SAYS_SO = Shown("False", UNSCHEDULABLE, "0/2 nodes are available")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(statuses_module, "_FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(statuses_module, "_LONGEST_PAUSE_S", 0.01)
+    yield
+
+
+@asynccontextmanager
+async def writing(store: StoredPods, *, at_once: int = 4) -> AsyncIterator[StatusWriter]:
+    async with serving(store) as client:
+        writer = StatusWriter(client, now=lambda: 0.0, at_once=at_once)
+        running = asyncio.create_task(writer.run())
+        yield writer
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert writer.faults.count == 0
+
+
+def one_pod() -> StoredPods:
+    store = StoredPods()
+    store.add("p")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("shown", "change", "written"),
+    [
+        (Shown(), {}, True),
+        (SAYS_SO, {}, False),
+        (SAYS_SO, {"nominated_node": ""}, False),
+        (SAYS_SO, {"nominated_node": "n"}, True),
+        (replace(SAYS_SO, nominated_node="n"), {"nominated_node": "n"}, False),
+        (replace(SAYS_SO, nominated_node="n"), {}, False),
+        (replace(SAYS_SO, nominated_node="n"), {"nominated_node": ""}, True),
+        (replace(SAYS_SO, status="True"), {}, True),
+        (SAYS_SO, {"reason": SCHEDULING_GATED}, True),
+        (SAYS_SO, {"message": "other"}, True),
+    ],
+)
+def test_what_the_pod_shows_is_not_written(
+    shown: Shown, change: dict[str, str], written: bool
+) -> None:
+    async def run() -> None:
+        async with writing(one_pod()) as writer:
+            writer.submit(replace(STATUS, **change), shown)
+            assert writer.waiting == int(written)
+            assert writer.counts.unchanged == int(not written)
+
+    asyncio.run(run())
+
+
+def test_the_time_of_the_transition_is_set_when_there_is_one() -> None:
+    store = one_pod()
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: writer.counts.written == 1)
+            # The watch is late: our own write counts.
+            writer.submit(STATUS, Shown())
+            assert writer.counts.unchanged == 1
+            writer.submit(replace(STATUS, message="m", nominated_node=""), Shown())
+            await eventually(lambda: writer.counts.written == 2)
+
+    asyncio.run(run())
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes are available",
+        "lastTransitionTime": "1970-01-01T00:00:00Z",
+    }
+    (_, path, first), (_, _, second) = store.requests
+    assert path == "/api/v1/namespaces/ns/pods/p/status"
+    assert first == {"metadata": {"uid": "u"}, "status": {"conditions": [condition]}}
+    del condition["lastTransitionTime"]
+    condition["message"] = "m"
+    status = {"conditions": [condition], "nominatedNodeName": None}
+    assert second == {"metadata": {"uid": "u"}, "status": status}
+
+
+def test_of_what_waits_only_the_newest_is_written() -> None:
+    store = one_pod()
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            for number in range(5):
+                writer.submit(replace(STATUS, message=str(number)), Shown())
+            await eventually(lambda: writer.counts.written == 1)
+            assert writer.counts.replaced == 4
+
+    asyncio.run(run())
+    (request,) = store.requests
+    assert request[2]["status"]["conditions"][0]["message"] == "4"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        cut,
+        After(cut),
+        refuse(500, "InternalError"),
+        refuse(429, "TooManyRequests"),
+        refuse(409, "Conflict"),
+    ],
+)
+def test_a_failed_write_is_repeated(fault: After) -> None:
+    store = one_pod()
+    store.faults = deque([fault])
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: writer.counts.written == 1)
+            assert writer.counts.lost == 0
+
+    asyncio.run(run())
+    assert len(store.requests) == 2
+
+
+def test_a_newer_status_takes_the_place_of_one_that_failed() -> None:
+    store = one_pod()
+    store.faults = deque([cut])
+    store.delay = 0.02
+
+    async def run() -> None:
+        async with writing(store, at_once=1) as writer:
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: store.requests, every=0.002)
+            writer.submit(replace(STATUS, message="newer"), Shown())
+            await eventually(lambda: writer.counts.written == 1)
+            assert writer.counts.replaced == 1
+
+    asyncio.run(run())
+    assert [r[2]["status"]["conditions"][0]["message"] for r in store.requests][1:] == ["newer"]
+
+
+@pytest.mark.parametrize(("code", "requests"), [(403, 1), (422, 1), (500, 5)])
+def test_a_refused_status_is_counted_and_logged(
+    code: int, requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = one_pod()
+    store.always = refuse(code, "Reason", "no")
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: writer.counts.lost == 1)
+
+    asyncio.run(run())
+    assert len(store.requests) == requests
+    assert "the status of pod ns/p (Unschedulable) is not written" in caplog.text
+
+
+def test_too_many_that_wait_lose_the_oldest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(statuses_module, "_MOST_WAITING", 3)
+
+    async def run() -> None:
+        async with serving(StoredPods()) as client:
+            writer = StatusWriter(client, now=lambda: 0.0)
+            for number in range(5):
+                writer.submit(replace(STATUS, name=f"p{number}"), Shown())
+            assert (writer.waiting, writer.counts.lost) == (3, 2)
+
+    asyncio.run(run())
+    assert "the status of pod ns/p1 (Unschedulable) is not written: too many" in caplog.text
+
+
+def test_a_message_is_cut() -> None:
+    store = one_pod()
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, message="x" * 20_000), Shown())
+            await eventually(lambda: writer.counts.written == 1)
+
+    asyncio.run(run())
+    message = store.requests[0][2]["status"]["conditions"][0]["message"]
+    assert len(message) == 16 * 1024
+    assert message.endswith("x...")
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_a_condition_never_follows_the_binding(in_flight: bool) -> None:
+    store = one_pod()
+    store.delay = 0.05
+
+    async def run() -> None:
+        async with serving(store) as client:
+            outcomes: list[Outcome] = []
+            writer = StatusWriter(client, now=lambda: 0.0)
+            binder = Binder(client, lambda _, found: outcomes.append(found), before=writer.settle)
+            running = asyncio.create_task(writer.run())
+            writer.submit(STATUS, Shown())
+            if in_flight:
+                await eventually(lambda: store.requests, every=0.002)
+            binder.submit(Placement("ns", "p", "u", "n1"))
+            if not in_flight:
+                await writer.settle("ns/p")
+            await eventually(lambda: outcomes == [Bound()])
+            await asyncio.sleep(0.1)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert store.writes == (["PATCH status"] if in_flight else []) + ["POST binding"]
+    assert store.most_parallel == 1
