@@ -1,0 +1,135 @@
+"""Runs all tests in two sessions of pytest at the same time, as .ci/run does.
+
+    .venv/bin/python -m tools.side_by_side
+    .venv/bin/python -m tools.side_by_side --durations=20 tests/cluster tests/e2e
+
+Arguments go to both sessions. The first session has the tests on real programs and on the kernel of
+this machine: cgroups, containers, network namespaces, API servers, kubelets. They run one after the
+other, so that no two of them share the machine's state. The second session has all others: on
+simulated kernels, on emulated machines, and without a machine. Each test is in exactly one session,
+since the second selects what the first does not. The first session mostly waits for other programs;
+the second uses the CPU meanwhile.
+
+The output of the first session appears while it runs, that of the second when both have ended. The
+last line is the sum of the two summaries in pytest's own format. The exit status is 0 if both
+sessions passed. SIGINT, SIGTERM and SIGHUP end both sessions, whose fixtures clean up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
+
+REAL = "apiserver or cgroups or containerd or kubelet or root"
+OTHERS = f"not ({REAL})"
+# The kernel sends a session SIGTERM when this process ends without having done so.
+_ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+# pytest ends with this status when it has selected no test.
+_NO_TESTS = 5
+_SUMMARY = re.compile(r"^=* ?(no tests ran|\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.]+s\b", re.MULTILINE)
+# In the order in which pytest prints them. Tests that one session deselects run in the other.
+_OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "warnings", "errors")
+_PLURALS = {"warning": "warnings", "error": "errors"}
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def outcomes(output: str) -> Counter[str]:
+    """Return how many tests had each outcome, from the summary line at the end of the output.
+
+    A session without a summary line has crashed, and counts as one error.
+    """
+    lines = _SUMMARY.findall(output)
+    if not lines:
+        return Counter(errors=1)
+    counted: Counter[str] = Counter()
+    for number, outcome in re.findall(r"(\d+) ([a-z]+)", lines[-1]):
+        counted[_PLURALS.get(outcome, outcome)] += int(number)
+    return counted
+
+
+def summary(counted: Counter[str], seconds: float) -> str:
+    """Return pytest's summary line for these outcomes."""
+    singular = {plural: word for word, plural in _PLURALS.items()}
+    parts = [
+        f"{counted[each]} {singular.get(each, each) if counted[each] == 1 else each}"
+        for each in _OUTCOMES
+        if counted[each]
+    ]
+    minutes, rest = divmod(int(seconds), 60)
+    length = f"{seconds:.2f}s ({minutes // 60}:{minutes % 60:02d}:{rest:02d})"
+    text = f" {', '.join(parts) or 'no tests ran'} in {length} "
+    return text.center(max(80, len(text) + 2), "=")
+
+
+def start(
+    selection: str, arguments: Sequence[str], output: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a session of pytest. Signals of the terminal reach it through this process alone."""
+    ends_with_us = _ENDS_WITH_US if shutil.which(_ENDS_WITH_US[0]) else ()
+    return subprocess.Popen(
+        [*ends_with_us, sys.executable, "-m", "pytest", "-m", selection, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def end_on_signals(sessions: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let each signal that asks this process to end reach the sessions as SIGTERM."""
+
+    def end(*_: object) -> None:
+        for session in sessions:
+            session.terminate()
+
+    for number in _END_SIGNALS:
+        signal.signal(number, end)
+
+
+def shown(source: IO[bytes]) -> str:
+    """Copy a session's output to ours until it ends; return it."""
+    parts = []
+    while part := os.read(source.fileno(), 1 << 16):
+        parts.append(part)
+        write(part)
+    return b"".join(parts).decode(errors="replace")
+
+
+def write(output: bytes) -> None:
+    """Write to our output, unless its reader ended before the sessions have cleaned up."""
+    with suppress(BrokenPipeError):
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run both sessions; return the exit status."""
+    began = time.monotonic()
+    sessions: list[subprocess.Popen[bytes]] = []
+    end_on_signals(sessions)
+    with tempfile.TemporaryFile(buffering=0) as kept:
+        sessions.append(start(OTHERS, arguments, kept))
+        sessions.append(real := start(REAL, arguments, subprocess.PIPE))
+        assert real.stdout is not None
+        with real.stdout as source:
+            counted = outcomes(shown(source))
+        statuses = {session.wait() for session in sessions}
+        kept.seek(0)
+        counted += outcomes(shown(kept))
+    write(f"{summary(counted, time.monotonic() - began)}\n".encode())
+    passed = statuses <= {0, _NO_TESTS} and statuses != {_NO_TESTS}
+    return 0 if passed and not counted["errors"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
