@@ -290,7 +290,9 @@ class Binder:
             pause = await _rest(pause)
 
     def _note_unknown(self, placement: Placement, reason: str) -> None:
-        self._unknown.add(placement.uid)
+        if placement.uid not in self._unknown:
+            self._unknown.add(placement.uid)
+            self._start()
         now = time.monotonic()
         if now - self._logged_at >= _QUIET_S:
             self._logged_at = now

@@ -56,8 +56,10 @@ async def bed(store: StoredPods, *, at_once: int = 16) -> AsyncIterator[Bed]:
     outcomes: list[tuple[Placement, Outcome]] = []
     async with serving(store) as client:
         binder = Binder(client, lambda *both: outcomes.append(both), at_once=at_once)
-        yield Bed(store, binder, outcomes)
-        await binder.drain(0)
+        try:
+            yield Bed(store, binder, outcomes)
+        finally:
+            await binder.drain(0)
 
 
 def one_pod(*faults: Fault | After | None, **metadata: Any) -> StoredPods:
