@@ -64,6 +64,8 @@ def read_extenders(given: Sequence[Any], problems: Problems) -> tuple[Extender, 
     managed: set[str] = set()
     binder: int | None = None
     for index, tree in enumerate(given):
+        if problems.full:
+            break
         at = problems.below(index)
         extender = read(tree, Extender, at)
         if extender is None:

@@ -189,6 +189,8 @@ def check_names(tree: Any, problems: Problems) -> None:
         _check_enabled(_names(entries, "enabled"), name, problems.below(name, "enabled"))
         at = problems.below(name, "disabled")
         for index, each in _names(entries, "disabled"):
+            if problems.full:
+                return
             if each not in PLUGINS and each not in REMOVED and each != ALL:
                 at.add((index, "name"), each, "unknown plugin", meant(each))
 
@@ -204,6 +206,8 @@ def _names(entries: Any, member: str) -> list[tuple[int, str]]:
 def _check_enabled(names: Sequence[tuple[int, str]], place: str, problems: Problems) -> None:
     seen: set[str] = set()
     for index, name in names:
+        if problems.full:
+            return
         problem, hint = _cannot_enable(name, place)
         if problem is None and name in seen:
             problem = "stands twice"

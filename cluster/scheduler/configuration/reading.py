@@ -143,6 +143,8 @@ def _configuration(tree: dict[str, Any], problems: Problems) -> SchedulerConfigu
     given = _list(tree, "profiles") or [{}]
     profiles = []
     for index, each in enumerate(given):
+        if problems.full:
+            break
         at = problems.below("profiles", index)
         profile = _profile(each, at, notices, ignored, only=len(given) == 1)
         if profile is not None:
@@ -271,7 +273,8 @@ def _note_left_out(plugins: Plugins, at: str, notices: list[str]) -> None:
 
 def _with_ignored(complete: Arguments, ignored: tuple[str, ...]) -> Arguments:
     fit = complete.node_resources_fit
-    fit = replace(fit, ignored_resources=(*fit.ignored_resources, *ignored))
+    both = tuple(dict.fromkeys((*fit.ignored_resources, *ignored)))
+    fit = replace(fit, ignored_resources=both)
     return replace(complete, node_resources_fit=fit)
 
 
@@ -296,6 +299,8 @@ def _plugin_arguments(
     found: dict[str, Section] = {}
     seen: set[str] = set()
     for index, tree in enumerate(given):
+        if problems.full:
+            break
         at = problems.below(index)
         config = read(tree, PluginConfig, at)
         if config is None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from apis.errors import InputErrors
 from apis.fields import parse_dotted
 from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.configuration.strict import MOST_PROBLEMS
 from tests.cluster.scheduler.configuration.files import (
     GROUP_VERSION,
     Tree,
@@ -652,6 +653,23 @@ def test_mistakes_in_different_places_are_reported_together() -> None:
 def test_what_is_no_file_of_this_kind_is_refused_quickly(text: str, problem: str) -> None:
     with pytest.raises(InputErrors, match=problem):
         read_configuration(text, obj="config.yaml")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        plugins(filter=enabled(*(f"NodeNam{n}" for n in range(12_000)))),
+        plugins(filter=enabled(disabled=tuple(f"NodeNam{n}" for n in range(12_000)))),
+        file(profiles=[{"pluginConfig": [{"name": f"DeviceShar{n}"} for n in range(12_000)]}]),
+        file(profiles=[{"schedulerNam": "a"}] * 12_000),
+        file(extenders=[{"urlPrefi": "a"}] * 12_000),
+    ],
+    ids=["enabled", "disabled", "pluginConfig", "profiles", "extenders"],
+)
+def test_after_a_thousand_mistakes_the_rest_is_not_checked(tree: Tree) -> None:
+    # Names of several profiles are compared at the end, without any search for similar ones.
+    found = [each for each in errors_of(tree) if not each.field.endswith("schedulerName")]
+    assert MOST_PROBLEMS <= len(found) < MOST_PROBLEMS + 10
 
 
 def test_keys_that_are_no_text_are_unknown_fields() -> None:
