@@ -146,9 +146,9 @@ class _Search(NamedTuple):
 
         May return fewer than `count`.
         """
-        whole = [core for core in self.topology.cores if core.mask & free == core.mask]
-        whole.sort(key=lambda core: -core.mask.bit_count())
-        mask = sum(core.mask for core in whole)
+        mask = whole_cores(self.topology, free)
+        if not mask:
+            return 0
         for marked in _with_and_without(self._marked_numa()):
             candidates = [
                 (self._directed(size), self._directed(self._around(numa, free)), numa)
@@ -156,11 +156,14 @@ class _Search(NamedTuple):
                 if (size := (cpus & mask).bit_count()) >= count and not cpus & marked
             ]
             if candidates:
-                numa = min(candidates)[2]
-                return _first_of([core for core in whole if core.numa == numa], count)
-        on_socket: dict[int, list[Core]] = {}
-        for core in whole:
-            on_socket.setdefault(core.socket, []).append(core)
+                return _first_of(
+                    self._cores_in(mask & self.topology.numa[min(candidates)[2]]), count
+                )
+        on_socket = {
+            socket: self._cores_in(mask & cpus)
+            for socket, cpus in self.topology.sockets.items()
+            if mask & cpus
+        }
         size_of = {
             socket: (mask & self.topology.sockets[socket]).bit_count() for socket in on_socket
         }
@@ -179,6 +182,13 @@ class _Search(NamedTuple):
                 if core.mask.bit_count() <= count - taken.bit_count():
                     taken |= core.mask
         return taken
+
+    def _cores_in(self, cpus: int) -> list[Core]:
+        """Return the cores whose CPUs are in `cpus`, the widest first, then by number."""
+        cores = [core for core in self.topology.cores if core.mask & cpus]
+        if self.topology.core_step != self.topology.widest_core:
+            cores.sort(key=lambda core: -core.mask.bit_count())
+        return cores
 
     # --- threads ---------------------------------------------------------------------------------
 

@@ -107,14 +107,6 @@ class _Room(NamedTuple):
     free: dict[str, dict[int, int]]
     total: dict[str, dict[int, int]]
 
-    def holds(self, amounts: dict[str, dict[int, int]], numa: Sequence[int]) -> bool:
-        """Return whether these NUMA nodes have enough, and each of them some, of everything."""
-        for name, need in self.need.items():
-            there = [amounts[name][node] for node in numa]
-            if not all(there) or sum(there) < need:
-                return False
-        return True
-
     def lacking(self) -> str | None:
         """Return a resource of which all NUMA nodes together have too little."""
         for name, need in self.need.items():
@@ -240,46 +232,66 @@ def _cpus_in(state: NumaState, demand: CpuDemand, limits: Mapping[int, int]) -> 
 def numa_hints(state: NumaState, demand: NumaDemand, scoring: Scoring) -> Hints | None:
     """Return the sets of NUMA nodes with room for the demand; None if it needs none of them.
 
-    A set is preferred if the empty machine has no room in fewer NUMA nodes.
+    A set is preferred if the empty machine has no room in fewer NUMA nodes. Sets are numbered here:
+    bit n of the number stands for the n-th NUMA node.
     """
     room = _room(state, demand)
     if not room.need:
         return None
     ids = tuple(state.numa)
-    masks = subsets(ids)
-    narrowest = next(
-        (mask.bit_count() for mask in masks if room.holds(room.total, _members(mask, ids))), 0
-    )
+    sizes = _sums_of_sets([1] * len(ids))
+    capable = _sets_with_room(room.need, room.total, len(sizes))
+    narrowest = min((sizes[number] for number in capable), default=0)
+    numbers = _sets_with_room(room.need, room.free, len(sizes))
+    masks = _sums_of_sets([1 << node for node in ids])
+    scores = _scores(state, demand, scoring)
+    wide = demand.wider_restricted and demand.policy is NUMATopologyPolicy.RESTRICTED
     hints: dict[int, Hint] = {}
-    for mask in masks:
-        nodes = _members(mask, ids)
-        if not room.holds(room.free, nodes):
-            continue
+    for number in numbers:
+        mask = masks[number]
         mixed = demand.exclusive is not NUMAExclusive.UNSET and mixes(state, mask)
         if mixed and demand.exclusive is NUMAExclusive.REQUIRED:
             continue
-        wide = demand.wider_restricted and demand.policy is NUMATopologyPolicy.RESTRICTED
-        preferred = wide or mask.bit_count() == narrowest
-        hints[mask] = Hint(preferred, _score(state, demand, nodes, scoring), mixed)
+        hints[mask] = Hint(wide or sizes[number] == narrowest, scores(number), mixed)
     return hints
 
 
-def _score(state: NumaState, demand: NumaDemand, nodes: Sequence[int], scoring: Scoring) -> int:
-    total = _sums(state.numa[node].total for node in nodes)
-    free = _sums(state.numa[node].free for node in nodes)
+def _sums_of_sets(values: Iterable[int]) -> list[int]:
+    """Return the sum of the values in each set, by the set's number; the empty one is 0."""
+    sums = [0]
+    for value in values:
+        sums += [known + value for known in sums]
+    return sums
+
+
+def _sets_with_room(
+    need: Mapping[str, int], amounts: Mapping[str, Mapping[int, int]], count: int
+) -> list[int]:
+    """Return the sets with enough, and something in each NUMA node, of everything needed."""
+    numbers = list(range(1, count))
+    for name, least in need.items():
+        there = list(amounts[name].values())
+        empty = sum(1 << position for position, amount in enumerate(there) if not amount)
+        sums = _sums_of_sets(there)
+        numbers = [n for n in numbers if sums[n] >= least and not n & empty]
+    return numbers
+
+
+def _scores(state: NumaState, demand: NumaDemand, scoring: Scoring) -> Callable[[int], int]:
+    """Return a function from a set's number to its score."""
     request = dict(demand.amounts)
     if demand.cpus is not None:
         request[CPU] = demand.cpus.count * amplify(1000, state.cpu_ratio)
-    used = {name: total[name] - free.get(name, 0) + request.get(name, 0) for name in total}
-    return score(scoring, total, used)
+    nodes = state.numa.values()
+    totals = {n: _sums_of_sets(node.total.get(n, 0) for node in nodes) for n in scoring.weights}
+    frees = {n: _sums_of_sets(node.free.get(n, 0) for node in nodes) for n in scoring.weights}
 
+    def of_set(number: int) -> int:
+        total = {name: sums[number] for name, sums in totals.items()}
+        used = {n: total[n] - frees[n][number] + request.get(n, 0) for n in total}
+        return score(scoring, total, used)
 
-def _sums(parts: Iterable[Amounts]) -> dict[str, int]:
-    result: dict[str, int] = {}
-    for part in parts:
-        for name, amount in part.items():
-            result[name] = result.get(name, 0) + amount
-    return result
+    return of_set
 
 
 def score(scoring: Scoring, total: Amounts, used: Amounts) -> int:

@@ -24,6 +24,7 @@ from apis.keys import CPU
 from apis.numa import CPUExclusivePolicy, NodeCPUBindPolicy, NUMATopologyPolicy
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.cpu_topology import cores_of, one_of_each_core, whole_cores
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.numa_demand import pod_specs
 from cluster.scheduler.tables.numa_facts import (
@@ -382,19 +383,21 @@ def _used_by_group(facts: NumaFacts, group: str, members: Iterable[_Share]) -> d
 
 def _counts(state: NumaState) -> NDArray[np.int64]:
     """Return the counts of free CPUs, [kind, slot or WHOLE_NODE]."""
-    counts = [[0] * (MOST_NUMA_NODES + 1) for _ in range(5)]
-    if state.topology is not None:
-        slot_of = {node: slot for slot, node in enumerate(state.numa)}
-        for core in state.topology.cores:
-            there = core.mask & state.free
-            if not there:
-                continue
-            number = there.bit_count()
-            whole = number if there == core.mask else 0
-            mine = not core.mask & state.alone
-            added = (number, whole, 1, number if mine else 0, 1 if mine else 0)
-            for place in (WHOLE_NODE, slot_of.get(core.numa, -1)):
-                if place >= 0:
-                    for kind, add in enumerate(added):
-                        counts[kind][place] += add
-    return np.array(counts, dtype=np.int64)
+    counts = np.zeros((5, MOST_NUMA_NODES + 1), dtype=np.int64)
+    topology, free = state.topology, state.free
+    if topology is None or not free:
+        return counts
+    alone = free & ~cores_of(topology, state.alone)
+    usable = (
+        free,
+        whole_cores(topology, free),
+        one_of_each_core(topology, free),
+        alone,
+        one_of_each_core(topology, alone),
+    )
+    places = [(slot, topology.numa.get(node, 0)) for slot, node in enumerate(state.numa)]
+    places.append((WHOLE_NODE, topology.cpus))
+    for kind, cpus in enumerate(usable):
+        for place, there in places:
+            counts[kind, place] = (cpus & there).bit_count()
+    return counts

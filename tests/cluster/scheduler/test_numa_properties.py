@@ -124,7 +124,7 @@ def shape_of(cluster: NumaCluster, wish: Wish) -> Any:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(nodes(), wishes())
 def test_the_filter_agrees_with_the_oracle_and_the_exact_allocation(node: Node, wish: Wish) -> None:
     cluster = build(node)
@@ -168,6 +168,7 @@ def check(node: Node, wish: Wish, given_part: Allocation) -> None:
         assert all(len(spanned(node, pod)) < 2 for pod in node.pods if numa in spanned(node, pod))
 
 
+@settings(max_examples=50)
 @given(nodes(), wishes())
 def test_scores_are_between_0_and_100(node: Node, wish: Wish) -> None:
     cluster = build(node)
@@ -195,6 +196,7 @@ def same(first: list[Any], second: list[Any]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@settings(max_examples=60)
 @given(nodes(), st.randoms(use_true_random=False))
 def test_bookings_in_any_order_and_taken_back_leave_the_same_table(
     node: Node, rng: random.Random
@@ -224,7 +226,7 @@ def test_bookings_in_any_order_and_taken_back_leave_the_same_table(
     assert same(snapshot(cluster.table), placed)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(wishes(), min_size=1, max_size=12), nodes())
 def test_pods_one_after_another_are_never_given_anything_twice(
     pods: list[Wish], node: Node
