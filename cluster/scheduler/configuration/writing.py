@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.decode import enc_hook, without_nulls
+from apis.decode import enc_hook
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.extenders import Extender
 from cluster.scheduler.configuration.plugin_arguments import ARGUMENTS
@@ -44,7 +44,23 @@ def to_tree(configuration: SchedulerConfiguration) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return without_nulls(msgspec.to_builtins(value, enc_hook=_enc_hook))
+    return _without_empty(msgspec.json.decode(msgspec.json.encode(value, enc_hook=_enc_hook)))
+
+
+def _without_empty(tree: Any) -> Any:
+    """Return the tree without members that are null or [], as Go leaves them out.
+
+    kube-scheduler takes `shape` of VolumeBinding for a feature that is off, even if it is empty.
+    """
+    if isinstance(tree, list):
+        return [_without_empty(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: _without_empty(member)
+        for name, member in tree.items()
+        if member is not None and member != []
+    }
 
 
 def _enc_hook(value: Any) -> Any:

@@ -74,6 +74,12 @@ def test_every_point_lists_what_is_called_there() -> None:
     assert written["schedulerName"] == "default-scheduler"
 
 
+def test_empty_lists_are_left_out() -> None:
+    (written,) = to_tree(load(file()))["profiles"]
+    volumes = next(each for each in written["pluginConfig"] if each["name"] == "VolumeBinding")
+    assert "shape" not in volumes["args"]
+
+
 def test_keys_of_extenders_are_not_written() -> None:
     tls = {"certData": "Y2VydA==", "keyData": "c2VjcmV0", "caData": "Y2E="}
     tree = file(extenders=[{"urlPrefix": "https://extender/x", "tlsConfig": tls}])
