@@ -25,7 +25,7 @@ from tests.beds.kubernetes import API_SERVER, ARCHIVES, KUBELET, programs
 # What CI sets up by itself; a test of another tier may be skipped there. The programs of a
 # Kubernetes come from a folder beside the checkout: their tiers are required where it exists.
 PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm"}) | (
-    {"apiserver", "kubectl", "kubelet"} if ARCHIVES.is_dir() else set()
+    {"apiserver", "kubectl", "kubelet", "kube_scheduler"} if ARCHIVES.is_dir() else set()
 )
 
 # A test that hangs fails with the stacks of all threads, and its fixtures clean up. The slowest
@@ -110,6 +110,14 @@ def missing_kubelet() -> str | None:
     return None
 
 
+def missing_kube_scheduler() -> str | None:
+    try:
+        programs("kube-scheduler")
+    except BedError as error:
+        return str(error)
+    return None
+
+
 PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
     {
         "root": missing_root,
@@ -118,6 +126,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
         "vm": missing_vm,
         "apiserver": missing_apiserver,
         "kubelet": missing_kubelet,
+        "kube_scheduler": missing_kube_scheduler,
     }
 )
 _answers: dict[str, str | None] = {}

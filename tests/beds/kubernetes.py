@@ -1,4 +1,4 @@
-"""Programs of a real Kubernetes: kube-apiserver, etcd, kubelet, kubectl.
+"""Programs of a real Kubernetes: kube-apiserver, etcd, kubelet, kubectl, kube-scheduler.
 
 They are looked for as envtest does, in KUBEBUILDER_ASSETS and /usr/local/kubebuilder/bin, and then
 in a folder beside the checkout that may hold them as NAME.xz: those are unpacked on first use.
