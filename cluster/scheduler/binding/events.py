@@ -333,12 +333,12 @@ class EventWriter:
     async def flush(self, seconds: float) -> int:
         """Wait up to `seconds` until everything is written, while `run` runs; return what is left.
 
-        What is left is counted and logged as lost.
+        What is left in the queue is counted and logged as lost; requests that run may succeed.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._settled.wait()
-        left = len(self._waiting)
+        left = len(self._waiting) + self._writing
         while self._waiting:
             self._lose(self._take(), "the scheduler ends")
         return left

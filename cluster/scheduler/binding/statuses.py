@@ -27,11 +27,11 @@ from kube.resources import PODS
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING: Final = 20_000
-"""Pods whose status waits. Chosen: 40 MB with messages of usual length. At twice the value a
+"""Pods whose status waits. Chosen: 20 MB with messages of 1 KiB. At twice the value a
 longer absence of the API server loses nothing, for twice the memory."""
-_MOST_REMEMBERED: Final = 50_000
-"""Pods whose written status is remembered. Chosen: more than wait in a large cluster; a forgotten
-status is written once more."""
+_MOST_REMEMBERED: Final = 20_000
+"""Pods whose written status is remembered. Chosen: 20 MB; a forgotten status is compared with what
+the watch shows, and at worst written once more."""
 _LONGEST_MESSAGE: Final = 16 * 1024
 """Characters. Chosen: the longest messages, with a reason for each of many constraints, have 2 KiB;
 the API server sets no limit of its own."""

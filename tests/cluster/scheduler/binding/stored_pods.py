@@ -111,6 +111,10 @@ class StoredPods:
                 if request.method == "PATCH" and key == "uid":
                     return status(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
                 return status(409, "Conflict", f"Precondition failed: {key}")
+        if request.method == "DELETE":
+            if body["preconditions"]["uid"] != metadata["uid"]:
+                return status(409, "Conflict", "Precondition failed: UID in precondition: x")
+            return answer(self.pods.pop(name))
         if request.method == "POST":
             if pod["spec"].get("nodeName"):
                 return status(409, "Conflict", f"pod {name} is already assigned")

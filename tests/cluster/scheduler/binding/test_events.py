@@ -245,9 +245,9 @@ def test_what_waits_is_bounded_and_what_is_left_at_the_end_is_counted(
             assert (writer.waiting, writer.counts.lost) == (10, 5)
             await eventually(lambda: len(bed.writes) > 10)
             left = await writer.flush(0.05)
-            assert left > 0
-            assert writer.waiting == 0
-            assert writer.counts.lost == 5 + left
+            # Up to four are being written, and are not given up.
+            assert left == 10
+            assert 5 + left - 4 <= writer.counts.lost <= 5 + left
 
     asyncio.run(run())
 

@@ -16,6 +16,7 @@ from cluster.scheduler.binding.events import EventWriter, pod_reference
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
 from cluster.scheduler.binding.statuses import UNSCHEDULABLE, PodStatus, Shown, StatusWriter
+from cluster.scheduler.binding.victims import Victim, evict_victim, is_other_pod
 from kube.client import ApiError, Client, encode_object
 from kube.kept_client import KeptClient
 from kube.resources import EVENTS, PODS, RESERVATIONS
@@ -267,5 +268,26 @@ def test_a_reservation_becomes_available_once(server: ApiServer) -> None:
             refused = await bind_reservation(client, other, now=time.time)
             assert isinstance(refused, Refused)
             assert refused.why is Why.BOUND_ELSEWHERE
+
+    uvloop.run(run())
+
+
+def test_a_victim_is_marked_and_deleted(server: ApiServer) -> None:
+    async def run() -> None:
+        async with KeptClient(server.connection()) as client:
+            uid = await create(client, "v1", nodeName="n1")
+            later = Victim("default", "v1", "another")
+            assert await evict_victim(client, later, controller="c", now=time.time) is None
+            with pytest.raises(ApiError) as caught:
+                await client.delete(PODS, "v1", namespace="default", uid="another")
+            assert is_other_pod(caught.value)
+            assert "deletionTimestamp" not in (await read(client, "v1"))["metadata"]
+            victim = Victim("default", "v1", uid)
+            assert await evict_victim(client, victim, controller="c", now=time.time) is None
+            pod = await read(client, "v1")
+            assert "deletionTimestamp" in pod["metadata"]
+            assert ("DisruptionTarget", "PreemptionByScheduler") in {
+                (one["type"], one.get("reason")) for one in pod["status"]["conditions"]
+            }
 
     uvloop.run(run())
