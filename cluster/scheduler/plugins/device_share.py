@@ -8,7 +8,7 @@ itself is tried on the nodes that passed the columns. docs/scheduler.md, "Device
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -390,16 +390,27 @@ class DeviceShareAllocator:
         rules = _rules(self._settings, self._devices)
         return allocate(devices, request, limits=limits, rules=rules)
 
-    def hints(self, pod: PodShape, tables: Tables, row: int) -> Hints | None:
-        """Return the sets of NUMA nodes that could give the devices, for the NUMA policy.
+    def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
+        """Return which of these sets of NUMA nodes could give the devices, for the NUMA policy.
 
-        None where devices need not be aligned, or where it is not known where they are.
+        None where devices need not be aligned, or where it is not known where they are. A set that
+        is wider than its part with devices is not preferred.
         """
         request = pod.derived(device_request)
         devices = self._devices.view(row)
         if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
             return None
-        return device_hints(devices, request, rules=_rules(self._settings, self._devices))
+        found = device_hints(devices, request, rules=_rules(self._settings, self._devices))
+        if found is None:
+            return None
+        with_devices = 0
+        for mask in found:
+            with_devices |= mask
+        return {
+            mask: found[part]._replace(preferred=found[part].preferred and part == mask)
+            for mask in sets
+            if (part := mask & with_devices) in found
+        }
 
     def record(self, booking: Booking, tables: Tables) -> Recorded:
         devices = booking.allocation.devices

@@ -632,12 +632,14 @@ def test_hints_for_the_numa_policy() -> None:
     tables, devices = a_cluster(n1=eight(at=True), n2=eight(), n3=None)
     provider = DeviceShareAllocator(devices)
     shape = a_shape({"gpu": 400})
-    hints = [provider.hints(shape, tables, row) for row in range(3)]
-    assert hints[0] is not None and set(hints[0]) == {0b01, 0b10, 0b11}
+    sets = (0b01, 0b10, 0b11, 0b100, 0b101)
+    hints = [provider.hints(shape, tables, row, sets) for row in range(3)]
+    assert hints[0] is not None and set(hints[0]) == {0b01, 0b10, 0b11, 0b101}
+    assert [mask for mask, hint in hints[0].items() if hint.preferred] == [0b01, 0b10]
     assert hints[1:] == [None, None]
-    assert provider.hints(a_shape({"cpu": 1}), tables, 0) is None
+    assert provider.hints(a_shape({"cpu": 1}), tables, 0, sets) is None
     free = DeviceShareAllocator(devices, Settings(align=False))
-    assert free.hints(shape, tables, 0) is None
+    assert free.hints(shape, tables, 0, sets) is None
 
 
 def test_templates_come_from_the_table() -> None:

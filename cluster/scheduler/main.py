@@ -1,0 +1,130 @@
+"""The command koord-scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from apis.errors import InputError, InputErrors
+from cluster.exposition import CONTENT_TYPE
+from cluster.flags import FlagError
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.flags import Settings, help_text, parse
+from cluster.scheduler.configuration.loading import load
+from cluster.scheduler.process import SchedulerProcess
+from kube.client import ApiError, Unreachable
+from kube.connection import ConnectionConfigError, load_connection
+from kube.kept_client import KeptClient
+from kube.leader import LeadershipLost
+from service import logs, open_files
+from service.http_server import Handler, Request, Response, Server, text
+
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the scheduler; return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(each in ("-h", "-help", "--help") for each in given):
+        print(help_text())
+        return 0
+    try:
+        settings = parse(given)
+        configuration = load(settings)
+    except (FlagError, InputError, InputErrors) as error:
+        print(f"koord-scheduler: {error}", file=sys.stderr)
+        return 2
+    logs.set_up(level="debug" if settings.number("v") >= 5 else "info", form="json")
+    if settings.without_effect:
+        _log.info(
+            "flags that have no effect: %s",
+            ", ".join(f"--{name}" for name in settings.without_effect),
+        )
+    for notice in configuration.notices:
+        _log.info("%s", notice)
+    open_files.raise_limit()
+    try:
+        connection = load_connection(
+            configuration.client_connection.kubeconfig or None,
+            master=settings.text("master") or None,
+        )
+    except ConnectionConfigError as error:
+        print(f"koord-scheduler: {error}", file=sys.stderr)
+        return 2
+    client = KeptClient(
+        connection,
+        user_agent="koord-scheduler",
+        qps=max(0.0, configuration.client_connection.qps),
+        burst=configuration.client_connection.burst,
+    )
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(client, configuration, settings))
+    except LeadershipLost as error:
+        _log.error("%s; exiting so that another replica can lead", error)
+        return 1
+    except (ApiError, Unreachable, OSError) as error:
+        _log.error("exiting: %s", error)
+        return 1
+    return 0
+
+
+async def _run(
+    client: KeptClient, configuration: SchedulerConfiguration, settings: Settings
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    process = SchedulerProcess(client, configuration)
+    if process.plugins.not_decided:
+        _log.warning(
+            "plugins that are enabled and decide nothing here: %s; pods that ask for what they "
+            "decide are refused",
+            ", ".join(process.plugins.not_decided),
+        )
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(client)
+        await _serve(stack, process, settings)
+        await process.run(stop)
+
+
+async def _serve(stack: AsyncExitStack, process: SchedulerProcess, settings: Settings) -> None:
+    """Serve health and metrics on --port, on loopback unless --address was given."""
+    port = settings.whole("port")
+    if not port:
+        return
+
+    async def exposition(_: Request) -> Response:
+        slices = [each.encode() for each in process.metrics.registry.slices()]
+        return Response(200, b"".join(slices), CONTENT_TYPE)
+
+    async def healthz(_: Request) -> Response:
+        return Response(200, b"ok")
+
+    async def readyz(_: Request) -> Response:
+        # A replica that waits for the lease is ready: it serves what it can.
+        if process.leading and not process.ready:
+            return text(503, "reading the cluster")
+        return Response(200, b"ok")
+
+    pages: dict[str, Handler] = {
+        "/healthz": healthz,
+        "/livez": healthz,
+        "/readyz": readyz,
+        "/metrics": exposition,
+    }
+    server = Server({("GET", path): page for path, page in pages.items()})
+    stack.push_async_callback(server.close)
+    address = settings.text("address") if "address" in settings.given else "127.0.0.1"
+    await server.listen_tcp(address, port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

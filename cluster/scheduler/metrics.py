@@ -1,0 +1,64 @@
+"""Metrics of the scheduler, by kube-scheduler's names where it has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from cluster.exposition import Registry, number_text
+from cluster.scheduler.binding.placement import Bound, Outcome
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.scheduling import Placed, Unplaced
+from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.tables.pending import PendingPod
+
+_DECISION_BOUNDS: Final = tuple(0.00005 * 2.0**power for power in range(16))
+"""50 microseconds to 1.6 s. kube-scheduler's buckets begin at 1 ms, above most decisions here."""
+_SLI_BOUNDS: Final = tuple(0.01 * 2.0**power for power in range(20))
+"""kube-scheduler's, 10 ms to 1.5 h."""
+
+
+class SchedulerMetrics:
+    """All metrics of one process, in a registry of their own."""
+
+    def __init__(self, queue: SchedulingQueue[Any]) -> None:
+        self.registry = Registry()
+        self._queue = queue
+        self.attempts = self.registry.counter(
+            "scheduler_schedule_attempts_total",
+            "Attempts to schedule a pod, by result: scheduled, unschedulable or error.",
+            "result",
+            "profile",
+        )
+        self.decisions = self.registry.histogram(
+            "scheduler_scheduling_algorithm_duration_seconds",
+            "Duration of a decision.",
+            bounds=_DECISION_BOUNDS,
+        )
+        self.waited = self.registry.histogram(
+            "scheduler_pod_scheduling_sli_duration_seconds",
+            "From a pod's creation to its binding.",
+            bounds=_SLI_BOUNDS,
+        )
+        self.registry.also(self._pending)
+
+    def decided(self, outcome: Placed | Unplaced, profile: str, seconds: float) -> None:
+        """Count a decision. One that placed the pod counts as scheduled when it is bound."""
+        self.decisions.labels().observe(seconds)
+        if isinstance(outcome, Unplaced):
+            self.attempts.labels("unschedulable", profile).inc()
+
+    def bound(self, outcome: Outcome, pod: PendingPod[Any]) -> None:
+        """Count the outcome of a binding."""
+        result = "scheduled" if isinstance(outcome, Bound) else "error"
+        self.attempts.labels(result, pod.shape.scheduler_name).inc()
+        if isinstance(outcome, Bound):
+            self.waited.labels().observe(max(0.0, time.time() - pod.created))
+
+    def _pending(self) -> Iterator[str]:
+        name = "scheduler_pending_pods"
+        yield f"# HELP {name} Pods without a node, by where they wait.\n# TYPE {name} gauge\n"
+        for place in Place:
+            if place is not Place.IN_FLIGHT:
+                yield f'{name}{{queue="{place.value}"}} {number_text(self._queue.count(place))}\n'

@@ -1,0 +1,335 @@
+"""From a profile of the configuration to the plugins that it means.
+
+Tables that depend on arguments are shared between the profiles whose arguments are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from apis.decode import encode
+from apis.numa import CPUBindPolicy
+from apis.scheduling_pod import SchedulingNode
+from cluster.scheduler.configuration.arguments import (
+    DefaultingType,
+    FitStrategy,
+    NodeResourcesFitArgs,
+)
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.koordinator_arguments import (
+    AllocationStrategy,
+    LoadAwareSchedulingArgs,
+    ScoringStrategy,
+)
+from cluster.scheduler.configuration.points import Point
+from cluster.scheduler.configuration.profiles import Profile as ProfileConfiguration
+from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.exact.numa import Scoring
+from cluster.scheduler.plugins.contract import (
+    Admission,
+    Allocator,
+    Filter,
+    Score,
+    SetScore,
+)
+from cluster.scheduler.plugins.device_share import (
+    DeviceShareAllocator,
+    DeviceShareFilter,
+    DeviceShareScore,
+    settings_of,
+)
+from cluster.scheduler.plugins.fit import NodeResourcesFit
+from cluster.scheduler.plugins.fit_plus import (
+    NodeResourcesFitPlus,
+    ScarceResourceAvoidance,
+    Strategy,
+)
+from cluster.scheduler.plugins.image_locality import ImageLocality
+from cluster.scheduler.plugins.load_aware import LoadAwareScheduling
+from cluster.scheduler.plugins.node_affinity import NodeAffinity
+from cluster.scheduler.plugins.node_numa_resource import NodeNUMAResource
+from cluster.scheduler.plugins.node_ports import NodePorts
+from cluster.scheduler.plugins.numa_asked import Settings
+from cluster.scheduler.plugins.pod_affinity import InterPodAffinity, InterPodAffinityScore
+from cluster.scheduler.plugins.resource_scores import (
+    BalancedAllocation,
+    LeastAllocated,
+    MostAllocated,
+    RequestedToCapacityRatio,
+)
+from cluster.scheduler.plugins.taints import NodeUnschedulable, TaintToleration
+from cluster.scheduler.plugins.topology_spread import PodTopologySpread, PodTopologySpreadScore
+from cluster.scheduler.plugins.unsupported import Unsupported
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.load import LoadSettings, LoadTable
+from cluster.scheduler.tables.numa import NumaTable
+from cluster.scheduler.tables.tables import Tables
+
+NOT_DECIDED: Final = frozenset(
+    {
+        "VolumeRestrictions",
+        "NodeVolumeLimits",
+        "VolumeBinding",
+        "VolumeZone",
+        "DefaultPreemption",
+        "Reservation",
+        "ElasticQuota",
+        "SchedulingHint",
+    }
+)
+"""Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
+they would decide; what is asked for without the pod's doing is named when the process starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plugins of all profiles, and the tables that they brought."""
+
+    profiles: Mapping[str, Profile]
+    loads: tuple[LoadTable, ...]
+    numa: NumaTable
+    devices: DeviceTable
+    not_decided: tuple[str, ...]
+    """Names of enabled plugins that decide nothing."""
+
+
+def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugins:
+    """Build every profile's plugins over one set of tables."""
+    making = _Making(tables)
+    profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
+    enabled = {
+        name
+        for profile in configuration.profiles
+        for names in profile.plugins.values()
+        for name in names
+    }
+    return Plugins(
+        profiles=profiles,
+        loads=tuple(making.loads.values()),
+        numa=making.numa,
+        devices=making.devices,
+        not_decided=tuple(sorted(enabled & NOT_DECIDED)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _NumaNodes:
+    """The table of NUMA nodes as a part of the tables. Its facts come from several objects."""
+
+    numa: NumaTable
+
+    def set_node(self, row: int, node: SchedulingNode) -> None:
+        """Do nothing: `sources.node_facts` sets the facts."""
+
+    def forget_node(self, row: int) -> None:
+        self.numa.forget(row)
+
+    def place(self, booking: Booking, row: int) -> None:
+        self.numa.place(booking, row)
+
+    def remove(self, booking: Booking, row: int) -> None:
+        self.numa.remove(booking, row)
+
+
+class _Making:
+    """Plugins by name, made when a profile first asks for them."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.loads: dict[bytes, LoadTable] = {}
+        self.numa = NumaTable(tables.nodes)
+        tables.add_node_part(_NumaNodes(self.numa))
+        self.devices = DeviceTable(tables.nodes)
+        tables.add_part(self.devices)
+
+    def profile(self, of: ProfileConfiguration) -> Profile:
+        filters: list[Filter] = []
+        scores: list[tuple[Score, int]] = []
+        set_scores: list[tuple[SetScore, int]] = []
+        admissions: list[Admission] = [Unsupported()]
+        allocators: list[Allocator] = []
+        made: dict[str, Any] = {}
+
+        def plugin(name: str) -> Any:
+            maker = _MAKERS.get(name)
+            if name not in made and maker is not None:
+                made[name] = maker(self, of)
+            return made.get(name)
+
+        for name in of.plugins.get(Point.FILTER, ()):
+            if (each := plugin(name)) is not None:
+                filters.append(each)
+        for name in of.plugins.get(Point.SCORE, ()):
+            each, weight = plugin(name), of.score_weights[name]
+            if name == "NodeResourcesFit":
+                scores.append((_fit_score(of.arguments.node_resources_fit), weight))
+            elif isinstance(each, PodTopologySpread):
+                set_scores.append((PodTopologySpreadScore(each), weight))
+            elif isinstance(each, InterPodAffinity):
+                set_scores.append((InterPodAffinityScore(each), weight))
+            elif isinstance(each, DeviceShareFilter):
+                settings = settings_of(of.arguments.device_share)
+                scores.append((DeviceShareScore(self.devices, settings), weight))
+            elif each is not None:
+                scores.append((each, weight))
+        for name in of.plugins.get(Point.RESERVE, ()):
+            each = plugin(name)
+            if isinstance(each, NodeNUMAResource):
+                admissions.append(each)
+                allocators.append(each)
+            elif isinstance(each, DeviceShareFilter):
+                settings = settings_of(of.arguments.device_share)
+                allocators.append(DeviceShareAllocator(self.devices, settings))
+        return Profile(
+            scheduler_name=of.scheduler_name,
+            admissions=tuple(admissions),
+            filters=tuple(filters),
+            scores=tuple(scores),
+            set_scores=tuple(set_scores),
+            allocators=tuple(allocators),
+        )
+
+    def load(self, arguments: LoadAwareSchedulingArgs) -> LoadTable:
+        """Return the table of load of these arguments, shared between equal ones."""
+        key = encode(arguments)
+        table = self.loads.get(key)
+        if table is None:
+            table = self.loads[key] = LoadTable(self._tables.nodes, _load_settings(arguments))
+            self._tables.add_node_part(table)
+        return table
+
+
+def _load_settings(arguments: LoadAwareSchedulingArgs) -> LoadSettings:
+    aggregated = arguments.aggregated
+    filter_window = score_window = None
+    if aggregated is not None:
+        if aggregated.usage_aggregation_type:
+            seconds = int(aggregated.usage_aggregated_duration or 0)
+            filter_window = (aggregated.usage_aggregation_type.value, seconds)
+        if aggregated.score_aggregation_type:
+            seconds = int(aggregated.score_aggregated_duration or 0)
+            score_window = (aggregated.score_aggregation_type.value, seconds)
+    return LoadSettings(
+        factors=arguments.estimated_scaling_factors,
+        weights=arguments.resource_weights,
+        thresholds=arguments.usage_thresholds,
+        prod_thresholds=arguments.prod_usage_thresholds,
+        aggregated_thresholds=aggregated.usage_thresholds if aggregated else {},
+        filter_window=filter_window,
+        score_window=score_window,
+        supported=arguments.supported_resources,
+        expires_after=float(arguments.node_metric_expiration_seconds),
+        prod_includes_system=arguments.prod_usage_include_sys,
+        seconds_after_scheduled=float(arguments.estimated_seconds_after_pod_scheduled or 0),
+        seconds_after_initialized=float(arguments.estimated_seconds_after_initialized or 0),
+    )
+
+
+def _fit_score(arguments: NodeResourcesFitArgs) -> Score:
+    strategy = arguments.scoring_strategy
+    weights = tuple((each.name, each.weight) for each in strategy.resources)
+    if strategy.type is FitStrategy.MOST_ALLOCATED:
+        return MostAllocated(weights)
+    if strategy.type is FitStrategy.REQUESTED_TO_CAPACITY_RATIO:
+        ratio = strategy.requested_to_capacity_ratio
+        points = tuple((p.utilization, p.score) for p in ratio.shape) if ratio else ()
+        return RequestedToCapacityRatio(points, weights)
+    return LeastAllocated(weights)
+
+
+def _scoring(strategy: ScoringStrategy) -> Scoring:
+    return Scoring(
+        most_allocated=strategy.type is AllocationStrategy.MOST_ALLOCATED,
+        weights={each.name: each.weight for each in strategy.resources},
+    )
+
+
+def _make_fit(making: _Making, of: ProfileConfiguration) -> NodeResourcesFit:
+    arguments = of.arguments.node_resources_fit
+    return NodeResourcesFit(
+        ignored=frozenset(arguments.ignored_resources),
+        ignored_groups=frozenset(arguments.ignored_resource_groups),
+    )
+
+
+def _make_spread(making: _Making, of: ProfileConfiguration) -> PodTopologySpread:
+    arguments = of.arguments.pod_topology_spread
+    return PodTopologySpread(
+        defaults=arguments.constraints,
+        system_defaults=arguments.defaulting_type is DefaultingType.SYSTEM,
+    )
+
+
+def _make_affinity(making: _Making, of: ProfileConfiguration) -> InterPodAffinity:
+    arguments = of.arguments.inter_pod_affinity
+    return InterPodAffinity(
+        hard_weight=arguments.hard_pod_affinity_weight,
+        ignore_existing=arguments.ignore_preferred_terms_of_existing_pods,
+    )
+
+
+def _make_load_aware(making: _Making, of: ProfileConfiguration) -> LoadAwareScheduling:
+    arguments = of.arguments.load_aware_scheduling
+    return LoadAwareScheduling(
+        making.load(arguments),
+        hold_back_expired=arguments.filter_expired_node_metrics,
+        pass_expired=arguments.enable_schedule_when_node_metrics_expired,
+        dominant_weight=arguments.dominant_resource_weight,
+        score_by_prod=arguments.score_according_prod_usage,
+    )
+
+
+def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
+    arguments = of.arguments.node_numa_resource
+    others: tuple[DeviceShareAllocator, ...] = ()
+    devices = of.arguments.device_share
+    shares = "DeviceShare" in of.plugins.get(Point.RESERVE, ())
+    if shares and not devices.disable_device_numa_topology_alignment:
+        others = (DeviceShareAllocator(making.devices, settings_of(devices)),)
+    return NodeNUMAResource(
+        making.numa,
+        Settings(
+            default_bind_policy=CPUBindPolicy(arguments.default_cpu_bind_policy.value),
+            scoring=_scoring(arguments.scoring_strategy),
+            numa_scoring=_scoring(arguments.numa_scoring_strategy),
+        ),
+        others,
+    )
+
+
+def _make_fit_plus(making: _Making, of: ProfileConfiguration) -> NodeResourcesFitPlus:
+    return NodeResourcesFitPlus(
+        tuple(
+            (name, Strategy(each.type is AllocationStrategy.MOST_ALLOCATED, each.weight))
+            for name, each in of.arguments.node_resources_fit_plus.resources.items()
+        )
+    )
+
+
+_MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
+    "NodeUnschedulable": lambda making, of: NodeUnschedulable(),
+    "TaintToleration": lambda making, of: TaintToleration(),
+    "NodeAffinity": lambda making, of: NodeAffinity(of.arguments.node_affinity.added_affinity),
+    "NodePorts": lambda making, of: NodePorts(),
+    "NodeResourcesFit": _make_fit,
+    "PodTopologySpread": _make_spread,
+    "InterPodAffinity": _make_affinity,
+    "NodeResourcesBalancedAllocation": lambda making, of: BalancedAllocation(
+        tuple(r.name for r in of.arguments.node_resources_balanced_allocation.resources)
+    ),
+    "ImageLocality": lambda making, of: ImageLocality(),
+    "LoadAwareScheduling": _make_load_aware,
+    "DeviceShare": lambda making, of: DeviceShareFilter(
+        making.devices, settings_of(of.arguments.device_share)
+    ),
+    "NodeNUMAResource": _make_numa,
+    "NodeResourcesFitPlus": _make_fit_plus,
+    "ScarceResourceAvoidance": lambda making, of: ScarceResourceAvoidance(
+        frozenset(of.arguments.scarce_resource_avoidance.resources)
+    ),
+}
+"""How each plugin is made. Plugins without an entry decide nothing about nodes (PrioritySort,
+DefaultBinder, NodeName: a pod that names its node is never scheduled) or are in NOT_DECIDED."""

@@ -1,0 +1,58 @@
+"""After which changes of the cluster a plugin's refusal may not hold any more, as a table.
+
+A pod waits until a change of one of its refusing plugins' rows. Source of the rules of Kubernetes'
+own plugins: kube-scheduler's registrations; docs/facts/scheduler.md, "The queue".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cluster.scheduler.cycle.events import NODE, POD, Action, EventTable, Registration
+
+_NODE_ADDED: Final = Action.ADD
+_TABLE: Final[Mapping[str, Sequence[Registration]]] = {
+    "NoNodes": (Registration(NODE, _NODE_ADDED),),
+    "NodeUnschedulable": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
+    "TaintToleration": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
+    "NodeAffinity": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),),
+    "NodePorts": (Registration(NODE, _NODE_ADDED), Registration(POD, Action.DELETE)),
+    "NodeResourcesFit": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
+        Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
+    ),
+    "PodTopologySpread": (
+        Registration(
+            NODE,
+            _NODE_ADDED | Action.DELETE | Action.UPDATE_NODE_LABEL | Action.UPDATE_NODE_TAINT,
+        ),
+        Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
+    ),
+    "InterPodAffinity": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+        Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
+    ),
+    "LoadAwareScheduling": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
+        Registration(NODE, Action.UPDATE_NODE_ANNOTATION),
+        Registration(POD, Action.DELETE),
+        Registration("NodeMetric", Action.ALL),
+    ),
+    "NodeNUMAResource": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
+        Registration(NODE, Action.UPDATE_NODE_ANNOTATION | Action.UPDATE_NODE_LABEL),
+        Registration(POD, Action.DELETE),
+        Registration("NodeResourceTopology", Action.ALL),
+    ),
+    "DeviceShare": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+        Registration(POD, Action.DELETE),
+        Registration("Device", Action.ALL),
+    ),
+}
+
+
+def registrations() -> EventTable:
+    """Return the table of all plugins. A plugin without a row waits for an edit of the pod."""
+    return EventTable(_TABLE)

@@ -1,0 +1,1 @@
+"""Watched objects into rows of the tables and pods of the queue."""

@@ -1,0 +1,128 @@
+"""A bound pod as a booking: its allocation is read from the annotations that binding it wrote.
+
+An annotation that cannot be read costs only its own part of the allocation, and is named: the pod
+still counts with its requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from apis.annotations import annotation_field, parse_resource_status
+from apis.core import Condition
+from apis.decode import Embedded, decode_text, field_decoder, remembered
+from apis.device import parse_device_allocated
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_RESERVATION_ALLOCATED,
+    ANNOTATION_RESOURCE_STATUS,
+)
+from apis.meta import parse_time
+from apis.scheduling_pod import SchedulingPod
+from cluster.scheduler.tables.amounts import amounts_of
+from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
+from cluster.scheduler.tables.shapes import PodShape
+
+_RECORDED: Final = (
+    ANNOTATION_RESOURCE_STATUS,
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_RESERVATION_ALLOCATED,
+)
+
+
+class ReservationAllocated(Embedded, frozen=True):
+    """The reservation that a pod uses."""
+
+    name: str = ""
+    uid: str = ""
+
+
+_RESERVATION_FIELD: Final = annotation_field(ANNOTATION_RESERVATION_ALLOCATED)
+_reservation_decoder: Final = field_decoder(ReservationAllocated)
+_parse_reservation: Final = remembered(
+    lambda text: decode_text(_reservation_decoder, text, field=_RESERVATION_FIELD),
+    lambda value: value,
+    field=_RESERVATION_FIELD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBooking:
+    """A booking, and why parts of its allocation are missing."""
+
+    booking: Booking
+    problems: tuple[InputError, ...]
+
+
+def booking_of(pod: SchedulingPod, shape: PodShape) -> ReadBooking:
+    """Return the booking of a pod that has a node."""
+    problems: list[InputError] = []
+    return ReadBooking(
+        Booking(
+            key=f"{pod.metadata.namespace}/{pod.metadata.name}",
+            uid=pod.metadata.uid,
+            shape=shape,
+            node=pod.spec.node_name,
+            allocation=_allocation(pod, problems),
+            start=_moment_of(pod, "PodScheduled") or moment(pod.metadata.creation_timestamp),
+            initialized=_moment_of(pod, "Initialized"),
+            terminating=pod.metadata.deletion_timestamp is not None,
+        ),
+        tuple(problems),
+    )
+
+
+def _allocation(pod: SchedulingPod, problems: list[InputError]) -> Allocation:
+    annotations = pod.metadata.annotations
+    if not any(key in annotations for key in _RECORDED):
+        return NO_ALLOCATION
+    allocation = NO_ALLOCATION
+    if text := annotations.get(ANNOTATION_RESOURCE_STATUS):
+        try:
+            status = parse_resource_status(text, obj=pod.ref)
+            allocation = Allocation(
+                cpus=status.cpus,
+                numa=tuple(
+                    sorted(
+                        (
+                            (share.node, amounts_of(share.resources))
+                            for share in status.numa_node_resources
+                        ),
+                        key=lambda share: share[0],
+                    )
+                ),
+            )
+        except InputError as error:
+            problems.append(error)
+    devices = allocation.devices
+    if text := annotations.get(ANNOTATION_DEVICE_ALLOCATED):
+        try:
+            devices = parse_device_allocated(text, obj=pod.ref)
+        except InputError as error:
+            problems.append(error)
+    reservation = ""
+    if text := annotations.get(ANNOTATION_RESERVATION_ALLOCATED):
+        try:
+            reservation = _parse_reservation(text, pod.ref).uid
+        except InputError as error:
+            problems.append(error)
+    return Allocation(allocation.cpus, allocation.numa, devices, reservation)
+
+
+def _moment_of(pod: SchedulingPod, kind: str) -> float:
+    """Return when a condition became true, in seconds since 1970; 0 if it is not true."""
+    condition: Condition
+    for condition in pod.status.conditions:
+        if condition.type == kind and condition.status == "True":
+            return moment(condition.last_transition_time)
+    return 0.0
+
+
+def moment(text: str | None) -> float:
+    """Return seconds since 1970; 0 for a time that is missing or unreadable."""
+    try:
+        return parse_time(text).timestamp() if text else 0.0
+    except ValueError:
+        return 0.0

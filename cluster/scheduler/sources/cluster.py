@@ -1,0 +1,233 @@
+"""Changes of nodes and pods into the tables and the queue.
+
+Each object is parsed once. An object that fails is logged with its name and left as it was; no
+other object is affected. A placement that this process decided stays in force until the API server
+shows the pod with a node, or without: see `assumed`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from typing import Final, Protocol
+
+import msgspec
+
+from apis.core import is_terminated
+from apis.meta import LabelSelector
+from apis.scheduling_pod import SchedulingNode, SchedulingPod
+from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.sources.bookings import booking_of, moment
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from kube.cache import Change, Event, object_key
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_ANNOTATION: Final = 64 * 1024
+"""Bytes. A larger annotation of a pod is dropped before the pod is kept: no plugin reads one."""
+
+
+class PodFollower(Protocol):
+    """A part that follows all pods beside the tables, such as gangs and quotas."""
+
+    def pod_changed(self, old: SchedulingPod | None, new: SchedulingPod | None) -> None:
+        """Take a pod that appeared (old is None), changed, or went (new is None)."""
+        ...
+
+
+class ClusterSource:
+    """Takes the events of the caches of pods and nodes."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        queue: SchedulingQueue[PodShape],
+        *,
+        scheduler_names: Container[str],
+        clock: Callable[[], float],
+        gang_of: Callable[[SchedulingPod], str] = lambda pod: "",
+        spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
+        followers: tuple[PodFollower, ...] = (),
+    ) -> None:
+        """scheduler_names: of the profiles. clock: seconds since 1970. gang_of: the id of a pod's
+        gang, or "". spread_by: selects the pods of the workload that a pod belongs to."""
+        self._tables = tables
+        self._queue = queue
+        self._scheduler_names = scheduler_names
+        self._clock = clock
+        self._gang_of = gang_of
+        self._spread_by = spread_by
+        self._followers = followers
+        self._shapes = Shapes()
+        self.assumed: set[str] = set()
+        """UIDs of pods whose binding is under way. An event that shows such a pod without a node is
+        older than the decision; the booking stays until the binding is confirmed or given up."""
+        self.problems: dict[str, tuple[str, ...]] = {}
+        """Pod key -> annotations of a bound pod that could not be read."""
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def node_event(self, event: Event[SchedulingNode]) -> None:
+        """Take a change of a node."""
+        new, old = event.new, event.old
+        if event.change is Change.DELETED:
+            self._tables.delete_node(new.metadata.name)
+            self._tell(NODE, Action.DELETE, new, None)
+            return
+        actions = Action.ADD if old is None else node_actions(old, new)
+        if old is not None and not actions:
+            return
+        self._tables.upsert_node(new)
+        self._tell(NODE, actions, old, new)
+
+    # --- pods ----------------------------------------------------------------------------------
+
+    def pod_event(self, event: Event[SchedulingPod]) -> None:
+        """Take a change of a pod."""
+        new, old = event.new, event.old
+        if event.change is Change.DELETED:
+            self._forget(new)
+            for follower in self._followers:
+                follower.pod_changed(new, None)
+            return
+        if old is not None and old.metadata.uid != new.metadata.uid:
+            # Deleted and created again between two looks: two pods of one name.
+            self._forget(old)
+            for follower in self._followers:
+                follower.pod_changed(old, None)
+            old = None
+        if is_terminated(new):
+            self._forget(new)
+        elif new.spec.node_name:
+            self._bound(old, new)
+        elif new.spec.scheduler_name in self._scheduler_names:
+            self._pending(new)
+        for follower in self._followers:
+            follower.pod_changed(old, new)
+
+    def shape_of(self, pod: SchedulingPod) -> PodShape:
+        """Return the shape of a pod as the API server shows it."""
+        return self._shapes.of(pod, spread_by=self._spread_by(pod))
+
+    def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
+        uid = new.metadata.uid
+        self.assumed.discard(uid)
+        self._queue.remove(uid)
+        read = booking_of(new, self.shape_of(new))
+        key = read.booking.key
+        if read.problems:
+            texts = tuple(str(problem) for problem in read.problems)
+            if self.problems.get(key) != texts:
+                self.problems[key] = texts
+                for text in texts:
+                    _log.warning("%s", text)
+        else:
+            self.problems.pop(key, None)
+        known = self._tables.bookings.get(uid)
+        if known == read.booking:
+            return
+        self._tables.place(read.booking)
+        if old is None or not old.spec.node_name:
+            self._tell(POD, Action.ADD, None, new)
+        else:
+            actions = pod_actions(old, new)
+            if actions:
+                self._tell(POD, actions, old, new)
+
+    def _pending(self, new: SchedulingPod) -> None:
+        uid = new.metadata.uid
+        if uid in self.assumed:
+            return
+        if new.metadata.deletion_timestamp is not None:
+            self._queue.remove(uid)
+            return
+        shape = self.shape_of(new)
+        self._queue.add(
+            PendingPod(
+                key=object_key(new),
+                uid=uid,
+                priority=shape.priority,
+                shape=shape,
+                created=moment(new.metadata.creation_timestamp),
+                gang=self._gang_of(new),
+            ),
+            self._clock(),
+        )
+
+    def _forget(self, pod: SchedulingPod) -> None:
+        uid = pod.metadata.uid
+        self.assumed.discard(uid)
+        self._queue.remove(uid)
+        self.problems.pop(object_key(pod), None)
+        if self._tables.remove(uid) is not None:
+            self._tell(POD, Action.DELETE, pod, None)
+
+    def _tell(self, kind: str, action: Action, old: object, new: object) -> None:
+        self._queue.cluster_event(ClusterEvent(kind, action, old, new), self._clock())
+
+
+def node_actions(old: SchedulingNode, new: SchedulingNode) -> Action:
+    """Return what changed between two states of a node, as far as scheduling looks at it."""
+    actions = Action(0)
+    if old.status.allocatable != new.status.allocatable:
+        actions |= Action.UPDATE_NODE_ALLOCATABLE
+    if old.metadata.labels != new.metadata.labels:
+        actions |= Action.UPDATE_NODE_LABEL
+    if old.spec.taints != new.spec.taints or old.spec.unschedulable != new.spec.unschedulable:
+        actions |= Action.UPDATE_NODE_TAINT
+    if old.metadata.annotations != new.metadata.annotations:
+        actions |= Action.UPDATE_NODE_ANNOTATION
+    if old.status.images != new.status.images:
+        actions |= Action.UPDATE_OTHER
+    return actions
+
+
+def pod_actions(old: SchedulingPod, new: SchedulingPod) -> Action:
+    """Return what changed between two states of a bound pod, as far as others depend on it."""
+    actions = Action(0)
+    if old.metadata.labels != new.metadata.labels:
+        actions |= Action.UPDATE_POD_LABEL
+    if old.spec.containers != new.spec.containers or old.status != new.status:
+        actions |= Action.UPDATE_POD_SCALE_DOWN
+    if not actions and (old.spec != new.spec or old.metadata != new.metadata):
+        actions |= Action.UPDATE_OTHER
+    return actions
+
+
+def shrink_pod(pod: SchedulingPod) -> SchedulingPod:
+    """Drop what scheduling never reads, before the cache keeps the pod."""
+    containers = tuple(
+        msgspec.structs.replace(container, volume_mounts=()) for container in pod.spec.containers
+    )
+    init_containers = tuple(
+        msgspec.structs.replace(container, volume_mounts=())
+        for container in pod.spec.init_containers
+    )
+    metadata = msgspec.structs.replace(
+        pod.metadata,
+        annotations={
+            key: text
+            for key, text in pod.metadata.annotations.items()
+            if len(text) <= _LARGEST_ANNOTATION
+        },
+        finalizers=(),
+    )
+    volumes = tuple(v for v in pod.spec.volumes if v.persistent_volume_claim is not None)
+    return msgspec.structs.replace(
+        pod,
+        metadata=metadata,
+        spec=msgspec.structs.replace(
+            pod.spec, containers=containers, init_containers=init_containers, volumes=volumes
+        ),
+        status=msgspec.structs.replace(pod.status, message="", host_ip="", pod_ip="", pod_ips=()),
+    )
+
+
+def shrink_node(node: SchedulingNode) -> SchedulingNode:
+    """Drop what each heartbeat changes and scheduling never reads."""
+    return msgspec.structs.replace(
+        node, status=msgspec.structs.replace(node.status, conditions=(), addresses=())
+    )

@@ -1,0 +1,112 @@
+"""What other objects say about a node: its NodeMetric, NodeResourceTopology and Device.
+
+Either may be read before its Node; it counts when both are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from apis.device import Device
+from apis.nodemetric import NodeMetric
+from apis.scheduling_pod import SchedulingNode
+from apis.topology import NodeResourceTopology
+from cluster.scheduler.cycle.events import Action, ClusterEvent
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.profiles import Plugins
+from cluster.scheduler.tables.numa_facts import parse_numa_facts
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+from kube.cache import Cache, Change, Event
+
+_log = logging.getLogger(__name__)
+
+
+class NodeFacts:
+    """Takes the events of nodes, NodeMetrics and NodeResourceTopologies."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        plugins: Plugins,
+        queue: SchedulingQueue[PodShape],
+        metrics: Cache[NodeMetric],
+        topologies: Cache[NodeResourceTopology],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tables = tables
+        self._plugins = plugins
+        self._queue = queue
+        self._metrics = metrics
+        self._topologies = topologies
+        self._clock = clock
+        self._nodes: dict[str, SchedulingNode] = {}
+        self.problems: dict[str, tuple[str, ...]] = {}
+        """Node name -> what cannot be used of its objects."""
+
+    def node_event(self, event: Event[SchedulingNode]) -> None:
+        """Take a change of a node, after the node table took it."""
+        name = event.new.metadata.name
+        if event.change is Change.DELETED:
+            self._nodes.pop(name, None)
+            self.problems.pop(name, None)
+            return
+        self._nodes[name] = event.new
+        row = self._tables.nodes.row(name)
+        if event.old is None and row is not None:
+            metric = self._metrics.get(name)
+            if metric is not None:
+                for load in self._plugins.loads:
+                    load.set_report(row, metric)
+        old = event.old
+        if old is None or old.metadata != event.new.metadata:
+            self._set_numa(name)
+
+    def metric_event(self, event: Event[NodeMetric]) -> None:
+        """Take a change of a NodeMetric."""
+        row = self._tables.nodes.row(event.new.metadata.name)
+        if row is None:
+            return
+        deleted = event.change is Change.DELETED
+        for load in self._plugins.loads:
+            load.set_report(row, None if deleted else event.new)
+        self._tell("NodeMetric", event)
+
+    def topology_event(self, event: Event[NodeResourceTopology]) -> None:
+        """Take a change of a NodeResourceTopology."""
+        self._set_numa(event.new.metadata.name)
+        self._tell("NodeResourceTopology", event)
+
+    def device_event(self, event: Event[Device]) -> None:
+        """Take a change of a Device."""
+        if event.change is Change.DELETED:
+            self._plugins.devices.delete_device(event.new.metadata.name)
+        else:
+            for error in self._plugins.devices.set_device(event.new):
+                _log.warning("%s", error)
+        self._tell("Device", event)
+
+    def _set_numa(self, name: str) -> None:
+        node = self._nodes.get(name)
+        row = self._tables.nodes.row(name)
+        if node is None or row is None:
+            return
+        facts, errors = parse_numa_facts(node, self._topologies.get(name))
+        self._plugins.numa.set_node(row, facts)
+        texts = tuple(str(error) for error in errors)
+        if texts != self.problems.get(name, ()):
+            for text in texts:
+                _log.warning("%s", text)
+            self.problems[name] = texts
+        if not texts:
+            self.problems.pop(name, None)
+
+    def _tell(self, kind: str, event: Event[Any]) -> None:
+        action = {
+            Change.ADDED: Action.ADD,
+            Change.MODIFIED: Action.UPDATE_OTHER,
+            Change.DELETED: Action.DELETE,
+        }[event.change]
+        self._queue.cluster_event(ClusterEvent(kind, action, event.old, event.new), self._clock())

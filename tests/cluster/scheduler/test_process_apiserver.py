@@ -1,0 +1,316 @@
+"""A scheduler process and a real API server: pods are bound once, within what nodes have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from apis.meta import format_time
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.process import SchedulerProcess
+from kube.client import Client, encode_object
+from kube.kept_client import KeptClient
+from kube.resources import (
+    EVENTS,
+    NODE_METRICS,
+    NODE_RESOURCE_TOPOLOGIES,
+    NODES,
+    PODS,
+)
+from tests.beds.apiserver import ApiServer, eventually
+
+pytestmark = pytest.mark.apiserver
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: true, resourceName: koord-scheduler, resourceNamespace: default}
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    filter: {enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}]}
+    score:
+      enabled:
+      - {name: LoadAwareScheduling, weight: 1}
+      - {name: NodeNUMAResource, weight: 1}
+    reserve: {enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}]}
+    preBind: {enabled: [{name: NodeNUMAResource}]}
+- schedulerName: other-scheduler
+"""
+
+
+@asynccontextmanager
+async def _scheduler(server: ApiServer) -> AsyncIterator[SchedulerProcess]:
+    """Run a scheduler in this process until the block ends."""
+    configuration = read_configuration(_CONFIGURATION, obj="test")
+    stop = asyncio.Event()
+    async with KeptClient(server.connection(), user_agent="koord-scheduler") as client:
+        process = SchedulerProcess(client, configuration, seed=1)
+        task = asyncio.create_task(process.run(stop))
+        try:
+            await eventually(lambda: process.ready or task.done(), seconds=30)
+            assert process.ready
+            yield process
+        finally:
+            stop.set()
+            await task
+
+
+async def _make_node(client: Client, name: str, cpu: int = 8, **metadata: Any) -> None:
+    amounts = {"cpu": str(cpu), "memory": "32Gi", "pods": "110"}
+    labels = {"kubernetes.io/hostname": name, **metadata.pop("labels", {})}
+    body = {"metadata": {"name": name, "labels": labels, **metadata}}
+    await client.create(NODES, encode_object(NODES, body))
+    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+    await client.patch(NODES, name, status, subresource="status")
+    # Without a kubelet the API server marks a new node as not ready.
+    await client.patch(NODES, name, b'{"spec":{"taints":null}}')
+
+
+async def _make_pod(
+    client: Client,
+    name: str,
+    *,
+    cpu: str = "1",
+    scheduler: str = "koord-scheduler",
+    limits: dict[str, str] | None = None,
+    metadata: dict[str, Any] | None = None,
+    **spec: Any,
+) -> None:
+    resources = {"requests": {"cpu": cpu, "memory": "1Gi"}, "limits": limits or {}}
+    body = {
+        "metadata": {"name": name, **(metadata or {})},
+        "spec": {
+            "schedulerName": scheduler,
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "x", "resources": resources}],
+            **spec,
+        },
+    }
+    await client.create(PODS, encode_object(PODS, body), namespace="default")
+
+
+async def _pods(client: Client) -> list[dict[str, Any]]:
+    raw = await client.request("GET", PODS.path(namespace="default"))
+    items: list[dict[str, Any]] = msgspec.json.decode(raw)["items"]
+    return items
+
+
+async def _nodes_of(client: Client) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in await _pods(client)}
+
+
+async def _events(client: Client, reason: str) -> list[dict[str, Any]]:
+    raw = await client.request("GET", EVENTS.path(namespace="default"))
+    return [event for event in msgspec.json.decode(raw)["items"] if event["reason"] == reason]
+
+
+async def _clear(client: Client) -> None:
+    """Remove all pods, nodes and events of earlier tests."""
+    for resource, namespace in ((PODS, "default"), (EVENTS, "default"), (NODES, "")):
+        path = f"{resource.path(namespace=namespace)}?gracePeriodSeconds=0"
+        await client.request("DELETE", path)
+    for resource in (NODE_METRICS, NODE_RESOURCE_TOPOLOGIES):
+        await client.request("DELETE", resource.path())
+
+
+def _play(server: ApiServer, scenario: Callable[[ApiServer, Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with server.client() as client:
+            await _clear(client)
+            await scenario(server, client)
+
+    asyncio.run(run())
+
+
+async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
+    server: ApiServer, client: Client
+) -> None:
+    for number in range(4):
+        await _make_node(client, f"n{number}")
+    async with _scheduler(server):
+        for number in range(16):
+            scheduler = "koord-scheduler" if number % 2 else "other-scheduler"
+            await _make_pod(client, f"p{number}", cpu="2", scheduler=scheduler)
+
+        async def all_bound() -> bool:
+            return all((await _nodes_of(client)).values())
+
+        await eventually(all_bound)
+        assert Counter((await _nodes_of(client)).values()) == {f"n{n}": 4 for n in range(4)}
+        await _make_pod(client, "late", cpu="2")
+
+        async def condition() -> dict[str, Any] | None:
+            late = next(p for p in await _pods(client) if p["metadata"]["name"] == "late")
+            conditions = late["status"].get("conditions", [])
+            return next((c for c in conditions if c["type"] == "PodScheduled"), None)
+
+        found = await eventually(condition)
+        assert found["status"] == "False"
+        assert found["reason"] == "Unschedulable"
+        assert found["message"] == "0/4 nodes are available: 4 Insufficient cpu."
+
+        async def failed() -> list[dict[str, Any]]:
+            return await _events(client, "FailedScheduling")
+
+        events = await eventually(failed)
+        assert events[0]["involvedObject"]["name"] == "late"
+        assert "4 Insufficient cpu" in events[0]["message"]
+        await _make_node(client, "large", cpu=64)
+
+        async def late_is_bound() -> bool:
+            return (await _nodes_of(client))["late"] == "large"
+
+        await eventually(late_is_bound)
+
+        async def scheduled() -> bool:
+            return len(await _events(client, "Scheduled")) == 17
+
+        await eventually(scheduled)
+
+
+def test_pods_fill_nodes_exactly_and_the_rest_is_told_why(server: ApiServer) -> None:
+    _play(server, _pods_fill_nodes_exactly_and_the_rest_is_told_why)
+
+
+async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
+    server: ApiServer, client: Client
+) -> None:
+    for number in range(3):
+        await _make_node(client, f"n{number}", cpu=10)
+    for number in range(30):
+        await _make_pod(client, f"p{number}")
+    for _ in range(3):
+        async with _scheduler(server):
+            # Bindings are under way when the process is told to stop.
+            await asyncio.sleep(0.05)
+    async with _scheduler(server) as process:
+
+        async def all_bound() -> bool:
+            return all((await _nodes_of(client)).values())
+
+        await eventually(all_bound)
+        assert Counter((await _nodes_of(client)).values()) == {f"n{n}": 10 for n in range(3)}
+
+        def settled() -> bool:
+            return len(process.tables.bookings) == 30 and not process.source.assumed
+
+        await eventually(settled)
+        requested = process.tables.nodes.requested[: len(process.tables.nodes), 0]
+        assert sorted(requested.tolist()) == [10000] * 3
+    assert len(await _events(client, "Scheduled")) <= 30
+
+
+def test_a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(server: ApiServer) -> None:
+    _play(server, _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice)
+
+
+async def _cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer, client: Client) -> None:
+    await _make_node(client, "n0")
+    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
+    topology = {
+        "metadata": {
+            "name": "n0",
+            "annotations": {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})},
+        },
+        "topologyPolicies": ["None"],
+        "zones": [],
+    }
+    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
+    await client.create(NODE_RESOURCE_TOPOLOGIES, body)
+    async with _scheduler(server):
+        for number in range(2):
+            await _make_pod(
+                client,
+                f"p{number}",
+                cpu="2",
+                limits={"cpu": "2", "memory": "1Gi"},
+                metadata={"labels": {"koordinator.sh/qosClass": "LSR"}},
+            )
+
+        async def cpus() -> list[str]:
+            texts = [
+                pod["metadata"]
+                .get("annotations", {})
+                .get("scheduling.koordinator.sh/resource-status")
+                for pod in await _pods(client)
+                if pod["spec"].get("nodeName")
+            ]
+            return texts if len(texts) == 2 else []
+
+        texts = await eventually(cpus)
+        sets = [json.loads(text)["cpuset"] for text in texts]
+        assert sorted(sets) == ["0-1", "2-3"]
+
+
+def test_cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer) -> None:
+    _play(server, _cpus_of_a_pod_stand_on_it_when_it_is_bound)
+
+
+async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
+    server: ApiServer, client: Client
+) -> None:
+    await _make_node(client, "busy")
+
+    async def report(cpu: str) -> None:
+        usage = {"resources": {"cpu": cpu, "memory": "1Gi"}}
+        status = {
+            "updateTime": format_time(datetime.now(UTC)),
+            "nodeMetric": {"nodeUsage": usage},
+        }
+        patch = msgspec.json.encode({"status": status})
+        await client.patch(NODE_METRICS, "busy", patch, subresource="status")
+
+    await client.create(NODE_METRICS, encode_object(NODE_METRICS, {"metadata": {"name": "busy"}}))
+    await report("7")
+    async with _scheduler(server):
+        await _make_pod(client, "p")
+
+        async def told() -> bool:
+            (pod,) = await _pods(client)
+            return any(
+                "node(s) cpu usage exceed threshold" in condition.get("message", "")
+                for condition in pod["status"].get("conditions", [])
+            )
+
+        await eventually(told)
+        await report("1")
+
+        async def bound() -> bool:
+            return (await _nodes_of(client))["p"] == "busy"
+
+        await eventually(bound)
+
+
+def test_a_node_that_reports_high_usage_is_avoided_until_it_recovers(server: ApiServer) -> None:
+    _play(server, _a_node_that_reports_high_usage_is_avoided_until_it_recovers)
+
+
+async def _what_is_not_decided_here_is_refused_with_its_field(
+    server: ApiServer, client: Client
+) -> None:
+    await _make_node(client, "n0")
+    claim = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
+    async with _scheduler(server):
+        await _make_pod(client, "p", volumes=[claim])
+
+        async def told() -> str:
+            (pod,) = await _pods(client)
+            conditions = pod["status"].get("conditions", [])
+            return next((c.get("message", "") for c in conditions), "")
+
+        message = await eventually(told)
+        assert "spec.volumes[].persistentVolumeClaim" in message
+        assert not any((await _nodes_of(client)).values())
+
+
+def test_what_is_not_decided_here_is_refused_with_its_field(server: ApiServer) -> None:
+    _play(server, _what_is_not_decided_here_is_refused_with_its_field)
