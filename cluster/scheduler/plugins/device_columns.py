@@ -1,11 +1,12 @@
 """Which devices of every node fit a request, by columns.
 
-What these functions decide is exact for devices by number, scope or partition; `needs_allocation`
-names the requests for which only the allocation on a node decides.
+What these functions decide is exact for devices by number, scope, partition or beside others;
+`needs_allocation` names the requests for which only the allocation on a node decides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,6 @@ from apis.device import DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from apis.meta import LabelSelector, matches
 from cluster.scheduler.exact.devices.candidates import MAX_SCORE, Scoring
-from cluster.scheduler.exact.devices.templates import SharedTemplates
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.device_columns import NO_SEGMENT, DeviceColumns
 from cluster.scheduler.tables.device_inventory import MOST_DEVICES
@@ -35,16 +35,15 @@ Flags = NDArray[np.bool_]
 _GPU: Final = str(DeviceType.GPU)
 
 
-def needs_allocation(
-    request: DeviceRequest, wanted: TypeRequest, templates: SharedTemplates
-) -> bool:
+def needs_allocation(request: DeviceRequest, wanted: TypeRequest) -> bool:
     """Return whether only the allocation on a node decides if it can serve a request."""
-    return (
-        len(request.joint) > 1
-        or wanted.functions is not None
-        or wanted.exclusive is Exclusive.PCIE
-        or templates.concern(wanted)
-    )
+    if wanted.functions is not None and not wanted.functions.is_empty():
+        return True
+    if not request.same_pcie or wanted.type not in request.joint[1:]:
+        return False
+    # Each switch of the primary has one device at least; for more of them the switches are tried.
+    primary = request.types[request.joint[0]]
+    return (wanted.count > 1 and primary.count > 1) or wanted.scope is not Scope.NONE
 
 
 def selected(columns: DeviceColumns, slots: Slots, selector: LabelSelector | None) -> Flags:
@@ -60,6 +59,10 @@ def selected(columns: DeviceColumns, slots: Slots, selector: LabelSelector | Non
 def fitting(columns: DeviceColumns, slots: Slots, wanted: TypeRequest) -> Flags:
     """Return the devices that can give what is asked of one device."""
     fits: Flags = selected(columns, slots, wanted.selector) & (columns.closed[slots] == 0)
+    if wanted.functions is not None:
+        fits &= columns.free_functions[slots] > 0
+    if wanted.exclusive is Exclusive.PCIE:
+        fits &= ~_on_used_switch(columns, slots)
     free = columns.free[slots]
     for name, amount in wanted.each.items():
         fits &= free[..., columns.column[name]] >= amount
@@ -74,6 +77,32 @@ def fitting(columns: DeviceColumns, slots: Slots, wanted: TypeRequest) -> Flags:
             needed = wanted.each[GPU_MEMORY_RATIO] * has // WHOLE
             fits &= (has == 0) | (free[..., memory] >= needed)
     return fits
+
+
+def _on_used_switch(columns: DeviceColumns, slots: Slots) -> Flags:
+    """Return the devices of which, or of whose PCIe switch, a pod has a part."""
+    used: Flags = columns.holders[slots] > 0
+    switches = columns.pcie[slots]
+    found = used.copy()
+    for switch in range(int(switches.max(initial=-1)) + 1):
+        there = switches == switch
+        found |= there & (used & there).any(axis=1)[:, None]
+    return found
+
+
+def beside(
+    columns: DeviceColumns, others: DeviceColumns, slots: Slots, fits: Flags, least: int
+) -> Flags:
+    """Return the devices of `columns` on whose PCIe switch are `least` fitting devices of `others`.
+
+    fits: the devices of `others` that fit.
+    """
+    mine, theirs = columns.pcie[slots], others.pcie[slots]
+    found: Flags = np.zeros(mine.shape, dtype=np.bool_)
+    for switch in range(int(theirs.max(initial=-1)) + 1):
+        enough = (fits & (theirs == switch)).sum(axis=1) >= least
+        found |= (mine == switch) & enough[:, None]
+    return found
 
 
 def has_topology(columns: DeviceColumns, slots: Slots) -> Flags:
@@ -99,7 +128,7 @@ def with_partition(
     columns: DeviceColumns,
     slots: Slots,
     fits: Flags,
-    rules: list[PartitionRules],
+    rules: Sequence[PartitionRules],
     wanted: TypeRequest,
     request: DeviceRequest,
 ) -> Flags:

@@ -45,6 +45,7 @@ from cluster.scheduler.plugins.contract import (
 from cluster.scheduler.plugins.device_columns import (
     Flags,
     Slots,
+    beside,
     fitting,
     has_topology,
     most_together,
@@ -234,32 +235,95 @@ class DeviceShareFilter:
         """Return the mask of slots, and for which of them only an allocation can decide."""
         mask = np.zeros(len(slots), dtype=np.int64)
         undecided: Flags = np.zeros(len(slots), dtype=np.bool_)
+        rules = [self._devices.rules(int(slot)) for slot in slots]
+        fits = {
+            type_: fitting(self._devices.columns[type_], slots, wanted)
+            for type_, wanted in request.types.items()
+        }
         for type_, wanted in request.types.items():
-            columns = self._devices.columns[type_]
-            fits = fitting(columns, slots, wanted)
-            least = np.full(len(slots), wanted.count, dtype=np.int64)
-            if wanted.every:
-                least = np.maximum(selected(columns, slots, wanted.selector).sum(axis=1), 1)
-            none = ~columns.present[slots].any(axis=1)
-            short = fits.sum(axis=1) - columns.unattributed[slots] < least
-            mask[none] |= _BITS[failures.NO_DEVICES[type_]]
-            mask[short & ~none] |= _BITS[failures.INSUFFICIENT[type_]]
-            enough = ~short & ~none
-            if demands_scope(wanted):
-                mask |= _in_scope(columns, wanted, slots, fits, least, enough)
-            if type_ == _GPU:
-                mask |= self._of_vendor(wanted, slots)
-                if not wanted.shared:
-                    rules = [self._devices.rules(int(slot)) for slot in slots]
-                    binds = np.array([one.mandatory for one in rules], dtype=np.bool_)
-                    binds |= request.partition is not None
-                    found = with_partition(columns, slots, fits, rules, wanted, request)
-                    mask |= _by_partition(rules, wanted, found, enough & binds)
-                    if demands_scope(wanted):
-                        undecided |= binds
-            if needs_allocation(request, wanted, _rules(self._settings, self._devices).templates):
+            of_type, by_allocation = self._of_type(request, wanted, slots, rules, fits[type_])
+            mask |= of_type
+            undecided |= by_allocation
+            if needs_allocation(request, wanted):
                 undecided[:] = True
+        if request.same_pcie and len(request.joint) > 1:
+            apart, by_allocation = self._joint(request, slots, rules, fits)
+            mask |= np.where(mask == 0, apart, 0)
+            undecided |= by_allocation
+        mask |= self._templates(request, slots)
         return mask, undecided
+
+    def _of_type(
+        self,
+        request: DeviceRequest,
+        wanted: TypeRequest,
+        slots: Slots,
+        rules: Sequence[PartitionRules],
+        fits: Flags,
+    ) -> tuple[Mask, Flags]:
+        """Return, for one type, the mask of slots and which of them are undecided."""
+        type_ = wanted.type
+        columns = self._devices.columns[type_]
+        least = np.full(len(slots), wanted.count, dtype=np.int64)
+        if wanted.every:
+            least = np.maximum(selected(columns, slots, wanted.selector).sum(axis=1), 1)
+        none = ~columns.present[slots].any(axis=1)
+        short = fits.sum(axis=1) - columns.unattributed[slots] < least
+        mask = none * np.int64(_BITS[failures.NO_DEVICES[type_]])
+        mask |= (short & ~none) * np.int64(_BITS[failures.INSUFFICIENT[type_]])
+        if wanted.functions is not None and short.any():
+            whole = fitting(columns, slots, replace(wanted, functions=None)).sum(axis=1)
+            functions = short & ~none & (whole - columns.unattributed[slots] >= least)
+            mask[functions] = _BITS[failures.NO_FUNCTIONS[type_]]
+        enough = ~short & ~none
+        undecided: Flags = np.zeros(len(slots), dtype=np.bool_)
+        if demands_scope(wanted):
+            mask |= _in_scope(columns, wanted, slots, fits, least, enough)
+        if type_ != _GPU:
+            return mask, undecided
+        mask |= self._of_vendor(wanted, slots)
+        if not wanted.shared:
+            binds = np.array([one.mandatory for one in rules], dtype=np.bool_)
+            binds |= request.partition is not None
+            found = with_partition(columns, slots, fits, rules, wanted, request)
+            mask |= _by_partition(rules, wanted, found, enough & binds)
+            if demands_scope(wanted) or (request.same_pcie and _GPU in request.joint[1:]):
+                undecided |= binds
+        return mask, undecided
+
+    def _joint(
+        self,
+        request: DeviceRequest,
+        slots: Slots,
+        rules: Sequence[PartitionRules],
+        fits: Mapping[str, Flags],
+    ) -> tuple[Mask, Flags]:
+        """Return which slots lack PCIe switches with all types, and which are undecided."""
+        primary, *others = request.joint
+        columns = self._devices.columns[primary]
+        near = fits[primary].copy()
+        undecided = columns.unknown_switch[slots]
+        for type_ in others:
+            other = self._devices.columns[type_]
+            least = request.types[type_].count if request.types[primary].count == 1 else 1
+            near &= beside(columns, other, slots, fits[type_], least)
+            undecided = undecided | other.unknown_switch[slots] | (other.unattributed[slots] > 0)
+        apart, by_allocation = self._of_type(request, request.types[primary], slots, rules, near)
+        return (apart != 0) * np.int64(_BITS[failures.NOT_JOINT]), undecided | by_allocation
+
+    def _templates(self, request: DeviceRequest, slots: Slots) -> Mask:
+        """Return the bit of slots for whose model no template equals the share."""
+        mask = np.zeros(len(slots), dtype=np.int64)
+        gpu = request.types.get(_GPU)
+        templates = _rules(self._settings, self._devices).templates
+        if gpu is not None and templates.concern(gpu):
+            for position, slot in enumerate(slots):
+                inventory = self._devices.inventory(int(slot))
+                if inventory is None or not templates.of(
+                    gpu, vendor=inventory.vendor, model=inventory.model
+                ):
+                    mask[position] = _BITS[failures.NO_TEMPLATE]
+        return mask
 
     def _of_vendor(self, wanted: TypeRequest, slots: Slots) -> Mask:
         mask = np.zeros(len(slots), dtype=np.int64)

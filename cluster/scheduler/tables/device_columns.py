@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,46 @@ _FIRST_DEVICES: Final = 8
 _MANY_LABEL_SETS: Final = 1024
 """Label sets beyond twice the number of devices that are kept before unused ones are dropped."""
 
+_BY_DEVICE: Final = (
+    "present",
+    "total",
+    "free",
+    "holders",
+    "closed",
+    "free_functions",
+    "minor",
+    "labels",
+)
+
+
+class Segments(NamedTuple):
+    """The parts of one node as numbers from 0."""
+
+    numa: Mapping[int, int]
+    pcie: Mapping[tuple[int, str], int]
+
+
+def segments_of(units: Iterable[DeviceUnit]) -> Segments:
+    """Number the NUMA nodes and PCIe switches of a node's devices, ascending."""
+    places = {(unit.numa, unit.pcie) for unit in units}
+    numas = sorted({numa for numa, _ in places})
+    return Segments(
+        {numa: number for number, numa in enumerate(numas)},
+        {place: number for number, place in enumerate(sorted(places))},
+    )
+
 
 class DeviceColumns:
     """The devices of one type: axes slot, device, and for amounts resource (`resources`).
 
     present: the slot has a device there. total, free: amounts; free is negative where pods hold
     more than the device has. holders: how many pods or reservations hold a part. closed: how many
-    pods have the device's PCIe switch for themselves. minor: number of the device. numa, pcie:
-    numbers within the node, ascending with NUMA node and PCIe id; NO_SEGMENT without topology.
-    labels: number of the device's label set. unattributed: by slot, devices that pods requested
-    although nothing says which ones they got.
+    pods have the device's PCIe switch for themselves. free_functions: virtual functions that no pod
+    has. minor: number of the device. numa, pcie: numbers within the node, the same for all types;
+    NO_SEGMENT without topology. labels: number of the device's label set.
+
+    By slot: unattributed: devices that pods requested although nothing says which ones they got.
+    unknown_switch: whether a device does not say on which PCIe switch it is.
     """
 
     def __init__(self, type_: str) -> None:
@@ -45,33 +75,42 @@ class DeviceColumns:
         self.numa = np.full(shape, NO_SEGMENT, dtype=np.int16)
         self.pcie = np.full(shape, NO_SEGMENT, dtype=np.int16)
         self.labels = np.zeros(shape, dtype=np.int32)
+        self.free_functions = np.zeros(shape, dtype=np.int32)
         self.unattributed = np.zeros(_FIRST_SLOTS, dtype=np.int64)
+        self.unknown_switch = np.zeros(_FIRST_SLOTS, dtype=np.bool_)
         self.label_sets: list[Mapping[str, str]] = [{}]
         self._label_numbers: dict[frozenset[tuple[str, str]], int] = {frozenset(): 0}
 
     def clear(self, slot: int) -> None:
-        for column in (self.present, self.total, self.free, self.holders, self.closed):
+        for column in (
+            self.present,
+            self.total,
+            self.free,
+            self.holders,
+            self.closed,
+            self.free_functions,
+        ):
             column[slot] = 0
         self.numa[slot] = NO_SEGMENT
         self.pcie[slot] = NO_SEGMENT
         self.unattributed[slot] = 0
+        self.unknown_switch[slot] = False
 
-    def set(self, slot: int, units: tuple[DeviceUnit, ...]) -> None:
+    def set(self, slot: int, units: tuple[DeviceUnit, ...], segments: Segments) -> None:
         """Describe the devices of a slot; nothing is held of them."""
         self.clear(slot)
         if len(self.label_sets) > _MANY_LABEL_SETS + 2 * np.count_nonzero(self.present):
             self._forget_unused_labels()
-        numas = {numa: n for n, numa in enumerate(sorted({unit.numa for unit in units}))}
-        pcies = {
-            pcie: n for n, pcie in enumerate(sorted({(unit.numa, unit.pcie) for unit in units}))
-        }
         for index, unit in enumerate(units):
             self.present[slot, index] = True
             self.minor[slot, index] = unit.minor
             self.labels[slot, index] = self._label_number(unit.labels)
+            self.free_functions[slot, index] = len(unit.functions)
+            if unit.switch is None:
+                self.unknown_switch[slot] = True
             if unit.has_topology:
-                self.numa[slot, index] = numas[unit.numa]
-                self.pcie[slot, index] = pcies[unit.numa, unit.pcie]
+                self.numa[slot, index] = segments.numa[unit.numa]
+                self.pcie[slot, index] = segments.pcie[unit.numa, unit.pcie]
             for name, amount in unit.total.items():
                 self.total[slot, index, self.column[name]] = amount
         self.free[slot] = self.total[slot]
@@ -94,20 +133,22 @@ class DeviceColumns:
             self.label_sets.append(labels)
         return number
 
-    def count(self, slot: int, index: int, amounts: Amounts, sign: int) -> None:
-        """Take `amounts` of a device (sign 1), or give them back (sign -1)."""
+    def count(self, slot: int, index: int, amounts: Amounts, functions: int, sign: int) -> None:
+        """Take amounts and virtual functions of a device (sign 1), or give them back (-1)."""
         self.holders[slot, index] += sign
+        self.free_functions[slot, index] -= sign * functions
         for name, amount in amounts.items():
             self.free[slot, index, self.column[name]] -= sign * amount
 
     def grow(self, slots: int, devices: int) -> None:
         """Make room for that many slots, and devices of a slot."""
-        for name in ("present", "total", "free", "holders", "closed", "minor", "labels"):
+        for name in _BY_DEVICE:
             setattr(self, name, _grown(getattr(self, name), slots, devices, 0))
         for name in ("numa", "pcie"):
             setattr(self, name, _grown(getattr(self, name), slots, devices, NO_SEGMENT))
-        more = np.zeros(slots - len(self.unattributed), dtype=np.int64)
-        self.unattributed = np.concatenate((self.unattributed, more))
+        for name in ("unattributed", "unknown_switch"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate((old, np.zeros(slots - len(old), old.dtype))))
 
 
 def _grown(old: NDArray[np.generic], slots: int, devices: int, empty: int) -> NDArray[np.generic]:

@@ -65,6 +65,16 @@ class DeviceUnit:
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
     function_groups: tuple[FunctionGroup, ...] = ()
 
+    @property
+    def switch(self) -> tuple[int, str] | None:
+        """NUMA node and PCIe id; None where the switch is not known."""
+        return (self.numa, self.pcie) if self.has_topology and self.pcie else None
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Bus ids of all virtual functions."""
+        return frozenset(bus_id for group in self.function_groups for bus_id, _ in group.functions)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeInventory:

@@ -8,7 +8,7 @@ docs/facts/scheduler.md, "GPU partitions".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -38,11 +38,11 @@ class Partition:
     minors: tuple[int, ...]
     score: int = 1
     bandwidth: int = 0
+    bits: int = field(init=False, repr=False)
+    """The set of minors as a number: bit n stands for minor n."""
 
-    @property
-    def bits(self) -> int:
-        """The set of minors as a number: bit n stands for minor n."""
-        return sum(1 << minor for minor in self.minors)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", sum(1 << minor for minor in self.minors))
 
 
 PartitionTable = Mapping[int, tuple[tuple[Partition, ...], ...]]

@@ -25,7 +25,7 @@ from apis.keys import (
 )
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.device_columns import DeviceColumns
+from cluster.scheduler.tables.device_columns import DeviceColumns, segments_of
 from cluster.scheduler.tables.device_inventory import (
     NodeInventory,
     read_inventory,
@@ -46,6 +46,7 @@ from cluster.scheduler.tables.node_devices import (
     Holding,
     HoldingGroup,
     NodeDevices,
+    Switch,
     device_states,
     holding_of,
 )
@@ -198,6 +199,7 @@ class DeviceTable:
         node.labels = None  # the partition rules are worked out again
         if node.slot == NO_SLOT:
             node.slot = self._new_slot(node)
+        segments = segments_of(unit for units in inventory.units.values() for unit in units)
         for type_, columns in self.columns.items():
             units = inventory.units.get(type_, ())
             if len(units) > columns.present.shape[1]:
@@ -205,7 +207,7 @@ class DeviceTable:
                 while width < len(units):
                     width *= 2
                 columns.grow(len(columns.present), width)
-            columns.set(node.slot, units)
+            columns.set(node.slot, units, segments)
         node.groups = {}
         for booking in node.bookings.values():
             self._count(node, booking, 1)
@@ -257,9 +259,9 @@ class DeviceTable:
         self._apply(node, node.inventory, group.held(), 1)
         if group.is_empty():
             del node.groups[key]
-        for type_, pcies in _closed_by(booking, node.inventory).items():
+        for type_, switches in _closed_by(booking, node.inventory).items():
             for index, unit in enumerate(node.inventory.units.get(type_, ())):
-                if unit.pcie in pcies:
+                if unit.switch in switches:
                     self.columns[type_].closed[node.slot, index] += sign
         for type_, count in _unattributed(booking).items():
             self.columns[type_].unattributed[node.slot] += sign * count
@@ -268,7 +270,9 @@ class DeviceTable:
         for (type_, minor), share in holding.items():
             for index, unit in enumerate(inventory.units.get(type_, ())):
                 if unit.minor == minor:
-                    self.columns[type_].count(node.slot, index, share.amounts, sign)
+                    functions = len(share.functions & unit.functions) if share.functions else 0
+                    columns = self.columns[type_]
+                    columns.count(node.slot, index, share.amounts, functions, sign)
 
     def _follow_nodes(self) -> None:
         """Bring slots and partition rules in line with the nodes there are now."""
@@ -302,11 +306,11 @@ def _concerns_devices(booking: Booking) -> bool:
 
 def _view(node: _Node, inventory: NodeInventory, without: Set[str]) -> NodeDevices:
     staying = [booking for uid, booking in node.bookings.items() if uid not in without]
-    closed: dict[str, set[str]] = {}
+    closed: dict[str, set[Switch]] = {}
     unattributed: dict[str, int] = {}
     for booking in staying:
-        for type_, pcies in _closed_by(booking, inventory).items():
-            closed.setdefault(type_, set()).update(pcies)
+        for type_, switches in _closed_by(booking, inventory).items():
+            closed.setdefault(type_, set()).update(switches)
         for type_, count in _unattributed(booking).items():
             unattributed[type_] = unattributed.get(type_, 0) + count
     holdings = [
@@ -321,17 +325,19 @@ def _view(node: _Node, inventory: NodeInventory, without: Set[str]) -> NodeDevic
     )
 
 
-def _closed_by(booking: Booking, inventory: NodeInventory) -> dict[str, set[str]]:
+def _closed_by(booking: Booking, inventory: NodeInventory) -> dict[str, set[Switch]]:
     """Return the PCIe switches that a pod has for itself, by type."""
     request = booking.shape.derived(device_request)
     if not isinstance(request, DeviceRequest):
         return {}
-    closed: dict[str, set[str]] = {}
+    closed: dict[str, set[Switch]] = {}
     for type_, wanted in request.types.items():
         if wanted.exclusive is Exclusive.PCIE:
             minors = {device.minor for device in booking.allocation.devices.get(type_, ())}
             units = inventory.units.get(type_, ())
-            closed[type_] = {unit.pcie for unit in units if unit.minor in minors and unit.pcie}
+            closed[type_] = {
+                unit.switch for unit in units if unit.minor in minors and unit.switch is not None
+            }
     return closed
 
 

@@ -21,6 +21,9 @@ from cluster.scheduler.tables.device_request import DEVICE_RESOURCES, WHOLE
 Place = tuple[str, int]
 """A device of a node: its type and minor."""
 
+Switch = tuple[int, str]
+"""A PCIe switch: NUMA node and PCIe id."""
+
 NO_FUNCTIONS: Final[frozenset[str]] = frozenset()
 
 
@@ -194,7 +197,7 @@ class NodeDevices:
 
 
 def device_states(
-    inventory: NodeInventory, holdings: Iterable[Holding], closed: Mapping[str, Container[str]]
+    inventory: NodeInventory, holdings: Iterable[Holding], closed: Mapping[str, Container[Switch]]
 ) -> dict[str, tuple[DeviceState, ...]]:
     """Return every device with what `holdings` leave. closed: PCIe switches by type."""
     held: dict[Place, list[Share]] = {}
@@ -203,7 +206,11 @@ def device_states(
             held.setdefault(place, []).append(share)
     return {
         type_: tuple(
-            _state(unit, held.get((type_, unit.minor), ()), unit.pcie in closed.get(type_, ()))
+            _state(
+                unit,
+                held.get((type_, unit.minor), ()),
+                unit.switch is not None and unit.switch in closed.get(type_, ()),
+            )
             for unit in units
         )
         for type_, units in inventory.units.items()

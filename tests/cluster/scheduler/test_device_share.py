@@ -306,6 +306,7 @@ def machines(draw: st.DrawFn) -> dict[str, Any]:
         "labels": draw(
             st.sampled_from([{}, {LABEL_GPU_MODEL: "H20", LABEL_GPU_PARTITION_POLICY: "Honor"}])
         ),
+        "silent": draw(st.integers(0, 9)),
         "held": draw(st.lists(st.tuples(AMOUNTS, EXTRA), max_size=4)),
     }
 
@@ -323,6 +324,8 @@ def test_the_mask_says_what_the_allocation_finds(
         for pod, (held, how) in enumerate(machine["held"]):
             shape = a_shape(held, **how)
             found = DeviceShareAllocator(devices).choose(shape, number)
+            if machine["silent"] == pod:
+                found = {}  # bound by another scheduler
             if not isinstance(found, Failure):
                 tables.place(a_booking(f"{name}-{pod}", shape, name, found))
     shape = a_shape(requests, **extra)

@@ -37,7 +37,7 @@ from cluster.scheduler.exact.devices.templates import NO_TEMPLATES, SharedTempla
 from cluster.scheduler.exact.devices.topology import choose_close, has_tree, subtree_of
 from cluster.scheduler.tables.device_partitions import LARGEST_MINOR
 from cluster.scheduler.tables.device_request import DeviceRequest, Scope, TypeRequest
-from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices
+from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices, Switch
 
 Devices = Mapping[str, tuple[DeviceAllocation, ...]]
 """Device type -> allocated devices by ascending minor."""
@@ -68,8 +68,8 @@ class _Near:
     used, None for all.
     """
 
-    toward: tuple[str, ...] = ()
-    only: frozenset[str] | None = None
+    toward: tuple[Switch | None, ...] = ()
+    only: frozenset[Switch] | None = None
 
 
 _ANYWHERE: Final = _Near()
@@ -113,13 +113,14 @@ def _joint(
         alone = _of_type(devices, wanted, request, limits, rules)
         return first if isinstance(alone, Failure) else failures.NOT_JOINT
     chosen = {primary: first}
-    pcies = tuple(dict.fromkeys(one.pcie for one in first.devices))
-    beside = _Near(pcies, frozenset(pcies) if request.same_pcie else None)
+    switches = tuple(dict.fromkeys(one.switch for one in first.devices))
+    known = frozenset(switch for switch in switches if switch is not None)
+    beside = _Near(switches, known if request.same_pcie else None)
     for type_ in others:
         other = _of_type(devices, request.types[type_], request, limits, rules, near=beside)
         if isinstance(other, Failure):
             return other
-        if request.same_pcie and {one.pcie for one in other.devices} != set(pcies):
+        if request.same_pcie and {one.switch for one in other.devices} != set(switches):
             return failures.NOT_JOINT
         chosen[type_] = other
     return chosen
@@ -127,19 +128,21 @@ def _joint(
 
 def _switches_with_all(
     devices: NodeDevices, request: DeviceRequest, limits: Limits, rules: Rules
-) -> frozenset[str]:
+) -> frozenset[Switch]:
     """Return the PCIe switches with candidates of every type beside the primary.
 
     A primary's device elsewhere could not have the others on its switch. A single one needs all
     devices of the other types on its own switch.
     """
     primary, *others = request.joint
-    switches: frozenset[str] | None = None
+    switches: frozenset[Switch] | None = None
     for type_ in others:
         wanted = request.types[type_]
         least = wanted.count if request.types[primary].count == 1 else 1
-        counts = Counter(one.pcie for one in _candidates(devices, wanted, limits, rules))
-        enough = frozenset(pcie for pcie, count in counts.items() if pcie and count >= least)
+        counts = Counter(one.switch for one in _candidates(devices, wanted, limits, rules))
+        enough = frozenset(
+            switch for switch, count in counts.items() if switch is not None and count >= least
+        )
         switches = enough if switches is None else switches & enough
     return switches if switches is not None else frozenset()
 
@@ -181,8 +184,8 @@ def _of_type(
     if problem is not None:
         return problem
     if near.only is not None:
-        found = [one for one in found if one.pcie in near.only]
-        if len(found) < least:
+        found = [one for one in found if one.switch in near.only]
+        if len(found) - devices.unattributed.get(type_, 0) < least:
             return failures.NOT_JOINT
     preferred = limits.preferred.get(type_, frozenset())
     by_partition = devices.partitions.mandatory or request.partition is not None
@@ -191,7 +194,7 @@ def _of_type(
         if len(usable) < least:
             continue
         if near.toward and not wanted.scope and not (type_ == DeviceType.GPU and by_partition):
-            near_ones = in_order(usable, preferred=preferred, pcies=near.toward)
+            near_ones = in_order(usable, preferred=preferred, switches=near.toward)
             outcome = _Chosen(tuple(near_ones[:most]))
         elif type_ == DeviceType.GPU:
             outcome = _gpus(devices, usable, wanted, request, rules, preferred)

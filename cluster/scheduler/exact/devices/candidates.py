@@ -16,7 +16,7 @@ from apis.meta import matches
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.device_inventory import NO_NUMA_NODE
 from cluster.scheduler.tables.device_request import Exclusive, TypeRequest
-from cluster.scheduler.tables.node_devices import DeviceState, with_gpu_memory
+from cluster.scheduler.tables.node_devices import DeviceState, Switch, with_gpu_memory
 
 MAX_SCORE: Final = 100
 
@@ -68,8 +68,8 @@ class Candidate:
         return self.state.unit.minor
 
     @property
-    def pcie(self) -> str:
-        return self.state.unit.pcie
+    def switch(self) -> Switch | None:
+        return self.state.unit.switch
 
 
 def considered(
@@ -103,14 +103,14 @@ def candidates(
 
     functions: whether a device without a free virtual function is left out, where one is requested.
     """
-    taken = {state.unit.pcie for state in states if state.used and state.unit.pcie}
+    taken = {state.unit.switch for state in states if state.used} - {None}
     required = limits.required.get(request.type)
     found = []
     for state in considered(states, request, limits):
         unit = state.unit
         if not unit.healthy or state.closed:
             continue
-        if request.exclusive is Exclusive.PCIE and (unit.pcie in taken or state.used):
+        if request.exclusive is Exclusive.PCIE and (state.used or unit.switch in taken):
             continue
         amounts = amounts_from(request, unit.total)
         free = state.free
@@ -175,21 +175,21 @@ def by_score(one: Candidate) -> tuple[int, int]:
 
 
 def in_order(
-    found: Sequence[Candidate], *, preferred: Set[int], pcies: Sequence[str] = ()
+    found: Sequence[Candidate], *, preferred: Set[int], switches: Sequence[Switch | None] = ()
 ) -> list[Candidate]:
     """Return candidates in the order of preference.
 
-    preferred: minors that come first. pcies: without such minors, devices on these PCIe switches
-    come first, one of each switch in turn.
+    preferred: minors that come first. switches: without such minors, devices on these PCIe
+    switches come first, one of each switch in turn.
     """
     if preferred:
         return sorted(found, key=lambda one: (one.minor not in preferred, by_score(one)))
     ordered = sorted(found, key=by_score)
-    if not pcies:
+    if not switches:
         return ordered
-    queues = {pcie: [one for one in ordered if one.pcie == pcie] for pcie in pcies}
+    queues = {switch: [one for one in ordered if one.switch == switch] for switch in switches}
     longest = max((len(queue) for queue in queues.values()), default=0)
     near = [
         queue[turn] for turn in range(longest) for queue in queues.values() if turn < len(queue)
     ]
-    return near + [one for one in ordered if one.pcie not in queues]
+    return near + [one for one in ordered if one.switch not in queues]

@@ -63,7 +63,7 @@ def choose_close(
 def _subtrees(found: Sequence[Candidate], level: Scope) -> list[list[Candidate]]:
     """Return the candidates of each subtree of the level, subtrees and minors ascending."""
     subtrees: dict[tuple[Hashable, ...], list[Candidate]] = {}
-    for one in sorted(found, key=lambda one: (one.state.unit.numa, one.pcie, one.minor)):
+    for one in sorted(found, key=lambda one: (one.state.unit.numa, one.state.unit.pcie, one.minor)):
         subtrees.setdefault(subtree_of(one.state, level), []).append(one)
     return [sorted(members, key=lambda one: one.minor) for members in subtrees.values()]
 
