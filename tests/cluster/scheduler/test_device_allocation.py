@@ -14,6 +14,7 @@ from cluster.scheduler.exact.devices.allocate import Rules, allocate
 from cluster.scheduler.exact.devices.candidates import Limits, Scoring, fullness
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.numa_hints import SAME_DEVICES, device_hints
+from cluster.scheduler.exact.devices.partition import what_stays
 from cluster.scheduler.exact.devices.templates import SharedTemplates, parse_templates
 from cluster.scheduler.exact.numa import Hint
 from cluster.scheduler.tables.device_partitions import (
@@ -252,6 +253,21 @@ def _weight_of_rest(free: set[int], count: int) -> int:
     return total
 
 
+@pytest.mark.parametrize(
+    ("free", "count", "expected"),
+    [
+        ((1, 4, 5, 6, 7), 2, 100 + 2),  # after 2 and 3
+        ((1, 2, 3, 6, 7), 2, 2),  # after 4 and 5
+        ((1, 2, 3, 6, 7), 4, 0),
+        ((4, 5, 6, 7), 4, 100),
+        (tuple(range(8)), 1, 10_000 + 2 * 100 + 4),
+    ],
+)
+def test_what_stays_of_partitions(free: tuple[int, ...], count: int, expected: int) -> None:
+    assert H100.table is not None
+    assert what_stays(H100.table, sum(1 << minor for minor in free), count) == expected
+
+
 @given(st.sets(st.integers(0, 7)), st.sampled_from([1, 2, 4, 8]))
 def test_no_other_partition_would_leave_more(used: set[int], count: int) -> None:
     devices = node_devices(EIGHT, held=whole_gpus(*used), rules=H100_MANDATORY)
@@ -298,6 +314,7 @@ def test_a_bad_partition_table_is_named(text: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("count", "used", "scope", "expected"),
     [
+        (1, (4, 5), "", [6]),  # D is empty, but its NUMA node is in use
         (1, (0,), "", [1]),  # A is in use: node, NUMA 0 and A are not empty
         (2, (0,), "", [2, 3]),  # A has one left; B shares the used NUMA node
         (4, (0,), "", [4, 5, 6, 7]),
@@ -412,6 +429,16 @@ def test_gpus_and_rdma_on_the_same_switches(
     assert minors(found) == gpus
     if nics is not None:
         assert minors(found, "rdma") == nics
+
+
+def test_a_partition_on_other_switches_is_no_joint_allocation() -> None:
+    joint = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
+    request = a_request({"gpu": 100, "rdma": 200}, joint=joint)
+    devices = node_devices([*TREE, *FOUR_NICS])
+    assert minors(allocate(devices, request)) == [0, 2]
+    # A partition of one GPU cannot be on the switches of both NICs.
+    bound = node_devices([*TREE, *FOUR_NICS], rules=H100_MANDATORY)
+    assert allocate(bound, request) == failures.NOT_JOINT
 
 
 def test_gpus_follow_the_primary_too() -> None:

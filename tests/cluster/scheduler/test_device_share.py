@@ -229,6 +229,120 @@ def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
     assert found == [["node(s) Unsupported number of GPU requests"]]
 
 
+def eight_at() -> list[dict[str, Any]]:
+    """Return eight GPUs on the switches A and B of NUMA node 0."""
+    return [a_gpu(minor, at=(0, "AB"[minor // 4])) for minor in range(8)]
+
+
+_FUNCTION: dict[str, Any] = {"rdma": {"vfSelector": {}}}
+_AS_COUNT: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount"}}
+_FUNCTIONS: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount", "vfSelector": {}}}
+_ODD: dict[str, Any] = {"rdma": {"selector": {"matchLabels": {"odd": "1"}}}}
+JOINT = {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
+APART = "node(s) Device Joint-Allocate rules violation"
+PCIE_ALONE = {"hint": {"rdma": {"exclusivePolicy": "PCIeLevel"}}}
+NICS = [
+    a_nic(n, at=(0, "AB"[n // 2]), functions=[f"{n}.0"], labels={"odd": str(n % 2)})
+    for n in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("machine", "held", "requests", "extra", "expected"),
+    [
+        # The one free function of each of four devices is in use.
+        (NICS, [({"rdma": 4}, {"hint": _AS_COUNT})], {"rdma": 1}, {"hint": _FUNCTION}, []),
+        (
+            NICS,
+            [({"rdma": 4}, {"hint": _FUNCTIONS})],
+            {"rdma": 1},
+            {"hint": _FUNCTION},
+            ["Insufficient rdma VirtualFunctions"],
+        ),
+        # Less than 1 % of the memory is in use, and the ratio of 100 % does not fit.
+        (
+            [a_gpu(0)],
+            [({"gpu-memory": "500Mi"}, {})],
+            {"nvidia.com/gpu": 1},
+            {},
+            ["Insufficient gpu devices"],
+        ),
+        ([a_gpu(0)], [({"gpu-memory": "500Mi"}, {})], {"gpu": 99}, {}, []),
+        # One device of each switch is in use.
+        (
+            NICS,
+            [({"rdma": 200}, {"hint": _ODD})],
+            {"rdma": 1},
+            PCIE_ALONE,
+            ["Insufficient rdma devices"],
+        ),
+        (NICS, [({"rdma": 100}, {})], {"rdma": 1}, PCIE_ALONE, []),
+        # A pod has a switch for itself; the other one remains.
+        (NICS, [({"rdma": 1}, PCIE_ALONE)], {"rdma": 200}, {}, []),
+        (NICS, [({"rdma": 1}, PCIE_ALONE)], {"rdma": 300}, {}, ["Insufficient rdma devices"]),
+        # One GPU cannot have two NICs on its switch.
+        (
+            [a_gpu(0, at=(0, "A")), a_nic(0, at=(0, "A")), a_nic(1, at=(0, "B"))],
+            [],
+            {"gpu": 100, "rdma": 200},
+            {"joint": JOINT},
+            [APART],
+        ),
+        (
+            [a_gpu(0, at=(0, "A")), a_nic(0, at=(0, "A")), a_nic(1, at=(0, "A"))],
+            [],
+            {"gpu": 100, "rdma": 200},
+            {"joint": JOINT},
+            [],
+        ),
+        # A switch without a name is not the same switch.
+        (
+            [a_gpu(0, at=(0, "")), a_nic(0, at=(0, ""))],
+            [],
+            {"gpu": 100, "rdma": 1},
+            {"joint": JOINT},
+            [APART],
+        ),
+        # A GPU on each switch, a NIC on one: the second GPU has none.
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(0, "B")), a_nic(0, at=(0, "A"))],
+            [],
+            {"gpu": 200, "rdma": 1},
+            {"joint": JOINT},
+            [APART],
+        ),
+        # Three NICs for two switches: tried on the node.
+        ([*eight_at(), *NICS], [], {"gpu": 800, "rdma": 300}, {"joint": JOINT}, []),
+        ([*eight_at(), *NICS], [], {"gpu": 400, "rdma": 300}, {"joint": JOINT}, [APART]),
+        (
+            [*eight_at(), *NICS[:3]],
+            [({"rdma": 100}, {})],
+            {"gpu": 800, "rdma": 300},
+            {"joint": JOINT},
+            ["Insufficient rdma devices"],
+        ),
+    ],
+)
+def test_what_columns_decide(
+    machine: list[dict[str, Any]],
+    held: list[tuple[dict[str, Any], dict[str, Any]]],
+    requests: dict[str, Any],
+    extra: dict[str, Any],
+    expected: list[str],
+) -> None:
+    tables, devices = a_cluster(n1=machine)
+    for number, (amounts, how) in enumerate(held):
+        shape = a_shape(amounts, **how)
+        found = DeviceShareAllocator(devices).choose(shape, 0)
+        assert not isinstance(found, Failure), found
+        tables.place(a_booking(f"held-{number}", shape, "n1", found))
+    shape = a_shape(requests, **extra)
+    assert texts(shape, tables, devices) == [expected]
+    request, view = shape.derived(device_request), devices.view(0)
+    assert isinstance(request, DeviceRequest) and view is not None
+    assert isinstance(allocate(view, request), Failure) is bool(expected)
+
+
 AMOUNTS = st.sampled_from(
     [
         {"gpu": 100},
