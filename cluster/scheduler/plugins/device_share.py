@@ -307,7 +307,7 @@ class DeviceShareFilter:
             other = self._devices.columns[type_]
             least = request.types[type_].count if request.types[primary].count == 1 else 1
             near &= beside(columns, other, slots, fits[type_], least)
-            undecided = undecided | other.unknown_switch[slots] | (other.unattributed[slots] > 0)
+            undecided = undecided | (other.unattributed[slots] > 0)
         apart, by_allocation = self._of_type(request, request.types[primary], slots, rules, near)
         return (apart != 0) * np.int64(_BITS[failures.NOT_JOINT]), undecided | by_allocation
 

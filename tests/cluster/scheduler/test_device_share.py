@@ -159,6 +159,15 @@ def test_devices_of_pods_without_an_annotation_are_not_given_again() -> None:
     assert texts(a_shape({"nvidia.com/gpu": 6}), tables, devices) == [["Insufficient gpu devices"]]
 
 
+def test_a_device_that_an_unknown_pod_may_have_is_not_counted_on_for_a_switch() -> None:
+    gpus = [a_gpu(0, at=(0, "A")), a_gpu(1, at=(0, "B"))]
+    tables, devices = a_cluster(n1=[*gpus, a_nic(0, at=(0, "A")), a_nic(1, at=(0, "B"))])
+    shape = a_shape({"gpu": 100, "rdma": 100}, joint=JOINT)
+    assert texts(shape, tables, devices) == [[]]
+    tables.place(a_booking("other", a_shape({"rdma": 100}), "n1", {}))
+    assert texts(shape, tables, devices) == [[APART]]
+
+
 def test_the_isolation_provider_holds_back_single_nodes_and_not_the_pod() -> None:
     tables, devices = a_cluster(n1=eight(), n2=eight(), n3=eight())
     for name, provider in (("n2", "HAMi-core"), ("n3", "other")):
