@@ -105,8 +105,10 @@ def test_claims_reach_running_and_new_containers_and_go_with_the_gate(tested: St
                 n.tree["featureGates"] = {GATE: False}
                 daemon.reload()
                 await until("the original", lambda: n.kernel.text(path) == "100000 100000")
-                assert daemon.parts.passes.reconciler is not None
-                assert daemon.parts.passes.reconciler.stats.standing_updates >= 3
+                reconciler = daemon.parts.passes.reconciler
+                assert reconciler is not None
+                # Counted a moment after the write.
+                await until("updates", lambda: reconciler.stats.standing_updates >= 3)
 
     run(test)
 
