@@ -146,7 +146,7 @@ def _configuration(tree: dict[str, Any], problems: Problems) -> SchedulerConfigu
         if problems.full:
             break
         at = problems.below("profiles", index)
-        profile = _profile(each, at, notices, ignored, only=len(given) == 1)
+        profile = _profile(each, at, notices, ignored)
         if profile is not None:
             profiles.append(profile)
     _check_scheduler_names(given, problems)
@@ -229,9 +229,9 @@ def _check_backoff(file: File, problems: Problems) -> None:
 
 
 def _profile(
-    tree: Any, problems: Problems, notices: list[str], ignored: tuple[str, ...], *, only: bool
+    tree: Any, problems: Problems, notices: list[str], ignored: tuple[str, ...]
 ) -> Profile | None:
-    """ignored: resources that extenders manage. only: the file has no other profile."""
+    """ignored: resources that extenders manage."""
     section = read(tree, ProfileSection, problems)
     if not isinstance(tree, dict):
         return None
@@ -250,7 +250,7 @@ def _profile(
     if section is None or merged is None:
         return None
     return Profile(
-        scheduler_name=section.scheduler_name or (DEFAULT_SCHEDULER_NAME if only else ""),
+        scheduler_name=section.scheduler_name or DEFAULT_SCHEDULER_NAME,
         plugins=merged.plugins,
         score_weights=merged.score_weights,
         arguments=_with_ignored(arguments(given), ignored),
@@ -279,6 +279,7 @@ def _with_ignored(complete: Arguments, ignored: tuple[str, ...]) -> Arguments:
 
 
 def _check_scheduler_names(given: list[Any], problems: Problems) -> None:
+    """Several profiles need names that differ; a single one has the default name."""
     first: dict[str, int] = {}
     for index, each in enumerate(given):
         name = each.get("schedulerName", "") if isinstance(each, dict) else None
