@@ -129,7 +129,9 @@ async def measure(server: ApiServer, rounds: int, pods: int, at_once: int) -> No
     """Bind and report with both clients in alternation, and print the medians."""
     kinds: tuple[type[Client], ...] = (Client, KeptClient)
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    async with Client(server.connection()) as plain, KeptClient(server.connection()) as kept:
+    # Room for the event writer's requests beside the binder's.
+    many = KeptClient(server.connection(), connections=at_once + 8)
+    async with Client(server.connection()) as plain, many as kept:
         clients = dict(zip(kinds, (plain, kept), strict=True))
         await kept.create(NODES, encode_object(NODES, {"metadata": {"name": "node"}}))
         for number in range(rounds + 1):

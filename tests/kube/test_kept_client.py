@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from kube import http_connection
+from kube import http_connection, kept_client
 from kube.client import ApiError, Unreachable
 from kube.connection import Connection, token_connection
 from kube.kept_client import KeptClient
@@ -344,6 +344,22 @@ def test_a_connection_that_the_server_closed_while_idle_is_replaced(on_loop: OnL
             await asyncio.sleep(0)
             await client.request("POST", "/2", body=b"{}")
             assert server.connections == 2
+
+    on_loop(run())
+
+
+def test_connections_that_are_not_used_are_closed_in_time(
+    on_loop: OnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_client, "_IDLE_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with raw_server(said(OK)) as server, server.client(timeout_seconds=0.2) as client:
+            await asyncio.gather(*(client.request("GET", f"/{n}") for n in range(4)))
+            assert server.open == 4
+            await eventually(lambda: server.open == 0)
+            await client.request("GET", "/again")
+            assert server.connections == 5
 
     on_loop(run())
 
