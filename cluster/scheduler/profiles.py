@@ -21,6 +21,7 @@ from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.koordinator_arguments import (
     AllocationStrategy,
     LoadAwareSchedulingArgs,
+    NUMACompat,
     ScoringStrategy,
 )
 from cluster.scheduler.configuration.points import Point
@@ -295,6 +296,8 @@ def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
             default_bind_policy=CPUBindPolicy(arguments.default_cpu_bind_policy.value),
             scoring=_scoring(arguments.scoring_strategy),
             numa_scoring=_scoring(arguments.numa_scoring_strategy),
+            wider_restricted=NUMACompat.RESTRICTED_ACCEPTS_WIDER_SETS in arguments.compat,
+            lse_shares_cores=NUMACompat.LSE_PODS_SHARE_CORES in arguments.compat,
         ),
         others,
     )

@@ -118,14 +118,22 @@ _LEAST_CPU_AND_MEMORY: Final = ScoringStrategy(
 )
 
 
+class NUMACompat(StrEnum):
+    """Upstream's behaviour where the plugin's own differs; docs/compatibility.md."""
+
+    RESTRICTED_ACCEPTS_WIDER_SETS = "RestrictedAcceptsWiderSets"
+    LSE_PODS_SHARE_CORES = "LSEPodsShareCores"
+
+
 class NodeNUMAResourceArgs(Section, frozen=True):
-    """numa_scoring_strategy: ranks the NUMA nodes of one node."""
+    """numa_scoring_strategy: ranks the NUMA nodes of one node. compat: our own argument."""
 
     default_cpu_bind_policy: CPUBindPolicy = field(
         name="defaultCPUBindPolicy", default=CPUBindPolicy.FULL_PCPUS
     )
     scoring_strategy: ScoringStrategy = _LEAST_CPU_AND_MEMORY
     numa_scoring_strategy: ScoringStrategy = _LEAST_CPU_AND_MEMORY
+    compat: tuple[NUMACompat, ...] = ()
 
 
 DEFAULT_DEVICE_RESOURCES: Final = tuple(

@@ -457,8 +457,9 @@ class DeviceShareAllocator:
     def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
         """Return which of these sets of NUMA nodes could give the devices, for the NUMA policy.
 
-        None where devices need not be aligned, or where it is not known where they are. A set that
-        is wider than its part with devices is not preferred.
+        None where devices need not be aligned, or where it is not known where they are. NUMA nodes
+        without devices change nothing: a set counts as its part with devices does, so a pod whose
+        CPUs need more NUMA nodes than its devices can be aligned too.
         """
         request = pod.derived(device_request)
         devices = self._devices.view(row)
@@ -470,11 +471,7 @@ class DeviceShareAllocator:
         with_devices = 0
         for mask in found:
             with_devices |= mask
-        return {
-            mask: found[part]._replace(preferred=found[part].preferred and part == mask)
-            for mask in sets
-            if (part := mask & with_devices) in found
-        }
+        return {mask: found[part] for mask in sets if (part := mask & with_devices) in found}
 
     def record(self, booking: Booking, tables: Tables) -> Recorded:
         devices = booking.allocation.devices

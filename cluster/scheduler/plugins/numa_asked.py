@@ -54,13 +54,14 @@ class Settings:
     default_bind_policy: FULL, SPREAD or UNSET (pods without a policy are not bound).
     scoring: of nodes. numa_scoring: of NUMA nodes within a node; its kind is also the order in
     which NUMA nodes are filled where the node has no strategy of its own.
-    wider_restricted: see NumaDemand.
+    wider_restricted: see NumaDemand. lse_shares_cores: LSE pods may share a core with each other.
     """
 
     default_bind_policy: CPUBindPolicy = FULL
     scoring: Scoring = _DEFAULT_SCORING
     numa_scoring: Scoring = _DEFAULT_SCORING
     wider_restricted: bool = False
+    lse_shares_cores: bool = False
 
 
 DEFAULT_SETTINGS: Final = Settings()
@@ -125,7 +126,7 @@ def asked_of(
         policy=policy,
         amounts=tuple((name, pod.requests[name]) for name in names_of(pod)),
         cpus=milli // 1000,
-        alone=specs.alone_on_core,
+        alone=specs.alone_on_core and not settings.lse_shares_cores,
         exclusive=_exclusive(specs),
         wider_restricted=settings.wider_restricted,
     )
@@ -148,7 +149,7 @@ def demand_of(settings: Settings, pod: PodShape, facts: NumaFacts) -> NumaDemand
             policy=policy,
             required=required,
             exclusive=specs.cpus.preferred_cpu_exclusive_policy,
-            alone_on_core=specs.alone_on_core,
+            alone_on_core=specs.alone_on_core and not settings.lse_shares_cores,
         )
     return NumaDemand(
         amounts={name: pod.requests[name] for name in names_of(pod)},

@@ -22,11 +22,16 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
     LABEL_QOS_CLASS,
 )
+from apis.numa import CPUBindPolicy
 from cluster.scheduler.exact.numa import Hint, Hints, Scoring
 from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.plugins.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.numa_asked import Settings
+from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.configuration.files import args, file, load
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.numa_making import SMALL, SMALL_ZONES, NumaCluster, make_topology
 
@@ -189,6 +194,30 @@ def test_two_lse_pods_never_share_a_core() -> None:
     two = cluster.shape({"cpu": "3"}, qos="LSE")
     assert cluster.reasons(two) == {"n": ("not enough cpus available to satisfy request",)}
     assert cluster.reasons(cluster.shape({"cpu": "9"}, qos="LSR")) == {"n": ()}
+    settings = Settings(lse_shares_cores=True)
+    cluster.plugin = replace(cluster.plugin, settings=settings)
+    assert cluster.reasons(two) == {"n": ()}
+    assert isinstance(cluster.allocate(two, "n"), Allocation)
+
+
+def test_the_arguments_of_a_profile_reach_the_plugin() -> None:
+    strategy = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 3}]}
+    arguments = args(
+        "NodeNUMAResource",
+        defaultCPUBindPolicy="SpreadByPCPUs",
+        numaScoringStrategy=strategy,
+        compat=["RestrictedAcceptsWiderSets", "LSEPodsShareCores"],
+    )
+    plugins = {"multiPoint": {"enabled": [{"name": "NodeNUMAResource"}]}}
+    tree = file(profiles=[{"pluginConfig": [arguments], "plugins": plugins}])
+    (profile,) = make_plugins(load(tree), Tables()).profiles.values()
+    (plugin,) = [each for each in profile.filters if isinstance(each, NodeNUMAResource)]
+    assert plugin.settings == Settings(
+        default_bind_policy=CPUBindPolicy.SPREAD_BY_PCPUS,
+        numa_scoring=Scoring(True, {"memory": 3}),
+        wider_restricted=True,
+        lse_shares_cores=True,
+    )
 
 
 # --- NUMA policies -------------------------------------------------------------------------------

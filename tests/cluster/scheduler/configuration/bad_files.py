@@ -440,6 +440,11 @@ BAD: list[tuple[Tree, str, str]] = [
         "0 to",
     ),
     (
+        configured("NodeNUMAResource", compat=["Everything"]),
+        f"{ARGS}.compat[0]",
+        "RestrictedAcceptsWiderSets",
+    ),
+    (
         configured("NodeNUMAResource", defaultCPUBindPolicy="ConstrainedBurst"),
         f"{ARGS}.defaultCPUBindPolicy",
         "FullPCPUs, SpreadByPCPUs",

@@ -56,6 +56,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "defaultCPUBindPolicy": "FullPCPUs",
         "scoringStrategy": LEAST,
         "numaScoringStrategy": LEAST,
+        "compat": [],
     },
     "DeviceShare": {
         "allocator": "",
@@ -228,6 +229,11 @@ def test_the_charts_arguments() -> None:
                 },
                 "numaScoringStrategy": {"type": "MostAllocated", "resources": CPU_AND_MEMORY},
             },
+        ),
+        (
+            "NodeNUMAResource",
+            {"compat": ["LSEPodsShareCores"]},
+            {"compat": ["LSEPodsShareCores"]},
         ),
         ("Reservation", {"gcDurationSeconds": 0}, {"gcDurationSeconds": 86400}),
         (
