@@ -8,6 +8,7 @@ provide: there, "not tried" must not look like "works".
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -158,6 +159,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("timeout") is None:
             limit_s = LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S
             item.add_marker(pytest.mark.timeout(limit_s))
+
+
+def pytest_collection_finish() -> None:
+    """Freeze the objects that the collection of the tests made: they live as long as the session.
+
+    Python's garbage collector then leaves them out. Otherwise each full pass over those of nine
+    thousand tests takes a third of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
