@@ -35,12 +35,9 @@ from cluster.scheduler.plugins.contract import (
     Score,
     SetScore,
 )
-from cluster.scheduler.plugins.device_share import (
-    DeviceShareAllocator,
-    DeviceShareFilter,
-    DeviceShareScore,
-    settings_of,
-)
+from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
+from cluster.scheduler.plugins.device_settings import settings_of
+from cluster.scheduler.plugins.device_share import DeviceShareFilter, DeviceShareScore
 from cluster.scheduler.plugins.fit import NodeResourcesFit
 from cluster.scheduler.plugins.fit_plus import (
     NodeResourcesFitPlus,
@@ -184,6 +181,8 @@ class _Making:
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
                 allocators.append(DeviceShareAllocator(self.devices, settings))
+        # Devices come from the NUMA nodes of the pod, whatever the order in the configuration.
+        allocators.sort(key=lambda each: isinstance(each, DeviceShareAllocator))
         return Profile(
             scheduler_name=of.scheduler_name,
             admissions=tuple(admissions),

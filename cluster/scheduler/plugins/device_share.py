@@ -8,8 +8,8 @@ itself is tried on the nodes that passed the columns. docs/scheduler.md, "Device
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,28 +17,19 @@ from numpy.typing import NDArray
 
 from apis.device import DeviceType
 from apis.keys import (
-    HUAWEI_NPU_CORE,
     LABEL_GPU_ISOLATION_PROVIDER,
     LABEL_GPU_MODEL,
     LABEL_GPU_VENDOR,
 )
-from cluster.scheduler.configuration.koordinator_arguments import (
-    AllocationStrategy,
-    DeviceShareArgs,
-)
 from cluster.scheduler.exact.devices import failures
-from cluster.scheduler.exact.devices.allocate import Devices, Rules, allocate, demands_scope
-from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits, Scoring
+from cluster.scheduler.exact.devices.allocate import Devices, allocate, demands_scope
 from cluster.scheduler.exact.devices.failures import Failure
-from cluster.scheduler.exact.devices.numa_hints import device_hints
-from cluster.scheduler.exact.devices.records import adapted_record, device_record, supports
-from cluster.scheduler.exact.devices.templates import SharedTemplates
-from cluster.scheduler.exact.numa import Hints
+from cluster.scheduler.exact.devices.records import (
+    supports,
+)
 from cluster.scheduler.plugins.contract import (
     Mask,
     Reason,
-    Recorded,
-    Refusal,
     Scores,
     to_largest,
 )
@@ -54,12 +45,11 @@ from cluster.scheduler.plugins.device_columns import (
     selected,
     with_partition,
 )
+from cluster.scheduler.plugins.device_settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.amounts import Vector
-from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.device_columns import DeviceColumns
 from cluster.scheduler.tables.device_partitions import PartitionRules
 from cluster.scheduler.tables.device_request import (
-    BadDeviceRequest,
     DeviceRequest,
     Scope,
     TypeRequest,
@@ -70,7 +60,6 @@ from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
-NAME: Final = "DeviceShare"
 _GPU: Final = str(DeviceType.GPU)
 
 _NO_PROVIDER: Final = Reason("GPUIsolationProviderHAMICore not found on the node", resolvable=False)
@@ -83,58 +72,12 @@ MOST_MODELS: Final = 32
 """Unsupported models with a reason of their own; a mask has 62 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """unshareable: (vendor, model) of GPUs that cannot be shared. align: devices come from the NUMA
-    nodes of the pod's NUMA allocation. templated: a share that requests one of these resources
-    is one template. adaption: the gate DevicePluginAdaption.
-    """
-
-    scoring: Scoring = field(default_factory=Scoring)
-    unshareable: tuple[tuple[str, str], ...] = ()
-    align: bool = True
-    templated: frozenset[str] = frozenset({HUAWEI_NPU_CORE})
-    adaption: bool = False
-
-
-_DEFAULT: Final = Settings()
-
-
-def settings_of(arguments: DeviceShareArgs, *, adaption: bool = False) -> Settings:
-    """Return the settings that the plugin's arguments and the gate DevicePluginAdaption mean."""
-    strategy = arguments.scoring_strategy
-    return Settings(
-        scoring=Scoring(
-            weights={resource.name: resource.weight for resource in strategy.resources},
-            most=strategy.type is AllocationStrategy.MOST_ALLOCATED,
-        ),
-        unshareable=tuple(
-            (one.vendor, one.model) for one in arguments.gpu_share_unsupported_models
-        ),
-        align=not arguments.disable_device_numa_topology_alignment,
-        templated=frozenset(arguments.gpu_shared_resource_templates_config.matched_resources),
-        adaption=adaption,
-    )
-
-
 class Matched(Protocol):
     """Knows which reservations a pod may use."""
 
     def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
         """Return row -> UIDs of the reservations there."""
         ...
-
-
-def requested(pod: PodShape) -> DeviceRequest | None:
-    """Return what a pod requests of devices. Raises Refusal for a request that cannot be met."""
-    found = pod.derived(device_request)
-    if isinstance(found, BadDeviceRequest):
-        raise Refusal(NAME, str(found))
-    return found
-
-
-def _rules(settings: Settings, devices: DeviceTable) -> Rules:
-    return Rules(settings.scoring, SharedTemplates(devices.templates, settings.templated))
 
 
 class DeviceShareFilter:
@@ -145,7 +88,7 @@ class DeviceShareFilter:
     def __init__(
         self,
         devices: DeviceTable,
-        settings: Settings = _DEFAULT,
+        settings: Settings = DEFAULT,
         matched: Matched | None = None,
     ) -> None:
         self._devices = devices
@@ -195,7 +138,7 @@ class DeviceShareFilter:
         devices = self._devices.view(row, without=without)
         if devices is None:
             return failures.NO_DEVICES[next(iter(request.types))]
-        return allocate(devices, request, rules=_rules(self._settings, self._devices))
+        return allocate(devices, request, rules=rules_of(self._settings, self._devices))
 
     def _allow_reserved(
         self,
@@ -315,7 +258,7 @@ class DeviceShareFilter:
         """Return the bit of slots for whose model no template equals the share."""
         mask = np.zeros(len(slots), dtype=np.int64)
         gpu = request.types.get(_GPU)
-        templates = _rules(self._settings, self._devices).templates
+        templates = rules_of(self._settings, self._devices).templates
         if gpu is not None and templates.concern(gpu):
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
@@ -375,7 +318,7 @@ class DeviceShareScore:
 
     name = NAME
 
-    def __init__(self, devices: DeviceTable, settings: Settings = _DEFAULT) -> None:
+    def __init__(self, devices: DeviceTable, settings: Settings = DEFAULT) -> None:
         self._devices = devices
         self._settings = settings
 
@@ -402,91 +345,3 @@ class DeviceShareScore:
 
     def normalize(self, raw: Scores) -> Scores:
         return to_largest(raw)
-
-
-class DeviceShareAllocator:
-    """Chooses the devices on the chosen node, and writes them on the pod."""
-
-    name = NAME
-
-    def __init__(self, devices: DeviceTable, settings: Settings = _DEFAULT) -> None:
-        self._devices = devices
-        self._settings = settings
-
-    def applies(self, pod: PodShape, tables: Tables) -> bool:
-        return isinstance(pod.derived(device_request), DeviceRequest)
-
-    def allocate(
-        self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
-    ) -> Allocation | Reason:
-        numa = frozenset(node for node, _ in allocation.numa)
-        limits = Limits(numa=numa) if numa and self._settings.align else NO_LIMITS
-        without: Set[str] = frozenset()
-        if allocation.reservation:
-            # What the reservation holds is free for its owner, who takes it first.
-            without = frozenset({allocation.reservation})
-            left = self._devices.remainder(row, allocation.reservation)
-            preferred = {type_: frozenset(minors) for type_, minors in left.items()}
-            limits = replace(limits, preferred=preferred)
-        found = self.choose(pod, row, limits=limits, without=without)
-        if isinstance(found, Failure):
-            return Reason(found.text, found.resolvable)
-        return replace(allocation, devices=found) if found else allocation
-
-    def choose(
-        self,
-        pod: PodShape,
-        row: int,
-        *,
-        limits: Limits = NO_LIMITS,
-        without: Set[str] = frozenset(),
-    ) -> Devices | Failure:
-        """Return the devices that the pod would get on a node; nothing where kubelet allocates.
-
-        without: UIDs of pods and reservations whose devices count as free.
-        """
-        request = requested(pod)
-        if request is None:
-            return {}
-        devices = self._devices.view(row, without=without)
-        if devices is None:
-            return {} if request.counted else failures.NO_DEVICES[next(iter(request.types))]
-        rules = _rules(self._settings, self._devices)
-        return allocate(devices, request, limits=limits, rules=rules)
-
-    def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
-        """Return which of these sets of NUMA nodes could give the devices, for the NUMA policy.
-
-        None where devices need not be aligned, or where it is not known where they are. NUMA nodes
-        without devices change nothing: a set counts as its part with devices does, so a pod whose
-        CPUs need more NUMA nodes than its devices can be aligned too.
-        """
-        request = pod.derived(device_request)
-        devices = self._devices.view(row)
-        if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
-            return None
-        found = device_hints(devices, request, rules=_rules(self._settings, self._devices))
-        if found is None:
-            return None
-        with_devices = 0
-        for mask in found:
-            with_devices |= mask
-        return {mask: found[part] for mask in sets if (part := mask & with_devices) in found}
-
-    def record(self, booking: Booking, tables: Tables) -> Recorded:
-        devices = booking.allocation.devices
-        if not devices:
-            return Recorded({}, {})
-        record = device_record(devices)
-        if self._settings.adaption:
-            row = tables.nodes.row(booking.node)
-            view = self._devices.view(row) if row is not None else None
-            record = adapted_record(
-                devices,
-                node=booking.node,
-                vendor=view.vendor if view is not None else "",
-                model=view.model if view is not None else "",
-                isolation=booking.shape.labels.get(LABEL_GPU_ISOLATION_PROVIDER, ""),
-                now_ns=round(booking.start * 1e9),
-            )
-        return Recorded(dict(record.annotations), dict(record.labels))

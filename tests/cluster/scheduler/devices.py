@@ -28,8 +28,8 @@ PARTITION = "scheduling.koordinator.sh/gpu-partition-spec"
 
 
 def full(name: str) -> str:
-    """Return a resource name; short ones are Koordinator's."""
-    return name if "/" in name else PREFIX + name
+    """Return a resource name; short ones but cpu and memory are Koordinator's."""
+    return name if "/" in name or name in ("cpu", "memory") else PREFIX + name
 
 
 def a_gpu(

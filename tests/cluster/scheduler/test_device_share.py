@@ -45,13 +45,9 @@ from cluster.scheduler.exact.devices.records import (
     resized_allocatable,
 )
 from cluster.scheduler.plugins.contract import Reason, Refusal
-from cluster.scheduler.plugins.device_share import (
-    DeviceShareAllocator,
-    DeviceShareFilter,
-    DeviceShareScore,
-    Settings,
-    settings_of,
-)
+from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
+from cluster.scheduler.plugins.device_settings import Settings, settings_of
+from cluster.scheduler.plugins.device_share import DeviceShareFilter, DeviceShareScore
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation
 from cluster.scheduler.tables.device_request import DeviceRequest, device_request
 from cluster.scheduler.tables.devices import DeviceTable
@@ -799,3 +795,30 @@ def test_arguments_become_settings() -> None:
         adaption=True,
     )
     assert settings_of(DeviceShareArgs()) == Settings()
+
+
+def test_devices_that_a_pod_claims_by_itself_are_taken_away() -> None:
+    tables, devices = a_cluster(n1=None)
+    claimed = {ANNOTATION_DEVICE_ALLOCATED: '{"gpu":[{"minor":0}]}'}
+    allocator = DeviceShareAllocator(devices)
+    for requests in ({"cpu": "1"}, {"nvidia.com/gpu": "1"}):
+        shape = SHAPES.of(make_pod("p", requests=requests, annotations=claimed))
+        assert allocator.applies(shape, tables)
+        assert allocator.allocate(shape, tables, 0, NO_ALLOCATION) is NO_ALLOCATION
+        recorded = allocator.record(a_booking("p", shape, "n1", {}), tables)
+        assert recorded.annotations == {ANNOTATION_DEVICE_ALLOCATED: None}
+    assert not allocator.applies(a_shape({"cpu": 1}), tables)
+
+
+def test_the_lock_of_a_node_is_named_for_vendors_that_need_it() -> None:
+    for vendor, lock in (("metax", ANNOTATION_HAMI_LOCK), ("nvidia", "")):
+        tables, devices = a_cluster(n1=[])
+        devices.set_device(a_device_object("n1", eight(), labels={LABEL_GPU_VENDOR: vendor}))
+        allocator = DeviceShareAllocator(devices, Settings(adaption=True))
+        shape = a_shape({"gpu": 100})
+        found = allocator.choose(shape, 0)
+        assert not isinstance(found, Failure)
+        booking = a_booking("p", shape, "n1", found)
+        assert allocator.node_lock(booking, tables) == lock
+        assert allocator.node_lock(a_booking("p", shape, "n1", {}), tables) == ""
+        assert DeviceShareAllocator(devices).node_lock(booking, tables) == ""

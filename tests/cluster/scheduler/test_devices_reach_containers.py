@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from apis.device import parse_device_allocated
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED, LABEL_GPU_ISOLATION_PROVIDER
 from cluster.scheduler.exact.devices.failures import Failure
-from cluster.scheduler.plugins.device_share import DeviceShareAllocator
+from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
 from cluster.scheduler.tables.devices import DeviceTable
 from cluster.scheduler.tables.tables import Tables
 from hooks.compat import GPU_MINOR_NUMBERS
