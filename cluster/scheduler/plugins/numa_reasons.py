@@ -45,8 +45,9 @@ MOST_RESOURCES: Final = 48
 """Resources of a pod that have a reason of their own; a mask has 62 bits."""
 
 
-ROOM_BITS: Final = ~sum(1 << n for n, reason in enumerate(REASONS) if not reason.resolvable)
-"""Bits that more room on the node would clear."""
+ROOM_BITS: Final = ~((1 << FIRST_RESOURCE) - 1) | 1 << CPUS | 1 << NO_ROOM | 1 << NOT_ALIGNED
+"""Bits that more free CPUs and NUMA amounts would clear. Amplified cpu is not one of them: it is a
+sum over the whole node."""
 
 
 def bit(rows: NDArray[np.bool_], reason: int) -> Mask:

@@ -471,6 +471,15 @@ def test_a_node_passes_for_room_that_is_reserved_for_the_pod() -> None:
     assert cluster.reasons(lsr)["n"]
 
 
+def test_reserved_room_does_not_replace_amplified_cpu() -> None:
+    cluster = amplified_cluster()
+    lsr = cluster.shape({"cpu": "8"}, qos="LSR")
+    cluster.place(lsr, "n", cpus="0-15", uid="r")
+    cluster.place(cluster.shape({"cpu": "8"}), "n")
+    cluster.plugin = replace(cluster.plugin, matched=_MatchesAll())
+    assert cluster.reasons(lsr) == {"n": ("Insufficient amplified cpu",)}
+
+
 # --- record --------------------------------------------------------------------------------------
 
 

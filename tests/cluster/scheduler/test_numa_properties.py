@@ -124,7 +124,7 @@ def shape_of(cluster: NumaCluster, wish: Wish) -> Any:
     )
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(nodes(), wishes())
 def test_the_filter_agrees_with_the_oracle_and_the_exact_allocation(node: Node, wish: Wish) -> None:
     cluster = build(node)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apis.annotations import parse_resource_status
 from apis.cpuset import CpuSet
 from apis.errors import InputError
 from apis.keys import (
@@ -13,12 +14,20 @@ from apis.keys import (
     ANNOTATION_CPU_SHARED_POOLS,
     ANNOTATION_RESOURCE_STATUS,
     LABEL_NUMA_TOPOLOGY_POLICY,
+    LABEL_QOS_CLASS,
 )
 from apis.qos import KubeQoS
+from cluster.scheduler.cycle.scheduling import Placed, Scheduling
+from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
+from cluster.scheduler.tables.numa_facts import parse_numa_facts
 from cluster.scheduler.tables.numa_record import recorded_allocation, resource_status
+from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.tables import Tables
 from hooks.policies.cpuset_allocator import POLICY
 from linux.resources import UNLIMITED, Resource
+from tests.cluster.scheduler.configuration.files import chart_file, load
+from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.numa_making import SMALL, SMALL_ZONES, NumaCluster, make_topology
 from tests.hooks.making import a_container, a_pod, decide, node, topology, values
 
@@ -123,3 +132,42 @@ def test_records_of_others(text: str, cpus: str, numa: object) -> None:
 def test_a_bad_record_is_named(text: str, field: str) -> None:
     with pytest.raises(InputError, match=field):
         recorded_allocation({ANNOTATION_RESOURCE_STATUS: text}, obj="Pod default/p")
+
+
+def test_pods_of_a_whole_profile_get_cores_of_their_own() -> None:
+    """Through the whole decision: 20 LSE pods of 2 CPUs on two machines of 16; 16 fit."""
+    tables = Tables()
+    plugins = make_plugins(load(chart_file()), tables)
+    for name in ("n1", "n2"):
+        row = tables.upsert_node(make_node(name))
+        made = make_topology(name, cpus=SMALL.cpus(), zones=SMALL_ZONES)
+        plugins.numa.set_node(row, parse_numa_facts(make_node(name), made)[0])
+    profile = next(iter(plugins.profiles))
+    scheduling = Scheduling(tables, plugins.profiles, seed=1)
+    shapes = Shapes()
+    cores: set[tuple[str, int]] = set()
+    placed = 0
+    for number in range(20):
+        pod = make_pod(
+            f"p{number}",
+            requests={"cpu": "2"},
+            limits={"cpu": "2"},
+            labels={LABEL_QOS_CLASS: "LSE"},
+        )
+        result = scheduling.schedule(
+            key=f"default/p{number}",
+            uid=f"u{number}",
+            shape=shapes.of(pod),
+            profile=profile,
+            now=0.0,
+        )
+        if not isinstance(result, Placed):
+            continue
+        placed += 1
+        text = result.recorded.annotations[ANNOTATION_RESOURCE_STATUS]
+        assert text is not None
+        cpus = parse_resource_status(text, obj="Pod").cpus
+        mine = {(result.booking.node, cpu // 2) for cpu in cpus}
+        assert len(mine) == 1 and not mine & cores
+        cores |= mine
+    assert placed == 16

@@ -165,6 +165,23 @@ def test_a_topology_names_what_is_wrong() -> None:
         cpu_topology([])
 
 
+def test_512_cpus_in_eight_numa_nodes_are_given_out_to_the_last() -> None:
+    """Pods of 24 CPUs on NUMA nodes of 64: two in each, then the rest is pieced together."""
+    machine = Machine(sockets=2, numa_per_socket=4, cores_per_numa=32, threads=2, far_siblings=True)
+    topology = cpu_topology(machine.cpus())
+    free = topology.cpus
+    spans = []
+    for _ in range(21):
+        demand = CpuDemand(24, FULL, required=True)
+        mask = allocate_cpus(topology, free, demand, strategy=MOST)
+        assert isinstance(mask, int)
+        assert cores_of(topology, mask) == mask & free
+        free &= ~mask
+        spans.append(sum(1 for cpus in topology.numa.values() if cpus & mask))
+    assert spans[:16] == [1] * 16
+    assert free.bit_count() == 512 - 21 * 24
+
+
 machines = st.builds(
     Machine,
     sockets=st.integers(1, 2),
