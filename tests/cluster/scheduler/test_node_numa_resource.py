@@ -274,7 +274,7 @@ def test_a_policy_needs_numa_resources_and_names_what_is_short() -> None:
 
 
 def test_numa_ids_with_gaps_are_divided_by_what_each_has() -> None:
-    """12: availability belongs to the NUMA id, not to a position in a list."""
+    """Availability belongs to the NUMA id, not to a position in a list."""
     cluster = NumaCluster()
     zones = {1: {"cpu": "20"}, 3: {"cpu": "4"}, 9: {"cpu": "6"}}
     cluster.add_node("n", make_topology("n", zones=zones))
@@ -326,8 +326,8 @@ def test_required_exclusivity_holds_for_best_effort_too() -> None:
     assert not cluster.reasons(cluster.shape(wide, numa={"numaTopologyPolicy": "BestEffort"}))["n"]
 
 
-def test_allocated_cpus_count_in_their_numa_node_whoever_has_them() -> None:
-    """15: pods that are bound without NUMA amounts are taken off the NUMA node's cpu."""
+def test_allocated_cpus_count_in_their_numa_node_without_numa_amounts() -> None:
+    """Pods that are bound without NUMA amounts are taken off the NUMA node's cpu."""
     cluster = small_cluster()
     cluster.place(cluster.shape({"cpu": "6"}, qos="LSR"), "n", cpus="0-5")
     shape = cluster.shape({"cpu": "4"}, numa={"numaTopologyPolicy": "SingleNUMANode"})
@@ -337,7 +337,7 @@ def test_allocated_cpus_count_in_their_numa_node_whoever_has_them() -> None:
 
 
 def test_amounts_count_without_a_cpu_topology() -> None:
-    """15: NUMA memory is not given twice on a node whose CPUs are not known."""
+    """NUMA memory is not given twice on a node whose CPUs are not known."""
     cluster = NumaCluster()
     cluster.add_node("n", make_topology("n", zones=SMALL_ZONES))
     shape = cluster.shape({"memory": "20Gi"}, numa={"numaTopologyPolicy": "SingleNUMANode"})
@@ -405,7 +405,7 @@ def test_scores_of_nodes_without_numa_policy() -> None:
 
 
 def test_scores_of_numa_nodes_count_what_is_there() -> None:
-    """17: NUMA 0 has 4 bound CPUs, NUMA 1 nothing; the pod of 2 goes to NUMA 1: 6 of 8 are free."""
+    """NUMA 0 has 4 bound CPUs, NUMA 1 nothing; the pod of 2 goes to NUMA 1: 6 of 8 are free."""
     cluster = small_cluster(labels={LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"})
     cluster.place(cluster.shape({"cpu": "4"}, qos="LSR"), "n", cpus="0-3")
     shape = cluster.shape({"cpu": "2"})
@@ -421,7 +421,7 @@ def test_scores_of_numa_nodes_count_what_is_there() -> None:
 
 
 def test_numa_scoring_resources_choose_the_numa_node() -> None:
-    """16: with weight on memory alone, the NUMA node with more free memory is chosen."""
+    """With weight on memory alone, the NUMA node with more free memory is chosen."""
     settings = Settings(numa_scoring=Scoring(False, {"memory": 1}))
     cluster = small_cluster(
         labels={LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"}, settings=settings

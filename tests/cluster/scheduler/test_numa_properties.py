@@ -46,7 +46,7 @@ BINDINGS = {
 
 @st.composite
 def nodes(draw: st.DrawFn) -> Node:
-    """Machines with NUMA ids 1, 4, 7 and 10, with pods that overlap nobody's CPUs."""
+    """Machines with NUMA ids 1, 4, 7 and 10, with pods that share no CPUs."""
     cpus = [cpu._replace(numa=1 + 3 * cpu.numa) for cpu in draw(machines).cpus()]
     ids = sorted({cpu.numa for cpu in cpus})
     zones: dict[int, dict[str, int]] = {}
