@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Final
 
 from apis.errors import InputError, InputErrors
 from cluster.exposition import CONTENT_TYPE
@@ -24,6 +25,10 @@ from service import logs, open_files
 from service.http_server import Handler, Request, Response, Server, text
 
 _log = logging.getLogger(__name__)
+
+_CONNECTIONS: Final = 32
+"""For 16 bindings, 4 conditions and 4 events at once, and some reads. With fewer, conditions wait
+for the connections of bindings."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         user_agent="koord-scheduler",
         qps=max(0.0, configuration.client_connection.qps),
         burst=configuration.client_connection.burst,
+        connections=_CONNECTIONS,
     )
     try:
         import uvloop
