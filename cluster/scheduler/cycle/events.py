@@ -73,12 +73,21 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """One change of the cluster. old: None for an added object; new: None for a deleted one."""
+    """One change of the cluster.
+
+    old: None for an added object; new: None for a deleted one. undoes: where the scheduler takes
+    back a placement of its own, the order of that attempt: pods that were refused before it are not
+    helped, because they were refused without it. gangs: those whose placements are taken back;
+    their members were refused with the room that becomes free. Without these two, gangs that fit
+    nowhere would wake each other for ever.
+    """
 
     kind: str
     action: Action
     old: Any = None
     new: Any = None
+    undoes: int = 0
+    gangs: tuple[str, ...] = ()
 
 
 Interest = Mapping[str, tuple[Hint | None, ...]]

@@ -71,6 +71,7 @@ class SchedulingQueue(Generic[S]):
         self._gated_news: dict[str, Gated[S]] = {}
         self._counts = dict.fromkeys(Place, 0)
         self._next_flush: float | None = None
+        self._attempts = 0
 
     # --- what is in the queue --------------------------------------------------------------------
 
@@ -93,6 +94,11 @@ class SchedulingQueue(Generic[S]):
         """Return what keeps a gated pod out; None for any other pod."""
         entry = self._entries.get(uid)
         return None if entry is None else entry.gate
+
+    def order(self, uid: str) -> int:
+        """Return the order of a pod's last attempt, 0 before the first."""
+        entry = self._entries.get(uid)
+        return 0 if entry is None else entry.order
 
     def untried(self, gangs: Iterable[str]) -> int:
         """Return how many members of `gangs` are active or back off: they will be tried."""
@@ -183,9 +189,16 @@ class SchedulingQueue(Generic[S]):
             if self._closed(entry):
                 continue
             entry.attempts += 1
+            self._attempts += 1
+            entry.order = self._attempts
             entry.place = Place.IN_FLIGHT
             self._in_flight.start(entry.pod.uid, entry)
-            return Attempt(entry.pod, entry.attempts, entry.entered or now)
+            return Attempt(
+                entry.pod,
+                entry.attempts,
+                now if entry.entered is None else entry.entered,
+                entry.order,
+            )
 
     def refuse(self, uid: str, plugins: Collection[str], now: float) -> None:
         """Take back a pod that no node can take, with the plugins that refused it, at least one.
@@ -244,6 +257,7 @@ class SchedulingQueue(Generic[S]):
             held.probes = ((entry.pod, frozenset(plugins)),)
             held.refusals = refusals
             held.refused_at = now
+            held.order = entry.order
             self._put_held(held, Place.UNSCHEDULABLE)
         if edited or self._helped(groups, landed.events):
             self._wake(groups, now)
@@ -263,6 +277,9 @@ class SchedulingQueue(Generic[S]):
             for held in self._held_of_gang.get(gang, ())
             for probe, plugins in held.probes
         }
+        order = max(
+            (held.order for gang in gangs for held in self._held_of_gang.get(gang, ())), default=0
+        )
         groups: dict[Held[S], None] = {}
         for uid in uids:
             landed = self._in_flight.land(uid)
@@ -273,6 +290,7 @@ class SchedulingQueue(Generic[S]):
             groups[self._hold(landed.entry)] = None
         for held in groups:
             held.probes = tuple(probes.values())
+            held.order = order
             held.refused_at = now
             self._put_held(held, Place.UNSCHEDULABLE)
         if again:
@@ -400,6 +418,7 @@ class SchedulingQueue(Generic[S]):
         held = self._hold(entry, alone=alone)
         held.probes = ((entry.pod, frozenset(plugins)),)
         held.refused_at = now
+        held.order = entry.order
         self._put_held(held, Place.UNSCHEDULABLE)
         if self._helped((held,), landed.events):
             self._wake((held,), now)
@@ -531,6 +550,8 @@ class SchedulingQueue(Generic[S]):
         )
 
     def _may_help(self, held: Held[S], event: ClusterEvent, interest: Interest) -> bool:
+        if held.order <= event.undoes or held.key[0] in event.gangs:
+            return False
         return any(may_help(pod, plugins, event, interest) for pod, plugins in held.probes)
 
 

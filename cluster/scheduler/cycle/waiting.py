@@ -67,20 +67,23 @@ class Gated(Generic[S]):
 class Attempt(Generic[S]):
     """A pod to schedule now.
 
-    number: which attempt this is, from 1. entered: when the pod first passed its gates.
+    number: which attempt of this pod it is, from 1. entered: when the pod first passed its gates.
+    order: counts the attempts of all pods. What is undone later helps only pods whose attempt came
+    after this one.
     """
 
     pod: PendingPod[S]
     number: int
     entered: float
+    order: int
 
 
 class Entry(OrderedItem, Generic[S]):
     """A pod in the queue, or in flight."""
 
     __slots__ = (
-        "attempts", "edited", "entered", "errors", "gate", "held", "place", "pod", "refusals",
-        "since",
+        "attempts", "edited", "entered", "errors", "gate", "held", "order", "place", "pod",
+        "refusals", "since",
     )  # fmt: skip
 
     def __init__(self, pod: PendingPod[S], now: float) -> None:
@@ -94,6 +97,8 @@ class Entry(OrderedItem, Generic[S]):
         """Orders pods of one priority: creation, passing the gates or the last refusal."""
         self.entered: float | None = None
         self.attempts = 0
+        self.order = 0
+        """Of its last attempt, among those of all pods."""
         self.refusals = 0
         self.errors = 0
         self.edited = False
@@ -107,7 +112,7 @@ HeldKey = tuple[str, Shape, int, str]
 class Held(OrderedItem, Generic[S]):
     """Refused pods that wait, and are tried, together: of one shape, priority and gang."""
 
-    __slots__ = ("key", "linked", "place", "pods", "probes", "refusals", "refused_at")
+    __slots__ = ("key", "linked", "order", "place", "pods", "probes", "refusals", "refused_at")
 
     def __init__(self, key: HeldKey) -> None:
         super().__init__()
@@ -121,3 +126,5 @@ class Held(OrderedItem, Generic[S]):
         """Plugins under which these pods are found while they are unschedulable."""
         self.refusals = 0
         self.refused_at = 0.0
+        self.order = 0
+        """Of the attempt that was refused."""
