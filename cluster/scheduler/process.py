@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -74,10 +74,16 @@ class SchedulerProcess:
     """The composition root: builds all parts and runs them."""
 
     def __init__(
-        self, client: Client, configuration: SchedulerConfiguration, *, seed: int | None = None
+        self,
+        client: Client,
+        configuration: SchedulerConfiguration,
+        *,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """seed: fixes how ties are drawn; None draws it."""
+        """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970."""
         self.client = client
+        self._clock = clock
         self.configuration = configuration
         self.tables = Tables()
         self.plugins: Plugins = make_plugins(configuration, self.tables)
@@ -102,8 +108,8 @@ class SchedulerProcess:
         self._placed: dict[str, PendingPod[PodShape]] = {}
         """Pods whose binding is under way, by UID."""
         self._make_sources()
-        self.statuses = StatusWriter(client, now=time.time)
-        self.events = EventWriter(client, instance=_identity(), now=time.time)
+        self.statuses = StatusWriter(client, now=clock)
+        self.events = EventWriter(client, instance=_identity(), now=clock)
         self.binder = Binder(client, self._bound, before=self.statuses.settle)
 
     def _make_sources(self) -> None:
@@ -113,7 +119,7 @@ class SchedulerProcess:
             self.tables,
             self.queue,
             scheduler_names=self.plugins.profiles,
-            clock=time.time,
+            clock=self._clock,
             spread_by=self.workloads.selector_of,
         )
         self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=shrink_pod)
@@ -132,7 +138,7 @@ class SchedulerProcess:
             devices,
             *self.workloads.caches,
         )
-        facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, time.time)
+        facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
         # A node's row is made before its facts are looked for.
         self.nodes.subscribe(self.source.node_event)
         self.nodes.subscribe(facts.node_event)
@@ -218,6 +224,8 @@ class SchedulerProcess:
             stack.push_async_callback(self.binder.drain, _DRAIN_S)
             self.ready = True
             start("scheduling", self._schedule())
+            # At a stop decisions end first: a binder that drains takes no more placements.
+            stack.push_async_callback(_end, [tasks[-1]])
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -229,7 +237,7 @@ class SchedulerProcess:
             self._wake.clear()
             if not self.schedule_for(_SLICE_S):
                 until = self.queue.next_time()
-                pause = _TICK_S if until is None else max(0.0, until - time.time())
+                pause = _TICK_S if until is None else max(0.0, until - self._clock())
                 try:
                     async with asyncio.timeout(min(pause, _TICK_S)):
                         await self._wake.wait()
@@ -239,11 +247,11 @@ class SchedulerProcess:
 
     def schedule_for(self, seconds: float) -> bool:
         """Schedule pods for so long; return whether more may be waiting."""
-        now = time.time()
-        end = now + seconds
+        now = self._clock()
+        end = time.monotonic() + seconds
         for load in self.plugins.loads:
             load.advance(now)
-        while now < end:
+        while time.monotonic() < end:
             attempt = self.queue.pop(now)
             if attempt is None:
                 self._report_gated()
@@ -253,7 +261,6 @@ class SchedulerProcess:
             except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
                 self._faults.note("scheduling a pod", about=attempt.pod.key)
                 self._abandon(attempt.pod, f"{type(error).__name__}: {error}", now)
-            now = time.time()
         return True
 
     def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
@@ -276,7 +283,6 @@ class SchedulerProcess:
     def _bind(self, pod: PendingPod[PodShape], placed: Placed) -> None:
         namespace, _, name = pod.key.partition("/")
         recorded = placed.recorded
-        self.source.assumed.add(pod.uid)
         self._placed[pod.uid] = pod
         self.binder.submit(
             Placement(
@@ -300,25 +306,20 @@ class SchedulerProcess:
             self.events.record(scheduled(about, placement.node, controller=controller))
             self.statuses.forget(placement.uid)
             return
-        if placement.uid not in self.source.assumed:
+        if self.queue.place(placement.uid) is not Place.IN_FLIGHT:
             # The watch has already shown what became of the pod.
             return
-        self.source.assumed.discard(placement.uid)
-        self.tables.remove(placement.uid)
-        now = time.time()
         if outcome.why in (Why.DELETED, Why.OTHER_UID):
+            self.tables.remove(placement.uid)
             self.queue.remove(placement.uid)
         else:
             _log.warning("%s", outcome.message)
-            self._abandon(pod, outcome.message, now)
-        # What the watch showed meanwhile was left out as older than the decision.
-        current = self.pods.get(placement.name, namespace=placement.namespace)
-        if current is None or current.metadata.uid != placement.uid:
-            self.queue.remove(placement.uid)
+            self._abandon(pod, outcome.message, self._clock())
         self._wake.set()
 
     def _abandon(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
         """Give an attempt up because of an error; the pod is tried again after its back-off."""
+        self._placed.pop(pod.uid, None)
         self.tables.remove(pod.uid)
         self.queue.fail(pod.uid, now)
         self._report(pod, SCHEDULER_ERROR, message)

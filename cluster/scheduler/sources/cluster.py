@@ -1,8 +1,8 @@
 """Changes of nodes and pods into the tables and the queue.
 
 Each object is parsed once. An object that fails is logged with its name and left as it was; no
-other object is affected. A placement that this process decided stays in force until the API server
-shows the pod with a node, or without: see `assumed`.
+other object is affected. An event that shows a pod without a node while its binding is under way is
+older than the decision: the queue takes an edit over, and the booking stays in force.
 """
 
 from __future__ import annotations
@@ -62,9 +62,6 @@ class ClusterSource:
         self._spread_by = spread_by
         self._followers = followers
         self._shapes = Shapes()
-        self.assumed: set[str] = set()
-        """UIDs of pods whose binding is under way. An event that shows such a pod without a node is
-        older than the decision; the booking stays until the binding is confirmed or given up."""
         self.problems: dict[str, tuple[str, ...]] = {}
         """Pod key -> annotations of a bound pod that could not be read."""
 
@@ -114,7 +111,6 @@ class ClusterSource:
 
     def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
-        self.assumed.discard(uid)
         self._queue.remove(uid)
         read = booking_of(new, self.shape_of(new))
         key = read.booking.key
@@ -139,8 +135,6 @@ class ClusterSource:
 
     def _pending(self, new: SchedulingPod) -> None:
         uid = new.metadata.uid
-        if uid in self.assumed:
-            return
         if new.metadata.deletion_timestamp is not None:
             self._queue.remove(uid)
             return
@@ -159,7 +153,6 @@ class ClusterSource:
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid
-        self.assumed.discard(uid)
         self._queue.remove(uid)
         self.problems.pop(object_key(pod), None)
         if self._tables.remove(uid) is not None:

@@ -201,7 +201,7 @@ async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
         assert Counter((await _nodes_of(client)).values()) == {f"n{n}": 10 for n in range(3)}
 
         def settled() -> bool:
-            return len(process.tables.bookings) == 30 and not process.source.assumed
+            return len(process.tables.bookings) == 30 and not process.binder.in_flight
 
         await eventually(settled)
         requested = process.tables.nodes.requested[: len(process.tables.nodes), 0]

@@ -1,0 +1,282 @@
+"""Random lives of a whole scheduler: late events, failed bindings, restarts, nodes that go.
+
+The API server is a dictionary: what it holds is the truth, and what the scheduler sees of it comes
+later. Nothing is ever bound twice or beyond what a node has, and in the end everything that fits is
+bound and the tables equal tables made from the objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cluster.scheduler.binding.placement import Bound, Placement, Refused, Why
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.tables.tables import Tables
+from kube.client import Client
+
+_CONFIGURATION = read_configuration(
+    """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles: [{schedulerName: koord-scheduler}, {schedulerName: other}]
+""",
+    obj="test",
+)
+_NODES = {"n0": (4000, 3), "n1": (2000, 10), "n2": (7000, 4)}
+"""Name -> milli-cores, pods."""
+
+
+class _Binder:
+    """Keeps placements until the machine decides what becomes of them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Placement] = deque()
+
+    def submit(self, placement: Placement) -> None:
+        self.waiting.append(placement)
+
+
+class _Silent:
+    """Takes conditions and events."""
+
+    def submit(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None: ...
+    def forget(self, *_: Any) -> None: ...
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_800_000_000.0
+        self.version = 0
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.late_pods: deque[bytes] = deque()
+        self.late_nodes: deque[bytes] = deque()
+        self.made = 0
+        self.bound: set[str] = set()
+        self._start()
+        for name in _NODES:
+            self._put_node(name)
+        self.see_nodes(len(_NODES))
+        for number in range(6):
+            self.create(number, 500 * number, "koord-scheduler", gated=False)
+
+    def _start(self) -> None:
+        async def make() -> SchedulerProcess:
+            return SchedulerProcess(
+                cast(Client, None), _CONFIGURATION, seed=3, clock=lambda: self.now
+            )
+
+        self.process = asyncio.run(make())
+        self.binder = _Binder()
+        self.process.binder = self.binder  # type: ignore[assignment]
+        self.process.statuses = _Silent()  # type: ignore[assignment]
+        self.process.events = _Silent()  # type: ignore[assignment]
+
+    # --- the API server ------------------------------------------------------------------------
+
+    def _line(self, kind: str, obj: dict[str, Any]) -> bytes:
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        return msgspec.json.encode({"type": kind, "object": obj})
+
+    def _put_node(self, name: str) -> None:
+        cpu, pods = _NODES[name]
+        kind = "MODIFIED" if name in self.nodes else "ADDED"
+        amounts = {"cpu": f"{cpu}m", "memory": "64Gi", "pods": str(pods)}
+        self.nodes[name] = {"metadata": {"name": name}, "status": {"allocatable": amounts}}
+        self.late_nodes.append(self._line(kind, self.nodes[name]))
+
+    def _on(self, node: str) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
+
+    def _requested(self, node: str) -> int:
+        return sum(_milli(pod) for pod in self._on(node))
+
+    def _bind(self, placement: Placement) -> bool:
+        pod = self.pods.get(placement.name)
+        if pod is None or pod["metadata"]["uid"] != placement.uid or pod["spec"].get("nodeName"):
+            return False
+        assert placement.uid not in self.bound
+        self.bound.add(placement.uid)
+        pod["spec"]["nodeName"] = placement.node
+        self.late_pods.append(self._line("MODIFIED", pod))
+        cpu, most = _NODES[placement.node]
+        assert self._requested(placement.node) <= cpu
+        assert len(self._on(placement.node)) <= most
+        return True
+
+    # --- what users do -------------------------------------------------------------------------
+
+    @rule(
+        name=st.integers(0, 9),
+        milli=st.sampled_from([0, 500, 1500, 2500, 9000]),
+        scheduler=st.sampled_from(["koord-scheduler", "koord-scheduler", "other", "nobody"]),
+        gated=st.sampled_from([False, False, False, True]),
+    )
+    def create(self, name: int, milli: int, scheduler: str, gated: bool) -> None:
+        key = f"p{name}"
+        if key in self.pods:
+            return
+        self.made += 1
+        gates = [{"name": "g"}] if gated else []
+        self.pods[key] = {
+            "metadata": {"name": key, "namespace": "default", "uid": f"u{self.made}"},
+            "spec": {
+                "schedulerName": scheduler,
+                "schedulingGates": gates,
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": f"{milli}m"}}}],
+            },
+        }
+        self.late_pods.append(self._line("ADDED", self.pods[key]))
+
+    @rule(name=st.integers(0, 9))
+    def ungate(self, name: int) -> None:
+        pod = self.pods.get(f"p{name}")
+        if pod is not None and pod["spec"]["schedulingGates"]:
+            pod["spec"]["schedulingGates"] = []
+            self.late_pods.append(self._line("MODIFIED", pod))
+
+    @rule(name=st.integers(0, 9))
+    def relabel(self, name: int) -> None:
+        pod = self.pods.get(f"p{name}")
+        if pod is not None:
+            pod["metadata"]["labels"] = {"v": str(self.version)}
+            self.late_pods.append(self._line("MODIFIED", pod))
+
+    @rule(name=st.integers(0, 9))
+    def delete(self, name: int) -> None:
+        pod = self.pods.pop(f"p{name}", None)
+        if pod is not None:
+            self.late_pods.append(self._line("DELETED", pod))
+
+    @rule(name=st.integers(0, 9))
+    def end(self, name: int) -> None:
+        """A bound pod's containers end; it keeps its object and frees its node."""
+        pod = self.pods.get(f"p{name}")
+        if pod is not None and pod["spec"].get("nodeName"):
+            del self.pods[f"p{name}"]
+            pod["status"] = {"phase": "Succeeded"}
+            self.late_pods.append(self._line("MODIFIED", pod))
+            self.late_pods.append(self._line("DELETED", pod))
+
+    @rule(name=st.sampled_from(["n0", "n1"]))
+    def node_goes(self, name: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is not None:
+            self.late_nodes.append(self._line("DELETED", node))
+
+    @rule(name=st.sampled_from(sorted(_NODES)))
+    def node_comes(self, name: str) -> None:
+        self._put_node(name)
+
+    # --- what the scheduler sees and does ------------------------------------------------------
+
+    @rule(count=st.integers(1, 5))
+    def see_pods(self, count: int) -> None:
+        for _ in range(min(count, len(self.late_pods))):
+            self.process.pods.take(self.late_pods.popleft())
+
+    @rule(count=st.integers(1, 5))
+    def see_nodes(self, count: int) -> None:
+        for _ in range(min(count, len(self.late_nodes))):
+            self.process.nodes.take(self.late_nodes.popleft())
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 15.0, 400.0]))
+    def schedule(self, seconds: float) -> None:
+        self.now += seconds
+        assert not self.process.schedule_for(10.0)
+
+    @precondition(lambda self: self.binder.waiting)
+    @rule(fails=st.sampled_from([None, None, None, Why.CONFLICT, Why.FAILING, Why.FORBIDDEN]))
+    def carry_out(self, fails: Why | None) -> None:
+        placement = self.binder.waiting.popleft()
+        if fails is not None:
+            self.process._bound(placement, Refused(fails, "as the test wants it"))
+        elif self._bind(placement):
+            self.process._bound(placement, Bound())
+        else:
+            pod = self.pods.get(placement.name)
+            why = Why.DELETED
+            if pod is not None:
+                same = pod["metadata"]["uid"] == placement.uid
+                why = Why.BOUND_ELSEWHERE if same else Why.OTHER_UID
+            self.process._bound(placement, Refused(why, "as the API server has it"))
+
+    @rule(applied=st.lists(st.booleans(), max_size=8))
+    def restart(self, applied: list[bool]) -> None:
+        """The process is killed; of its requests under way some still reach the server."""
+        for reaches, placement in zip(applied, self.binder.waiting, strict=False):
+            if reaches:
+                self._bind(placement)
+        self._start()
+        self.late_pods.clear()
+        self.late_nodes.clear()
+        for node in self.nodes.values():
+            self.process.nodes.take(self._line("ADDED", node))
+        for pod in self.pods.values():
+            self.process.pods.take(self._line("ADDED", pod))
+
+    @invariant()
+    def nothing_is_booked_beyond_what_the_scheduler_sees(self) -> None:
+        nodes = self.process.tables.nodes
+        rows = slice(0, len(nodes))
+        late = any(pod["spec"].get("nodeName") for pod in self.pods.values()) and self.late_pods
+        if not late:
+            alive = nodes.alive[rows]
+            over = nodes.requested[rows, 0] > nodes.allocatable[rows, 0]
+            assert not (over & alive).any()
+
+    def teardown(self) -> None:
+        for _ in range(12):
+            self.see_nodes(len(self.late_nodes) or 1)
+            self.see_pods(len(self.late_pods) or 1)
+            self.schedule(400.0)
+            while self.binder.waiting:
+                self.carry_out(None)
+        self.see_pods(len(self.late_pods) or 1)
+        assert not self.process._placed
+        for pod in self.pods.values():
+            spec = pod["spec"]
+            waits = not spec.get("nodeName") and not spec["schedulingGates"]
+            if waits and spec["schedulerName"] != "nobody":
+                for name in self.nodes:
+                    cpu, most = _NODES[name]
+                    full = len(self._on(name)) >= most
+                    assert full or self._requested(name) + _milli(pod) > cpu, (pod, name)
+        self._compare_with_tables_made_from_objects()
+
+    def _compare_with_tables_made_from_objects(self) -> None:
+        known, anew = self.process.tables, Tables()
+        for node in self.process.nodes.items.values():
+            anew.upsert_node(node)
+        for booking in known.bookings.values():
+            anew.place(booking)
+        assert {b.key.partition("/")[2]: b.node for b in known.bookings.values()} == {
+            name: pod["spec"]["nodeName"]
+            for name, pod in self.pods.items()
+            if pod["spec"].get("nodeName")
+        }
+        for name in self.nodes:
+            row, other = known.nodes.row(name), anew.nodes.row(name)
+            assert np.array_equal(known.nodes.requested[row], anew.nodes.requested[other])
+            assert known.nodes.pods[row] == anew.nodes.pods[other]
+
+
+def _milli(pod: dict[str, Any]) -> int:
+    text: str = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+    return int(text.removesuffix("m"))
+
+
+Lives.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLives = Lives.TestCase
