@@ -5,7 +5,7 @@ Written from docs/facts/scheduler.md, not from the columns: it sees objects only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apis.core import pod_requests
@@ -161,11 +161,16 @@ def least_allocated(pod: SchedulingPod, on: OracleNode, *, most: bool = False) -
 
 
 def balanced(pod: SchedulingPod, on: OracleNode) -> int:
+    after = _evenness(on, pod_requests(pod))
+    return 75 + (after - _evenness(on, {})) // 2
+
+
+def _evenness(on: OracleNode, more: Mapping[str, Quantity]) -> int:
     fractions = []
     for name in ("cpu", "memory"):
         cap = on.node.status.allocatable.get(name, ZERO)
         if cap > ZERO:
-            req = on.requested(name) + pod_requests(pod).get(name, ZERO)
+            req = on.requested(name) + more.get(name, ZERO)
             fractions.append(min(1.0, req.nano / cap.nano))
     if len(fractions) < 2:
         return 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,4 +257,31 @@ def test_the_worked_example_of_resource_scores() -> None:
     rows = slice(0, 1)
     assert LeastAllocated().score(pod, tables, rows).tolist() == [65]
     assert MostAllocated().score(pod, tables, rows).tolist() == [34]
-    assert BalancedAllocation().score(pod, tables, rows).tolist() == [96]
+    assert BalancedAllocation().score(pod, tables, rows).tolist() == [73]
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "used", "requests", "score"),
+    [
+        # The first four are lines of the log of kube-scheduler 1.36.3.
+        ((6000, 13088333345), (0, 0), (795, 823132160), 73),
+        ((2545, 12403692953), (0, 0), (795, 823132160), 68),
+        ((2688, 9865011716), (62, 0), (795, 823132160), 70),
+        ((8442, 22998463712), (1262, 1873805312), (1109, 6378487808), 75),
+        # The pod makes the node even: more than 75.
+        ((1000, 1000), (500, 0), (0, 500), 87),
+    ],
+)
+def test_balance_is_the_change_that_the_pod_makes(
+    allocatable: tuple[int, int], used: tuple[int, int], requests: tuple[int, int], score: int
+) -> None:
+    def amounts(of: tuple[int, int]) -> dict[str, str]:
+        return {"cpu": f"{of[0]}m", "memory": str(of[1])}
+
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n", allocatable=amounts(allocatable)))
+    running = shapes.of(make_pod("u", requests=amounts(used)))
+    tables.place(Booking(key="", uid="u", shape=running, node="n"))
+    pod = shapes.of(make_pod("p", requests=amounts(requests)))
+    assert BalancedAllocation().score(pod, tables, slice(0, 1)).tolist() == [score]

@@ -1,0 +1,181 @@
+"""Random clusters for comparisons: JSON of nodes and of pods that use kube-scheduler's features."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+Tree = dict[str, Any]
+
+ZONES = ("a", "b", "c")
+APPS = ("red", "green", "blue")
+_ZONE = "topology.kubernetes.io/zone"
+_HOST = "kubernetes.io/hostname"
+_MIB = 1 << 20
+_IMAGES = {"i.test/large:v1": 900 * _MIB, "i.test/mid:latest": 317 * _MIB, "i.test/small:v2": 12345}
+
+
+def nodes(random: Random, count: int) -> list[Tree]:
+    """Return nodes of odd sizes; some lack a zone, have taints, or are unschedulable."""
+    return [_node(random, f"n{number:02}") for number in range(count)]
+
+
+def _node(random: Random, name: str) -> Tree:
+    labels = {_HOST: name, "disk": random.choice(("ssd", "hdd")), "rank": str(random.randint(1, 9))}
+    if random.random() < 0.85:
+        labels[_ZONE] = random.choice(ZONES)
+    taints = []
+    if random.random() < 0.25:
+        effect = random.choice(("NoSchedule", "NoExecute"))
+        taints.append({"key": "kept", "value": random.choice("xy"), "effect": effect})
+    for value in "pq":
+        if random.random() < 0.3:
+            taints.append({"key": f"soft-{value}", "value": value, "effect": "PreferNoSchedule"})
+    amounts = {
+        "cpu": f"{random.randint(1500, 9000)}m",
+        "memory": str(random.randint(3_000, 24_000) * _MIB + random.randint(0, 99_999)),
+        "pods": str(random.choice((3, 8, 110))),
+        "ephemeral-storage": f"{random.randint(5, 50)}Gi",
+    }
+    if random.random() < 0.3:
+        amounts["test.io/part"] = str(random.randint(1, 4))
+    images = [
+        {"names": [image], "sizeBytes": size}
+        for image, size in _IMAGES.items()
+        if random.random() < 0.4
+    ]
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": taints, "unschedulable": random.random() < 0.08},
+        "status": {"capacity": amounts, "allocatable": amounts, "images": images},
+    }
+
+
+def pod(random: Random, name: str, *, node: str = "", owners: dict[str, Tree]) -> Tree:
+    """Return a pod. node: where it runs, or "". owners: app -> owner reference of its ReplicaSet.
+
+    A running pod is small and keeps only affinity and ports of what a pod may ask for.
+    """
+    app = random.choice(APPS)
+    metadata: Tree = {"name": name, "labels": {"app": app}}
+    if random.random() < 0.4:
+        metadata["labels"]["owned"] = app
+        metadata["ownerReferences"] = [owners[app]]
+    spec: Tree = {
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "containers": [_container(random, f"c{n}", node) for n in range(random.choice((1, 1, 2)))],
+        "affinity": {},
+    }
+    if random.random() < 0.2:
+        spec["containers"][0]["ports"] = [_port(random)]
+    if random.random() < 0.35:
+        spec["affinity"] |= _pod_affinity(random)
+    if node:
+        return {"metadata": metadata, "spec": spec | {"nodeName": node}}
+    if random.random() < 0.25:
+        spec["initContainers"] = [_container(random, "first", node)]
+    if random.random() < 0.15:
+        spec["nodeSelector"] = {"disk": random.choice(("ssd", "hdd"))}
+    if random.random() < 0.35:
+        spec["affinity"]["nodeAffinity"] = _node_affinity(random)
+    spec["tolerations"] = _tolerations(random)
+    if random.random() < 0.4:
+        spec["topologySpreadConstraints"] = [
+            _spread(random, key, app) for key in random.choice(((_ZONE,), (_HOST,), (_ZONE, _HOST)))
+        ]
+    return {"metadata": metadata, "spec": spec}
+
+
+def _container(random: Random, name: str, node: str) -> Tree:
+    requests: Tree = {}
+    most = 700 if node else random.choice((800, 3000, 9000))
+    if random.random() < 0.8:
+        requests["cpu"] = f"{random.randint(0, most)}m"
+    if random.random() < 0.8:
+        requests["memory"] = str(random.randint(0, 2 * most) * _MIB)
+    if not node and random.random() < 0.08:
+        requests["ephemeral-storage"] = "12Gi"
+    limits = {}
+    if not node and random.random() < 0.08:
+        requests["test.io/part"] = limits["test.io/part"] = "1"
+    image = random.choice((*_IMAGES, "i.test/mid", "x"))
+    return {"name": name, "image": image, "resources": {"requests": requests, "limits": limits}}
+
+
+def _port(random: Random) -> Tree:
+    port: Tree = {"containerPort": 80, "hostPort": random.choice((8080, 8081))}
+    if random.random() < 0.4:
+        port["hostIP"] = random.choice(("10.0.0.1", "0.0.0.0"))
+    port["protocol"] = random.choice(("TCP", "TCP", "UDP"))
+    return port
+
+
+def _selector(random: Random) -> Tree:
+    app = random.choice(APPS)
+    if random.random() < 0.5:
+        return {"matchLabels": {"app": app}}
+    return {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": [app]}]}
+
+
+def _pod_affinity(random: Random) -> Tree:
+    def term() -> Tree:
+        return {"labelSelector": _selector(random), "topologyKey": random.choice((_ZONE, _HOST))}
+
+    kind = random.choice(("podAffinity", "podAntiAffinity"))
+    rules: Tree = {}
+    if random.random() < 0.4:
+        rules["requiredDuringSchedulingIgnoredDuringExecution"] = [term()]
+    if not rules or random.random() < 0.5:
+        rules["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": random.randint(1, 100), "podAffinityTerm": term()} for _ in range(2)
+        ]
+    return {kind: rules}
+
+
+def _node_affinity(random: Random) -> Tree:
+    def term() -> Tree:
+        expression = random.choice(
+            (
+                {"key": "rank", "operator": "Gt", "values": [str(random.randint(1, 6))]},
+                {"key": _ZONE, "operator": "In", "values": random.sample(ZONES, 2)},
+                {"key": _ZONE, "operator": "NotIn", "values": [random.choice(ZONES)]},
+                {"key": "disk", "operator": "Exists"},
+            )
+        )
+        return {"matchExpressions": [expression]}
+
+    rules: Tree = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": random.randint(1, 100), "preference": term()} for _ in range(2)
+        ]
+    }
+    if random.random() < 0.5:
+        rules["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [term(), term()]
+        }
+    return rules
+
+
+def _tolerations(random: Random) -> list[Tree]:
+    choices: tuple[Tree, ...] = (
+        {"key": "kept", "operator": "Equal", "value": "x"},
+        {"key": "kept", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "soft-p", "operator": "Exists"},
+        {"key": "soft-q", "operator": "Exists", "effect": "PreferNoSchedule"},
+    )
+    return [each for each in choices if random.random() < 0.25]
+
+
+def _spread(random: Random, key: str, app: str) -> Tree:
+    constraint: Tree = {
+        "maxSkew": random.randint(1, 3),
+        "topologyKey": key,
+        "whenUnsatisfiable": random.choice(("DoNotSchedule", "ScheduleAnyway")),
+        "labelSelector": {"matchLabels": {"app": app}},
+        "nodeTaintsPolicy": random.choice(("Honor", "Ignore")),
+        "nodeAffinityPolicy": random.choice(("Honor", "Ignore")),
+    }
+    if constraint["whenUnsatisfiable"] == "DoNotSchedule" and random.random() < 0.3:
+        constraint["minDomains"] = random.randint(1, 4)
+    return constraint
