@@ -82,6 +82,7 @@ PROFILES: Final = Resource(
 ELASTIC_QUOTAS: Final = Resource(
     "scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas", "ElasticQuota", True
 )
+POD_GROUPS: Final = Resource("scheduling.sigs.k8s.io", "v1alpha1", "podgroups", "PodGroup", True)
 QUOTA_PROFILES: Final = Resource(
     "quota.koordinator.sh", "v1alpha1", "elasticquotaprofiles", "ElasticQuotaProfile", True
 )

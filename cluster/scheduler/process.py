@@ -20,35 +20,32 @@ from typing import Any, Final
 from apis.core import Namespace
 from apis.device import Device
 from apis.nodemetric import NodeMetric
+from apis.quota import PodGroup
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from apis.topology import NodeResourceTopology
+from cluster.scheduler.attempts import Attempts
 from cluster.scheduler.binding.binder import Binder
-from cluster.scheduler.binding.events import EventWriter, failed, pod_reference, scheduled
-from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
-from cluster.scheduler.binding.statuses import (
-    SCHEDULER_ERROR,
-    SCHEDULING_GATED,
-    UNSCHEDULABLE,
-    PodStatus,
-    Shown,
-    StatusWriter,
-)
+from cluster.scheduler.binding.events import Event as EventToWrite
+from cluster.scheduler.binding.events import EventWriter
+from cluster.scheduler.binding.placement import Outcome, Placement
+from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
-from cluster.scheduler.cycle.waiting import Attempt, Backoff, Gate, Place, scheduling_gates
+from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.registrations import registrations
 from cluster.scheduler.sources.cluster import ClusterSource, shrink_node, shrink_pod
+from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.workloads import Workloads
-from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Event, wait_all_synced
 from kube.client import Client
-from kube.faults import Faults
 from kube.leader import LeaderElection
 from kube.resources import (
     DEVICES,
@@ -56,6 +53,7 @@ from kube.resources import (
     NODE_METRICS,
     NODE_RESOURCE_TOPOLOGIES,
     NODES,
+    POD_GROUPS,
     PODS,
 )
 
@@ -87,15 +85,17 @@ class SchedulerProcess:
         self.configuration = configuration
         self.tables = Tables()
         self.plugins: Plugins = make_plugins(configuration, self.tables)
+        gangs = Gangs()
         self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
             registrations(),
-            gates=(Gate("SchedulingGates", scheduling_gates),),
+            gates=(Gate("SchedulingGates", scheduling_gates), gang_gate(gangs)),
             backoff=Backoff(
                 float(configuration.pod_initial_backoff_seconds),
                 float(configuration.pod_max_backoff_seconds),
             ),
         )
-        self.scheduling = Scheduling(
+        self.permit: Permit[PodShape] = Permit(self.queue, gangs)
+        scheduling = Scheduling(
             self.tables,
             self.plugins.profiles,
             seed=uuid.uuid4().int if seed is None else seed,
@@ -103,26 +103,38 @@ class SchedulerProcess:
         self.metrics = SchedulerMetrics(self.queue)
         self.leading = False
         self.ready = False
-        self._faults = Faults("scheduler")
         self._wake = asyncio.Event()
-        self._placed: dict[str, PendingPod[PodShape]] = {}
-        """Pods whose binding is under way, by UID."""
+        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=shrink_pod)
+        self.attempts = Attempts(
+            scheduling,
+            self.queue,
+            self.permit,
+            self.metrics,
+            self,
+            clock=clock,
+            pod_of=self.pods.items.get,
+        )
         self._make_sources()
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
-        self.binder = Binder(client, self._bound, before=self.statuses.settle)
+        self.binder = Binder(client, self._outcome, before=self.statuses.settle)
 
     def _make_sources(self) -> None:
         client = self.client
         self.workloads = Workloads(client)
+        follow = self.attempts.follow
+        gangs = GangSource(self.permit, self.plugins.gangs, clock=self._clock, follow=follow)
         self.source = ClusterSource(
             self.tables,
             self.queue,
+            self.permit,
+            gangs,
             scheduler_names=self.plugins.profiles,
             clock=self._clock,
+            follow=follow,
+            forget=self.attempts.forget,
             spread_by=self.workloads.selector_of,
         )
-        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=shrink_pod)
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=shrink_node)
         metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
         topologies: Cache[NodeResourceTopology] = Cache(
@@ -130,12 +142,14 @@ class SchedulerProcess:
         )
         devices: Cache[Device] = Cache(client, DEVICES, Device)
         namespaces: Cache[Namespace] = Cache(client, NAMESPACES, Namespace)
+        pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
         self.caches: tuple[Cache[Any], ...] = (
             self.nodes,
             namespaces,
             metrics,
             topologies,
             devices,
+            pod_groups,
             *self.workloads.caches,
         )
         facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
@@ -146,6 +160,7 @@ class SchedulerProcess:
         metrics.subscribe(facts.metric_event)
         topologies.subscribe(facts.topology_event)
         devices.subscribe(facts.device_event)
+        pod_groups.subscribe(gangs.pod_group_event)
         namespaces.subscribe(self._namespace_event)
         for cache in (*self.caches, self.pods):
             cache.subscribe(self._woken)
@@ -236,7 +251,8 @@ class SchedulerProcess:
         while True:
             self._wake.clear()
             if not self.schedule_for(_SLICE_S):
-                until = self.queue.next_time()
+                times = (self.queue.next_time(), self.permit.next_time())
+                until = min((each for each in times if each is not None), default=None)
                 pause = _TICK_S if until is None else max(0.0, until - self._clock())
                 try:
                     async with asyncio.timeout(min(pause, _TICK_S)):
@@ -252,107 +268,37 @@ class SchedulerProcess:
         for load in self.plugins.loads:
             load.advance(now)
         while time.monotonic() < end:
-            attempt = self.queue.pop(now)
-            if attempt is None:
-                self._report_gated()
+            if not self.attempts.next(now):
                 return False
-            try:
-                self._attempt(attempt, now)
-            except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
-                self._faults.note("scheduling a pod", about=attempt.pod.key)
-                self._abandon(attempt.pod, f"{type(error).__name__}: {error}", now)
         return True
 
-    def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
-        pod = attempt.pod
-        began = time.perf_counter()
-        outcome = self.scheduling.schedule(
-            key=pod.key,
-            uid=pod.uid,
-            shape=pod.shape,
-            profile=pod.shape.scheduler_name,
-            now=now,
-        )
-        self.metrics.decided(outcome, pod.shape.scheduler_name, time.perf_counter() - began)
-        if isinstance(outcome, Unplaced):
-            self.queue.refuse(pod.uid, outcome.diagnosis.plugins or {"NoNodes"}, now)
-            self._report(pod, UNSCHEDULABLE, outcome.diagnosis.message)
-            return
-        self._bind(pod, outcome)
-
-    def _bind(self, pod: PendingPod[PodShape], placed: Placed) -> None:
-        namespace, _, name = pod.key.partition("/")
-        recorded = placed.recorded
-        self._placed[pod.uid] = pod
-        self.binder.submit(
-            Placement(
-                namespace=namespace,
-                name=name,
-                uid=pod.uid,
-                node=placed.booking.node,
-                annotations={k: v for k, v in recorded.annotations.items() if v is not None},
-                labels={k: v for k, v in recorded.labels.items() if v is not None},
-                removed_annotations=tuple(k for k, v in recorded.annotations.items() if v is None),
-            )
-        )
-
-    def _bound(self, placement: Placement, outcome: Outcome) -> None:
-        """Take the outcome of a binding."""
-        pod = self._placed.pop(placement.uid)
-        self.metrics.bound(outcome, pod)
-        if isinstance(outcome, Bound):
-            about = pod_reference(placement.namespace, placement.name, placement.uid)
-            controller = pod.shape.scheduler_name
-            self.events.record(scheduled(about, placement.node, controller=controller))
-            self.statuses.forget(placement.uid)
-            return
-        if self.queue.place(placement.uid) is not Place.IN_FLIGHT:
-            # The watch has already shown what became of the pod.
-            return
-        if outcome.why in (Why.DELETED, Why.OTHER_UID):
-            self.tables.remove(placement.uid)
-            self.queue.remove(placement.uid)
-        else:
-            _log.warning("%s", outcome.message)
-            self._abandon(pod, outcome.message, self._clock())
+    def _outcome(self, placement: Placement, outcome: Outcome) -> None:
+        self.attempts.bound(placement, outcome)
         self._wake.set()
 
-    def _abandon(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
-        """Give an attempt up because of an error; the pod is tried again after its back-off."""
-        self._placed.pop(pod.uid, None)
-        self.tables.remove(pod.uid)
-        self.queue.fail(pod.uid, now)
-        self._report(pod, SCHEDULER_ERROR, message)
+    # --- what the attempts write ---------------------------------------------------------------
 
-    def _report(self, pod: PendingPod[PodShape], reason: str, message: str) -> None:
-        namespace, _, name = pod.key.partition("/")
-        known = self.pods.get(name, namespace=namespace)
-        if known is None or known.metadata.uid != pod.uid:
-            return
-        self.statuses.submit(PodStatus(namespace, name, pod.uid, reason, message), _shown(known))
-        if reason != SCHEDULING_GATED:
-            about = pod_reference(namespace, name, pod.uid)
-            self.events.record(failed(about, message, controller=pod.shape.scheduler_name))
+    def bind(self, placement: Placement) -> None:
+        """Carry out a placement in the background."""
+        self.binder.submit(placement)
 
-    def _report_gated(self) -> None:
-        for gated in self.queue.take_gated():
-            # The API server itself writes the condition of pods with scheduling gates.
-            if gated.plugin != "SchedulingGates":
-                self._report(gated.pod, SCHEDULING_GATED, gated.reason)
+    def status(self, status: PodStatus, shown: Shown) -> None:
+        """Write a pod's condition in the background."""
+        self.statuses.submit(status, shown)
+
+    def event(self, event: EventToWrite) -> None:
+        """Write an event in the background."""
+        self.events.record(event)
+
+    def settled(self, uid: str) -> None:
+        """Write nothing more about a pod's earlier attempts."""
+        self.statuses.forget(uid)
 
     # --- state for pages -----------------------------------------------------------------------
 
     def pending(self) -> Mapping[str, int]:
         """Return how many pods wait, by place."""
         return {place.value: self.queue.count(place) for place in Place}
-
-
-def _shown(pod: SchedulingPod) -> Shown:
-    nominated = pod.status.nominated_node_name
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled":
-            return Shown(condition.status, condition.reason, condition.message, nominated)
-    return Shown(nominated_node=nominated)
 
 
 def _identity() -> str:

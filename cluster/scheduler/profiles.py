@@ -27,6 +27,7 @@ from cluster.scheduler.configuration.koordinator_arguments import (
 from cluster.scheduler.configuration.points import Point
 from cluster.scheduler.configuration.profiles import Profile as ProfileConfiguration
 from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.contract import (
     Admission,
@@ -62,6 +63,7 @@ from cluster.scheduler.plugins.topology_spread import PodTopologySpread, PodTopo
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.gang_definitions import GangDefaults
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.numa import NumaTable
 from cluster.scheduler.tables.tables import Tables
@@ -90,6 +92,8 @@ class Plugins:
     loads: tuple[LoadTable, ...]
     numa: NumaTable
     devices: DeviceTable
+    gangs: Mapping[str, GangDefaults]
+    """Of the profiles that schedule gangs, by scheduler name."""
     not_decided: tuple[str, ...]
     """Names of enabled plugins that decide nothing."""
 
@@ -109,6 +113,14 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         loads=tuple(making.loads.values()),
         numa=making.numa,
         devices=making.devices,
+        gangs={
+            each.scheduler_name: GangDefaults(
+                wait_s=float(each.arguments.coscheduling.default_timeout),
+                match_policy=each.arguments.coscheduling.default_match_policy,
+            )
+            for each in configuration.profiles
+            if COSCHEDULING in each.plugins.get(Point.PERMIT, ())
+        },
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )
 

@@ -95,6 +95,11 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.get(uid)
         return None if entry is None else entry.gate
 
+    def key(self, uid: str) -> str | None:
+        """Return namespace/name of a pod; None when it is not known."""
+        entry = self._entries.get(uid)
+        return None if entry is None else entry.pod.key
+
     def order(self, uid: str) -> int:
         """Return the order of a pod's last attempt, 0 before the first."""
         entry = self._entries.get(uid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -17,8 +17,10 @@ from apis.core import is_terminated
 from apis.meta import LabelSelector
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of, moment
+from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -30,14 +32,6 @@ _LARGEST_ANNOTATION: Final = 64 * 1024
 """Bytes. A larger annotation of a pod is dropped before the pod is kept: no plugin reads one."""
 
 
-class PodFollower(Protocol):
-    """A part that follows all pods beside the tables, such as gangs and quotas."""
-
-    def pod_changed(self, old: SchedulingPod | None, new: SchedulingPod | None) -> None:
-        """Take a pod that appeared (old is None), changed, or went (new is None)."""
-        ...
-
-
 class ClusterSource:
     """Takes the events of the caches of pods and nodes."""
 
@@ -45,22 +39,28 @@ class ClusterSource:
         self,
         tables: Tables,
         queue: SchedulingQueue[PodShape],
+        permit: Permit[PodShape],
+        gangs: GangSource,
         *,
         scheduler_names: Container[str],
         clock: Callable[[], float],
-        gang_of: Callable[[SchedulingPod], str] = lambda pod: "",
+        follow: Callable[[Decisions], None],
+        forget: Callable[[str], None],
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
-        followers: tuple[PodFollower, ...] = (),
     ) -> None:
-        """scheduler_names: of the profiles. clock: seconds since 1970. gang_of: the id of a pod's
-        gang, or "". spread_by: selects the pods of the workload that a pod belongs to."""
+        """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
+        change means for gangs. forget: called with the UID of a pod that is gone, is being deleted
+        or has a node. spread_by: selects the pods of the workload that a pod belongs to.
+        """
         self._tables = tables
         self._queue = queue
+        self._permit = permit
+        self._gangs = gangs
+        self._follow = follow
+        self._forget_attempt = forget
         self._scheduler_names = scheduler_names
         self._clock = clock
-        self._gang_of = gang_of
         self._spread_by = spread_by
-        self._followers = followers
         self._shapes = Shapes()
         self.problems: dict[str, tuple[str, ...]] = {}
         """Pod key -> annotations of a bound pod that could not be read."""
@@ -87,14 +87,10 @@ class ClusterSource:
         new, old = event.new, event.old
         if event.change is Change.DELETED:
             self._forget(new)
-            for follower in self._followers:
-                follower.pod_changed(new, None)
             return
         if old is not None and old.metadata.uid != new.metadata.uid:
             # Deleted and created again between two looks: two pods of one name.
             self._forget(old)
-            for follower in self._followers:
-                follower.pod_changed(old, None)
             old = None
         if is_terminated(new):
             self._forget(new)
@@ -102,8 +98,6 @@ class ClusterSource:
             self._bound(old, new)
         elif new.spec.scheduler_name in self._scheduler_names:
             self._pending(new)
-        for follower in self._followers:
-            follower.pod_changed(old, new)
 
     def shape_of(self, pod: SchedulingPod) -> PodShape:
         """Return the shape of a pod as the API server shows it."""
@@ -111,7 +105,6 @@ class ClusterSource:
 
     def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
-        self._queue.remove(uid)
         read = booking_of(new, self.shape_of(new))
         key = read.booking.key
         if read.problems:
@@ -122,10 +115,11 @@ class ClusterSource:
                     _log.warning("%s", text)
         else:
             self.problems.pop(key, None)
-        known = self._tables.bookings.get(uid)
-        if known == read.booking:
-            return
-        self._tables.place(read.booking)
+        if self._tables.bookings.get(uid) != read.booking:
+            self._tables.place(read.booking)
+        gang = self._gangs.gang_of(new)
+        defines = self._gangs.defined_by(new) if gang else None
+        self._follow(self._permit.bound(uid, self._clock(), gang=gang, defines=defines))
         if old is None or not old.spec.node_name:
             self._tell(POD, Action.ADD, None, new)
         else:
@@ -136,24 +130,27 @@ class ClusterSource:
     def _pending(self, new: SchedulingPod) -> None:
         uid = new.metadata.uid
         if new.metadata.deletion_timestamp is not None:
-            self._queue.remove(uid)
+            self._follow(self._permit.gone(uid, self._clock()))
+            self._forget_attempt(uid)
             return
         shape = self.shape_of(new)
-        self._queue.add(
-            PendingPod(
-                key=object_key(new),
-                uid=uid,
-                priority=shape.priority,
-                shape=shape,
-                created=moment(new.metadata.creation_timestamp),
-                gang=self._gang_of(new),
-            ),
-            self._clock(),
+        gang = self._gangs.gang_of(new)
+        pod = PendingPod(
+            key=object_key(new),
+            uid=uid,
+            priority=shape.priority,
+            shape=shape,
+            created=moment(new.metadata.creation_timestamp),
+            gang=gang,
         )
+        defines = self._gangs.defined_by(new) if gang else None
+        self._follow(self._permit.add(pod, self._clock(), defines=defines))
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid
-        self._queue.remove(uid)
+        self._follow(self._permit.gone(uid, self._clock()))
+        self._forget_attempt(uid)
+        self._gangs.forget(pod)
         self.problems.pop(object_key(pod), None)
         if self._tables.remove(uid) is not None:
             self._tell(POD, Action.DELETE, pod, None)

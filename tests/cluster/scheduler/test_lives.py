@@ -27,7 +27,12 @@ _CONFIGURATION = read_configuration(
     """
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-profiles: [{schedulerName: koord-scheduler}, {schedulerName: other}]
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    permit: {enabled: [{name: Coscheduling}]}
+- schedulerName: other
 """,
     obj="test",
 )
@@ -123,15 +128,21 @@ class Lives(RuleBasedStateMachine):
         milli=st.sampled_from([0, 500, 1500, 2500, 9000]),
         scheduler=st.sampled_from(["koord-scheduler", "koord-scheduler", "other", "nobody"]),
         gated=st.sampled_from([False, False, False, True]),
+        gang=st.sampled_from(["", "", "a", "b"]),
     )
-    def create(self, name: int, milli: int, scheduler: str, gated: bool) -> None:
+    def create(self, name: int, milli: int, scheduler: str, gated: bool, gang: str = "") -> None:
         key = f"p{name}"
         if key in self.pods:
             return
         self.made += 1
         gates = [{"name": "g"}] if gated else []
         self.pods[key] = {
-            "metadata": {"name": key, "namespace": "default", "uid": f"u{self.made}"},
+            "metadata": {
+                "name": key,
+                "namespace": "default",
+                "uid": f"u{self.made}",
+                "annotations": _gang(gang) if gang else {},
+            },
             "spec": {
                 "schedulerName": scheduler,
                 "schedulingGates": gates,
@@ -202,16 +213,16 @@ class Lives(RuleBasedStateMachine):
     def carry_out(self, fails: Why | None) -> None:
         placement = self.binder.waiting.popleft()
         if fails is not None:
-            self.process._bound(placement, Refused(fails, "as the test wants it"))
+            self.process.attempts.bound(placement, Refused(fails, "as the test wants it"))
         elif self._bind(placement):
-            self.process._bound(placement, Bound())
+            self.process.attempts.bound(placement, Bound())
         else:
             pod = self.pods.get(placement.name)
             why = Why.DELETED
             if pod is not None:
                 same = pod["metadata"]["uid"] == placement.uid
                 why = Why.BOUND_ELSEWHERE if same else Why.OTHER_UID
-            self.process._bound(placement, Refused(why, "as the API server has it"))
+            self.process.attempts.bound(placement, Refused(why, "as the API server has it"))
 
     @rule(applied=st.lists(st.booleans(), max_size=8))
     def restart(self, applied: list[bool]) -> None:
@@ -245,10 +256,11 @@ class Lives(RuleBasedStateMachine):
             while self.binder.waiting:
                 self.carry_out(None)
         self.see_pods(len(self.late_pods) or 1)
-        assert not self.process._placed
+        assert not self.process.attempts.held
         for pod in self.pods.values():
             spec = pod["spec"]
-            waits = not spec.get("nodeName") and not spec["schedulingGates"]
+            alone = not pod["metadata"]["annotations"] or spec["schedulerName"] == "other"
+            waits = alone and not spec.get("nodeName") and not spec["schedulingGates"]
             if waits and spec["schedulerName"] != "nobody":
                 for name in self.nodes:
                     cpu, most = _NODES[name]
@@ -271,6 +283,13 @@ class Lives(RuleBasedStateMachine):
             row, other = known.nodes.row(name), anew.nodes.row(name)
             assert np.array_equal(known.nodes.requested[row], anew.nodes.requested[other])
             assert known.nodes.pods[row] == anew.nodes.pods[other]
+
+
+def _gang(name: str) -> dict[str, str]:
+    """Return the annotations of a member: gang "a" is strict, "b" is not."""
+    prefix = "gang.scheduling.koordinator.sh"
+    mode = "Strict" if name == "a" else "NonStrict"
+    return {f"{prefix}/name": name, f"{prefix}/min-available": "2", f"{prefix}/mode": mode}
 
 
 def _milli(pod: dict[str, Any]) -> int:

@@ -23,6 +23,7 @@ from kube.resources import (
     NODE_METRICS,
     NODE_RESOURCE_TOPOLOGIES,
     NODES,
+    POD_GROUPS,
     PODS,
 )
 from tests.beds.apiserver import ApiServer, eventually
@@ -42,6 +43,8 @@ profiles:
       - {name: LoadAwareScheduling, weight: 1}
       - {name: NodeNUMAResource, weight: 1}
     reserve: {enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}]}
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    permit: {enabled: [{name: Coscheduling}]}
     preBind: {enabled: [{name: NodeNUMAResource}]}
 - schedulerName: other-scheduler
 """
@@ -120,6 +123,7 @@ async def _clear(client: Client) -> None:
         await client.request("DELETE", path)
     for resource in (NODE_METRICS, NODE_RESOURCE_TOPOLOGIES):
         await client.request("DELETE", resource.path())
+    await client.request("DELETE", POD_GROUPS.path(namespace="default"))
 
 
 def _play(server: ApiServer, scenario: Callable[[ApiServer, Client], Awaitable[None]]) -> None:
@@ -314,3 +318,51 @@ async def _what_is_not_decided_here_is_refused_with_its_field(
 
 def test_what_is_not_decided_here_is_refused_with_its_field(server: ApiServer) -> None:
     _play(server, _what_is_not_decided_here_is_refused_with_its_field)
+
+
+async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Client) -> None:
+    for number in range(2):
+        await _make_node(client, f"n{number}")
+    group = {"metadata": {"name": "g"}, "spec": {"minMember": 5}}
+    await client.create(POD_GROUPS, encode_object(POD_GROUPS, group), namespace="default")
+    member = {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}
+    async with _scheduler(server) as process:
+        for number in range(4):
+            await _make_pod(client, f"g{number}", cpu="4", metadata=member)
+        # Four members are not enough; they are gated, and another pod takes no notice of them.
+        await _make_pod(client, "other", cpu="1")
+
+        async def other_is_bound() -> bool:
+            return bool((await _nodes_of(client))["other"])
+
+        await eventually(other_is_bound)
+        await _make_pod(client, "g4", cpu="4", metadata=member)
+
+        async def rejected() -> bool:
+            return any(
+                'GangGroup "default/g" gets rejected' in condition.get("message", "")
+                for pod in await _pods(client)
+                for condition in pod["status"].get("conditions", [])
+            )
+
+        await eventually(rejected)
+        nodes = await _nodes_of(client)
+        assert [name for name, node in nodes.items() if node] == ["other"]
+        # What the members held for a moment is free again.
+        await eventually(lambda: len(process.tables.bookings) == 1)
+        await _make_node(client, "large", cpu=16)
+
+        async def all_bound() -> bool:
+            return all((await _nodes_of(client)).values())
+
+        await eventually(all_bound, seconds=30)
+        key = "internal.scheduling.koordinator.sh/bind-gang-member-count"
+        counts = {
+            pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(key)
+            for pod in await _pods(client)
+        }
+        assert counts == {"other": None, **{f"g{number}": "5" for number in range(5)}}
+
+
+def test_a_gang_is_bound_together_or_not_at_all(server: ApiServer) -> None:
+    _play(server, _a_gang_is_bound_together_or_not_at_all)

@@ -1,0 +1,239 @@
+"""From the queue to a binding: one attempt for each pod, and what follows from it.
+
+A pod that is placed is bound at once, or waits on its node for the other members of its gang. What
+is taken back (a member whose gang was rejected, a binding that the API server refused) leaves the
+tables, and the queue learns which room became free.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from apis.scheduling_pod import SchedulingPod
+from cluster.scheduler.binding.events import Event, failed, pod_reference, scheduled
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
+from cluster.scheduler.binding.statuses import (
+    SCHEDULER_ERROR,
+    SCHEDULING_GATED,
+    UNSCHEDULABLE,
+    PodStatus,
+    Shown,
+)
+from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
+from cluster.scheduler.cycle.permit import Decisions, Permit
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
+from cluster.scheduler.cycle.waiting import Attempt, Place
+from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from kube.faults import Faults
+
+_log = logging.getLogger(__name__)
+
+_NO_NODES: Final = frozenset({"NoNodes"})
+"""Stands for a plugin where there is no node that one could hold back."""
+
+
+class Writers(Protocol):
+    """Where the results go. All of it happens in the background."""
+
+    def bind(self, placement: Placement) -> None: ...
+
+    def status(self, status: PodStatus, shown: Shown) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def settled(self, uid: str) -> None:
+        """A pod is bound: nothing about it waits any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A pod that has a node and is not bound yet. submitted: its binding is under way."""
+
+    pod: PendingPod[PodShape]
+    placed: Placed
+    submitted: bool
+
+
+class Attempts:
+    """Schedules the pods of the queue, one call for each."""
+
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        queue: SchedulingQueue[PodShape],
+        permit: Permit[PodShape],
+        metrics: SchedulerMetrics,
+        writers: Writers,
+        *,
+        clock: Callable[[], float],
+        pod_of: Callable[[str], SchedulingPod | None],
+    ) -> None:
+        """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen."""
+        self._scheduling = scheduling
+        self._tables = scheduling.tables
+        self._queue = queue
+        self._permit = permit
+        self._metrics = metrics
+        self._writers = writers
+        self._clock = clock
+        self._pod_of = pod_of
+        self._held: dict[str, _Held] = {}
+        self.faults = Faults("scheduler")
+
+    @property
+    def held(self) -> int:
+        """How many pods have a node and are not known to be bound."""
+        return len(self._held)
+
+    def next(self, now: float) -> bool:
+        """Try the next pod; return whether there was one."""
+        self.follow(self._permit.expire(now))
+        attempt = self._permit.pop(now)
+        if attempt is None:
+            self._report_gated()
+            return False
+        try:
+            self._attempt(attempt, now)
+        except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
+            self.faults.note("scheduling a pod", about=attempt.pod.key)
+            self._abandon(attempt.pod, f"{type(error).__name__}: {error}", now)
+        return True
+
+    def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
+        pod = attempt.pod
+        profile = pod.shape.scheduler_name
+        began = time.perf_counter()
+        outcome = self._scheduling.schedule(
+            key=pod.key, uid=pod.uid, shape=pod.shape, profile=profile, now=now
+        )
+        self._metrics.decided(outcome, profile, time.perf_counter() - began)
+        if isinstance(outcome, Unplaced):
+            message = outcome.diagnosis.message
+            plugins = outcome.diagnosis.plugins or _NO_NODES
+            decisions = self._permit.refused(pod.uid, plugins, message, now)
+            self._report(pod.key, pod.uid, UNSCHEDULABLE, message)
+            self.follow(decisions)
+            return
+        self._held[pod.uid] = _Held(pod, outcome, submitted=False)
+        self.follow(self._permit.placed(pod.uid, now))
+
+    # --- what follows --------------------------------------------------------------------------
+
+    def follow(self, decisions: Decisions) -> None:
+        """Carry out what an input means for gangs."""
+        for decision in decisions:
+            for uid in decision.allow:
+                held = self._held.get(uid)
+                if held is not None and not held.submitted:
+                    self._submit(held, decision.annotations)
+            for uid in decision.give_back:
+                held = self._held.pop(uid, None)
+                if held is not None:
+                    self._free(held.pod, undoes=decision.undoes, gangs=decision.gangs)
+            self._report_all((*decision.give_back, *decision.held_up), decision.message)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is gone or being deleted, or that is seen with a node."""
+        held = self._held.pop(uid, None)
+        if held is not None and not held.submitted and self._queue.place(uid) is None:
+            self._tables.remove(uid)
+
+    def _submit(self, held: _Held, gang: Mapping[str, str | None]) -> None:
+        pod, placed = held.pod, held.placed
+        namespace, _, name = pod.key.partition("/")
+        annotations = {**placed.recorded.annotations, **gang}
+        self._held[pod.uid] = _Held(pod, placed, submitted=True)
+        present = pod.shape.annotations
+        self._writers.bind(
+            Placement(
+                namespace=namespace,
+                name=name,
+                uid=pod.uid,
+                node=placed.booking.node,
+                annotations={k: v for k, v in annotations.items() if v is not None},
+                labels={k: v for k, v in placed.recorded.labels.items() if v is not None},
+                removed_annotations=tuple(
+                    key for key, value in annotations.items() if value is None and key in present
+                ),
+            )
+        )
+
+    def bound(self, placement: Placement, outcome: Outcome) -> None:
+        """Take the outcome of a binding."""
+        held = self._held.pop(placement.uid, None)
+        if held is None:
+            # The watch has already shown what became of the pod.
+            if isinstance(outcome, Bound):
+                self._writers.settled(placement.uid)
+            return
+        pod, now = held.pod, self._clock()
+        self._metrics.bound(outcome, pod)
+        if isinstance(outcome, Bound):
+            about = pod_reference(placement.namespace, placement.name, placement.uid)
+            controller = pod.shape.scheduler_name
+            self._writers.event(scheduled(about, placement.node, controller=controller))
+            self._writers.settled(placement.uid)
+            self.follow(self._permit.bound(placement.uid, now))
+        elif outcome.why in (Why.DELETED, Why.OTHER_UID):
+            self._tables.remove(placement.uid)
+            self.follow(self._permit.gone(placement.uid, now))
+        elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
+            _log.warning("%s", outcome.message)
+            self._abandon(pod, outcome.message, now)
+
+    def _abandon(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
+        """Give an attempt up because of an error; the pod is tried again after its back-off."""
+        self._held.pop(pod.uid, None)
+        self._free(pod, undoes=self._queue.order(pod.uid))
+        decisions = self._permit.failed(pod.uid, message, now)
+        self._report(pod.key, pod.uid, SCHEDULER_ERROR, message)
+        self.follow(decisions)
+
+    def _free(
+        self, pod: PendingPod[PodShape], *, undoes: int = 0, gangs: tuple[str, ...] = ()
+    ) -> None:
+        """Take a placement out of the tables, and have pods tried that its room may help."""
+        if self._tables.remove(pod.uid) is not None:
+            event = ClusterEvent(POD, Action.DELETE, old=pod, undoes=undoes, gangs=gangs)
+            self._queue.cluster_event(event, self._clock())
+
+    # --- what users see ------------------------------------------------------------------------
+
+    def _report_all(self, uids: Iterable[str], message: str) -> None:
+        for uid in uids:
+            key = self._queue.key(uid)
+            if key is not None:
+                self._report(key, uid, UNSCHEDULABLE, message)
+
+    def _report(self, key: str, uid: str, reason: str, message: str) -> None:
+        pod = self._pod_of(key)
+        if pod is None or pod.metadata.uid != uid:
+            return
+        namespace, _, name = key.partition("/")
+        self._writers.status(PodStatus(namespace, name, uid, reason, message), shown(pod))
+        if reason != SCHEDULING_GATED:
+            about = pod_reference(namespace, name, uid)
+            self._writers.event(failed(about, message, controller=pod.spec.scheduler_name))
+
+    def _report_gated(self) -> None:
+        for gated in self._queue.take_gated():
+            # The API server itself writes the condition of pods with scheduling gates.
+            if gated.plugin != "SchedulingGates":
+                self._report(gated.pod.key, gated.pod.uid, SCHEDULING_GATED, gated.reason)
+
+
+def shown(pod: SchedulingPod) -> Shown:
+    """Return what the API server shows about the scheduling of a pod."""
+    nominated = pod.status.nominated_node_name
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled":
+            return Shown(condition.status, condition.reason, condition.message, nominated)
+    return Shown(nominated_node=nominated)
