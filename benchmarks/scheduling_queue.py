@@ -16,6 +16,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from benchmarks.running import run_main
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, EventTable, Registration
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.waiting import Gate, scheduling_gates
@@ -174,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,18 +1,19 @@
-"""Runs all tests in two sessions of pytest at the same time, as .ci/run does.
+"""Runs all tests in two sessions of pytest at the same time and a third one after them, as .ci/run.
 
     .venv/bin/python -m tools.side_by_side
     .venv/bin/python -m tools.side_by_side --durations=20 tests/cluster tests/e2e
 
-Arguments go to both sessions. The first session has the tests on real programs and on the kernel of
+Arguments go to all sessions. The first session has the tests on real programs and on the kernel of
 this machine: cgroups, containers, network namespaces, API servers, kubelets. They run one after the
 other, so that no two of them share the machine's state. The second session has all others: on
-simulated kernels, on emulated machines, and without a machine. Each test is in exactly one session,
-since the second selects what the first does not. The first session mostly waits for other programs;
-the second uses the CPU meanwhile.
+simulated kernels, on emulated machines, and without a machine. The first session mostly waits for
+other programs; the second uses the CPU meanwhile. What is marked `alone`, because it measures the
+load of the whole machine, runs in the third session, when both have ended. Each test is in exactly
+one session.
 
 The output of the first session appears while it runs, that of the second when both have ended. The
-last line is the sum of the two summaries in pytest's own format. The exit status is 0 if both
-sessions passed. SIGINT, SIGTERM and SIGHUP end both sessions, whose fixtures clean up.
+last line is the sum of the summaries in pytest's own format. The exit status is 0 if all sessions
+passed. SIGINT, SIGTERM and SIGHUP end the sessions, whose fixtures clean up, and start no other.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
-REAL = "apiserver or cgroups or containerd or kubelet or root"
-OTHERS = f"not ({REAL})"
+_ON_THIS_MACHINE = "(apiserver or cgroups or containerd or kubelet or root)"
+REAL = f"{_ON_THIS_MACHINE} and not alone"
+OTHERS = f"not {_ON_THIS_MACHINE} and not alone"
+ALONE = "alone"
 # The kernel sends a session SIGTERM when this process ends without having done so.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 # pytest ends with this status when it has selected no test.
@@ -85,10 +88,14 @@ def start(
     )
 
 
-def end_on_signals(sessions: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let each signal that asks this process to end reach the sessions as SIGTERM."""
+def end_on_signals(sessions: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> None:
+    """Let each signal that asks this process to end reach the sessions as SIGTERM.
 
-    def end(*_: object) -> None:
+    asked: gets the signals that came.
+    """
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
         for session in sessions:
             session.terminate()
 
@@ -105,6 +112,13 @@ def shown(source: IO[bytes]) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
+def followed(session: subprocess.Popen[bytes]) -> Counter[str]:
+    """Show a session's output while it runs; return how many tests had each outcome."""
+    assert session.stdout is not None
+    with session.stdout as source:
+        return outcomes(shown(source))
+
+
 def write(output: bytes) -> None:
     """Write to our output, unless its reader ended before the sessions have cleaned up."""
     with suppress(BrokenPipeError):
@@ -113,22 +127,26 @@ def write(output: bytes) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both sessions; return the exit status."""
+    """Run the sessions; return the exit status."""
     began = time.monotonic()
     sessions: list[subprocess.Popen[bytes]] = []
-    end_on_signals(sessions)
+    asked: list[int] = []
+    end_on_signals(sessions, asked)
     with tempfile.TemporaryFile(buffering=0) as kept:
         sessions.append(start(OTHERS, arguments, kept))
-        sessions.append(real := start(REAL, arguments, subprocess.PIPE))
-        assert real.stdout is not None
-        with real.stdout as source:
-            counted = outcomes(shown(source))
-        statuses = {session.wait() for session in sessions}
+        sessions.append(start(REAL, arguments, subprocess.PIPE))
+        counted = followed(sessions[-1])
+        for session in sessions:
+            session.wait()
         kept.seek(0)
         counted += outcomes(shown(kept))
+    if not asked:
+        sessions.append(start(ALONE, arguments, subprocess.PIPE))
+        counted += followed(sessions[-1])
+    statuses = {session.wait() for session in sessions}
     write(f"{summary(counted, time.monotonic() - began)}\n".encode())
     passed = statuses <= {0, _NO_TESTS} and statuses != {_NO_TESTS}
-    return 0 if passed and not counted["errors"] else 1
+    return 0 if passed and not counted["errors"] and not asked else 1
 
 
 if __name__ == "__main__":

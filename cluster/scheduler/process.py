@@ -64,8 +64,8 @@ _SLICE_S: Final = 0.005
 or more; at twice the value a burst of pods delays bindings by as much."""
 _TICK_S: Final = 1.0
 """The longest pause of the loop: reports expire and backoffs end at times, not by events."""
-_DRAIN_S: Final = 10.0
-"""For bindings under way at a stop. Kubernetes grants 30 s."""
+_LEAST_DRAIN_S: Final = 1.0
+"""For bindings under way at a stop, if the lease leaves no more."""
 
 
 class SchedulerProcess:
@@ -236,7 +236,7 @@ class SchedulerProcess:
             start("statuses", self.statuses.run())
             start("events", self.events.run())
             stack.push_async_callback(self.events.flush, 3.0)
-            stack.push_async_callback(self.binder.drain, _DRAIN_S)
+            stack.push_async_callback(self.binder.drain, self._drain_seconds())
             self.ready = True
             start("scheduling", self._schedule())
             # At a stop decisions end first: a binder that drains takes no more placements.
@@ -244,6 +244,16 @@ class SchedulerProcess:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+
+    def _drain_seconds(self) -> float:
+        """Return how long bindings may go on at a stop.
+
+        When the lease was not renewed in time, another replica may begin after the rest of its
+        duration. A binding after that could meet one of the new leader's.
+        """
+        lease = self.configuration.leader_election
+        left = lease.lease_duration - lease.renew_deadline - 1.0
+        return max(_LEAST_DRAIN_S, left)
 
     # --- decisions -----------------------------------------------------------------------------
 

@@ -27,7 +27,9 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
             NODE,
             _NODE_ADDED | Action.DELETE | Action.UPDATE_NODE_LABEL | Action.UPDATE_NODE_TAINT,
         ),
-        Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
+        Registration(
+            POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL | Action.UPDATE_OTHER
+        ),
     ),
     "InterPodAffinity": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),

@@ -1,4 +1,4 @@
-"""The program that runs the tests in two sessions, on a small checkout."""
+"""The program that runs the tests in two sessions and a third, on a small checkout."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tools.side_by_side import outcomes, summary
 CONFIGURATION = """
 [pytest]
 markers =
+    alone
     apiserver
     cgroups
     containerd
@@ -33,7 +34,7 @@ def test_of_the_first():
     assert {real}
 """
 OTHER = """
-import os, pytest
+import os, time, pytest
 
 def test_of_the_second():
     assert {other}
@@ -41,6 +42,13 @@ def test_of_the_second():
 @pytest.mark.skip
 def test_skipped():
     pass
+"""
+MEASURES = """
+import pathlib, pytest
+pytestmark = [pytest.mark.alone, pytest.mark.containerd]
+
+def test_of_the_third():
+    assert pathlib.Path("ended").exists()
 """
 HANGS = """
 import pathlib, time, pytest
@@ -101,6 +109,12 @@ def test_each_test_runs_once_and_the_last_line_is_the_sum(checkout: Path) -> Non
     assert (status, last(output)) == (0, "2 passed, 1 skipped"), output
     assert output.count("1 passed, 2 deselected in") == 1
     assert output.count("1 passed, 1 skipped, 1 deselected in") == 1
+
+
+def test_what_measures_the_machine_runs_when_the_others_have_ended(checkout: Path) -> None:
+    (checkout / "test_measures.py").write_text(MEASURES)
+    status, output = ran(checkout, other="time.sleep(2) or open('ended', 'w')")
+    assert (status, last(output)) == (0, "3 passed, 1 skipped"), output
 
 
 @pytest.mark.parametrize("session", ["real", "other"])

@@ -49,9 +49,9 @@ class NodeResourcesFit:
         nodes = tables.nodes
         mask = (nodes.pods[rows] >= nodes.allowed_pods[rows]).astype(np.int64)
         for number, (name, request) in enumerate(self._looked_at(pod)):
-            column = nodes.resources.column(name)
-            if column >= nodes.allocatable.shape[1]:
-                # No node and no pod has this resource.
+            column = nodes.resources.find(name)
+            if column is None:
+                # No node has this resource.
                 mask |= 4 << (2 * number)
                 continue
             allocatable = nodes.allocatable[rows, column]

@@ -42,8 +42,8 @@ def capacity_and_use(
 ) -> tuple[Scores, Scores]:
     """Return (cap, req) of one resource for each of `rows`."""
     nodes = tables.nodes
-    column = nodes.resources.column(resource)
-    if column >= nodes.allocatable.shape[1]:
+    column = nodes.resources.find(resource)
+    if column is None:
         nothing = np.zeros_like(nodes.pods[rows])
         return nothing, nothing
     cap = nodes.allocatable[rows, column]

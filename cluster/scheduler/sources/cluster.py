@@ -21,6 +21,7 @@ from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of, moment
 from cluster.scheduler.sources.gangs import GangSource
+from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -115,7 +116,8 @@ class ClusterSource:
                     _log.warning("%s", text)
         else:
             self.problems.pop(key, None)
-        if self._tables.bookings.get(uid) != read.booking:
+        known = self._tables.bookings.get(uid)
+        if known != read.booking:
             self._tables.place(read.booking)
         gang = self._gangs.gang_of(new)
         defines = self._gangs.defined_by(new) if gang else None
@@ -124,6 +126,8 @@ class ClusterSource:
             self._tell(POD, Action.ADD, None, new)
         else:
             actions = pod_actions(old, new)
+            if known is not None and _releases(known.shape.requests, read.booking.shape.requests):
+                actions |= Action.UPDATE_POD_SCALE_DOWN
             if actions:
                 self._tell(POD, actions, old, new)
 
@@ -180,11 +184,16 @@ def pod_actions(old: SchedulingPod, new: SchedulingPod) -> Action:
     actions = Action(0)
     if old.metadata.labels != new.metadata.labels:
         actions |= Action.UPDATE_POD_LABEL
-    if old.spec.containers != new.spec.containers or old.status != new.status:
-        actions |= Action.UPDATE_POD_SCALE_DOWN
-    if not actions and (old.spec != new.spec or old.metadata != new.metadata):
+    terminates = new.metadata.deletion_timestamp is not None
+    if terminates and old.metadata.deletion_timestamp is None:
+        # It does not count for spread any more.
         actions |= Action.UPDATE_OTHER
     return actions
+
+
+def _releases(before: Amounts, after: Amounts) -> bool:
+    """Return whether a pod requests less of anything than before."""
+    return any(after.get(name, 0) < amount for name, amount in before.items())
 
 
 def shrink_pod(pod: SchedulingPod) -> SchedulingPod:

@@ -42,7 +42,11 @@ def amounts_of(resources: Mapping[str, Quantity]) -> dict[str, int]:
 
 
 class ResourceNames:
-    """Numbers resource names as they appear. A number is a column; it never changes."""
+    """Numbers the names of the resources that nodes have. A number is a column; it never changes.
+
+    Pods add no names: what they request beyond these is on no node, and a pod with a thousand names
+    must not widen the tables.
+    """
 
     def __init__(self) -> None:
         self._columns = {CPU: CPU_COLUMN, MEMORY: MEMORY_COLUMN}
@@ -60,15 +64,27 @@ class ResourceNames:
             self._names.append(name)
         return known
 
+    def find(self, name: str) -> int | None:
+        """Return the column of a resource, None if it has none."""
+        return self._columns.get(name)
+
     def name(self, column: int) -> str:
         return self._names[column]
 
+    def learn(self, names: Iterable[str]) -> list[str]:
+        """Give each name a column; return the new ones. `pods` has none: a pod counts as one."""
+        new = [name for name in names if name not in self._columns and name != PODS]
+        for name in new:
+            self.column(name)
+        return new
+
     def vector(self, amounts: Amounts) -> Vector:
-        """Return the amounts by column. `pods` has no column: a pod counts as one."""
-        columns = [(self.column(name), value) for name, value in amounts.items() if name != PODS]
+        """Return the amounts by column, without those of resources that have no column."""
         result = np.zeros(len(self._names), dtype=np.int64)
-        for column, value in columns:
-            result[column] = value
+        for name, value in amounts.items():
+            column = self._columns.get(name)
+            if column is not None:
+                result[column] = value
         return result
 
     def amounts(self, vector: Iterable[int]) -> dict[str, int]:

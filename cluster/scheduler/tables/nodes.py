@@ -8,6 +8,7 @@ derived at, and only rows with a newer version are derived again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from apis.core import Taint
 from apis.keys import CPU, MEMORY, PODS
 from apis.scheduling_pod import SchedulingNode
-from cluster.scheduler.tables.amounts import Amounts, ResourceNames, Vector, amounts_of
+from cluster.scheduler.tables.amounts import ResourceNames, amounts_of
 from cluster.scheduler.tables.labels import LabelTable
 from cluster.scheduler.tables.shapes import PodShape
 
@@ -103,7 +104,8 @@ class NodeTable:
             row = self._new_row(name)
             self.membership += 1
         amounts = amounts_of(node.status.allocatable)
-        vector = self.vector(amounts)
+        self.learn(amounts)
+        vector = self.resources.vector(amounts)
         self.allocatable[row] = 0
         self.allocatable[row, : len(vector)] = vector
         self.allowed_pods[row] = amounts.get(PODS, 0)
@@ -140,23 +142,28 @@ class NodeTable:
         """Take back what `place` did."""
         self._count(row, shape, -1)
 
+    def learn(self, names: Iterable[str]) -> list[str]:
+        """Give resources columns; return the new ones, whose requests are not counted yet."""
+        new = self.resources.learn(names)
+        missing = len(self.resources) - self.allocatable.shape[1]
+        if missing > 0:
+            more = np.zeros((len(self.allocatable), missing), dtype=np.int64)
+            self.allocatable = np.concatenate((self.allocatable, more), axis=1)
+            self.requested = np.concatenate((self.requested, more), axis=1)
+        return new
+
+    def request(self, row: int, name: str, amount: int) -> None:
+        """Add to what is requested of one resource on a node."""
+        self.requested[row, self.resources.column(name)] += amount
+        self.touch(row)
+
     def _count(self, row: int, shape: PodShape, sign: int) -> None:
-        vector = self.vector(shape.requests)
+        vector = self.resources.vector(shape.requests)
         self.requested[row, : len(vector)] += sign * vector
         self.scored[row, 0] += sign * shape.scored[CPU]
         self.scored[row, 1] += sign * shape.scored[MEMORY]
         self.pods[row] += sign
         self.touch(row)
-
-    def vector(self, amounts: Amounts) -> Vector:
-        """Return amounts by column; the table grows by the columns of new resource names."""
-        vector = self.resources.vector(amounts)
-        if len(vector) > self.allocatable.shape[1]:
-            missing = len(vector) - self.allocatable.shape[1]
-            more = np.zeros((len(self.allocatable), missing), dtype=np.int64)
-            self.allocatable = np.concatenate((self.allocatable, more), axis=1)
-            self.requested = np.concatenate((self.requested, more), axis=1)
-        return vector
 
     def _taint_number(self, taints: tuple[Taint, ...]) -> int:
         known = self._taint_numbers.get(taints)

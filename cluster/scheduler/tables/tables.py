@@ -116,6 +116,8 @@ class Tables:
 
     def upsert_node(self, node: SchedulingNode) -> int:
         """Add a node or take its new state; return its row. Bookings that waited for it count."""
+        for name in self.nodes.learn(node.status.allocatable):
+            self._count_requests(name)
         row = self.nodes.upsert(node)
         self.images.set(row, node.status.images)
         for part in self._node_parts:
@@ -138,6 +140,14 @@ class Tables:
         self.images.set(row, ())
         if bookings:
             self._waiting[name] = {booking.uid: booking for booking in bookings}
+
+    def _count_requests(self, name: str) -> None:
+        """Count what the bookings request of a resource that no node had until now."""
+        for row, bookings in self._on_row.items():
+            for booking in bookings.values():
+                amount = booking.shape.requests.get(name, 0)
+                if amount:
+                    self.nodes.request(row, name, amount)
 
     def _place(self, booking: Booking, row: int) -> None:
         self._on_row.setdefault(row, {})[booking.uid] = booking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from hypothesis import given, settings
@@ -92,3 +93,19 @@ def test_ties_do_not_depend_on_the_order_in_which_nodes_appeared() -> None:
         )
     assert chosen[0] == chosen[1]
     assert len(set(chosen[0])) > 20
+
+
+def test_only_the_shapes_that_were_used_last_are_kept() -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("n"))
+    shapes = Shapes()
+    evaluator = Evaluator(_PROFILE, tables)
+    all_of_them = [shapes.of(make_pod("p", requests={"cpu": f"{n}m"})) for n in range(300)]
+    for shape in all_of_them:
+        evaluator.evaluate(shape)
+    first = weakref.ref(all_of_them[0])
+    last = weakref.ref(all_of_them[-1])
+    del all_of_them, shape
+    assert first() is None
+    assert last() is not None
+    assert len(shapes) < 300

@@ -170,3 +170,34 @@ def test_absurd_amounts_stay_within_what_columns_can_add() -> None:
         tables.place(Booking(key="", uid=str(number), shape=shapes.of(pod), node="n"))
     assert tables.nodes.requested[0].min() >= 0
     assert tables.nodes.requested[0].max() > 0
+
+
+def test_pods_do_not_widen_the_tables_and_count_once_a_node_has_the_resource() -> None:
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n"))
+    width = tables.nodes.requested.shape[1]
+    hostile = make_pod("p", requests={f"example.com/r{number}": "3" for number in range(1000)})
+    tables.place(Booking(key="", uid="p", shape=shapes.of(hostile), node="n"))
+    assert tables.nodes.requested.shape[1] == width
+    tables.upsert_node(make_node("n", allocatable={"example.com/r7": "5"}))
+    assert tables.nodes.requested.shape[1] == width + 1
+    assert tables.resources.amounts(tables.nodes.requested[0]) == {"example.com/r7": 3}
+    tables.remove("p")
+    assert not tables.nodes.requested.any()
+
+
+def test_names_of_deleted_nodes_do_not_pile_up_in_a_label_column() -> None:
+    tables = Tables()
+    labels = tables.nodes.labels
+    labels.column("kubernetes.io/hostname")
+    for number in range(3000):
+        tables.upsert_node(make_node(f"n{number}"))
+        if number >= 10:
+            tables.delete_node(f"n{number - 10}")
+    column = labels.column("kubernetes.io/hostname")
+    assert column.values < 1000
+    row = tables.nodes.row("n2999")
+    assert row is not None
+    assert column.text(int(column.ids[row])) == "n2999"
+    assert column.ids[row] == column.known("n2999") != 0

@@ -1,0 +1,134 @@
+"""How long a decision takes: filter and score all nodes, choose, book.
+
+    python -m benchmarks.scheduler_decision [--nodes 5000] [--pods 3000]
+
+No API server: nodes and pods are made in memory, with every plugin that needs no further objects
+on, and NodeMetrics for all nodes. `equal`: pods of one shape. `mixed`: 20 shapes in turns, with
+node affinity. `owned`: 20 workloads with the default spread. `new`: each pod has a shape of its
+own. Times are of the decision and the booking together, without reading the pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from apis.decode import json_decoder
+from apis.meta import LabelSelector
+from apis.nodemetric import NodeMetric
+from apis.scheduling_pod import SchedulingPod, decode_scheduling_node, decode_scheduling_pod
+from benchmarks.quantiles import quantile
+from benchmarks.running import run_main
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.scheduling import Placed, Scheduling
+from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.tables import Tables
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: bench
+  plugins:
+    filter:
+      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+    score:
+      enabled:
+      - {name: LoadAwareScheduling, weight: 1}
+      - {name: NodeNUMAResource, weight: 1}
+      - {name: DeviceShare, weight: 1}
+    reserve:
+      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+"""
+_NOW = 1_800_000_000.0
+_decode_metric = json_decoder(NodeMetric)
+
+
+def _scheduling(nodes: int) -> Scheduling:
+    tables = Tables()
+    plugins = make_plugins(read_configuration(_CONFIGURATION, obj="benchmark"), tables)
+    for load in plugins.loads:
+        load.advance(_NOW)
+    for number in range(nodes):
+        name = f"n{number}"
+        labels = {
+            "kubernetes.io/hostname": name,
+            "topology.kubernetes.io/zone": f"z{number % 3}",
+            "size": f"s{number % 4}",
+        }
+        amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+        node = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
+        row = tables.upsert_node(decode_scheduling_node(msgspec.json.encode(node)))
+        usage = {"resources": {"cpu": f"{number % 9}", "memory": "9Gi"}}
+        status = {"updateTime": "2027-01-15T08:00:00Z", "nodeMetric": {"nodeUsage": usage}}
+        metric = _decode_metric(msgspec.json.encode({"metadata": {}, "status": status}))
+        for load in plugins.loads:
+            load.set_report(row, metric)
+    return Scheduling(tables, plugins.profiles, seed=1)
+
+
+def _pod(number: int, *, app: str, cpu: int, affinity: bool = False) -> SchedulingPod:
+    spec: dict[str, object] = {}
+    if affinity:
+        expression = {"key": "size", "operator": "In", "values": [f"s{number % 4}"]}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        spec["affinity"] = {"nodeAffinity": rule}
+    resources = {"requests": {"cpu": f"{cpu}m", "memory": "64Mi"}}
+    body = {
+        "metadata": {"name": f"p{number}", "namespace": "default", "labels": {"app": app}},
+        "spec": {
+            "schedulerName": "bench",
+            "priority": 9500,
+            "containers": [{"name": "main", "image": "x", "resources": resources}],
+            **spec,
+        },
+    }
+    return decode_scheduling_pod(msgspec.json.encode(body))
+
+
+_KINDS: dict[str, Callable[[int], SchedulingPod]] = {
+    "equal": lambda number: _pod(number, app="a", cpu=100),
+    "mixed": lambda number: _pod(number % 20, app="a", cpu=100 + number % 20, affinity=True),
+    "owned": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
+    "new": lambda number: _pod(number, app=f"a{number}", cpu=100),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=3000)
+    given = parser.parse_args()
+    print(f"{given.nodes} nodes, {given.pods} pods of each kind; microseconds")
+    for kind, make in _KINDS.items():
+        scheduling = _scheduling(given.nodes)
+        shapes = Shapes()
+        kept = []
+        times = []
+        for number in range(given.pods):
+            pod = make(number)
+            selector = None
+            if kind == "owned":
+                selector = LabelSelector(match_labels=pod.metadata.labels)
+            shape = shapes.of(pod, spread_by=selector)
+            kept.append(shape)
+            began = time.perf_counter()
+            outcome = scheduling.schedule(
+                key=f"default/p{number}", uid=str(number), shape=shape, profile="bench", now=_NOW
+            )
+            times.append((time.perf_counter() - began) * 1e6)
+            if not isinstance(outcome, Placed):
+                raise SystemExit(f"{kind}: {outcome.diagnosis.message}")
+        p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
+        print(f"{kind:6} p50 {p50:7.0f}  p99 {p99:7.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    run_main(main)
