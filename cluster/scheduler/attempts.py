@@ -141,10 +141,13 @@ class Attempts:
             self._report_all((*decision.give_back, *decision.held_up), decision.message)
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone or being deleted, or that is seen with a node."""
+        """Forget a pod that is gone or being deleted. One that waits on a node leaves it free.
+
+        A binding under way goes on: its outcome and the watch say what became of it.
+        """
         held = self._held.pop(uid, None)
-        if held is not None and not held.submitted and self._queue.place(uid) is None:
-            self._tables.remove(uid)
+        if held is not None and not held.submitted:
+            self._free(held.pod)
 
     def _submit(self, held: _Held, gang: Mapping[str, str | None]) -> None:
         pod, placed = held.pod, held.placed

@@ -50,8 +50,8 @@ class ClusterSource:
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
-        change means for gangs. forget: called with the UID of a pod that is gone, is being deleted
-        or has a node. spread_by: selects the pods of the workload that a pod belongs to.
+        change means for gangs. forget: called with the UID of a pod that is gone or is being
+        deleted. spread_by: selects the pods of the workload that a pod belongs to.
         """
         self._tables = tables
         self._queue = queue
