@@ -230,6 +230,14 @@ def parse_time(text: str) -> datetime:
     return moment
 
 
+def unix_seconds(text: str | None) -> float:
+    """Return the seconds since 1970 of an RFC 3339 text; 0 for a missing or unreadable one."""
+    try:
+        return parse_time(text).timestamp() if text else 0.0
+    except ValueError:
+        return 0.0
+
+
 def format_time(moment: datetime) -> str:
     """Return metav1.Time's text: UTC, whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

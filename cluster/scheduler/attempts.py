@@ -141,7 +141,7 @@ class Attempts:
             self._report_all((*decision.give_back, *decision.held_up), decision.message)
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone or being deleted. One that waits on a node leaves it free.
+        """Forget a pod that is gone or being deleted, and free the node that it waits on.
 
         A binding under way goes on: its outcome and the watch say what became of it.
         """

@@ -88,7 +88,11 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    process = SchedulerProcess(client, configuration)
+    process = SchedulerProcess(
+        client,
+        configuration,
+        longest_unschedulable_s=settings.seconds("pod-max-in-unschedulable-pods-duration"),
+    )
     if process.plugins.not_decided:
         _log.warning(
             "plugins that are enabled and decide nothing here: %s; pods that ask for what they "
@@ -102,7 +106,7 @@ async def _run(
 
 
 async def _serve(stack: AsyncExitStack, process: SchedulerProcess, settings: Settings) -> None:
-    """Serve health and metrics on --port, on loopback unless --address was given."""
+    """Serve health and metrics on --address and --port."""
     port = settings.whole("port")
     if not port:
         return
@@ -128,8 +132,7 @@ async def _serve(stack: AsyncExitStack, process: SchedulerProcess, settings: Set
     }
     server = Server({("GET", path): page for path, page in pages.items()})
     stack.push_async_callback(server.close)
-    address = settings.text("address") if "address" in settings.given else "127.0.0.1"
-    await server.listen_tcp(address, port)
+    await server.listen_tcp(settings.text("address"), port)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from cluster.scheduler.binding.placement import Outcome, Placement
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.cycle.permit import Permit, gang_gate
-from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S, SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
 from cluster.scheduler.metrics import SchedulerMetrics
@@ -78,8 +78,10 @@ class SchedulerProcess:
         *,
         seed: int | None = None,
         clock: Callable[[], float] = time.time,
+        longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
     ) -> None:
-        """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970."""
+        """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
+        longest_unschedulable_s: see SchedulingQueue."""
         self.client = client
         self._clock = clock
         self.configuration = configuration
@@ -93,6 +95,7 @@ class SchedulerProcess:
                 float(configuration.pod_initial_backoff_seconds),
                 float(configuration.pod_max_backoff_seconds),
             ),
+            longest_unschedulable_s=longest_unschedulable_s,
         )
         self.permit: Permit[PodShape] = Permit(self.queue, gangs)
         scheduling = Scheduling(

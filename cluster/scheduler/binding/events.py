@@ -184,7 +184,7 @@ class EventWriter:
         self._wake.set()
 
     def _aggregated(self, event: Event, now: float) -> bool:
-        """Return whether a warning is counted in a written one, or replaces one that waits."""
+        """Merge a warning into an earlier one, written or waiting; return whether there was one."""
         older = self._failures.get((event.about.uid, event.reason))
         if older is not None:
             # Only the newest reason of a pod matters to its reader.

@@ -169,7 +169,7 @@ def _conditions(before: list[dict[str, Any]], stamp: str) -> list[dict[str, Any]
 
 
 def _refused(error: ApiError) -> Refused | None:
-    """Return the outcome of a refusal; None for one that a later try may not meet."""
+    """Return the outcome of a refusal; None if a later try may succeed."""
     if error.not_found:
         return Refused(Why.DELETED, error.message)
     if error.status == 403:

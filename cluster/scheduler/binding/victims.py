@@ -1,7 +1,7 @@
 """Evicts the victims of a preemption: a condition that says why, then the deletion.
 
-The condition DisruptionTarget lets a Job's failure policy tell a preempted pod from one that
-failed. Both requests name the victim's uid, so that a pod of the same name that came later is
+By the condition DisruptionTarget, a Job's failure policy distinguishes preempted from failed pods.
+Both requests name the victim's uid, so that a pod of the same name that came later is
 spared, and both can be repeated: a lost answer is resolved by the next try.
 """
 

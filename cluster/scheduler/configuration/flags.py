@@ -40,12 +40,6 @@ FLAGS: Final[Mapping[str, Flag]] = {
     # what is scheduled, and how
     "config": Flag("", _T, "file with a KubeSchedulerConfiguration"),
     "feature-gates": Flag("", _T, "Name=true,Name=false,...; may be repeated"),
-    "controller-plugins": Flag(
-        "*", _T, f"controllers that run: *, name or -name of {', '.join(CONTROLLERS)}"
-    ),
-    "enable-network-topology-manager": Flag(
-        "false", _B, "schedule gangs by the network's topology"
-    ),
     "pod-max-in-unschedulable-pods-duration": Flag(
         "5m", _D, "time until an unschedulable pod is tried again without any event"
     ),
@@ -67,21 +61,21 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "leader-elect-resource-lock": Flag("leases", _T, "overrides --config"),
     "leader-elect-resource-name": Flag("kube-scheduler", _T, "overrides --config"),
     "leader-elect-resource-namespace": Flag("kube-system", _T, "overrides --config"),
-    "sync-barrier-pod-namespace": Flag("kube-system", _T, "of the pod that a new leader patches"),
-    "sync-barrier-pod-name": Flag(
-        "koord-scheduler-sync-barrier", _T, "of the pod that a new leader patches"
-    ),
-    "sync-hard-timeout": Flag("1m", _D, "longest time that a new leader waits for its caches"),
     # what is shown
-    "port": Flag("10251", _P, "HTTP port of health, metrics and /apis/v1; 0: not served"),
-    "address": Flag("0.0.0.0", _T, "address of that port"),
+    "port": Flag("10251", _P, "HTTP port of health and metrics; 0: not served"),
+    "address": Flag("127.0.0.1", _T, "address of that port; upstream's default is 0.0.0.0"),
     "v": Flag("0", _N, "log level; 5 and above: debug"),
-    "debug-scores": Flag("0", _W, "log the scores of that many best nodes for each pod; -s"),
-    "debug-filters": Flag("false", _B, "log why nodes are held back; -f"),
-    "debug-diagnosis": Flag("false", _B, "log the diagnosis of each unschedulable pod; -d"),
-    "scheduler-monitor-period": Flag("10s", _D, "interval of looking for slow cycles"),
-    "scheduling-timeout": Flag("30s", _D, "age from which a running cycle is reported"),
     # without effect: accepted, so that manifests start
+    "controller-plugins": Flag("*", _T),
+    "enable-network-topology-manager": Flag("false", _B),
+    "sync-barrier-pod-namespace": Flag("kube-system", _T),
+    "sync-barrier-pod-name": Flag("koord-scheduler-sync-barrier", _T),
+    "sync-hard-timeout": Flag("1m", _D),
+    "debug-scores": Flag("0", _W),
+    "debug-filters": Flag("false", _B),
+    "debug-diagnosis": Flag("false", _B),
+    "scheduler-monitor-period": Flag("10s", _D),
+    "scheduling-timeout": Flag("30s", _D),
     "scheduling-drop-unhandled-timeout": Flag("5s", _D),
     "debug-diagnosis-blocking": Flag("false", _B),
     "debug-diagnosis-queue-size": Flag("1000", _W),

@@ -1,7 +1,7 @@
 """The feature gates of the scheduler: names and defaults are upstream's.
 
-Manifests pass one list of gates to all of Kubernetes' components, so a gate that is not one of ours
-is named and otherwise ignored; one that looks like one of ours is an error, because a misspelt gate
+Manifests pass one list of gates to all of Kubernetes' components, so an unknown gate is named and
+ignored. An unknown gate that is spelt almost like a known one is an error, because a misspelt gate
 is a feature that silently stays off.
 """
 

@@ -3,9 +3,9 @@
 A profile starts with kube-scheduler's plugins at "MultiPoint", which stands for all the points that
 a plugin extends. What the file enables and disables is merged with that in two steps:
 
-1. MultiPoint itself. A default plugin that the file disables there (by name or "*") goes; one that
-   the file enables there keeps its place and takes the file's weight; other plugins that the file
-   enables follow.
+1. MultiPoint itself. A default plugin that the file disables there (by name or "*") is removed. A
+   default plugin that the file enables there keeps its place and takes the file's weight. Other
+   plugins that the file enables follow.
 2. Each point, unless the file disables "*" there, in which case the point has what the file enables
    and nothing else. Otherwise three groups in this order: plugins of MultiPoint that the file also
    enables at the point, in the order of the point; the other plugins of MultiPoint, without those

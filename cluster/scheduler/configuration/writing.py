@@ -1,4 +1,4 @@
-"""The configuration in force as a file: what an operator compares with the one that was given.
+"""The configuration in force as a file, for an operator to compare with the file that was given.
 
 Everything is spelt out: each point lists its plugins in the order of their calls, and each plugin's
 arguments are complete. Reading it again gives the same configuration.

@@ -1,7 +1,7 @@
 """The pods that left the queue to be scheduled, and the changes of the cluster since then.
 
-A change that happens while a pod is being scheduled may be one that its evaluation did not see. It
-is kept until the pod has been refused, and then counts as if it came afterwards.
+The evaluation of a pod may have missed a change that happens while the pod is being scheduled. The
+change is kept until the pod has been refused, and then counts as if it came afterwards.
 """
 
 from __future__ import annotations

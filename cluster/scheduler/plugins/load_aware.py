@@ -18,6 +18,7 @@ import numpy as np
 
 from apis.qos import PriorityClass
 from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores, as_is
+from cluster.scheduler.tables.amounts import LARGEST_AMOUNT
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -121,6 +122,10 @@ class LoadAwareScheduling:
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
-    """Return round(100 * used / allocatable), halves upwards; 0 where nothing is allocatable."""
+    """Return round(100 * used / allocatable), halves upwards; 0 where nothing is allocatable.
+
+    A sum of absurd limits counts as LARGEST_AMOUNT: 200 times more would not fit 64 bits.
+    """
     some = np.maximum(allocatable, 1)
+    used = np.minimum(used, LARGEST_AMOUNT)
     return np.where(allocatable > 0, (200 * used + some) // (2 * some), 0)

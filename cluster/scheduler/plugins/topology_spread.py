@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from apis.meta import matches
 from apis.scheduling_pod import TopologySpreadConstraint
+from cluster.scheduler.configuration.arguments import SYSTEM_CONSTRAINTS
 from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
 from cluster.scheduler.plugins.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.pod_selection import selector_key, spread_selector
@@ -37,18 +38,6 @@ _REASONS: Final = (
     Reason(f"{_MISMATCH} (missing required label)", resolvable=False),
 )
 
-SYSTEM_DEFAULTS: Final = (
-    TopologySpreadConstraint(
-        max_skew=3, topology_key=_HOSTNAME, when_unsatisfiable="ScheduleAnyway"
-    ),
-    TopologySpreadConstraint(
-        max_skew=5,
-        topology_key="topology.kubernetes.io/zone",
-        when_unsatisfiable="ScheduleAnyway",
-    ),
-)
-"""What kube-scheduler spreads pods of a workload by if neither pod nor configuration says more."""
-
 
 @dataclass(frozen=True, slots=True)
 class PodTopologySpread:
@@ -56,7 +45,7 @@ class PodTopologySpread:
     system_defaults: whether these are the built-in ones, which do not leave out nodes without a
     key."""
 
-    defaults: tuple[TopologySpreadConstraint, ...] = SYSTEM_DEFAULTS
+    defaults: tuple[TopologySpreadConstraint, ...] = SYSTEM_CONSTRAINTS
     system_defaults: bool = True
     name: str = "PodTopologySpread"
 

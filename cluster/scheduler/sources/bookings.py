@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from apis.annotations import annotation_field, parse_resource_status
+from apis.annotations import annotation_field
 from apis.core import Condition
 from apis.decode import Embedded, decode_text, field_decoder, remembered
 from apis.device import parse_device_allocated
@@ -19,10 +19,10 @@ from apis.keys import (
     ANNOTATION_RESERVATION_ALLOCATED,
     ANNOTATION_RESOURCE_STATUS,
 )
-from apis.meta import parse_time
+from apis.meta import unix_seconds
 from apis.scheduling_pod import SchedulingPod
-from cluster.scheduler.tables.amounts import amounts_of
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
+from cluster.scheduler.tables.numa_record import recorded_allocation
 from cluster.scheduler.tables.shapes import PodShape
 
 _RECORDED: Final = (
@@ -66,7 +66,7 @@ def booking_of(pod: SchedulingPod, shape: PodShape) -> ReadBooking:
             shape=shape,
             node=pod.spec.node_name,
             allocation=_allocation(pod, problems),
-            start=_moment_of(pod, "PodScheduled") or moment(pod.metadata.creation_timestamp),
+            start=_moment_of(pod, "PodScheduled") or unix_seconds(pod.metadata.creation_timestamp),
             initialized=_moment_of(pod, "Initialized"),
             terminating=pod.metadata.deletion_timestamp is not None,
         ),
@@ -78,25 +78,11 @@ def _allocation(pod: SchedulingPod, problems: list[InputError]) -> Allocation:
     annotations = pod.metadata.annotations
     if not any(key in annotations for key in _RECORDED):
         return NO_ALLOCATION
-    allocation = NO_ALLOCATION
-    if text := annotations.get(ANNOTATION_RESOURCE_STATUS):
-        try:
-            status = parse_resource_status(text, obj=pod.ref)
-            allocation = Allocation(
-                cpus=status.cpus,
-                numa=tuple(
-                    sorted(
-                        (
-                            (share.node, amounts_of(share.resources))
-                            for share in status.numa_node_resources
-                        ),
-                        key=lambda share: share[0],
-                    )
-                ),
-            )
-        except InputError as error:
-            problems.append(error)
-    devices = allocation.devices
+    cpus, numa, devices = NO_ALLOCATION.cpus, NO_ALLOCATION.numa, NO_ALLOCATION.devices
+    try:
+        cpus, numa = recorded_allocation(annotations, obj=pod.ref)
+    except InputError as error:
+        problems.append(error)
     if text := annotations.get(ANNOTATION_DEVICE_ALLOCATED):
         try:
             devices = parse_device_allocated(text, obj=pod.ref)
@@ -108,7 +94,7 @@ def _allocation(pod: SchedulingPod, problems: list[InputError]) -> Allocation:
             reservation = _parse_reservation(text, pod.ref).uid
         except InputError as error:
             problems.append(error)
-    return Allocation(allocation.cpus, allocation.numa, devices, reservation)
+    return Allocation(cpus, numa, devices, reservation)
 
 
 def _moment_of(pod: SchedulingPod, kind: str) -> float:
@@ -116,13 +102,5 @@ def _moment_of(pod: SchedulingPod, kind: str) -> float:
     condition: Condition
     for condition in pod.status.conditions:
         if condition.type == kind and condition.status == "True":
-            return moment(condition.last_transition_time)
+            return unix_seconds(condition.last_transition_time)
     return 0.0
-
-
-def moment(text: str | None) -> float:
-    """Return seconds since 1970; 0 for a time that is missing or unreadable."""
-    try:
-        return parse_time(text).timestamp() if text else 0.0
-    except ValueError:
-        return 0.0

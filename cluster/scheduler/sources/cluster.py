@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 
 from apis.core import is_terminated
-from apis.meta import LabelSelector
+from apis.meta import LabelSelector, unix_seconds
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.sources.bookings import booking_of, moment
+from cluster.scheduler.sources.bookings import booking_of
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.pending import PendingPod
@@ -144,7 +144,7 @@ class ClusterSource:
             uid=uid,
             priority=shape.priority,
             shape=shape,
-            created=moment(new.metadata.creation_timestamp),
+            created=unix_seconds(new.metadata.creation_timestamp),
             gang=gang,
         )
         defines = self._gangs.defined_by(new) if gang else None

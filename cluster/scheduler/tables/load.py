@@ -29,7 +29,7 @@ from apis.keys import (
     MID_CPU,
     MID_MEMORY,
 )
-from apis.meta import parse_duration, parse_time
+from apis.meta import parse_duration, unix_seconds
 from apis.nodemetric import NodeMetric, ResourceMap
 from apis.qos import PriorityClass
 from apis.usage_thresholds import UsageThresholds, parse_usage_thresholds
@@ -334,7 +334,7 @@ class LoadTable:
                     windows[percentile, _LONGEST] = vector
         pods = {f"{pod.namespace}/{pod.name}": pod for pod in status.pods_metric}
         return _Report(
-            updated=_moment(status.update_time),
+            updated=unix_seconds(status.update_time),
             interval=float(interval or _DEFAULT_INTERVAL_S),
             usage=self._usage_vector(info.node_usage) if info else None,
             windows=windows,
@@ -380,11 +380,3 @@ def _seconds(duration: str) -> int:
         return parse_duration(duration) // 1_000_000_000
     except ValueError:
         return 0
-
-
-def _moment(text: str | None) -> float:
-    """Return seconds since 1970; a time that is missing or unreadable is long ago."""
-    try:
-        return parse_time(text).timestamp() if text else 0.0
-    except ValueError:
-        return 0.0

@@ -258,6 +258,15 @@ def test_negative_usage_counts_as_none() -> None:
     assert node.load.base[node.row, 0] == 0
 
 
+def test_absurd_limits_of_many_pods_do_not_make_a_node_look_idle() -> None:
+    node = _Node()
+    node.load.set_report(node.row, _metric("1"))
+    for number in range(100):
+        node.place(f"p{number}", limits={"memory": "8E"})
+        assert "node(s) memory usage exceed threshold" in node.reasons()
+        assert node.score() <= 48
+
+
 _POD_STEPS = st.tuples(
     st.sampled_from(["place", "remove", "report", "node", "none"]),
     st.integers(0, 4),
