@@ -37,9 +37,10 @@ from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gat
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.registrations import registrations
-from cluster.scheduler.sources.cluster import ClusterSource, shrink_node, shrink_pod
+from cluster.scheduler.sources.cluster import ClusterSource
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
+from cluster.scheduler.sources.objects import kept_node, kept_pod
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.shapes import PodShape
@@ -107,7 +108,7 @@ class SchedulerProcess:
         self.leading = False
         self.ready = False
         self._wake = asyncio.Event()
-        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=shrink_pod)
+        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
         self.attempts = Attempts(
             scheduling,
             self.queue,
@@ -138,7 +139,7 @@ class SchedulerProcess:
             forget=self.attempts.forget,
             spread_by=self.workloads.selector_of,
         )
-        self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=shrink_node)
+        self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
         metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
         topologies: Cache[NodeResourceTopology] = Cache(
             client, NODE_RESOURCE_TOPOLOGIES, NodeResourceTopology

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from typing import Final
-
-import msgspec
 
 from apis.core import is_terminated
 from apis.meta import LabelSelector, unix_seconds
@@ -28,9 +25,6 @@ from cluster.scheduler.tables.tables import Tables
 from kube.cache import Change, Event, object_key
 
 _log = logging.getLogger(__name__)
-
-_LARGEST_ANNOTATION: Final = 64 * 1024
-"""Bytes. A larger annotation of a pod is dropped before the pod is kept: no plugin reads one."""
 
 
 class ClusterSource:
@@ -194,39 +188,3 @@ def pod_actions(old: SchedulingPod, new: SchedulingPod) -> Action:
 def _releases(before: Amounts, after: Amounts) -> bool:
     """Return whether a pod requests less of anything than before."""
     return any(after.get(name, 0) < amount for name, amount in before.items())
-
-
-def shrink_pod(pod: SchedulingPod) -> SchedulingPod:
-    """Drop what scheduling never reads, before the cache keeps the pod."""
-    containers = tuple(
-        msgspec.structs.replace(container, volume_mounts=()) for container in pod.spec.containers
-    )
-    init_containers = tuple(
-        msgspec.structs.replace(container, volume_mounts=())
-        for container in pod.spec.init_containers
-    )
-    metadata = msgspec.structs.replace(
-        pod.metadata,
-        annotations={
-            key: text
-            for key, text in pod.metadata.annotations.items()
-            if len(text) <= _LARGEST_ANNOTATION
-        },
-        finalizers=(),
-    )
-    volumes = tuple(v for v in pod.spec.volumes if v.persistent_volume_claim is not None)
-    return msgspec.structs.replace(
-        pod,
-        metadata=metadata,
-        spec=msgspec.structs.replace(
-            pod.spec, containers=containers, init_containers=init_containers, volumes=volumes
-        ),
-        status=msgspec.structs.replace(pod.status, message="", host_ip="", pod_ip="", pod_ips=()),
-    )
-
-
-def shrink_node(node: SchedulingNode) -> SchedulingNode:
-    """Drop what each heartbeat changes and scheduling never reads."""
-    return msgspec.structs.replace(
-        node, status=msgspec.structs.replace(node.status, conditions=(), addresses=())
-    )

@@ -8,7 +8,8 @@ import pytest
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.cycle.events import Action
 from cluster.scheduler.sources.bookings import booking_of
-from cluster.scheduler.sources.cluster import node_actions, pod_actions, shrink_pod
+from cluster.scheduler.sources.cluster import node_actions, pod_actions
+from cluster.scheduler.sources.objects import kept_node, kept_pod
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -63,4 +64,44 @@ def test_an_annotation_that_cannot_be_read_costs_its_own_part_of_the_booking() -
 
 def test_a_huge_annotation_is_dropped_before_the_pod_is_kept() -> None:
     pod = make_pod("p", annotations={f"{_PREFIX}/a": "x" * 2**20, f"{_PREFIX}/b": "y"})
-    assert shrink_pod(pod).metadata.annotations == {f"{_PREFIX}/b": "y"}
+    assert kept_pod(pod).metadata.annotations == {f"{_PREFIX}/b": "y"}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "cpu"),
+    [
+        pytest.param('{"resources":{"cpu":"3","memory":"1Gi"}}', 13000, id="amounts"),
+        pytest.param('{"resources":{"cpu":"3"},"reservedCPUs":"0-4"}', 11000, id="CPUs win"),
+        pytest.param('{"resources":{"cpu":"99"}}', 0, id="never below nothing"),
+        pytest.param(
+            '{"reservedCPUs":"0-4","applyPolicy":"ReservedCPUsOnly"}', 16000, id="only CPUs"
+        ),
+        pytest.param('{"reservedCPUs":"x"}', 16000, id="unreadable"),
+    ],
+)
+def test_what_a_node_reserves_is_not_allocatable(annotation: str, cpu: int) -> None:
+    node = make_node(
+        "n",
+        annotations={"node.koordinator.sh/reservation": annotation},
+        allocatable={"kubernetes.io/batch-cpu": "5000"},
+    )
+    allocatable = kept_node(node).status.allocatable
+    assert allocatable["cpu"].milli_value() == cpu
+    assert allocatable["kubernetes.io/batch-cpu"].value() == 5000
+
+
+def test_old_resource_names_become_the_present_ones() -> None:
+    old, present = "koordinator.sh/batch-cpu", "kubernetes.io/batch-cpu"
+    node = kept_node(make_node("n", allocatable={old: "9"}))
+    assert old not in node.status.allocatable
+    assert node.status.allocatable[present].value() == 9
+    pod = kept_pod(make_pod("p", requests={old: "1"}, limits={old: "2", present: "3"}))
+    shape = Shapes().of(pod)
+    assert shape.requests == {present: 1}
+    assert shape.limits == {present: 3}
+
+
+def test_a_label_names_another_scheduler_than_the_spec() -> None:
+    label = {f"{_PREFIX}/scheduler-name": "koord-scheduler"}
+    pod = make_pod("p", labels=label, schedulerName="default-scheduler")
+    assert kept_pod(pod).spec.scheduler_name == "koord-scheduler"

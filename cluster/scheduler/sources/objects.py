@@ -1,0 +1,113 @@
+"""What the caches keep of pods and nodes, in the form in which all plugins see them.
+
+Fields that scheduling never reads are dropped. Old names of resources become the present ones. What
+a node's annotation reserves is taken out of its allocatable, and a pod's label may name another
+scheduler than its spec. docs/facts/scheduler.md, "Objects as plugins see them".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from apis.core import ResourceRequirements
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_NODE_RESERVATION,
+    BATCH_CPU,
+    BATCH_MEMORY,
+    DEPRECATED_RESOURCES,
+    LABEL_SCHEDULER_NAME,
+)
+from apis.quantity import ZERO, Quantity, ResourceList
+from apis.scheduling_pod import SchedulingContainer, SchedulingNode, SchedulingPod
+from apis.topology import parse_node_reservation
+
+_LARGEST_ANNOTATION: Final = 64 * 1024
+"""Characters. No plugin reads a larger annotation of a pod; it is dropped before it is kept."""
+
+_NOT_RESERVED: Final = frozenset({BATCH_CPU, BATCH_MEMORY})
+"""The manager has taken the reservation out of these already."""
+
+
+def kept_pod(pod: SchedulingPod) -> SchedulingPod:
+    """Return what the cache keeps of a pod."""
+    spec, meta = pod.spec, pod.metadata
+    annotations = {
+        key: text for key, text in meta.annotations.items() if len(text) <= _LARGEST_ANNOTATION
+    }
+    return msgspec.structs.replace(
+        pod,
+        metadata=msgspec.structs.replace(meta, annotations=annotations, finalizers=()),
+        spec=msgspec.structs.replace(
+            spec,
+            scheduler_name=meta.labels.get(LABEL_SCHEDULER_NAME) or spec.scheduler_name,
+            containers=tuple(map(_kept_container, spec.containers)),
+            init_containers=tuple(map(_kept_container, spec.init_containers)),
+            overhead=renamed(spec.overhead),
+            volumes=tuple(v for v in spec.volumes if v.persistent_volume_claim is not None),
+        ),
+        status=msgspec.structs.replace(pod.status, message="", host_ip="", pod_ip="", pod_ips=()),
+    )
+
+
+def _kept_container(container: SchedulingContainer) -> SchedulingContainer:
+    resources = container.resources
+    requests, limits = renamed(resources.requests), renamed(resources.limits)
+    if requests is not resources.requests or limits is not resources.limits:
+        resources = ResourceRequirements(requests=requests, limits=limits)
+    return msgspec.structs.replace(container, volume_mounts=(), resources=resources)
+
+
+def kept_node(node: SchedulingNode) -> SchedulingNode:
+    """Return what the cache keeps of a node.
+
+    A reservation that cannot be read reserves nothing; `sources.node_facts` names it.
+    """
+    status = node.status
+    return msgspec.structs.replace(
+        node,
+        status=msgspec.structs.replace(
+            status,
+            capacity={},
+            allocatable=_without_reserved(node, renamed(status.allocatable)),
+            conditions=(),
+            addresses=(),
+        ),
+    )
+
+
+def renamed(resources: ResourceList) -> ResourceList:
+    """Return the amounts under the present names of their resources.
+
+    An amount under the present name counts if both are there.
+    """
+    if not DEPRECATED_RESOURCES.keys() & resources.keys():
+        return resources
+    result: dict[str, Quantity] = {}
+    for name, amount in resources.items():
+        present = DEPRECATED_RESOURCES.get(name, name)
+        if present == name or present not in resources:
+            result[present] = amount
+    return result
+
+
+def _without_reserved(node: SchedulingNode, allocatable: ResourceList) -> ResourceList:
+    text = node.metadata.annotations.get(ANNOTATION_NODE_RESERVATION)
+    if not text:
+        return allocatable
+    try:
+        reservation = parse_node_reservation(text, obj=f"Node {node.metadata.name}")
+    except InputError:
+        return allocatable
+    if reservation.apply_policy not in ("", "Default"):
+        return allocatable
+    reserved: Mapping[str, Quantity] = reservation.amounts()
+    return {
+        name: amount
+        if name in _NOT_RESERVED or name not in reserved
+        else max(ZERO, amount - reserved[name])
+        for name, amount in allocatable.items()
+    }
