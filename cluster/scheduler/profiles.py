@@ -62,10 +62,10 @@ from cluster.scheduler.plugins.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.topology_spread import PodTopologySpread, PodTopologySpreadScore
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.gang_definitions import GangDefaults
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
-from cluster.scheduler.tables.numa import NumaTable
+from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.tables import Tables
 
 NOT_DECIDED: Final = frozenset(

@@ -14,14 +14,14 @@ from apis.numa import CPUExclusivePolicy
 from apis.numa import NUMAAllocateStrategy as Strategy
 from cluster.scheduler.exact.even import split_evenly
 from cluster.scheduler.exact.unfit import Unfit
-from cluster.scheduler.tables.cpu_topology import (
+from cluster.scheduler.tables.numa.cpu_topology import (
     Core,
     CpuTopology,
     cores_of,
     one_of_each_core,
     whole_cores,
 )
-from cluster.scheduler.tables.numa_demand import FULL, CpuDemand
+from cluster.scheduler.tables.numa.demand import FULL, CpuDemand
 
 NOT_ENOUGH: Final = "not enough cpus available to satisfy request"
 

@@ -19,10 +19,10 @@ from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus, usable_cpus
 from cluster.scheduler.exact.even import split_evenly
 from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.tables.amounts import Amounts
-from cluster.scheduler.tables.cpu_topology import cores_of
-from cluster.scheduler.tables.numa_demand import FULL, CpuDemand
-from cluster.scheduler.tables.numa_facts import amplify
-from cluster.scheduler.tables.numa_state import NumaState, Status
+from cluster.scheduler.tables.numa.cpu_topology import cores_of
+from cluster.scheduler.tables.numa.demand import FULL, CpuDemand
+from cluster.scheduler.tables.numa.facts import amplify
+from cluster.scheduler.tables.numa.state import NumaState, Status
 
 MISSING: Final = "node(s) missing NUMA resources"
 INVALID_TOPOLOGY: Final = "node(s) invalid CPU Topology"

@@ -20,8 +20,8 @@ from cluster.scheduler.exact.numa import Hints
 from cluster.scheduler.plugins.contract import Reason, Recorded
 from cluster.scheduler.plugins.device_settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.booking import Allocation, Booking
-from cluster.scheduler.tables.device_request import DeviceRequest, device_request
-from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
+from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 

@@ -17,10 +17,10 @@ from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from apis.meta import LabelSelector, matches
 from cluster.scheduler.exact.devices.candidates import MAX_SCORE, Scoring
 from cluster.scheduler.tables.amounts import Vector
-from cluster.scheduler.tables.device_columns import NO_SEGMENT, DeviceColumns
-from cluster.scheduler.tables.device_inventory import MOST_DEVICES
-from cluster.scheduler.tables.device_partitions import LARGEST_MINOR, PartitionRules
-from cluster.scheduler.tables.device_request import (
+from cluster.scheduler.tables.devices.columns import NO_SEGMENT, DeviceColumns
+from cluster.scheduler.tables.devices.inventory import MOST_DEVICES
+from cluster.scheduler.tables.devices.partitions import LARGEST_MINOR, PartitionRules
+from cluster.scheduler.tables.devices.request import (
     WHOLE,
     DeviceRequest,
     Exclusive,

@@ -14,12 +14,12 @@ from cluster.scheduler.exact.devices.allocate import Rules
 from cluster.scheduler.exact.devices.candidates import Scoring
 from cluster.scheduler.exact.devices.templates import SharedTemplates
 from cluster.scheduler.plugins.contract import Refusal
-from cluster.scheduler.tables.device_request import (
+from cluster.scheduler.tables.devices.request import (
     BadDeviceRequest,
     DeviceRequest,
     device_request,
 )
-from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.shapes import PodShape
 
 NAME: Final = "DeviceShare"

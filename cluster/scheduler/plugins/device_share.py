@@ -47,15 +47,15 @@ from cluster.scheduler.plugins.device_columns import (
 )
 from cluster.scheduler.plugins.device_settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.amounts import Vector
-from cluster.scheduler.tables.device_columns import DeviceColumns
-from cluster.scheduler.tables.device_partitions import PartitionRules
-from cluster.scheduler.tables.device_request import (
+from cluster.scheduler.tables.devices.columns import DeviceColumns
+from cluster.scheduler.tables.devices.partitions import PartitionRules
+from cluster.scheduler.tables.devices.request import (
     DeviceRequest,
     Scope,
     TypeRequest,
     device_request,
 )
-from cluster.scheduler.tables.devices import NO_SLOT, DeviceTable
+from cluster.scheduler.tables.devices.table import NO_SLOT, DeviceTable
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables

@@ -62,10 +62,10 @@ from cluster.scheduler.plugins.numa_score import node_scores
 from cluster.scheduler.tables.amounts import CPU_COLUMN
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
-from cluster.scheduler.tables.numa import WHOLE_NODE, NumaTable
-from cluster.scheduler.tables.numa_demand import pod_specs
-from cluster.scheduler.tables.numa_facts import NO_RATIO, NumaFacts
-from cluster.scheduler.tables.numa_record import resource_status
+from cluster.scheduler.tables.numa.demand import pod_specs
+from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts
+from cluster.scheduler.tables.numa.record import resource_status
+from cluster.scheduler.tables.numa.table import WHOLE_NODE, NumaTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 

@@ -21,8 +21,7 @@ from cluster.scheduler.plugins.numa_reasons import (
     bit,
 )
 from cluster.scheduler.tables.nodes import Rows
-from cluster.scheduler.tables.numa import BIND_POLICIES, POLICIES, NumaTable
-from cluster.scheduler.tables.numa_demand import (
+from cluster.scheduler.tables.numa.demand import (
     FULL,
     SPREAD,
     CpuDemand,
@@ -30,7 +29,8 @@ from cluster.scheduler.tables.numa_demand import (
     own_bind_policy,
     pod_specs,
 )
-from cluster.scheduler.tables.numa_facts import NO_RATIO, NumaFacts
+from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts
+from cluster.scheduler.tables.numa.table import BIND_POLICIES, POLICIES, NumaTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 

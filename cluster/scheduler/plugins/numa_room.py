@@ -21,7 +21,9 @@ from apis.numa import NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.contract import MAX_SCORE
 from cluster.scheduler.plugins.numa_asked import FULL_REQUIRED, UNBOUND, Asked, Bools, Ints
-from cluster.scheduler.tables.numa import (
+from cluster.scheduler.tables.numa.facts import NO_RATIO
+from cluster.scheduler.tables.numa.state import Status
+from cluster.scheduler.tables.numa.table import (
     ANY,
     ANY_ALONE,
     IN_WHOLE_CORES,
@@ -31,8 +33,6 @@ from cluster.scheduler.tables.numa import (
     WHOLE_NODE,
     NumaTable,
 )
-from cluster.scheduler.tables.numa_facts import NO_RATIO
-from cluster.scheduler.tables.numa_state import Status
 
 _NOTHING: Final = -(2**55)
 """Stands for nothing free: no set with such a NUMA node has enough. Eight of them, and eight of the

@@ -25,7 +25,7 @@ from cluster.scheduler.plugins.numa_asked import (
 from cluster.scheduler.plugins.numa_room import chosen_sets, groups, needs, scores_of_sets
 from cluster.scheduler.plugins.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
-from cluster.scheduler.tables.numa import NumaTable
+from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 

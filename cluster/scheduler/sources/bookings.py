@@ -22,7 +22,7 @@ from apis.keys import (
 from apis.meta import unix_seconds
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
-from cluster.scheduler.tables.numa_record import recorded_allocation
+from cluster.scheduler.tables.numa.record import recorded_allocation
 from cluster.scheduler.tables.shapes import PodShape
 
 _RECORDED: Final = (

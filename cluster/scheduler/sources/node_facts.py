@@ -16,7 +16,7 @@ from apis.topology import NodeResourceTopology
 from cluster.scheduler.cycle.events import Action, ClusterEvent
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.profiles import Plugins
-from cluster.scheduler.tables.numa_facts import parse_numa_facts
+from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event

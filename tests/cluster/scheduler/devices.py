@@ -13,10 +13,10 @@ from cluster.scheduler.exact.devices.allocate import Devices
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.tables.amounts import amounts_of
 from cluster.scheduler.tables.booking import Allocation, Booking
-from cluster.scheduler.tables.device_inventory import read_inventory
-from cluster.scheduler.tables.device_partitions import NO_PARTITIONS, PartitionRules
-from cluster.scheduler.tables.device_request import DeviceRequest, parse_device_request
-from cluster.scheduler.tables.node_devices import NodeDevices, device_states, holding_of
+from cluster.scheduler.tables.devices.inventory import read_inventory
+from cluster.scheduler.tables.devices.node import NodeDevices, device_states, holding_of
+from cluster.scheduler.tables.devices.partitions import NO_PARTITIONS, PartitionRules
+from cluster.scheduler.tables.devices.request import DeviceRequest, parse_device_request
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from tests.cluster.scheduler.making import make_pod
 

@@ -19,9 +19,9 @@ from cluster.scheduler.plugins.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.numa_asked import Settings
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
-from cluster.scheduler.tables.cpu_topology import Cpu
-from cluster.scheduler.tables.numa import NumaTable
-from cluster.scheduler.tables.numa_facts import parse_numa_facts
+from cluster.scheduler.tables.numa.cpu_topology import Cpu
+from cluster.scheduler.tables.numa.facts import parse_numa_facts
+from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.exact.cpu_oracle import Machine

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from cluster.scheduler.tables.cpu_topology import Cpu
+from cluster.scheduler.tables.numa.cpu_topology import Cpu
 
 
 @dataclass

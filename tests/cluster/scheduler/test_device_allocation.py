@@ -17,7 +17,7 @@ from cluster.scheduler.exact.devices.numa_hints import SAME_DEVICES, device_hint
 from cluster.scheduler.exact.devices.partition import what_stays
 from cluster.scheduler.exact.devices.templates import SharedTemplates, parse_templates
 from cluster.scheduler.exact.numa import Hint
-from cluster.scheduler.tables.device_partitions import (
+from cluster.scheduler.tables.devices.partitions import (
     PartitionRules,
     built_in_partitions,
     parse_partitions,

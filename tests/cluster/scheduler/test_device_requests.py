@@ -9,7 +9,7 @@ import pytest
 from apis.keys import LABEL_GPU_ISOLATION_PROVIDER
 from apis.quantity import parse_quantity
 from cluster.scheduler.tables.amounts import amounts_of
-from cluster.scheduler.tables.device_request import (
+from cluster.scheduler.tables.devices.request import (
     BadDeviceRequest,
     Scope,
     parse_device_request,

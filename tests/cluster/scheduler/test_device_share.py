@@ -49,8 +49,8 @@ from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.device_settings import Settings, settings_of
 from cluster.scheduler.plugins.device_share import DeviceShareFilter, DeviceShareScore
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation
-from cluster.scheduler.tables.device_request import DeviceRequest, device_request
-from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
+from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.devices import (

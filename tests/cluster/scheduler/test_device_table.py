@@ -14,8 +14,8 @@ from apis.keys import ANNOTATION_GPU_PARTITIONS
 from apis.quantity import parse_quantity
 from cluster.scheduler.exact.devices.allocate import allocate
 from cluster.scheduler.exact.devices.failures import Failure
-from cluster.scheduler.tables.device_request import DeviceRequest, device_request
-from cluster.scheduler.tables.devices import NO_SLOT, DeviceTable
+from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
+from cluster.scheduler.tables.devices.table import NO_SLOT, DeviceTable
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.devices import (
     GIB,

@@ -10,7 +10,7 @@ from apis.keys import LABEL_NUMA_TOPOLOGY_POLICY
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.profiles import make_plugins
-from cluster.scheduler.tables.numa_facts import parse_numa_facts
+from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import enabled, file
 from tests.cluster.scheduler.devices import a_device_object, a_gpu, a_shape, full

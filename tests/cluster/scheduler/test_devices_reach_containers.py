@@ -12,7 +12,7 @@ from apis.device import parse_device_allocated
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED, LABEL_GPU_ISOLATION_PROVIDER
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
-from cluster.scheduler.tables.devices import DeviceTable
+from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.tables import Tables
 from hooks.compat import GPU_MINOR_NUMBERS
 from hooks.facts import KernelFacts

@@ -20,7 +20,7 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
 )
 from apis.numa import NodeCPUBindPolicy, NUMAAllocateStrategy, NUMATopologyPolicy
-from cluster.scheduler.tables.numa_facts import NO_FACTS, amplify, parse_numa_facts
+from cluster.scheduler.tables.numa.facts import NO_FACTS, amplify, parse_numa_facts
 from tests.cluster.scheduler.making import make_node
 from tests.cluster.scheduler.numa_making import SMALL, SMALL_ZONES, make_topology
 

@@ -17,8 +17,8 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
 )
 from cluster.scheduler.tables.booking import Allocation
-from cluster.scheduler.tables.cpu_topology import Cpu
-from cluster.scheduler.tables.numa import NumaTable
+from cluster.scheduler.tables.numa.cpu_topology import Cpu
+from cluster.scheduler.tables.numa.table import NumaTable
 from tests.cluster.scheduler.exact.cpu_oracle import Machine
 from tests.cluster.scheduler.making import make_node
 from tests.cluster.scheduler.numa_making import NumaCluster, make_topology

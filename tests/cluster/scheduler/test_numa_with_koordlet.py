@@ -20,8 +20,8 @@ from apis.qos import KubeQoS
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
-from cluster.scheduler.tables.numa_facts import parse_numa_facts
-from cluster.scheduler.tables.numa_record import recorded_allocation, resource_status
+from cluster.scheduler.tables.numa.facts import parse_numa_facts
+from cluster.scheduler.tables.numa.record import recorded_allocation, resource_status
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
 from hooks.policies.cpuset_allocator import POLICY

@@ -35,9 +35,9 @@ from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.partition import choose_partition
 from cluster.scheduler.exact.devices.templates import NO_TEMPLATES, SharedTemplates
 from cluster.scheduler.exact.devices.topology import choose_close, has_tree, subtree_of
-from cluster.scheduler.tables.device_partitions import LARGEST_MINOR
-from cluster.scheduler.tables.device_request import DeviceRequest, Scope, TypeRequest
-from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices, Switch
+from cluster.scheduler.tables.devices.node import DeviceState, NodeDevices, Switch
+from cluster.scheduler.tables.devices.partitions import LARGEST_MINOR
+from cluster.scheduler.tables.devices.request import DeviceRequest, Scope, TypeRequest
 
 Devices = Mapping[str, tuple[DeviceAllocation, ...]]
 """Device type -> allocated devices by ascending minor."""

@@ -14,9 +14,9 @@ from apis.device import DeviceType
 from apis.keys import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from apis.meta import matches
 from cluster.scheduler.tables.amounts import Amounts
-from cluster.scheduler.tables.device_inventory import NO_NUMA_NODE
-from cluster.scheduler.tables.device_request import Exclusive, TypeRequest
-from cluster.scheduler.tables.node_devices import DeviceState, Switch, with_gpu_memory
+from cluster.scheduler.tables.devices.inventory import NO_NUMA_NODE
+from cluster.scheduler.tables.devices.node import DeviceState, Switch, with_gpu_memory
+from cluster.scheduler.tables.devices.request import Exclusive, TypeRequest
 
 MAX_SCORE: Final = 100
 

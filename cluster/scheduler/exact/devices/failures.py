@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from apis.device import DeviceType
-from cluster.scheduler.tables.device_request import DEVICE_RESOURCES
+from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES
 
 
 @dataclass(frozen=True, slots=True)

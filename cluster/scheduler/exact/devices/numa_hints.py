@@ -9,9 +9,9 @@ from cluster.scheduler.exact.devices.allocate import DEFAULT_RULES, Devices, Rul
 from cluster.scheduler.exact.devices.candidates import Limits
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.numa import Hint, Hints, subsets
-from cluster.scheduler.tables.device_inventory import NO_NUMA_NODE
-from cluster.scheduler.tables.device_request import DeviceRequest
-from cluster.scheduler.tables.node_devices import DeviceState, NodeDevices
+from cluster.scheduler.tables.devices.inventory import NO_NUMA_NODE
+from cluster.scheduler.tables.devices.node import DeviceState, NodeDevices
+from cluster.scheduler.tables.devices.request import DeviceRequest
 
 SAME_DEVICES: Final = 500
 """Score of a set with which the pod gets the devices that it would get without a NUMA policy;

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cluster.scheduler.tables.device_partitions import Partition, PartitionTable
-from cluster.scheduler.tables.device_request import PartitionRequest
+from cluster.scheduler.tables.devices.partitions import Partition, PartitionTable
+from cluster.scheduler.tables.devices.request import PartitionRequest
 
 _WEIGHTS: Final = ((8, 10_000), (4, 100), (2, 1))
 """A free partition of 8 GPUs counts more than all of 4, and one of 4 more than all of 2."""

@@ -31,7 +31,7 @@ from apis.keys import (
 )
 from apis.meta import format_time, parse_time
 from cluster.scheduler.exact.devices.allocate import Devices
-from cluster.scheduler.tables.device_request import WHOLE
+from cluster.scheduler.tables.devices.request import WHOLE
 
 HAMI_CORE: Final = "HAMi-core"
 HUAWEI: Final = "huawei"

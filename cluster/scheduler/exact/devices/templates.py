@@ -14,7 +14,7 @@ from apis.decode import decode_field, field_decoder
 from apis.keys import HUAWEI_NPU_CORE
 from apis.quantity import ResourceList
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
-from cluster.scheduler.tables.device_request import TypeRequest
+from cluster.scheduler.tables.devices.request import TypeRequest
 
 DATA_KEY: Final = "data.yaml"
 """Key of the ConfigMap's data. Its text is JSON, which is YAML too."""

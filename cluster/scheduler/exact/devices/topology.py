@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence, Set
 from typing import Final
 
 from cluster.scheduler.exact.devices.candidates import Candidate, by_score
-from cluster.scheduler.tables.device_request import Scope
-from cluster.scheduler.tables.node_devices import DeviceState
+from cluster.scheduler.tables.devices.node import DeviceState
+from cluster.scheduler.tables.devices.request import Scope
 
 _LEVELS: Final = (Scope.NODE, Scope.NUMA_NODE, Scope.PCIE)
 

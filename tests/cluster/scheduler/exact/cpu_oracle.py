@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cluster.scheduler.tables.cpu_topology import Cpu
+from cluster.scheduler.tables.numa.cpu_topology import Cpu
 
 
 class Machine(NamedTuple):

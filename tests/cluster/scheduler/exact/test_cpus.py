@@ -11,7 +11,7 @@ from apis.numa import CPUBindPolicy, CPUExclusivePolicy
 from apis.numa import NUMAAllocateStrategy as Strategy
 from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus
 from cluster.scheduler.exact.unfit import Unfit
-from cluster.scheduler.tables.cpu_topology import (
+from cluster.scheduler.tables.numa.cpu_topology import (
     Cpu,
     CpuTopology,
     cores_of,
@@ -19,7 +19,7 @@ from cluster.scheduler.tables.cpu_topology import (
     one_of_each_core,
     whole_cores,
 )
-from cluster.scheduler.tables.numa_demand import FULL, SPREAD, CpuDemand
+from cluster.scheduler.tables.numa.demand import FULL, SPREAD, CpuDemand
 from tests.cluster.scheduler.exact import cpu_oracle
 from tests.cluster.scheduler.exact.cpu_oracle import Machine
 

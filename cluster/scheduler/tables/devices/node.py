@@ -14,9 +14,9 @@ from typing import Final
 from apis.device import DeviceAllocation, DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from cluster.scheduler.tables.amounts import Amounts
-from cluster.scheduler.tables.device_inventory import DeviceUnit, NodeInventory, device_amounts
-from cluster.scheduler.tables.device_partitions import NO_PARTITIONS, PartitionRules
-from cluster.scheduler.tables.device_request import DEVICE_RESOURCES, WHOLE
+from cluster.scheduler.tables.devices.inventory import DeviceUnit, NodeInventory, device_amounts
+from cluster.scheduler.tables.devices.partitions import NO_PARTITIONS, PartitionRules
+from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES, WHOLE
 
 Place = tuple[str, int]
 """A device of a node: its type and minor."""

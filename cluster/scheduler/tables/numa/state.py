@@ -8,8 +8,8 @@ from enum import IntEnum
 
 from apis.numa import CPUExclusivePolicy, NUMAAllocateStrategy
 from cluster.scheduler.tables.amounts import Amounts
-from cluster.scheduler.tables.cpu_topology import CpuTopology
-from cluster.scheduler.tables.numa_facts import NO_RATIO
+from cluster.scheduler.tables.numa.cpu_topology import CpuTopology
+from cluster.scheduler.tables.numa.facts import NO_RATIO
 
 
 class Status(IntEnum):

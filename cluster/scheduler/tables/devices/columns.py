@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.tables.amounts import Amounts
-from cluster.scheduler.tables.device_inventory import DeviceUnit
-from cluster.scheduler.tables.device_request import DEVICE_RESOURCES
+from cluster.scheduler.tables.devices.inventory import DeviceUnit
+from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES
 
 NO_SEGMENT: Final = -1
 _FIRST_SLOTS: Final = 16

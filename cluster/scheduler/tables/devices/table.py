@@ -25,30 +25,30 @@ from apis.keys import (
 )
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.device_columns import DeviceColumns, segments_of
-from cluster.scheduler.tables.device_inventory import (
+from cluster.scheduler.tables.devices.columns import DeviceColumns, segments_of
+from cluster.scheduler.tables.devices.inventory import (
     NodeInventory,
     read_inventory,
     without_health,
 )
-from cluster.scheduler.tables.device_partitions import (
-    NO_PARTITIONS,
-    PartitionRules,
-    partition_rules,
-)
-from cluster.scheduler.tables.device_request import (
-    DEVICE_RESOURCES,
-    DeviceRequest,
-    Exclusive,
-    device_request,
-)
-from cluster.scheduler.tables.node_devices import (
+from cluster.scheduler.tables.devices.node import (
     Holding,
     HoldingGroup,
     NodeDevices,
     Switch,
     device_states,
     holding_of,
+)
+from cluster.scheduler.tables.devices.partitions import (
+    NO_PARTITIONS,
+    PartitionRules,
+    partition_rules,
+)
+from cluster.scheduler.tables.devices.request import (
+    DEVICE_RESOURCES,
+    DeviceRequest,
+    Exclusive,
+    device_request,
 )
 from cluster.scheduler.tables.nodes import NodeTable, Rows
 

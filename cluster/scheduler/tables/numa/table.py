@@ -24,17 +24,17 @@ from apis.keys import CPU
 from apis.numa import CPUExclusivePolicy, NodeCPUBindPolicy, NUMATopologyPolicy
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.cpu_topology import cores_of, one_of_each_core, whole_cores
 from cluster.scheduler.tables.nodes import NodeTable
-from cluster.scheduler.tables.numa_demand import pod_specs
-from cluster.scheduler.tables.numa_facts import (
+from cluster.scheduler.tables.numa.cpu_topology import cores_of, one_of_each_core, whole_cores
+from cluster.scheduler.tables.numa.demand import pod_specs
+from cluster.scheduler.tables.numa.facts import (
     MOST_NUMA_NODES,
     NO_FACTS,
     NO_RATIO,
     NumaFacts,
     amplify,
 )
-from cluster.scheduler.tables.numa_state import NumaNode, NumaState, Status
+from cluster.scheduler.tables.numa.state import NumaNode, NumaState, Status
 
 N = TypeVar("N", bound=np.generic)
 

@@ -22,8 +22,8 @@ from apis.keys import (
 )
 from apis.quantity import Quantity
 from cluster.scheduler.tables.amounts import Amounts, amount_of
-from cluster.scheduler.tables.device_partitions import PartitionTable, parse_partitions
-from cluster.scheduler.tables.device_request import DEVICE_RESOURCES
+from cluster.scheduler.tables.devices.partitions import PartitionTable, parse_partitions
+from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES
 
 MOST_DEVICES: Final = 64
 """Of one type and node; chosen, as every row of a column is as wide as the widest. Machines of

@@ -46,7 +46,7 @@ from apis.topology import (
     parse_system_qos_resource,
 )
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
-from cluster.scheduler.tables.cpu_topology import Cpu, CpuTopology, cpu_topology
+from cluster.scheduler.tables.numa.cpu_topology import Cpu, CpuTopology, cpu_topology
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""CPUs and NUMA nodes of all nodes: what nodes report, what bookings hold, and what pods ask."""
