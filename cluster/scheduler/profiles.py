@@ -29,6 +29,14 @@ from cluster.scheduler.configuration.profiles import Profile as ProfileConfigura
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.exact.numa import Scoring
+from cluster.scheduler.plugins.between_pods.pod_affinity import (
+    InterPodAffinity,
+    InterPodAffinityScore,
+)
+from cluster.scheduler.plugins.between_pods.topology_spread import (
+    PodTopologySpread,
+    PodTopologySpreadScore,
+)
 from cluster.scheduler.plugins.contract import (
     Admission,
     Allocator,
@@ -36,30 +44,28 @@ from cluster.scheduler.plugins.contract import (
     Score,
     SetScore,
 )
-from cluster.scheduler.plugins.device_allocation import DeviceShareAllocator
-from cluster.scheduler.plugins.device_settings import settings_of
-from cluster.scheduler.plugins.device_share import DeviceShareFilter, DeviceShareScore
-from cluster.scheduler.plugins.fit import NodeResourcesFit
-from cluster.scheduler.plugins.fit_plus import (
+from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
+from cluster.scheduler.plugins.devices.device_share import DeviceShareFilter, DeviceShareScore
+from cluster.scheduler.plugins.devices.settings import settings_of
+from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
+from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
+from cluster.scheduler.plugins.nodes.node_ports import NodePorts
+from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
+from cluster.scheduler.plugins.numa.asked import Settings
+from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.plugins.resources.fit_plus import (
     NodeResourcesFitPlus,
     ScarceResourceAvoidance,
     Strategy,
 )
-from cluster.scheduler.plugins.image_locality import ImageLocality
-from cluster.scheduler.plugins.load_aware import LoadAwareScheduling
-from cluster.scheduler.plugins.node_affinity import NodeAffinity
-from cluster.scheduler.plugins.node_numa_resource import NodeNUMAResource
-from cluster.scheduler.plugins.node_ports import NodePorts
-from cluster.scheduler.plugins.numa_asked import Settings
-from cluster.scheduler.plugins.pod_affinity import InterPodAffinity, InterPodAffinityScore
-from cluster.scheduler.plugins.resource_scores import (
+from cluster.scheduler.plugins.resources.load_aware import LoadAwareScheduling
+from cluster.scheduler.plugins.resources.resource_scores import (
     BalancedAllocation,
     LeastAllocated,
     MostAllocated,
     RequestedToCapacityRatio,
 )
-from cluster.scheduler.plugins.taints import NodeUnschedulable, TaintToleration
-from cluster.scheduler.plugins.topology_spread import PodTopologySpread, PodTopologySpreadScore
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.devices.table import DeviceTable

@@ -1,0 +1,1 @@
+"""Where other pods are: affinity between pods, and spread over domains."""

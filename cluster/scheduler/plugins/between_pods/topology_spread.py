@@ -1,0 +1,184 @@
+"""PodTopologySpread: pods of a kind are spread evenly over the values of a node label.
+
+Filter, for each DoNotSchedule constraint: count(domain) + self - least <= maxSkew, where count is
+of matching pods on eligible nodes of the domain, self is 1 if the pod matches its own selector, and
+least is the smallest count of all domains (0 if there are fewer domains than minDomains).
+
+Score, for each ScheduleAnyway constraint: count(domain) * ln(domains + 2) + maxSkew - 1, summed and
+rounded; 100 * (largest + smallest - s) // largest. A pod without constraints that belongs to a
+workload gets the defaults of the cluster. docs/facts/scheduler.md, "Pod topology spread".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.meta import matches
+from apis.scheduling_pod import TopologySpreadConstraint
+from cluster.scheduler.configuration.arguments import SYSTEM_CONSTRAINTS
+from cluster.scheduler.plugins.between_pods.pod_selection import selector_key, spread_selector
+from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
+from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
+from cluster.scheduler.plugins.nodes.taints import TaintToleration
+from cluster.scheduler.tables.labels import ABSENT
+from cluster.scheduler.tables.matching import Counter
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_MISMATCH: Final = "node(s) didn't match pod topology spread constraints"
+_REASONS: Final = (
+    Reason(_MISMATCH),
+    Reason(f"{_MISMATCH} (missing required label)", resolvable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PodTopologySpread:
+    """defaults: constraints of pods that have none, by the selector of their workload.
+    system_defaults: whether these are the built-in ones, which do not leave out nodes without a
+    key."""
+
+    defaults: tuple[TopologySpreadConstraint, ...] = SYSTEM_CONSTRAINTS
+    system_defaults: bool = True
+    name: str = "PodTopologySpread"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return bool(self.constraints(pod, "DoNotSchedule"))
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return _REASONS
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        counts = sum(c.version for _, c in self.counted(pod, tables, "DoNotSchedule"))
+        # Both only grow, so their combination does not repeat.
+        return (tables.nodes.membership << 32) + counts
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        length = len(tables.nodes)
+        mask = np.zeros(length, dtype=np.int64)
+        with_keys = _has_keys(self.constraints(pod, "DoNotSchedule"), tables)
+        for constraint, counter in self.counted(pod, tables, "DoNotSchedule"):
+            labels = tables.nodes.labels.column(constraint.topology_key)
+            ids = labels.ids[:length]
+            eligible = with_keys & _included(pod, constraint, tables)
+            counts = counter.by_domain(labels, eligible)
+            present = np.bincount(ids[eligible], minlength=labels.values) > 0
+            domains = int(np.count_nonzero(present))
+            least = int(counts[present].min()) if domains else 0
+            if constraint.min_domains is not None and domains < constraint.min_domains:
+                least = 0
+            own = counter.weigh(pod)
+            skewed = counts + own - least > constraint.max_skew
+            mask[(mask == 0) & (ids != ABSENT) & skewed[ids]] = 1
+            mask[(mask == 0) & (ids == ABSENT)] = 2
+        return mask[rows]
+
+    def constraints(self, pod: PodShape, when: str) -> tuple[TopologySpreadConstraint, ...]:
+        """Return the constraints of this kind: the pod's own, or the defaults."""
+        own = pod.spread
+        if not own and pod.spread_by is not None:
+            own = self.defaults
+        return tuple(c for c in own if c.when_unsatisfiable == when)
+
+    def counted(self, pod: PodShape, tables: Tables, when: str) -> Counted:
+        """Return the constraints of this kind with their counters, kept with the shape."""
+        kept = pod.derived(_kept_counters).setdefault(tables, {})
+        found = kept.get((when, id(self.defaults)))
+        if found is None:
+            found = tuple(_with_counter(pod, c, tables) for c in self.constraints(pod, when))
+            kept[when, id(self.defaults)] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PodTopologySpreadScore:
+    """The score of `spread`'s constraints."""
+
+    spread: PodTopologySpread
+    name: str = "PodTopologySpread"
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return bool(self.spread.constraints(pod, "ScheduleAnyway"))
+
+    def score_set(self, pod: PodShape, tables: Tables, feasible: NDArray[np.intp]) -> Scores:
+        if not len(feasible):
+            return np.zeros(0, dtype=np.int64)
+        length = len(tables.nodes)
+        every_key = bool(pod.spread) or not self.spread.system_defaults
+        with_keys = np.ones(length, dtype=np.bool_)
+        if every_key:
+            with_keys = _has_keys(self.spread.constraints(pod, "ScheduleAnyway"), tables)
+        scored = with_keys[feasible]
+        total = np.zeros(len(feasible), dtype=np.float64)
+        for constraint, counter in self.spread.counted(pod, tables, "ScheduleAnyway"):
+            labels = tables.nodes.labels.column(constraint.topology_key)
+            ids = labels.ids[feasible]
+            if constraint.topology_key == _HOSTNAME:
+                size = int(np.count_nonzero(scored))
+                counts = counter.column(length)[feasible]
+            else:
+                size = len(np.unique(ids[scored]))
+                eligible = with_keys & _included(pod, constraint, tables)
+                counts = counter.by_domain(labels, eligible)[ids]
+            part = counts * np.log(size + 2) + (constraint.max_skew - 1)
+            total += np.where(ids != ABSENT, part, 0.0)
+        raw = np.floor(total + 0.5).astype(np.int64)
+        if not scored.any():
+            return np.zeros(len(feasible), dtype=np.int64)
+        largest, smallest = int(raw[scored].max()), int(raw[scored].min())
+        if largest == 0:
+            return np.where(scored, MAX_SCORE, 0).astype(np.int64)
+        return np.where(scored, MAX_SCORE * (largest + smallest - raw) // largest, 0)
+
+
+Counted = tuple[tuple[TopologySpreadConstraint, Counter], ...]
+
+
+def _kept_counters(pod: PodShape) -> WeakKeyDictionary[Tables, dict[object, Counted]]:
+    return WeakKeyDictionary()
+
+
+def _with_counter(
+    pod: PodShape, constraint: TopologySpreadConstraint, tables: Tables
+) -> tuple[TopologySpreadConstraint, Counter]:
+    """Return a constraint with the counter of the pods that it counts."""
+    selector = spread_selector(pod, constraint) if pod.spread else pod.spread_by
+    namespace = pod.namespace
+    counter = tables.matches.counter(
+        ("spread", namespace, selector_key(selector)),
+        lambda other: int(other.namespace == namespace and matches(selector, other.labels)),
+        with_terminating=False,
+    )
+    return constraint, counter
+
+
+def _has_keys(
+    constraints: tuple[TopologySpreadConstraint, ...], tables: Tables
+) -> NDArray[np.bool_]:
+    length = len(tables.nodes)
+    result = tables.nodes.alive[:length].copy()
+    for constraint in constraints:
+        result &= tables.nodes.labels.column(constraint.topology_key).ids[:length] != ABSENT
+    return result
+
+
+def _included(
+    pod: PodShape, constraint: TopologySpreadConstraint, tables: Tables
+) -> NDArray[np.bool_]:
+    """Return the nodes that count for a constraint by its nodeAffinityPolicy and taints policy."""
+    every = slice(0, len(tables.nodes))
+    result = tables.nodes.alive[every].copy()
+    affinity = NodeAffinity()
+    if constraint.node_affinity_policy == "Honor" and affinity.applies(pod, tables):
+        result &= affinity.filter(pod, tables, every) == 0
+    taints = TaintToleration()
+    if constraint.node_taints_policy == "Honor" and taints.applies(pod, tables):
+        result &= taints.filter(pod, tables, every) == 0
+    return result

@@ -1,0 +1,1 @@
+"""DeviceShare: GPUs, RDMA and FPGA devices, by minor and share."""

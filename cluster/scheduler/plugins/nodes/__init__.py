@@ -1,0 +1,1 @@
+"""What a node is like: taints, labels, ports in use, images."""

@@ -1,0 +1,1 @@
+"""NodeNUMAResource: CPUs of a pod's own and amounts by NUMA node."""

@@ -1,0 +1,1 @@
+"""What the room on a node says of a pod: requests against what is left, and measured load."""

@@ -1,0 +1,111 @@
+"""Masks and scores that are kept for a shape equal those worked out afresh."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.cycle.evaluation import Evaluator, Profile
+from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.plugins.resources.resource_scores import BalancedAllocation, LeastAllocated
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.making import make_node, make_pod
+
+_PROFILE = Profile(
+    "koord-scheduler",
+    filters=(NodeUnschedulable(), TaintToleration(), NodeResourcesFit()),
+    scores=((LeastAllocated(), 1), (BalancedAllocation(), 1), (TaintToleration(), 3)),
+)
+_TAINTS = st.sampled_from(
+    [
+        [],
+        [{"key": "a", "effect": "NoSchedule"}],
+        [{"key": "b", "effect": "PreferNoSchedule"}],
+        [{"key": "b", "value": "x", "effect": "NoExecute"}],
+    ]
+)
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("node"), st.integers(0, 40), _TAINTS),
+        st.tuples(st.just("gone"), st.integers(0, 40), st.none()),
+        st.tuples(st.just("schedule"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("remove"), st.integers(0, 10), st.none()),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_STEPS)
+def test_what_is_kept_equals_what_is_worked_out_afresh(steps: list[tuple[str, int, Any]]) -> None:
+    tables = Tables()
+    shapes = Shapes()
+    kept = Evaluator(_PROFILE, tables)
+    pods = [
+        make_pod("a", requests={"cpu": "1"}),
+        make_pod("b", requests={"cpu": "7", "memory": "1Gi"}),
+        make_pod("c", requests={"cpu": "1"}, tolerations=[{"key": "a", "operator": "Exists"}]),
+        make_pod("d", requests={"example.com/x": "1"}),
+    ]
+    placed: list[str] = []
+    for number, (kind, index, what) in enumerate(steps):
+        if kind == "node":
+            tables.upsert_node(
+                make_node(f"n{index}", taints=what, allocatable={"cpu": str(index % 9)})
+            )
+        elif kind == "gone":
+            tables.delete_node(f"n{index}")
+        elif kind == "remove" and placed:
+            tables.remove(placed.pop(index % len(placed)))
+        elif kind == "schedule":
+            shape = shapes.of(pods[index])
+            found = kept.evaluate(shape)
+            fresh = Evaluator(_PROFILE, tables).evaluate(shape)
+            assert found.feasible.tolist() == fresh.feasible.tolist()
+            assert found.totals.tolist() == fresh.totals.tolist()
+            for (plugin, mask), (other, expected) in zip(found.masks, fresh.masks, strict=True):
+                assert plugin == other
+                assert mask.tolist() == expected.tolist()
+            best = found.best(number)
+            if best is not None:
+                assert found.totals[found.feasible.tolist().index(best)] == found.totals.max()
+                node = tables.nodes.name(best)
+                placed.append(str(number))
+                tables.place(Booking(key="", uid=str(number), shape=shape, node=node))
+
+
+def test_ties_do_not_depend_on_the_order_in_which_nodes_appeared() -> None:
+    chosen = []
+    for order in (range(50), reversed(range(50))):
+        tables = Tables()
+        for number in order:
+            tables.upsert_node(make_node(f"n{number}"))
+        evaluation = Evaluator(_PROFILE, tables).evaluate(Shapes().of(make_pod("a")))
+        chosen.append(
+            [tables.nodes.name(evaluation.best(salt * 2**56) or 0) for salt in range(200)]
+        )
+    assert chosen[0] == chosen[1]
+    assert len(set(chosen[0])) > 20
+
+
+def test_only_the_shapes_that_were_used_last_are_kept() -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("n"))
+    shapes = Shapes()
+    evaluator = Evaluator(_PROFILE, tables)
+    all_of_them = [shapes.of(make_pod("p", requests={"cpu": f"{n}m"})) for n in range(300)]
+    for shape in all_of_them:
+        evaluator.evaluate(shape)
+    first = weakref.ref(all_of_them[0])
+    last = weakref.ref(all_of_them[-1])
+    del all_of_them, shape
+    assert first() is None
+    assert last() is not None
+    assert len(shapes) < 300

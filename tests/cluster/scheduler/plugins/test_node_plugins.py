@@ -1,0 +1,287 @@
+"""The columns' verdicts on random clusters equal the oracle's, plugin by plugin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.plugins.contract import Filter
+from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
+from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
+from cluster.scheduler.plugins.nodes.node_ports import NodePorts
+from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.plugins.resources.resource_scores import (
+    BalancedAllocation,
+    LeastAllocated,
+    MostAllocated,
+)
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler import oracle
+from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.oracle import OracleNode
+
+_KEYS = st.sampled_from(["zone", "disk", "size"])
+_VALUES = st.sampled_from(["a", "b", "3", "12", ""])
+_LABELS = st.dictionaries(_KEYS, _VALUES, max_size=3)
+_EFFECT = st.sampled_from(["NoSchedule", "PreferNoSchedule", "NoExecute"])
+_TAINTS = st.lists(
+    st.fixed_dictionaries({"key": _KEYS, "value": _VALUES, "effect": _EFFECT}), max_size=3
+)
+_TOLERATIONS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"key": _KEYS, "value": _VALUES, "effect": st.one_of(st.just(""), _EFFECT)}
+        ),
+        st.fixed_dictionaries(
+            {"key": st.one_of(st.just(""), _KEYS), "operator": st.just("Exists")}
+        ),
+        st.just({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}),
+    ),
+    max_size=3,
+)
+_EXPRESSION = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "key": _KEYS,
+            "operator": st.sampled_from(["In", "NotIn"]),
+            "values": st.lists(_VALUES, min_size=1, max_size=3),
+        }
+    ),
+    st.fixed_dictionaries({"key": _KEYS, "operator": st.sampled_from(["Exists", "DoesNotExist"])}),
+    st.fixed_dictionaries(
+        {
+            "key": _KEYS,
+            "operator": st.sampled_from(["Gt", "Lt"]),
+            "values": st.lists(st.sampled_from(["3", "5"]), min_size=1, max_size=1),
+        }
+    ),
+)
+_FIELDS = st.fixed_dictionaries(
+    {
+        "key": st.just("metadata.name"),
+        "operator": st.sampled_from(["In", "NotIn"]),
+        "values": st.lists(st.sampled_from(["n0", "n1", "none"]), min_size=1, max_size=1),
+    }
+)
+_TERM = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchExpressions": st.lists(_EXPRESSION, max_size=2),
+        "matchFields": st.lists(_FIELDS, max_size=1),
+    },
+)
+_AFFINITY = st.fixed_dictionaries(
+    {
+        "nodeAffinity": st.fixed_dictionaries(
+            {},
+            optional={
+                "requiredDuringSchedulingIgnoredDuringExecution": st.fixed_dictionaries(
+                    {"nodeSelectorTerms": st.lists(_TERM, min_size=1, max_size=2)}
+                ),
+                "preferredDuringSchedulingIgnoredDuringExecution": st.lists(
+                    st.fixed_dictionaries({"weight": st.integers(1, 100), "preference": _TERM}),
+                    max_size=3,
+                ),
+            },
+        )
+    }
+)
+_IMAGES = st.sampled_from(["web:1", "web", "db:2"])
+_MIB = 1024 * 1024
+_NODE = st.fixed_dictionaries(
+    {
+        "labels": _LABELS,
+        "taints": _TAINTS,
+        "unschedulable": st.booleans(),
+        "allocatable": st.fixed_dictionaries(
+            {
+                "cpu": st.sampled_from(["0", "500m", "3", "16"]),
+                "memory": st.sampled_from(["1Gi", "7Gi", "64Gi"]),
+                "pods": st.sampled_from(["1", "3", "110"]),
+            },
+            optional={"example.com/gpu": st.sampled_from(["0", "2"])},
+        ),
+        "images": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "names": st.sampled_from([["web:1"], ["web:latest", "w"], ["db:2"]]),
+                    "sizeBytes": st.integers(1, 2000 * _MIB),
+                }
+            ),
+            max_size=2,
+            unique_by=lambda image: str(image["names"]),
+        ),
+    }
+)
+_CONTAINER = st.fixed_dictionaries(
+    {
+        "name": st.just("c"),
+        "image": _IMAGES,
+        "resources": st.fixed_dictionaries(
+            {
+                "requests": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "cpu": st.sampled_from(["0", "100m", "1", "2500m"]),
+                        "memory": st.sampled_from(["0", "333Mi", "2Gi"]),
+                        "example.com/gpu": st.sampled_from(["0", "1"]),
+                    },
+                )
+            }
+        ),
+        "ports": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "hostPort": st.sampled_from([0, 80, 81]),
+                    "hostIP": st.sampled_from(["", "10.0.0.1", "10.0.0.2"]),
+                    "protocol": st.sampled_from(["TCP", "UDP"]),
+                }
+            ),
+            max_size=2,
+        ),
+    }
+)
+_POD = st.fixed_dictionaries(
+    {
+        "containers": st.lists(_CONTAINER, min_size=1, max_size=2),
+        "tolerations": _TOLERATIONS,
+    },
+    optional={
+        "nodeSelector": _LABELS,
+        "affinity": _AFFINITY,
+    },
+)
+
+
+def _cluster(
+    nodes: list[dict[str, Any]], running: list[tuple[int, dict[str, Any]]]
+) -> tuple[Tables, Shapes, list[OracleNode]]:
+    tables = Tables()
+    shapes = Shapes()
+    objects = [OracleNode(make_node(f"n{number}", **node)) for number, node in enumerate(nodes)]
+    for on in objects:
+        tables.upsert_node(on.node)
+    for number, (where, spec) in enumerate(running):
+        on = objects[where % len(objects)]
+        pod = make_pod(f"r{number}", node=on.node.metadata.name, **spec)
+        on.pods.append(pod)
+        tables.place(
+            Booking(
+                key="",
+                uid=pod.metadata.uid,
+                shape=shapes.of(pod),
+                node=on.node.metadata.name,
+            )
+        )
+    return tables, shapes, objects
+
+
+def _reasons(plugin: Filter, shape: PodShape, tables: Tables) -> list[list[str]]:
+    """Return each row's reasons, evaluated as a whole and row by row."""
+    if not plugin.applies(shape, tables):
+        return [[] for _ in range(len(tables.nodes))]
+    whole = plugin.filter(shape, tables, slice(0, len(tables.nodes)))
+    for row in range(len(tables.nodes)):
+        assert plugin.filter(shape, tables, np.array([row]))[0] == whole[row]
+    texts = [reason.text for reason in plugin.reasons(shape)]
+    return [
+        [text for number, text in enumerate(texts) if mask >> number & 1] for mask in whole.tolist()
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(_NODE, min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 4), _POD), max_size=6),
+    _POD,
+)
+def test_filters_equal_the_oracle(
+    nodes: list[dict[str, Any]], running: list[tuple[int, dict[str, Any]]], spec: dict[str, Any]
+) -> None:
+    tables, shapes, objects = _cluster(nodes, running)
+    pod = make_pod("p", **spec)
+    shape = shapes.of(pod)
+    for plugin, expected in (
+        (NodeUnschedulable(), oracle.unschedulable),
+        (TaintToleration(), oracle.taints),
+        (NodeAffinity(), oracle.affinity),
+        (NodePorts(), oracle.ports),
+        (NodeResourcesFit(), oracle.fit),
+    ):
+        found = _reasons(plugin, shape, tables)
+        for on, texts in zip(objects, found, strict=True):
+            assert sorted(texts) == sorted(expected(pod, on)), plugin.name
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(_NODE, min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 4), _POD), max_size=6),
+    _POD,
+)
+def test_scores_equal_the_oracle(
+    nodes: list[dict[str, Any]], running: list[tuple[int, dict[str, Any]]], spec: dict[str, Any]
+) -> None:
+    tables, shapes, objects = _cluster(nodes, running)
+    pod = make_pod("p", **spec)
+    shape = shapes.of(pod)
+    rows = slice(0, len(tables.nodes))
+
+    raw = NodeAffinity().score(shape, tables, rows)
+    assert raw.tolist() == [oracle.preferred(pod, on) for on in objects]
+    for plugin, most in ((LeastAllocated(), False), (MostAllocated(), True)):
+        scores = plugin.score(shape, tables, rows).tolist()
+        assert scores == [oracle.least_allocated(pod, on, most=most) for on in objects]
+    if BalancedAllocation().applies(shape, tables):
+        scores = BalancedAllocation().score(shape, tables, rows).tolist()
+        assert scores == [oracle.balanced(pod, on) for on in objects]
+    if ImageLocality().applies(shape, tables):
+        scores = ImageLocality().score(shape, tables, rows).tolist()
+        assert scores == [oracle.image_locality(pod, on, objects) for on in objects]
+
+
+def test_the_worked_example_of_resource_scores() -> None:
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n", allocatable={"cpu": "16", "memory": "64Gi"}))
+    used = shapes.of(make_pod("u", requests={"cpu": "4", "memory": "16Gi"}))
+    tables.place(Booking(key="", uid="u", shape=used, node="n"))
+    pod = shapes.of(make_pod("p", requests={"cpu": "2", "memory": "4Gi"}))
+    rows = slice(0, 1)
+    assert LeastAllocated().score(pod, tables, rows).tolist() == [65]
+    assert MostAllocated().score(pod, tables, rows).tolist() == [34]
+    assert BalancedAllocation().score(pod, tables, rows).tolist() == [73]
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "used", "requests", "score"),
+    [
+        # The first four are lines of the log of kube-scheduler 1.36.3.
+        ((6000, 13088333345), (0, 0), (795, 823132160), 73),
+        ((2545, 12403692953), (0, 0), (795, 823132160), 68),
+        ((2688, 9865011716), (62, 0), (795, 823132160), 70),
+        ((8442, 22998463712), (1262, 1873805312), (1109, 6378487808), 75),
+        # The pod makes the node even: more than 75.
+        ((1000, 1000), (500, 0), (0, 500), 87),
+    ],
+)
+def test_balance_is_the_change_that_the_pod_makes(
+    allocatable: tuple[int, int], used: tuple[int, int], requests: tuple[int, int], score: int
+) -> None:
+    def amounts(of: tuple[int, int]) -> dict[str, str]:
+        return {"cpu": f"{of[0]}m", "memory": str(of[1])}
+
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n", allocatable=amounts(allocatable)))
+    running = shapes.of(make_pod("u", requests=amounts(used)))
+    tables.place(Booking(key="", uid="u", shape=running, node="n"))
+    pod = shapes.of(make_pod("p", requests=amounts(requests)))
+    assert BalancedAllocation().score(pod, tables, slice(0, 1)).tolist() == [score]

@@ -1,0 +1,77 @@
+"""Scores of the strategies that are configured rather than default."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.scheduler.plugins.resources.fit_plus import (
+    NodeResourcesFitPlus,
+    ScarceResourceAvoidance,
+    Strategy,
+)
+from cluster.scheduler.plugins.resources.resource_scores import RequestedToCapacityRatio
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.making import make_node, make_pod
+
+_GPU = "nvidia.com/gpu"
+
+
+def _with(
+    allocatable: dict[str, str], used: dict[str, str], pod: dict[str, str]
+) -> tuple[Tables, PodShape]:
+    tables = Tables()
+    shapes = Shapes()
+    tables.upsert_node(make_node("n", allocatable=allocatable))
+    if used:
+        shape = shapes.of(make_pod("u", requests=used))
+        tables.place(Booking(key="", uid="u", shape=shape, node="n"))
+    return tables, shapes.of(make_pod("p", requests=pod))
+
+
+def test_fit_plus_scores_each_resource_by_its_own_strategy() -> None:
+    tables, pod = _with({"cpu": "64", _GPU: "8"}, {"cpu": "48", _GPU: "4"}, {"cpu": "8", _GPU: "2"})
+    plugin = NodeResourcesFitPlus(
+        ((_GPU, Strategy(most=True, weight=2)), ("cpu", Strategy(most=False, weight=1)))
+    )
+    assert plugin.score(pod, tables, slice(0, 1)).tolist() == [54]
+    assert not plugin.applies(Shapes().of(make_pod("x")), tables)
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "requests", "scarce", "score"),
+    [
+        pytest.param({_GPU: "8"}, {"cpu": "1", "memory": "1Gi"}, {_GPU}, 50, id="half of the rest"),
+        pytest.param({}, {"cpu": "1", "memory": "1Gi"}, {_GPU}, 100, id="a node without it"),
+        pytest.param({_GPU: "8"}, {"cpu": "1", _GPU: "1"}, {_GPU}, 100, id="a pod that needs it"),
+    ],
+)
+def test_nodes_with_scarce_resources_are_avoided(
+    allocatable: dict[str, str], requests: dict[str, str], scarce: set[str], score: int
+) -> None:
+    tables, pod = _with({"ephemeral-storage": "1Gi", **allocatable}, {}, requests)
+    plugin = ScarceResourceAvoidance(frozenset(scarce))
+    assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
+
+
+@pytest.mark.parametrize(
+    ("points", "percent", "score"),
+    [
+        pytest.param(((0, 0), (100, 10)), 45, 45, id="a straight line"),
+        pytest.param(((0, 10), (100, 0)), 45, 55, id="a falling line"),
+        pytest.param(((20, 4), (40, 8)), 10, 40, id="constant before the first point"),
+        pytest.param(((20, 4), (40, 8)), 90, 80, id="constant after the last point"),
+        pytest.param(((20, 4), (40, 8)), 21, 42, id="between two points"),
+    ],
+)
+def test_a_ratio_function_is_linear_between_its_points(
+    points: tuple[tuple[int, int], ...], percent: int, score: int
+) -> None:
+    assert RequestedToCapacityRatio(points).at(percent) == score
+
+
+def test_resources_whose_ratio_scores_nothing_are_left_out_of_the_mean() -> None:
+    tables, pod = _with({"cpu": "10", "memory": "10Gi"}, {}, {"cpu": "5", "memory": "0"})
+    plugin = RequestedToCapacityRatio(((0, 0), (100, 10)))
+    assert plugin.score(pod, tables, slice(0, 1)).tolist() == [50]

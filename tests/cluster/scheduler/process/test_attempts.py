@@ -1,0 +1,104 @@
+"""What becomes of a member that waits on its node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.scheduler.attempts import Attempts
+from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.permit import Permit, gang_gate
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.registrations import registrations
+from cluster.scheduler.tables.gang_definitions import GangDefaults, gang_from_pod
+from cluster.scheduler.tables.gangs import Gangs
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.making import make_node, make_pod
+
+_GANG = {
+    "gang.scheduling.koordinator.sh/name": "g",
+    "gang.scheduling.koordinator.sh/min-available": "2",
+    "gang.scheduling.koordinator.sh/mode": "NonStrict",
+}
+
+
+class _Writers:
+    def __init__(self) -> None:
+        self.bound: list[str] = []
+
+    def bind(self, placement: Any) -> None:
+        self.bound.append(placement.name)
+
+    def status(self, *_: Any) -> None: ...
+    def event(self, *_: Any) -> None: ...
+    def settled(self, *_: Any) -> None: ...
+
+
+class _Bed:
+    def __init__(self) -> None:
+        self.tables = Tables()
+        gangs = Gangs()
+        self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
+            registrations(), gates=(gang_gate(gangs),)
+        )
+        self.permit: Permit[PodShape] = Permit(self.queue, gangs)
+        self.writers = _Writers()
+        profile = Profile("koord-scheduler", filters=(NodeResourcesFit(),))
+        self.attempts = Attempts(
+            Scheduling(self.tables, {"koord-scheduler": profile}, seed=1),
+            self.queue,
+            self.permit,
+            SchedulerMetrics(self.queue),
+            self.writers,
+            clock=lambda: 0.0,
+            pod_of=lambda key: None,
+        )
+        self._shapes = Shapes()
+
+    def add(self, name: str, cpu: str, *, gang: bool = False, priority: int = 0) -> None:
+        pod = make_pod(
+            name,
+            requests={"cpu": cpu},
+            annotations=_GANG if gang else {},
+            schedulerName="koord-scheduler",
+            priority=priority,
+        )
+        pending = PendingPod(
+            key=f"default/{name}",
+            uid=name,
+            priority=priority,
+            shape=self._shapes.of(pod),
+            created=0.0,
+            gang="default/g" if gang else "",
+        )
+        defines = gang_from_pod(pod.metadata, GangDefaults()).definition if gang else None
+        self.permit.add(pending, 0.0, defines=defines)
+
+
+def test_a_member_that_is_deleted_while_it_waits_leaves_its_room_to_others() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("late", "1", gang=True, priority=9)
+    bed.add("waits", "3", gang=True, priority=8)
+    bed.add("other", "2")
+    # One member meets an error and backs off, so that the next one waits for it on the node.
+    popped = bed.permit.pop(0.0)
+    assert popped is not None and popped.pod.uid == "late"
+    bed.permit.failed("late", "an error", 0.0)
+    assert bed.attempts.next(0.0)
+    assert list(bed.tables.bookings) == ["waits"]
+    assert bed.writers.bound == []
+    assert bed.attempts.next(0.0)
+    assert bed.queue.place("other") is Place.UNSCHEDULABLE
+    bed.attempts.follow(bed.permit.gone("waits", 0.0))
+    bed.attempts.forget("waits")
+    assert not bed.tables.bookings
+    assert bed.attempts.held == 0
+    assert bed.queue.place("other") is not Place.UNSCHEDULABLE
+    assert bed.attempts.next(2.0)
+    assert bed.writers.bound == ["other"]
