@@ -17,46 +17,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from apis.core import Namespace
-from apis.device import Device
-from apis.nodemetric import NodeMetric
-from apis.quota import PodGroup
-from apis.scheduling_pod import SchedulingNode, SchedulingPod
-from apis.topology import NodeResourceTopology
-from cluster.scheduler.attempts import Attempts
 from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.placement import Outcome, Placement
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
-from cluster.scheduler.cycle.permit import Permit, gang_gate
-from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S, SchedulingQueue
-from cluster.scheduler.cycle.scheduling import Scheduling
-from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
-from cluster.scheduler.metrics import SchedulerMetrics
-from cluster.scheduler.profiles import Plugins, make_plugins
-from cluster.scheduler.registrations import registrations
-from cluster.scheduler.sources.cluster import ClusterSource
-from cluster.scheduler.sources.gangs import GangSource
-from cluster.scheduler.sources.node_facts import NodeFacts
-from cluster.scheduler.sources.objects import kept_node, kept_pod
-from cluster.scheduler.sources.workloads import Workloads
-from cluster.scheduler.tables.gangs import Gangs
-from cluster.scheduler.tables.shapes import PodShape
-from cluster.scheduler.tables.tables import Tables
-from kube.cache import Cache, Event, wait_all_synced
+from cluster.scheduler.core import SchedulerCore
+from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
+from cluster.scheduler.cycle.waiting import Place
+from kube.cache import Event, wait_all_synced
 from kube.client import Client
 from kube.leader import LeaderElection
-from kube.resources import (
-    DEVICES,
-    NAMESPACES,
-    NODE_METRICS,
-    NODE_RESOURCE_TOPOLOGIES,
-    NODES,
-    POD_GROUPS,
-    PODS,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +41,8 @@ _LEAST_DRAIN_S: Final = 1.0
 """For bindings under way at a stop, if the lease leaves no more."""
 
 
-class SchedulerProcess:
-    """The composition root: builds all parts and runs them."""
+class SchedulerProcess(SchedulerCore):
+    """The composition root: the core with its writers, and what runs them."""
 
     def __init__(
         self,
@@ -83,98 +55,22 @@ class SchedulerProcess:
     ) -> None:
         """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
         longest_unschedulable_s: see SchedulingQueue."""
-        self.client = client
-        self._clock = clock
-        self.configuration = configuration
-        self.tables = Tables()
-        self.plugins: Plugins = make_plugins(configuration, self.tables)
-        gangs = Gangs()
-        self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
-            registrations(),
-            gates=(Gate("SchedulingGates", scheduling_gates), gang_gate(gangs)),
-            backoff=Backoff(
-                float(configuration.pod_initial_backoff_seconds),
-                float(configuration.pod_max_backoff_seconds),
-            ),
+        super().__init__(
+            client,
+            configuration,
+            self,
+            seed=seed,
+            clock=clock,
             longest_unschedulable_s=longest_unschedulable_s,
         )
-        self.permit: Permit[PodShape] = Permit(self.queue, gangs)
-        scheduling = Scheduling(
-            self.tables,
-            self.plugins.profiles,
-            seed=uuid.uuid4().int if seed is None else seed,
-        )
-        self.metrics = SchedulerMetrics(self.queue)
         self.leading = False
         self.ready = False
         self._wake = asyncio.Event()
-        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
-        self.attempts = Attempts(
-            scheduling,
-            self.queue,
-            self.permit,
-            self.metrics,
-            self,
-            clock=clock,
-            pod_of=self.pods.items.get,
-        )
-        self._make_sources()
+        for cache in (*self.caches, self.pods):
+            cache.subscribe(self._woken)
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
         self.binder = Binder(client, self._outcome, before=self.statuses.settle)
-
-    def _make_sources(self) -> None:
-        client = self.client
-        self.workloads = Workloads(client)
-        follow = self.attempts.follow
-        gangs = GangSource(self.permit, self.plugins.gangs, clock=self._clock, follow=follow)
-        self.source = ClusterSource(
-            self.tables,
-            self.queue,
-            self.permit,
-            gangs,
-            scheduler_names=self.plugins.profiles,
-            clock=self._clock,
-            follow=follow,
-            forget=self.attempts.forget,
-            spread_by=self.workloads.selector_of,
-        )
-        self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
-        metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
-        topologies: Cache[NodeResourceTopology] = Cache(
-            client, NODE_RESOURCE_TOPOLOGIES, NodeResourceTopology
-        )
-        devices: Cache[Device] = Cache(client, DEVICES, Device)
-        namespaces: Cache[Namespace] = Cache(client, NAMESPACES, Namespace)
-        pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
-        self.caches: tuple[Cache[Any], ...] = (
-            self.nodes,
-            namespaces,
-            metrics,
-            topologies,
-            devices,
-            pod_groups,
-            *self.workloads.caches,
-        )
-        facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
-        # A node's row is made before its facts are looked for.
-        self.nodes.subscribe(self.source.node_event)
-        self.nodes.subscribe(facts.node_event)
-        self.pods.subscribe(self.source.pod_event)
-        metrics.subscribe(facts.metric_event)
-        topologies.subscribe(facts.topology_event)
-        devices.subscribe(facts.device_event)
-        pod_groups.subscribe(gangs.pod_group_event)
-        namespaces.subscribe(self._namespace_event)
-        for cache in (*self.caches, self.pods):
-            cache.subscribe(self._woken)
-
-    def _namespace_event(self, event: Event[Namespace]) -> None:
-        name = event.new.metadata.name
-        if event.change.value == "deleted":
-            self.tables.namespaces.delete(name)
-        else:
-            self.tables.namespaces.set(name, event.new.metadata.labels)
 
     def _woken(self, event: Event[Any]) -> None:
         self._wake.set()
@@ -274,17 +170,6 @@ class SchedulerProcess:
                 except TimeoutError:
                     pass
             await asyncio.sleep(0)
-
-    def schedule_for(self, seconds: float) -> bool:
-        """Schedule pods for so long; return whether more may be waiting."""
-        now = self._clock()
-        end = time.monotonic() + seconds
-        for load in self.plugins.loads:
-            load.advance(now)
-        while time.monotonic() < end:
-            if not self.attempts.next(now):
-                return False
-        return True
 
     def _outcome(self, placement: Placement, outcome: Outcome) -> None:
         self.attempts.bound(placement, outcome)
