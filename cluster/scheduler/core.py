@@ -101,7 +101,9 @@ class SchedulerCore:
         client = self.client
         self.workloads = Workloads(client)
         follow = self.attempts.follow
-        gangs = GangSource(self.permit, self.plugins.gangs, clock=self._clock, follow=follow)
+        gangs = self.gangs = GangSource(
+            self.permit, self.plugins.gangs, clock=self._clock, follow=follow
+        )
         self.source = ClusterSource(
             self.tables,
             self.queue,
@@ -120,7 +122,7 @@ class SchedulerCore:
         )
         devices: Cache[Device] = Cache(client, DEVICES, Device)
         namespaces: Cache[Namespace] = Cache(client, NAMESPACES, Namespace)
-        pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
+        self.pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
         # Without the pods, which are read last: what a pod's workload is follows from the others.
         self.caches: tuple[Cache[Any], ...] = (
             self.nodes,
@@ -128,7 +130,7 @@ class SchedulerCore:
             metrics,
             topologies,
             devices,
-            pod_groups,
+            self.pod_groups,
             *self.workloads.caches,
         )
         facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
@@ -139,7 +141,7 @@ class SchedulerCore:
         metrics.subscribe(facts.metric_event)
         topologies.subscribe(facts.topology_event)
         devices.subscribe(facts.device_event)
-        pod_groups.subscribe(gangs.pod_group_event)
+        self.pod_groups.subscribe(gangs.pod_group_event)
         namespaces.subscribe(self._namespace_event)
 
     def _namespace_event(self, event: Event[Namespace]) -> None:

@@ -92,6 +92,7 @@ async def _run(
         client,
         configuration,
         longest_unschedulable_s=settings.seconds("pod-max-in-unschedulable-pods-duration"),
+        controllers=settings.controllers,
     )
     if process.plugins.not_decided:
         _log.warning(

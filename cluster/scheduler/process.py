@@ -13,17 +13,21 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.placement import Outcome, Placement
+from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.flags import CONTROLLERS
 from cluster.scheduler.core import SchedulerCore
+from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.cycle.waiting import Place
 from kube.cache import Event, wait_all_synced
@@ -52,9 +56,11 @@ class SchedulerProcess(SchedulerCore):
         seed: int | None = None,
         clock: Callable[[], float] = time.time,
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
+        controllers: Container[str] = CONTROLLERS,
     ) -> None:
         """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
-        longest_unschedulable_s: see SchedulingQueue."""
+        longest_unschedulable_s: see SchedulingQueue. controllers: names of the plugins that also
+        write the status of their objects."""
         super().__init__(
             client,
             configuration,
@@ -71,6 +77,24 @@ class SchedulerProcess(SchedulerCore):
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
         self.binder = Binder(client, self._outcome, before=self.statuses.settle)
+        self.pod_group_statuses: PodGroupStatuses | None = None
+        if self.plugins.gangs and COSCHEDULING in controllers:
+            self._keep_pod_group_statuses()
+
+    def _keep_pod_group_statuses(self) -> None:
+        groups_of = self.gangs.pod_groups_of
+        members = self.pods.index(groups_of)
+        statuses = self.pod_group_statuses = PodGroupStatuses(
+            self.client, group_of=self.pod_groups.items.get, pods_of=members.get, now=self._clock
+        )
+        self.pod_groups.subscribe(statuses.seen)
+
+        def pod_event(event: Event[SchedulingPod]) -> None:
+            for pod in (event.old, event.new):
+                for key in () if pod is None else groups_of(pod):
+                    statuses.changed(key)
+
+        self.pods.subscribe(pod_event)
 
     def _woken(self, event: Event[Any]) -> None:
         self._wake.set()
@@ -135,6 +159,8 @@ class SchedulerProcess(SchedulerCore):
             )
             start("statuses", self.statuses.run())
             start("events", self.events.run())
+            if self.pod_group_statuses is not None:
+                start("pod group statuses", self.pod_group_statuses.run())
             stack.push_async_callback(self.events.flush, 3.0)
             stack.push_async_callback(self.binder.drain, self._drain_seconds())
             self.ready = True

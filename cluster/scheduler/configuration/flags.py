@@ -65,8 +65,10 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "port": Flag("10251", _P, "HTTP port of health and metrics; 0: not served"),
     "address": Flag("127.0.0.1", _T, "address of that port; upstream's default is 0.0.0.0"),
     "v": Flag("0", _N, "log level; 5 and above: debug"),
+    "controller-plugins": Flag(
+        "*", _T, "plugins that also write the status of their objects, such as Coscheduling"
+    ),
     # without effect: accepted, so that manifests start
-    "controller-plugins": Flag("*", _T),
     "enable-network-topology-manager": Flag("false", _B),
     "sync-barrier-pod-namespace": Flag("kube-system", _T),
     "sync-barrier-pod-name": Flag("koord-scheduler-sync-barrier", _T),

@@ -52,6 +52,13 @@ class GangSource:
         name = gang_name(pod.metadata)
         return "" if name is None else name.id
 
+    def pod_groups_of(self, pod: SchedulingPod) -> tuple[str, ...]:
+        """Return namespace/name of the PodGroup that a pod belongs to; none, or one."""
+        if pod.spec.scheduler_name not in self._defaults:
+            return ()
+        name = gang_name(pod.metadata)
+        return (name.id,) if name is not None and name.by_pod_group else ()
+
     def defined_by(self, pod: SchedulingPod) -> GangDefinition | None:
         """Return the gang that a pod's annotations define, or None."""
         defaults = self._defaults.get(pod.spec.scheduler_name)

@@ -348,6 +348,14 @@ async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Cli
         await eventually(rejected)
         nodes = await _nodes_of(client)
         assert [name for name, node in nodes.items() if node] == ["other"]
+
+        async def status(*phases: str) -> dict[str, Any] | None:
+            raw = await client.request("GET", POD_GROUPS.path(namespace="default", name="g"))
+            found: dict[str, Any] = msgspec.json.decode(raw).get("status", {})
+            return found if found.get("phase") in phases else None
+
+        found = await eventually(lambda: status("Scheduling"))
+        assert found.get("scheduled", 0) == 0
         # What the members held for a moment is free again.
         await eventually(lambda: len(process.tables.bookings) == 1)
         await _make_node(client, "large", cpu=16)
@@ -362,6 +370,13 @@ async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Cli
             for pod in await _pods(client)
         }
         assert counts == {"other": None, **{f"g{number}": "5" for number in range(5)}}
+        assert (await eventually(lambda: status("Scheduled")))["scheduled"] == 5
+        running = b'{"status":{"phase":"Running"}}'
+        for number in range(5):
+            await client.patch(
+                PODS, f"g{number}", running, namespace="default", subresource="status"
+            )
+        assert (await eventually(lambda: status("Running")))["running"] == 5
 
 
 def test_a_gang_is_bound_together_or_not_at_all(server: ApiServer) -> None:
