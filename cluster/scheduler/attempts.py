@@ -116,7 +116,7 @@ class Attempts:
         )
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
-            message = outcome.diagnosis.message
+            message = outcome.diagnosis.text
             plugins = outcome.diagnosis.plugins or _NO_NODES
             decisions = self._permit.refused(pod.uid, plugins, message, now)
             self._report(pod.key, pod.uid, UNSCHEDULABLE, message)

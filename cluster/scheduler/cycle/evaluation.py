@@ -92,9 +92,13 @@ class Evaluator:
 
     def evaluate(self, pod: PodShape) -> Evaluation:
         """Return every node's verdict. Raises Refusal."""
-        tables = self._tables
         for admission in self.profile.admissions:
-            admission.check(pod, tables)
+            admission.check(pod, self._tables)
+        return self.evaluate_nodes(pod)
+
+    def evaluate_nodes(self, pod: PodShape) -> Evaluation:
+        """Return every node's verdict, without asking the admissions. Raises Refusal."""
+        tables = self._tables
         kept = self._kept.get(pod)
         if kept is None or kept.membership_of_plugins(pod, self.profile, tables):
             kept = self._kept[pod] = _Kept(pod, self.profile, tables)

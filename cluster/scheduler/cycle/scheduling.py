@@ -6,12 +6,15 @@ writes it to the API server, and removes it again if that fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
+from cluster.scheduler.plugins.unsupported import Unsupported
+from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but_for, nearest
 from cluster.scheduler.reasons.diagnosis import Diagnosis, diagnose, refused
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
 from cluster.scheduler.tables.shapes import PodShape
@@ -49,6 +52,7 @@ class Scheduling:
         """profiles: by scheduler name. seed: with the same seed and inputs, the same placements."""
         self.tables = tables
         self._evaluators = {name: Evaluator(profile, tables) for name, profile in profiles.items()}
+        self._advisor = Advisor()
         self._salt = seed % 2**64
 
     def schedule(
@@ -62,7 +66,7 @@ class Scheduling:
         try:
             evaluation = evaluator.evaluate(shape)
         except Refusal as refusal:
-            return Unplaced(refused(refusal, self.tables))
+            return Unplaced(self._refused(refusal, shape, profile, now))
         self._salt = (self._salt + _MIX) % 2**64
         refusing: dict[int, tuple[str, Reason]] = {}
         while len(refusing) < _MOST_TRIES:
@@ -82,7 +86,44 @@ class Scheduling:
                 self.tables.place(booking)
                 return Placed(booking, self._record(evaluator.profile, booking), evaluation)
             refusing[row] = allocation
-        return Unplaced(diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing))
+        diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
+        return Unplaced(
+            self._advised(
+                shape,
+                profile,
+                diagnosis,
+                lambda: nearest(shape, self.tables, evaluation.masks, refused_rows=refusing),
+                now,
+            )
+        )
+
+    def _advised(
+        self,
+        shape: PodShape,
+        profile: str,
+        diagnosis: Diagnosis,
+        work: Callable[[], Counterfactuals],
+        now: float,
+    ) -> Diagnosis:
+        version = self.tables.nodes.version
+        return self._advisor.advise((profile, shape), diagnosis, work, version=version, now=now)
+
+    def _refused(self, refusal: Refusal, shape: PodShape, profile: str, now: float) -> Diagnosis:
+        diagnosis = refused(refusal, self.tables)
+        return self._advised(
+            shape, profile, diagnosis, lambda: self._but_for(refusal, shape, profile), now
+        )
+
+    def _but_for(self, refusal: Refusal, shape: PodShape, profile: str) -> Counterfactuals:
+        """Return how many nodes would take the pod without the plugin that refused it."""
+        if refusal.plugin == Unsupported().name:
+            # What the pod asks for beyond the filters is not known here.
+            return NONE
+        try:
+            feasible = self._evaluators[profile].evaluate_nodes(shape).feasible
+        except Refusal:
+            return NONE
+        return but_for(refusal.plugin, str(refusal), self.tables, feasible)
 
     def _allocate(
         self, profile: Profile, shape: PodShape, row: int

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.plugins.contract import Filter, Mask, Reason, Refusal
+from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -32,7 +33,7 @@ class Diagnosis:
     nodes: count of all nodes. counts: nodes by the text of a reason. plugins: names of those that
     hold nodes back or refuse the pod. refusal: message of the plugin that refused the pod before
     any node was looked at, or "". resolvable: rows where evicting pods could help. remarks: what
-    later steps, such as preemption, add to the message.
+    later steps, such as preemption, add to the message. counterfactuals: the nearest nodes.
     """
 
     nodes: int
@@ -41,10 +42,16 @@ class Diagnosis:
     refusal: str = ""
     resolvable: NDArray[np.intp] = field(default_factory=lambda: _NO_ROWS)
     remarks: tuple[str, ...] = ()
+    counterfactuals: Counterfactuals = NONE
+
+    @property
+    def text(self) -> str:
+        """The text of the pod's condition and event: `message`, then the nearest nodes."""
+        return " ".join(filter(None, (self.message, self.counterfactuals.sentence)))
 
     @property
     def message(self) -> str:
-        """The text of the pod's condition and event, in kube-scheduler's form."""
+        """What kube-scheduler would say, in its form."""
         text = f"0/{self.nodes} nodes are available: " if self.nodes else NO_NODES
         if self.refusal:
             text = f"0/{self.nodes} nodes are available: {self.refusal}"

@@ -160,7 +160,10 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
         found = await eventually(condition)
         assert found["status"] == "False"
         assert found["reason"] == "Unschedulable"
-        assert found["message"] == "0/4 nodes are available: 4 Insufficient cpu."
+        assert found["message"] == (
+            "0/4 nodes are available: 4 Insufficient cpu. "
+            "One change away: 4 of 4 nodes lack only 2 of cpu."
+        )
 
         async def failed() -> list[dict[str, Any]]:
             return await _events(client, "FailedScheduling")
