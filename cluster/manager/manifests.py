@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from apis.keys import KOORDINATOR_NAMESPACE, SLO_CONFIG_NAME
+from apis.keys import SLO_CONFIG_NAME
+from cluster.manifests import (
+    CONTAINER_SECURITY,
+    NAMESPACE,
+    POD_SECURITY,
+    Account,
+    namespace_manifest,
+    rule,
+    spread_over_nodes,
+)
 from cluster.webhook.configuration import (
     MUTATING_NAME,
     SERVICE_NAME,
@@ -17,7 +26,6 @@ from cluster.webhook.configuration import (
     configuration_manifest,
 )
 
-NAMESPACE: Final = KOORDINATOR_NAMESPACE
 ACCOUNT: Final = "koord-manager"
 SECRET_NAME: Final = "koordinator-webhook-certs"
 IMAGE: Final = "koord-manager:0.1.0"
@@ -25,106 +33,56 @@ IMAGE: Final = "koord-manager:0.1.0"
 _FOLLOW: Final = ("list", "watch")
 
 
-def _rule(
-    group: str, resources: tuple[str, ...], verbs: tuple[str, ...], *names: str
-) -> dict[str, Any]:
-    rule: dict[str, Any] = {
-        "apiGroups": [group],
-        "resources": list(resources),
-        "verbs": list(verbs),
-    }
-    if names:
-        rule["resourceNames"] = list(names)
-    return rule
-
-
 CLUSTER_RULES: Final = (
-    _rule("", ("namespaces",), _FOLLOW),
+    rule("", ("namespaces",), _FOLLOW),
     # get, patch: the controller of colocation profiles, gate ColocationProfileController.
-    _rule("", ("pods",), ("get", *_FOLLOW, "patch")),
-    _rule("", ("nodes",), (*_FOLLOW, "patch")),
-    _rule("", ("nodes/status",), ("patch",)),
-    _rule("", ("events",), ("create", "patch")),
-    _rule("scheduling.k8s.io", ("priorityclasses",), _FOLLOW),
-    _rule(
+    rule("", ("pods",), ("get", *_FOLLOW, "patch")),
+    rule("", ("nodes",), (*_FOLLOW, "patch")),
+    rule("", ("nodes/status",), ("patch",)),
+    rule("", ("events",), ("create", "patch")),
+    rule("scheduling.k8s.io", ("priorityclasses",), _FOLLOW),
+    rule(
         "admissionregistration.k8s.io",
         ("mutatingwebhookconfigurations",),
         ("get", *_FOLLOW, "patch"),
         MUTATING_NAME,
     ),
-    _rule(
+    rule(
         "admissionregistration.k8s.io",
         ("validatingwebhookconfigurations",),
         ("get", *_FOLLOW, "patch"),
         VALIDATING_NAME,
     ),
-    _rule("config.koordinator.sh", ("clustercolocationprofiles",), _FOLLOW),
-    _rule("quota.koordinator.sh", ("elasticquotaprofiles",), (*_FOLLOW, "patch")),
-    _rule("scheduling.koordinator.sh", ("devices",), _FOLLOW),
-    _rule("scheduling.sigs.k8s.io", ("elasticquotas",), ("get", *_FOLLOW, "create", "patch")),
-    _rule(
+    rule("config.koordinator.sh", ("clustercolocationprofiles",), _FOLLOW),
+    rule("quota.koordinator.sh", ("elasticquotaprofiles",), (*_FOLLOW, "patch")),
+    rule("scheduling.koordinator.sh", ("devices",), _FOLLOW),
+    rule("scheduling.sigs.k8s.io", ("elasticquotas",), ("get", *_FOLLOW, "create", "patch")),
+    rule(
         "slo.koordinator.sh", ("nodeslos", "nodemetrics"), (*_FOLLOW, "create", "patch", "delete")
     ),
-    _rule("topology.node.k8s.io", ("noderesourcetopologies",), (*_FOLLOW, "patch")),
+    rule("topology.node.k8s.io", ("noderesourcetopologies",), (*_FOLLOW, "patch")),
 )
 
 NAMESPACE_RULES: Final = (
-    _rule("", ("configmaps",), _FOLLOW),
+    rule("", ("configmaps",), _FOLLOW),
     # A name cannot restrict create.
-    _rule("", ("secrets",), ("create",)),
-    _rule("", ("secrets",), ("get", "patch"), SECRET_NAME),
-    _rule("coordination.k8s.io", ("leases",), ("create",)),
-    _rule("coordination.k8s.io", ("leases",), ("get", "update"), "koordinator-manager"),
+    rule("", ("secrets",), ("create",)),
+    rule("", ("secrets",), ("get", "patch"), SECRET_NAME),
+    rule("coordination.k8s.io", ("leases",), ("create",)),
+    rule("coordination.k8s.io", ("leases",), ("get", "update"), "koordinator-manager"),
 )
-
-_RBAC: Final = "rbac.authorization.k8s.io"
 
 
 def rbac(namespace: str = NAMESPACE) -> list[dict[str, Any]]:
     """Return the service account and its rights."""
-    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
+    account = Account(ACCOUNT, namespace)
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": ACCOUNT, "namespace": namespace},
-        },
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": "koord-manager-role"},
-            "rules": list(CLUSTER_RULES),
-        },
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "koord-manager-rolebinding"},
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "koord-manager-role"},
-            "subjects": [subject],
-        },
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "Role",
-            "metadata": {"name": "koord-leader-election-role", "namespace": namespace},
-            "rules": list(NAMESPACE_RULES),
-        },
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "koord-leader-election-rolebinding", "namespace": namespace},
-            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": "koord-leader-election-role"},
-            "subjects": [subject],
-        },
+        account.manifest(),
+        *account.cluster_role("koord-manager-role", "koord-manager-rolebinding", CLUSTER_RULES),
+        *account.role(
+            "koord-leader-election-role", "koord-leader-election-rolebinding", NAMESPACE_RULES
+        ),
     ]
-
-
-def namespace_manifest(namespace: str = NAMESPACE) -> dict[str, Any]:
-    """Return the namespace; its label keeps the pod webhooks away from the manager's own pods."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": namespace, "labels": {"control-plane": "koordinator"}},
-    }
 
 
 def service(namespace: str = NAMESPACE) -> dict[str, Any]:
@@ -219,11 +177,7 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
             "requests": {"cpu": "500m", "memory": "256Mi"},
             "limits": {"cpu": "1", "memory": "1Gi"},
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": dict(CONTAINER_SECURITY),
         # TLS reads private keys from files only: they are written to memory, a few KiB each.
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
@@ -232,25 +186,8 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
         # Kubernetes' default. A stop takes at most 18 s: 5 of drain, 10 for the last reviews and 3
         # for the last events.
         "terminationGracePeriodSeconds": 30,
-        "securityContext": {
-            "runAsNonRoot": True,
-            # The user "nonroot" of common base images.
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "affinity": {
-            "podAntiAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "weight": 100,
-                        "podAffinityTerm": {
-                            "labelSelector": {"matchLabels": labels},
-                            "topologyKey": "kubernetes.io/hostname",
-                        },
-                    }
-                ]
-            }
-        },
+        "securityContext": dict(POD_SECURITY),
+        "affinity": spread_over_nodes(labels),
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
     }

@@ -33,7 +33,7 @@ from kube.connection import Connection
 from tests.beds.kubernetes import API_SERVER, programs
 from tests.ports import free_ports
 
-USERS = ("admin", "koord-manager", "koordlet", "nobody")
+USERS = ("admin", "koord-manager", "koord-scheduler", "koordlet", "nobody")
 
 
 @dataclass

@@ -33,7 +33,6 @@ from tests.beds.apiserver import ApiServer, api_server, eventually
 
 NAMESPACE = "koordinator-system"
 _RBAC = "rbac.authorization.k8s.io"
-CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
 CLUSTER_ROLE_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
 
 
@@ -100,18 +99,24 @@ async def _true(work: Any) -> bool:
 
 
 async def grant(client: Client, user: str, *documents: Mapping[str, Any]) -> None:
-    """Give a user of the bed the ClusterRoles among the documents of a manifest."""
+    """Give a user of the bed the Roles and ClusterRoles among the documents of a manifest."""
     for document in documents:
-        if document["kind"] != "ClusterRole":
+        kind = document["kind"]
+        if kind not in ("ClusterRole", "Role"):
             continue
-        await client.create(CLUSTER_ROLES, encode_object(CLUSTER_ROLES, dict(document)))
+        namespace = document["metadata"].get("namespace", "")
+        role = Resource(_RBAC, "v1", f"{kind.lower()}s", kind, bool(namespace))
+        await client.create(role, encode_object(role, dict(document)), namespace=namespace)
         name = document["metadata"]["name"]
         bound = {
             "metadata": {"name": name},
             "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": user}],
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name},
+            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": name},
         }
-        await client.create(CLUSTER_ROLE_BINDINGS, encode_object(CLUSTER_ROLE_BINDINGS, bound))
+        binding = Resource(
+            _RBAC, "v1", f"{kind.lower()}bindings", f"{kind}Binding", bool(namespace)
+        )
+        await client.create(binding, encode_object(binding, bound), namespace=namespace)
 
 
 async def register_webhooks(client: Client) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import yaml
 
-from cluster.manager.manifests import files
+from cluster.manager import manifests as of_manager
+from cluster.scheduler import manifests as of_scheduler
 from kube.client import ApiError
 from tests.beds import kubernetes
 from tests.beds.apiserver import ApiServer, api_server
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.apiserver
 def test_the_installed_manifests_are_accepted_in_their_order() -> None:
     async def run(fresh: ApiServer) -> None:
         async with fresh.client() as client:
-            for documents in files().values():
+            for documents in (*of_manager.files().values(), *of_scheduler.files().values()):
                 for document in documents:
                     await client.request(
                         "POST", _collection(document), body=msgspec.json.encode(document)
@@ -61,12 +62,12 @@ def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
     with api_server() as fresh:
         config = kubeconfig(fresh, tmp_path)
         first = kubectl(config, "apply", "crds")
-        first += kubectl(config, "apply", "manager", "koordlet")
+        first += kubectl(config, "apply", "manager", "scheduler", "koordlet")
         assert len(first) == len(list(manifests_of(deploy)))
         assert all(line.endswith(" created") for line in first), first
-        stored = kubectl(config, _VERSIONS, "manager", "koordlet")
-        kubectl(config, "apply", "manager", "koordlet")
-        assert kubectl(config, _VERSIONS, "manager", "koordlet") == stored
+        stored = kubectl(config, _VERSIONS, "manager", "scheduler", "koordlet")
+        kubectl(config, "apply", "manager", "scheduler", "koordlet")
+        assert kubectl(config, _VERSIONS, "manager", "scheduler", "koordlet") == stored
         second = kubectl(config, "apply", "crds")
         assert all(line.endswith(" unchanged") for line in second), second
 

@@ -1,4 +1,4 @@
-"""The manifests in deploy/manager are those that the code generates."""
+"""The manifests in deploy/ are those that the code generates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.manager import manifests as of_manager
+from cluster.scheduler import manifests as of_scheduler
 from koordlet import manifests as of_koordlet
 from tools.generate_manifests import manifests
 
@@ -15,6 +16,7 @@ from tools.generate_manifests import manifests
     "written",
     [
         *(f"manager/{name}" for name in of_manager.files()),
+        *(f"scheduler/{name}" for name in of_scheduler.files()),
         *(f"koordlet/{name}" for name in of_koordlet.files()),
     ],
 )

@@ -1,0 +1,94 @@
+"""What the scheduler may do at the API server, as one table.
+
+The manifests are made from it. Two tests hold it to the code: each cache of the process has its
+row and each row of a cache its cache, and an API server's audit log shows that every right is used
+and none is missing. A part that reads or writes something new adds its row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.scheduler.binding.events import NEW_EVENTS
+from cluster.scheduler.sources.workloads import (
+    REPLICA_SETS,
+    REPLICATION_CONTROLLERS,
+    SERVICES,
+    STATEFUL_SETS,
+)
+from kube.resources import (
+    DEVICES,
+    LEASES,
+    NAMESPACES,
+    NODE_METRICS,
+    NODE_RESOURCE_TOPOLOGIES,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    RESERVATIONS,
+    Resource,
+)
+
+FOLLOW: Final = ("list", "watch")
+"""What a cache does."""
+LEASE_NAME: Final = "koord-scheduler"
+"""Of the shipped configuration, and upstream's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Verbs on one resource or subresource, of all namespaces. why: what needs them."""
+
+    resource: Resource
+    verbs: tuple[str, ...]
+    why: str
+    subresource: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def plural(self) -> str:
+        """Return the resource as RBAC names it."""
+        parts = (self.resource.plural, self.subresource)
+        return "/".join(part for part in parts if part)
+
+
+FOLLOWED: Final[Sequence[Right]] = tuple(
+    Right(resource, FOLLOW, why)
+    for resource, why in (
+        (PODS, "what waits for a node, and what runs where"),
+        (NODES, "what there is"),
+        (NAMESPACES, "namespaceSelector of pod affinity"),
+        (SERVICES, "the default spread of a workload"),
+        (REPLICATION_CONTROLLERS, "the default spread of a workload"),
+        (REPLICA_SETS, "the default spread of a workload"),
+        (STATEFUL_SETS, "the default spread of a workload"),
+        (NODE_METRICS, "LoadAwareScheduling"),
+        (NODE_RESOURCE_TOPOLOGIES, "NodeNUMAResource"),
+        (DEVICES, "DeviceShare"),
+        (POD_GROUPS, "Coscheduling"),
+    )
+)
+"""One row for each cache."""
+
+WRITTEN: Final[Sequence[Right]] = (
+    Right(PODS, ("create",), "bindings", "binding"),
+    Right(PODS, ("get",), "what became of a binding whose answer was lost"),
+    Right(PODS, ("patch",), "labels, and removed annotations, which a Binding does not carry"),
+    Right(PODS, ("patch",), "conditions, and the nominated node", "status"),
+    Right(PODS, ("delete",), "victims of a preemption"),
+    Right(NEW_EVENTS, ("create", "patch"), "events, and the count of one that repeats"),
+    Right(POD_GROUPS, ("patch",), "the status of gangs"),
+    Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
+    Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
+)
+
+LEADING: Final[Sequence[Right]] = (
+    # A name cannot restrict create.
+    Right(LEASES, ("create",), "leader election"),
+    Right(LEASES, ("get", "update"), "leader election", names=(LEASE_NAME,)),
+)
+"""In the namespace of the lease alone."""
+
+CLUSTER_WIDE: Final = (*FOLLOWED, *WRITTEN)

@@ -1,0 +1,236 @@
+"""The scheduler's rights: they suffice for all its work, and each right is used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
+from cluster.scheduler.binding.victims import Victim, evict_victim
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.manifests import config_map, rbac
+from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, LEADING, Right
+from kube.client import Client, Unreachable, encode_object
+from kube.connection import Connection
+from kube.kept_client import KeptClient
+from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES, POD_GROUPS, PODS, RESERVATIONS
+from tests.beds.apiserver import ApiServer, api_server, eventually
+from tests.cluster.conftest import grant, install, read
+from tests.cluster.scheduler.configuration.files import chart_file
+from tests.cluster.scheduler.configuration.files import load as load_configuration
+
+USER = "koord-scheduler"
+_POLICY = f"""\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  users: [{USER}]
+"""
+_RightKey = tuple[str, str, str]
+"""(API group, resource or resource/subresource, verb)"""
+
+
+def _shipped() -> str:
+    text: str = config_map()["data"]["koord-scheduler-config"]
+    return text
+
+
+def test_each_cache_of_the_process_has_a_right_and_each_such_right_a_cache() -> None:
+    nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
+    process = SchedulerProcess(nowhere, read_configuration(_shipped(), obj="shipped"))
+    caches = [cache.resource for cache in (*process.caches, process.pods)]
+    assert len(caches) == len(set(caches))
+    assert {right.resource.path() for right in FOLLOWED} == {each.path() for each in caches}
+    assert {right.verbs for right in FOLLOWED} == {FOLLOW}
+
+
+def test_the_shipped_configuration_is_that_of_upstreams_chart() -> None:
+    assert read_configuration(_shipped(), obj="shipped") == load_configuration(chart_file())
+
+
+@pytest.mark.apiserver
+def test_every_right_is_used_and_none_is_missing(tmp_path: Path) -> None:
+    policy, log = tmp_path / "policy.yaml", tmp_path / "audit.log"
+    policy.write_text(_POLICY)
+    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}")
+    with api_server(flags=(*flags, "--audit-log-mode=blocking")) as fresh:
+        asyncio.run(install(fresh))
+        asyncio.run(_do_everything(fresh))
+    asked = dict(_asked(log))
+    refused = {right for right, decision in asked.items() if decision != "allow"}
+    assert refused == set()
+    assert set(asked) == set(_granted((*CLUSTER_WIDE, *LEADING)))
+
+
+def _granted(rights: Iterable[Right]) -> Iterator[_RightKey]:
+    for right in rights:
+        for verb in right.verbs:
+            yield right.resource.group, right.plural, verb
+
+
+def _asked(log: Path) -> Iterator[tuple[_RightKey, str]]:
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        about = event["objectRef"]
+        parts = (about["resource"], about.get("subresource"))
+        right = (about.get("apiGroup", ""), "/".join(filter(None, parts)), event["verb"])
+        yield right, event["annotations"]["authorization.k8s.io/decision"]
+
+
+class _LosesOneAnswer(KeptClient):
+    """The answer to the first Binding is lost after the server has carried it out."""
+
+    lost = False
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: bytes | None,
+        content_type: str,
+    ) -> bytes:
+        answer = await super()._once(method, path, params, body, content_type)
+        if path.endswith("/binding") and not self.lost:
+            self.lost = True
+            raise Unreachable("the test drops this answer")
+        return answer
+
+
+async def _do_everything(fresh: ApiServer) -> None:
+    ahead = 0.0
+
+    def clock() -> float:
+        return time.time() + ahead
+
+    configuration = read_configuration(_shipped(), obj="shipped")
+    stop = asyncio.Event()
+    async with (
+        fresh.client() as admin,
+        _LosesOneAnswer(fresh.connection(USER)) as client,
+    ):
+        await grant(admin, USER, *rbac())
+        await _make_node(admin)
+        process = SchedulerProcess(client, configuration, seed=1, clock=clock)
+        task = asyncio.create_task(process.run(stop))
+        await eventually(lambda: process.ready or task.done(), seconds=30)
+        assert process.ready
+        await _make_pods(admin)
+
+        async def condition() -> bool:
+            pod = await read(admin, PODS, "large", "default")
+            return any(c["type"] == "PodScheduled" for c in pod["status"].get("conditions", []))
+
+        async def bound() -> bool:
+            pods = [await read(admin, PODS, name, "default") for name in ("plain", "pinned")]
+            return all(pod["spec"].get("nodeName") == "n" for pod in pods)
+
+        await eventually(condition)
+        await eventually(bound)
+        await eventually(lambda: process.events.counts.written >= 3)
+        group = encode_object(POD_GROUPS, {"metadata": {"name": "g"}, "spec": {"minMember": 2}})
+        await admin.create(POD_GROUPS, group, namespace="default")
+        statuses = process.pod_group_statuses
+        assert statuses is not None
+        await eventually(lambda: statuses.written)
+        # The same failure again, later than the series of its event is written at the earliest.
+        ahead = 40.0
+        await _touch_node(admin)
+        await eventually(lambda: process.events.counts.repeated and not process.events.waiting)
+        await _bind_a_reservation(admin, client)
+        victim = Victim("default", "plain", (await _uid(admin, "plain")))
+        assert (
+            await evict_victim(client, victim, controller="koord-scheduler", now=time.time) is None
+        )
+        stop.set()
+        await task
+        assert client.lost
+
+
+async def _make_node(admin: Client) -> None:
+    await admin.create(NODES, encode_object(NODES, {"metadata": {"name": "n"}}))
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+    await admin.patch(NODES, "n", status, subresource="status")
+    await admin.patch(NODES, "n", b'{"spec":{"taints":null}}')
+    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
+    annotations = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
+    topology = {
+        "metadata": {"name": "n", "annotations": annotations},
+        "topologyPolicies": ["None"],
+        "zones": [],
+    }
+    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
+    await admin.create(NODE_RESOURCE_TOPOLOGIES, body)
+
+
+async def _make_pods(admin: Client) -> None:
+    # A pod that brings a resource-status has it removed before it is bound.
+    brings = {"annotations": {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-7"}'}}
+    pinned = {"labels": {"koordinator.sh/qosClass": "LSR"}}
+    pods: Sequence[tuple[str, str, dict[str, Any]]] = (
+        ("plain", "1", brings),
+        ("pinned", "2", pinned),
+        ("large", "64", {}),
+    )
+    for name, cpu, metadata in pods:
+        amounts = {"cpu": cpu, "memory": "1Gi"}
+        body = {
+            "metadata": {"name": name, **metadata},
+            "spec": {
+                "schedulerName": "koord-scheduler",
+                "priorityClassName": "koord-prod",
+                "automountServiceAccountToken": False,
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "x",
+                        "resources": {"requests": amounts, "limits": amounts},
+                    }
+                ],
+            },
+        }
+        await admin.create(PODS, encode_object(PODS, body), namespace="default")
+
+
+async def _touch_node(admin: Client) -> None:
+    """Change what the node offers, but not enough for the pod that does not fit."""
+    amounts = {"cpu": "9", "memory": "32Gi", "pods": "110"}
+    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+    await admin.patch(NODES, "n", status, subresource="status")
+
+
+async def _bind_a_reservation(admin: Client, client: Client) -> None:
+    body = {
+        "metadata": {"name": "r"},
+        "spec": {
+            "template": {"spec": {"containers": [{"name": "a", "image": "b"}]}},
+            "owners": [{"object": {"name": "pod", "namespace": "default"}}],
+            "ttl": "1h",
+        },
+    }
+    await admin.create(RESERVATIONS, encode_object(RESERVATIONS, body))
+    stored = await read(admin, RESERVATIONS, "r")
+    placement = ReservationPlacement(
+        name="r",
+        uid=stored["metadata"]["uid"],
+        node="n",
+        allocatable={"cpu": "1"},
+        annotations={"scheduling.koordinator.sh/resource-status": "{}"},
+    )
+    outcome = await bind_reservation(client, placement, now=time.time)
+    assert type(outcome).__name__ == "Bound", outcome
+
+
+async def _uid(admin: Client, name: str) -> Any:
+    return (await read(admin, PODS, name, "default"))["metadata"]["uid"]
