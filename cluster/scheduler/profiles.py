@@ -41,6 +41,7 @@ from cluster.scheduler.plugins.contract import (
     Admission,
     Allocator,
     Filter,
+    Preference,
     Score,
     SetScore,
 )
@@ -50,6 +51,8 @@ from cluster.scheduler.plugins.devices.settings import settings_of
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
+from cluster.scheduler.plugins.nodes.scheduling_hint import NAME as _HINT
+from cluster.scheduler.plugins.nodes.scheduling_hint import SchedulingHintNodes
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
@@ -83,7 +86,6 @@ NOT_DECIDED: Final = frozenset(
         "DefaultPreemption",
         "Reservation",
         "ElasticQuota",
-        "SchedulingHint",
     }
 )
 """Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
@@ -175,6 +177,12 @@ class _Making:
                 made[name] = maker(self, of)
             return made.get(name)
 
+        preferences: list[Preference] = []
+        for name in of.plugins.get(Point.PRE_FILTER, ()):
+            if isinstance(each := plugin(name), SchedulingHintNodes):
+                admissions.append(each)
+                filters.append(each)
+                preferences.append(each)
         for name in of.plugins.get(Point.FILTER, ()):
             if (each := plugin(name)) is not None:
                 filters.append(each)
@@ -208,6 +216,7 @@ class _Making:
             scores=tuple(scores),
             set_scores=tuple(set_scores),
             allocators=tuple(allocators),
+            preferences=tuple(preferences),
         )
 
     def load(self, arguments: LoadAwareSchedulingArgs) -> LoadTable:
@@ -315,6 +324,7 @@ def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
             numa_scoring=_scoring(arguments.numa_scoring_strategy),
             wider_restricted=NUMACompat.RESTRICTED_ACCEPTS_WIDER_SETS in arguments.compat,
             lse_shares_cores=NUMACompat.LSE_PODS_SHARE_CORES in arguments.compat,
+            follows_hints=_HINT in of.plugins.get(Point.PRE_FILTER, ()),
         ),
         others,
     )
@@ -347,6 +357,7 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
     ),
     "NodeNUMAResource": _make_numa,
     "NodeResourcesFitPlus": _make_fit_plus,
+    _HINT: lambda making, of: SchedulingHintNodes(of.arguments.scheduling_hint.max_hint_nodes),
     "ScarceResourceAvoidance": lambda making, of: ScarceResourceAvoidance(
         frozenset(of.arguments.scarce_resource_avoidance.resources)
     ),

@@ -47,6 +47,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(POD, Action.DELETE),
         Registration("NodeResourceTopology", Action.ALL),
     ),
+    "SchedulingHint": (Registration(NODE, _NODE_ADDED),),
     "DeviceShare": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.DELETE),

@@ -7,7 +7,7 @@ A plugin whose result depends on more than the row says so by its `cluster_versi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from cluster.scheduler.plugins.contract import (
     Allocator,
     Filter,
     Mask,
+    Preference,
     Score,
     Scores,
     SetScore,
@@ -49,6 +50,7 @@ class Profile:
     scores: tuple[tuple[Score, int], ...] = ()
     set_scores: tuple[tuple[SetScore, int], ...] = ()
     allocators: tuple[Allocator, ...] = ()
+    preferences: tuple[Preference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,15 @@ class Evaluation:
             return int(ties[0])
         order = self.tables.nodes.order[ties] ^ np.uint64(salt)
         return int(ties[order.argmin()])
+
+    def first(self, rows: Iterable[int], *, without: Container[int] = ()) -> int | None:
+        """Return the first of `rows` that is feasible, or None."""
+        for row in rows:
+            position = int(np.searchsorted(self.feasible, row))
+            known = position < len(self.feasible) and self.feasible[position] == row
+            if known and row not in without:
+                return row
+        return None
 
 
 class Evaluator:

@@ -68,9 +68,16 @@ class Scheduling:
         except Refusal as refusal:
             return Unplaced(self._refused(refusal, shape, profile, now))
         self._salt = (self._salt + _MIX) % 2**64
+        preferred = tuple(
+            row
+            for preference in evaluator.profile.preferences
+            for row in preference.preferred(shape, self.tables)
+        )
         refusing: dict[int, tuple[str, Reason]] = {}
         while len(refusing) < _MOST_TRIES:
-            row = evaluation.best(self._salt, without=tuple(refusing))
+            row = evaluation.first(preferred, without=refusing)
+            if row is None:
+                row = evaluation.best(self._salt, without=tuple(refusing))
             if row is None:
                 break
             allocation = self._allocate(evaluator.profile, shape, row)

@@ -133,6 +133,17 @@ class Admission(Protocol):
         ...
 
 
+class Preference(Protocol):
+    """Names nodes that are taken before all others if they pass, whatever the scores are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def preferred(self, pod: PodShape, tables: Tables) -> tuple[int, ...]:
+        """Return rows in the order in which they are tried; none for most pods."""
+        ...
+
+
 class Allocator(Protocol):
     """The exact part of a placement, for one node that passed every filter."""
 

@@ -55,6 +55,7 @@ class Settings:
     scoring: of nodes. numa_scoring: of NUMA nodes within a node; its kind is also the order in
     which NUMA nodes are filled where the node has no strategy of its own.
     wider_restricted: see NumaDemand. lse_shares_cores: LSE pods may share a core with each other.
+    follows_hints: a pod's scheduling hint may ask for the allocation that is recorded on the pod.
     """
 
     default_bind_policy: CPUBindPolicy = FULL
@@ -62,6 +63,7 @@ class Settings:
     numa_scoring: Scoring = _DEFAULT_SCORING
     wider_restricted: bool = False
     lse_shares_cores: bool = False
+    follows_hints: bool = False
 
 
 DEFAULT_SETTINGS: Final = Settings()

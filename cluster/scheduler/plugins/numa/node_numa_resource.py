@@ -65,7 +65,9 @@ from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.numa.demand import pod_specs
 from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts
 from cluster.scheduler.tables.numa.record import resource_status
+from cluster.scheduler.tables.numa.state import narrowed
 from cluster.scheduler.tables.numa.table import WHOLE_NODE, NumaTable
+from cluster.scheduler.tables.scheduling_hint import has_hint, hint_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -247,6 +249,10 @@ class NodeNUMAResource:
             and self.settings.numa_scoring.most_allocated
         ):
             state = replace(state, strategy=NUMAAllocateStrategy.MOST_ALLOCATED)
+        if self.settings.follows_hints and has_hint(pod):
+            hint = pod.derived(hint_of)
+            if hint.recorded:
+                state = narrowed(state, hint.cpus.mask, hint.numa)
         others = [partial(one.hints, pod, tables, row) for one in self.others]
         return allocate(state, demand, self.settings.numa_scoring, others=others)
 

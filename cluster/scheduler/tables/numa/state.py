@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from apis.keys import CPU
 from apis.numa import CPUExclusivePolicy, NUMAAllocateStrategy
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.numa.cpu_topology import CpuTopology
@@ -51,3 +52,22 @@ class NumaState:
     strategy: NUMAAllocateStrategy = NUMAAllocateStrategy.UNSET
     cpu_ratio: int = NO_RATIO
     numa: Mapping[int, NumaNode] = field(default_factory=dict)
+
+
+def narrowed(state: NumaState, cpus: int, numa: Iterable[tuple[int, Amounts]]) -> NumaState:
+    """Return the state with nothing free but these CPUs (a mask) and amounts of NUMA nodes.
+
+    An allocation in it is the given one, or none. Amounts of cpu are not compared: those that are
+    recorded for bound CPUs are not amplified.
+    """
+    given = dict(numa)
+    nodes = {}
+    for number, node in state.numa.items():
+        amounts = given.get(number, {})
+        free = {
+            name: free if name == CPU else min(free, amounts[name])
+            for name, free in node.free.items()
+            if name in amounts
+        }
+        nodes[number] = replace(node, free=free)
+    return replace(state, free=state.free & cpus, preferred=state.preferred & cpus, numa=nodes)
