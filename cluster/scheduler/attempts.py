@@ -24,6 +24,7 @@ from cluster.scheduler.binding.statuses import (
     Shown,
 )
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
+from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
@@ -86,7 +87,13 @@ class Attempts:
         self._clock = clock
         self._pod_of = pod_of
         self._held: dict[str, _Held] = {}
+        self.explanations = Explanations()
         self.faults = Faults("scheduler")
+
+    def waits_on(self, uid: str) -> str:
+        """Return the node that a pod has although it is not known to be bound, or ""."""
+        held = self._held.get(uid)
+        return "" if held is None else held.placed.booking.node
 
     @property
     def held(self) -> int:
@@ -117,12 +124,15 @@ class Attempts:
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
             message = outcome.diagnosis.text
+            self.explanations.refused(pod.key, pod.uid, outcome.diagnosis, at=now)
             plugins = outcome.diagnosis.plugins or _NO_NODES
             decisions = self._permit.refused(pod.uid, plugins, message, now)
             self._report(pod.key, pod.uid, UNSCHEDULABLE, message)
             self.follow(decisions)
             return
         self._held[pod.uid] = _Held(pod, outcome, submitted=False)
+        node = outcome.booking.node
+        self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=now)
         self.follow(self._permit.placed(pod.uid, now))
 
     # --- what follows --------------------------------------------------------------------------
@@ -214,6 +224,7 @@ class Attempts:
         for uid in uids:
             key = self._queue.key(uid)
             if key is not None:
+                self.explanations.held_up(key, uid, message, at=self._clock())
                 self._report(key, uid, UNSCHEDULABLE, message)
 
     def _report(self, key: str, uid: str, reason: str, message: str) -> None:

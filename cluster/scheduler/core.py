@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from apis.core import Namespace
 from apis.device import Device
+from apis.meta import format_time
 from apis.nodemetric import NodeMetric
 from apis.quota import PodGroup
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
@@ -161,3 +163,37 @@ class SchedulerCore:
             if not self.attempts.next(now):
                 return False
         return True
+
+    def why(self, key: str) -> dict[str, Any] | None:
+        """Return what is known about the scheduling of the pod namespace/name, as JSON has it.
+
+        None if there is no such pod. docs/scheduler.md, "Asking why", describes the members.
+        """
+        pod = self.pods.get(key.partition("/")[2], namespace=key.partition("/")[0])
+        if pod is None:
+            return None
+        uid = pod.metadata.uid
+        waits_on = self.attempts.waits_on(uid)
+        place, gate = self.queue.place(uid), self.queue.gate(uid)
+        if pod.spec.node_name:
+            state = "bound"
+        elif pod.spec.scheduler_name not in self.plugins.profiles:
+            state = "of another scheduler"
+        elif waits_on:
+            state = "has a node"
+        else:
+            state = "unknown" if place is None else place.value
+        result: dict[str, Any] = {
+            "pod": key,
+            "uid": uid,
+            "schedulerName": pod.spec.scheduler_name,
+            "state": state,
+            "node": pod.spec.node_name or waits_on,
+        }
+        explained = self.attempts.explanations.get(key)
+        if explained is not None and explained.uid == uid:
+            result["decidedAt"] = format_time(datetime.fromtimestamp(explained.at, UTC))
+            result |= explained.plain()
+        if gate is not None:
+            result["message"] = gate.reason
+        return result

@@ -58,13 +58,14 @@ class Evaluation:
     """Every node's verdict on a pod at one moment. Valid until the tables change.
 
     masks: (filter, mask by row) in the filters' order. feasible: rows that pass, ascending.
-    totals: weighted sum of the scores of each feasible row.
+    totals: weighted sum of the scores of each feasible row. parts: what each plugin adds to it.
     """
 
     masks: tuple[tuple[Filter, Mask], ...]
     feasible: NDArray[np.intp]
     totals: Scores
     tables: Tables
+    parts: tuple[tuple[str, Scores], ...] = ()
 
     def best(self, salt: int, *, without: Sequence[int] = ()) -> int | None:
         """Return the row with the highest total, or None. Equal totals are drawn by `salt`.
@@ -118,7 +119,11 @@ class Evaluator:
         self._kept.move_to_end(pod)
         kept.follow()
         feasible = kept.feasible()
-        return Evaluation(kept.masks(), feasible, kept.totals(feasible), tables)
+        parts = kept.weighted(feasible)
+        totals = np.zeros(len(feasible), dtype=np.int64)
+        for _, part in parts:
+            totals += part
+        return Evaluation(kept.masks(), feasible, totals, tables, parts)
 
     def mask_of(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
         """Return (filter, mask) of one row as the tables are now, without keeping anything."""
@@ -196,13 +201,17 @@ class _Kept:
     def masks(self) -> tuple[tuple[Filter, Mask], ...]:
         return tuple(zip(self._filters, self._masks, strict=True))
 
-    def totals(self, feasible: NDArray[np.intp]) -> Scores:
-        totals = np.zeros(len(feasible), dtype=np.int64)
-        for (score, weight), raw in zip(self._scores, self._raw, strict=True):
-            totals += weight * score.normalize(raw[feasible])
-        for set_score, weight in self._set_scores:
-            totals += weight * set_score.score_set(self._pod, self._tables, feasible)
-        return totals
+    def weighted(self, feasible: NDArray[np.intp]) -> tuple[tuple[str, Scores], ...]:
+        """Return what each plugin adds to the totals of the feasible rows."""
+        parts = [
+            (score.name, weight * score.normalize(raw[feasible]))
+            for (score, weight), raw in zip(self._scores, self._raw, strict=True)
+        ]
+        parts += [
+            (score.name, weight * score.score_set(self._pod, self._tables, feasible))
+            for score, weight in self._set_scores
+        ]
+        return tuple(parts)
 
 
 def _applied(pod: PodShape, profile: Profile, tables: Tables) -> tuple[bool, ...]:
