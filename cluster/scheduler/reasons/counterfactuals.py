@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from apis.core import Taint
 from apis.keys import CPU, EPHEMERAL_STORAGE, MEMORY
+from apis.taints import tolerated
 from cluster.scheduler.plugins.contract import Filter, Mask, Reason
-from cluster.scheduler.plugins.nodes.taints import tolerated
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 

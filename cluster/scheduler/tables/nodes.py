@@ -20,6 +20,7 @@ from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables.amounts import ResourceNames, amounts_of
 from cluster.scheduler.tables.labels import LabelTable
 from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.use import Use
 
 Rows = slice | NDArray[np.intp]
 """Which rows a plugin evaluates: `ALL_ROWS` cut to the table's length, or an array of rows."""
@@ -154,7 +155,16 @@ class NodeTable:
 
     def request(self, row: int, name: str, amount: int) -> None:
         """Add to what is requested of one resource on a node."""
-        self.requested[row, self.resources.column(name)] += amount
+        if amount:
+            self.requested[row, self.resources.column(name)] += amount
+            self.touch(row)
+
+    def add_use(self, row: int, use: Use) -> None:
+        """Add to what is in use on a node; negative amounts take back."""
+        vector = self.resources.vector(use.amounts)
+        self.requested[row, : len(vector)] += vector
+        self.scored[row] += (use.cpu, use.memory)
+        self.pods[row] += use.pods
         self.touch(row)
 
     def _count(self, row: int, shape: PodShape, sign: int) -> None:

@@ -9,11 +9,12 @@ for each shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from apis.core import (
+    OwnerReference,
     Toleration,
     is_sidecar,
     kube_qos,
@@ -82,7 +83,9 @@ class PodShape:
 
     requests: as the scheduler counts them, with overhead. limits: the same sum of limits.
     scored: cpu and memory with the defaults of containers that request none.
-    owner_kind: kind of the controller, or "".
+    owner_kind: kind of the controller, or "". owner_references: to all owners.
+    identity: name and UID of the one pod that this is the shape of; None, the usual case, where
+    nothing about the pod depends on which one it is.
     claims: names of the persistent volume claims. spread_by: selects the pods of the same workload
     (of its Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
     """
@@ -111,7 +114,9 @@ class PodShape:
     resource_claims: tuple[str, ...]
     owner_kind: str
     owner: str
+    owner_references: tuple[OwnerReference, ...]
     spec: SchedulingPodSpec
+    identity: tuple[str, str] | None = None
     _derived: dict[Any, Any] = field(default_factory=dict)
 
     def derived(self, compute: Callable[[PodShape], T]) -> T:
@@ -121,6 +126,11 @@ class PodShape:
         except KeyError:
             value = self._derived[compute] = compute(self)
         return value
+
+
+def personal(shape: PodShape, name: str, uid: str) -> PodShape:
+    """Return the shape of this one pod, which no other pod shares."""
+    return replace(shape, identity=(name, uid), _derived={})
 
 
 class Shapes:
@@ -178,7 +188,7 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             _labels(pod),
             _annotations(pod),
             _claims(pod),
-            _owner(pod),
+            pod.metadata.owner_references,
             spread_by,
             spec.scheduler_name,
             spec.priority,
@@ -252,6 +262,7 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         resource_claims=tuple(claim.name for claim in spec.resource_claims),
         owner_kind=owner_kind,
         owner=owner,
+        owner_references=pod.metadata.owner_references,
         spec=spec,
     )
 

@@ -17,6 +17,7 @@ from cluster.scheduler.tables.matching import MatchTable
 from cluster.scheduler.tables.namespaces import NamespaceTable
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.ports import PortTable
+from cluster.scheduler.tables.reservations.table import ReservationTable
 
 
 class Part(Protocol):
@@ -57,6 +58,7 @@ class Tables:
         self._node_parts: list[NodePart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
+        self.reservations = ReservationTable(self.nodes, self._in_force)
         self._waiting: dict[str, dict[str, Booking]] = {}
         """Bookings on nodes that are not known, by node name: a pod may be read before its node."""
 
@@ -118,6 +120,7 @@ class Tables:
         """Add a node or take its new state; return its row. Bookings that waited for it count."""
         for name in self.nodes.learn(node.status.allocatable):
             self._count_requests(name)
+        self.reservations.follow_resources()
         row = self.nodes.upsert(node)
         self.images.set(row, node.status.images)
         for part in self._node_parts:
@@ -145,13 +148,26 @@ class Tables:
         """Count what the bookings request of a resource that no node had until now."""
         for row, bookings in self._on_row.items():
             for booking in bookings.values():
-                amount = booking.shape.requests.get(name, 0)
-                if amount:
-                    self.nodes.request(row, name, amount)
+                if not self.reservations.counts(booking):
+                    self.nodes.request(row, name, booking.shape.requests.get(name, 0))
+        for row, use in self.reservations.uses():
+            self.nodes.request(row, name, use.amounts.get(name, 0))
+
+    def _in_force(self, uid: str) -> tuple[Booking, int] | None:
+        """Return a pod's booking that counts on a node, and the node's row."""
+        booking = self._bookings.get(uid)
+        row = self.nodes.row(booking.node) if booking is not None else None
+        if row is None:
+            return None
+        counted = self._on_row.get(row, {}).get(uid)
+        return (counted, row) if counted is not None else None
 
     def _place(self, booking: Booking, row: int) -> None:
         self._on_row.setdefault(row, {})[booking.uid] = booking
-        self.nodes.place(row, booking.shape)
+        if self.reservations.counts(booking):
+            self.nodes.add_use(row, self.reservations.place(booking, row))
+        else:
+            self.nodes.place(row, booking.shape)
         for part in self._parts:
             part.place(booking, row)
 
@@ -159,4 +175,7 @@ class Tables:
         del self._on_row[row][booking.uid]
         for part in reversed(self._parts):
             part.remove(booking, row)
-        self.nodes.remove(row, booking.shape)
+        if self.reservations.counts(booking):
+            self.nodes.add_use(row, self.reservations.remove(booking, row))
+        else:
+            self.nodes.remove(row, booking.shape)

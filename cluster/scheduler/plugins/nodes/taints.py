@@ -9,13 +9,13 @@ Source: kube-scheduler; docs/facts/scheduler.md, "Taints".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from apis.core import Taint, Toleration
+from apis.core import Taint
+from apis.taints import tolerated
 from cluster.scheduler.plugins.contract import Mask, Reason, Scores, to_largest_reversed
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -24,21 +24,6 @@ from cluster.scheduler.tables.tables import Tables
 _UNTOLERATED: Final = (Reason("node(s) had untolerated taint(s)", resolvable=False),)
 _UNSCHEDULABLE: Final = (Reason("node(s) were unschedulable", resolvable=False),)
 _UNSCHEDULABLE_TAINT: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-
-
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Return whether a toleration covers a taint, as the API machinery decides it."""
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    if toleration.operator == "Exists":
-        return True
-    return toleration.operator in ("", "Equal") and toleration.value == taint.value
-
-
-def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    return any(tolerates(toleration, taint) for toleration in tolerations)
 
 
 @dataclass(frozen=True, slots=True)

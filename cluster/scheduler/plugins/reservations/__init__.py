@@ -1,0 +1,1 @@
+"""Reservation: which pods use which reservations, and what room that gives them."""
