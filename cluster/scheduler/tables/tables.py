@@ -16,6 +16,7 @@ from cluster.scheduler.tables.images import ImageTable
 from cluster.scheduler.tables.matching import MatchTable
 from cluster.scheduler.tables.namespaces import NamespaceTable
 from cluster.scheduler.tables.nodes import NodeTable
+from cluster.scheduler.tables.occupants import Occupants
 from cluster.scheduler.tables.ports import PortTable
 from cluster.scheduler.tables.reservations.table import ReservationTable
 
@@ -54,7 +55,8 @@ class Tables:
         self.ports = PortTable()
         self.matches = MatchTable(self.nodes)
         self.namespaces = NamespaceTable()
-        self._parts: list[Part] = [self.ports, self.matches]
+        self.occupants = Occupants(self.resources, self.on)
+        self._parts: list[Part] = [self.ports, self.matches, self.occupants]
         self._node_parts: list[NodePart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}

@@ -40,7 +40,7 @@ class NodeResourcesFit:
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         """Return "Too many pods", then two reasons for each resource: taken, and never there."""
         reasons = [_TOO_MANY_PODS]
-        for name, _ in self._looked_at(pod):
+        for name, _ in self.looked_at(pod):
             text = f"Insufficient {name}"
             reasons += [Reason(text), Reason(text, resolvable=False)]
         return tuple(reasons)
@@ -48,7 +48,7 @@ class NodeResourcesFit:
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         nodes = tables.nodes
         mask = (nodes.pods[rows] >= nodes.allowed_pods[rows]).astype(np.int64)
-        for number, (name, request) in enumerate(self._looked_at(pod)):
+        for number, (name, request) in enumerate(self.looked_at(pod)):
             column = nodes.resources.find(name)
             if column is None:
                 # No node has this resource.
@@ -61,7 +61,8 @@ class NodeResourcesFit:
             mask |= never.astype(np.int64) << (2 + 2 * number)
         return mask
 
-    def _looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
+    def looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
+        """Return (resource, amount) of what the pod requests and a node must have left."""
         return [
             (name, request)
             for name, request in pod.requests.items()

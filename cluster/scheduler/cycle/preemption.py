@@ -1,0 +1,265 @@
+"""DefaultPreemption: makes room for a pod by evicting less important ones.
+
+What other kinds of preemption build on:
+
+- `cycle.trial`: `Trial` looks at the tables as if some pods were gone and others placed, and undoes
+  it; `RowChecks.fits(pod, row)` says inside or outside a trial whether one node takes a pod.
+- `cycle.victims`: `by_trial` returns the victims of one node, `by_amounts` those of all nodes at
+  once; which pods may be victims is a predicate over shapes (`MayBeVictim`), and what has to hold
+  beside the plugins is another one (`StillFits`). `Candidate.cost` compares nodes.
+- `tables.disruption_budgets`: the state of PodDisruptionBudgets.
+- `Preemption.find` below is DefaultPreemption's search; `default_victims` its predicate.
+
+A pod may preempt unless its policy is Never, or a less important pod on the node that it is
+nominated for is being evicted already. Nodes come into question where evicting pods can help
+(`Diagnosis.resolvable`). Where pods are in the way only by the amounts that they request, all nodes
+are compared; where other plugins hold a node back, nodes are tried one by one, in the order of what
+the amounts alone would cost, up to the number that the arguments give.
+
+No I/O and no clock. docs/facts/scheduler.md, "Preemption".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apis.keys import LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
+from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator
+from cluster.scheduler.cycle.nomination import Nominator
+from cluster.scheduler.cycle.trial import RowChecks, Trial
+from cluster.scheduler.cycle.victims import Candidate, Costs, MayBeVictim, by_amounts, by_trial
+from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+NEVER: Final = "Never"
+"""The preemptionPolicy of pods that preempt no others."""
+
+_POLICY_NEVER: Final = "not eligible due to preemptionPolicy=Never."
+_VICTIMS_END: Final = "not eligible due to a terminating pod on the nominated node."
+_NO_VICTIMS: Final = "No preemption victims found for incoming pod"
+_NOT_HELPFUL: Final = "Preemption is not helpful for scheduling"
+
+_MORE_ROOM_NEVER_HURTS: Final = frozenset(
+    {
+        "NodeUnschedulable",
+        "TaintToleration",
+        "NodeAffinity",
+        "NodePorts",
+        "NodeResourcesFit",
+        "LoadAwareScheduling",
+        "NodeNUMAResource",
+        "DeviceShare",
+    }
+)
+"""Filters that pass a node with fewer pods if they pass it with more. Of these, a node that only
+NodeResourcesFit holds back needs no trial to find its victims. Affinity and spread are not among
+them: they may need a pod that would be a victim."""
+
+_MOST_FOUND: Final = 16
+"""Nodes with victims that are found by trials until the best of them is taken. Chosen: a trial
+takes 1 ms with 20 pods on a node, and nodes come in the order of what they are likely to cost."""
+
+_MOST_CONFIRMED: Final = 16
+"""Nodes whose victims follow from amounts and that a trial does not confirm, one after another,
+before the search goes on with trials alone. Chosen: filters and amounts disagree by defects only,
+or where the exact allocation is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How many nodes are tried one by one: the larger of the two, at most all."""
+
+    candidates_percentage: int = 10
+    candidates_absolute: int = 100
+
+    def most_tried(self, nodes: int) -> int:
+        """Return how many of `nodes` are tried."""
+        wanted = max(nodes * self.candidates_percentage // 100, self.candidates_absolute)
+        return max(1, min(nodes, wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """No eviction helps now. remark: why, for the pod's condition. waits: victims of the pod's
+    former preemption are still there, so its nomination stays."""
+
+    remark: str
+    waits: bool = False
+
+
+def default_victims(shape: PodShape) -> bool:
+    """Return whether pods of a shape may be evicted for others, by their labels."""
+    labels = shape.labels
+    return (
+        labels.get(LABEL_DISABLE_PREEMPTIBLE) != "true" and labels.get(LABEL_PREEMPTIBLE) != "false"
+    )
+
+
+class Preemption:
+    """The search for the cheapest node, for the pods of one profile."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        tables: Tables,
+        nominator: Nominator[PodShape],
+        budgets: DisruptionBudgets,
+        arguments: Arguments | None = None,
+    ) -> None:
+        self._evaluator = evaluator
+        self._tables = tables
+        self._nominator = nominator
+        self._budgets = budgets
+        self._arguments = arguments or Arguments()
+        self._checks = RowChecks(evaluator.profile, tables, nominator)
+
+    def why_not(
+        self, pod: PendingPod[PodShape], being_evicted: Callable[[Booking], bool]
+    ) -> NotFound | None:
+        """Return why a pod may not preempt now, or None if it may.
+
+        being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
+        """
+        if pod.shape.preemption_policy == NEVER:
+            return NotFound(_POLICY_NEVER)
+        row = self._tables.nodes.row(self._nominator.node_of(pod.uid))
+        if row is not None and any(
+            booking.shape.priority < pod.priority and being_evicted(booking)
+            for booking in self._tables.on(row).values()
+        ):
+            return NotFound(_VICTIMS_END, waits=True)
+        return None
+
+    def find(
+        self,
+        pod: PendingPod[PodShape],
+        resolvable: NDArray[np.intp],
+        *,
+        salt: int,
+        may_be_victim: MayBeVictim = default_victims,
+    ) -> Candidate | NotFound:
+        """Return the node to free for a pod, with the victims there.
+
+        resolvable: rows where evictions can help. salt: draws between nodes of equal cost.
+        """
+        tables = self._tables
+        nodes = tables.nodes.count
+        if not len(resolvable):
+            return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
+        try:
+            evaluation = self._evaluator.evaluate(pod.shape)
+        except Refusal:
+            # Evictions would have to change what refuses the pod, not the nodes.
+            return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
+        ties = tables.nodes.order ^ np.uint64(salt)
+        costs, by_hand = self._amounts(pod, evaluation, resolvable, may_be_victim)
+        best = self._confirmed(pod, costs, ties)
+        if len(by_hand):
+            best = self._tried(pod, by_hand, ties, may_be_victim, best)
+        if best is None:
+            helpless = nodes - len(resolvable)
+            return NotFound(_none(nodes, {_NOT_HELPFUL: helpless, _NO_VICTIMS: len(resolvable)}))
+        return best
+
+    # --- two ways to victims ---------------------------------------------------------------------
+
+    def _amounts(
+        self,
+        pod: PendingPod[PodShape],
+        evaluation: Evaluation,
+        resolvable: NDArray[np.intp],
+        may_be_victim: MayBeVictim,
+    ) -> tuple[Costs, NDArray[np.intp]]:
+        """Return the nodes whose victims follow from amounts, and the rows of all others."""
+        short = np.zeros(len(self._tables.nodes), dtype=np.bool_)
+        only = np.ones(len(short), dtype=np.bool_)
+        requested: list[tuple[str, int]] | None = None
+        for plugin, mask in evaluation.masks:
+            if isinstance(plugin, NodeResourcesFit):
+                short |= mask != 0
+                requested = plugin.looked_at(pod.shape)
+            elif plugin.name in _MORE_ROOM_NEVER_HURTS:
+                only &= mask == 0
+            else:
+                only[:] = False
+        for node in self._nominator.nodes():
+            row = self._tables.nodes.row(node)
+            if row is not None and self._checks.nominated(pod, row):
+                short[row] = True
+        simple = (short & only)[resolvable]
+        costs = self._by_amounts(pod, resolvable[simple], requested, may_be_victim)
+        return costs, resolvable[~simple]
+
+    def _by_amounts(
+        self,
+        pod: PendingPod[PodShape],
+        rows: NDArray[np.intp],
+        requested: list[tuple[str, int]] | None,
+        may_be_victim: MayBeVictim,
+    ) -> Costs:
+        def promised(row: int) -> tuple[PendingPod[PodShape], ...]:
+            return self._checks.nominated(pod, row) if len(self._nominator) else ()
+
+        return by_amounts(
+            self._tables, pod, rows, requested, may_be_victim, self._budgets, promised
+        )
+
+    def _confirmed(
+        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64]
+    ) -> Candidate | None:
+        """Return the cheapest node that takes the pod once its victims are gone."""
+        for element in costs.order(ties[costs.rows])[:_MOST_CONFIRMED]:
+            candidate = costs.candidate(int(element), self._tables)
+            with Trial(self._tables) as trial:
+                for victim in candidate.victims:
+                    trial.remove(victim.uid)
+                if self._checks.fits(pod, candidate.row):
+                    return candidate
+        return None
+
+    def _tried(
+        self,
+        pod: PendingPod[PodShape],
+        rows: NDArray[np.intp],
+        ties: NDArray[np.uint64],
+        may_be_victim: MayBeVictim,
+        best: Candidate | None,
+    ) -> Candidate | None:
+        """Return the cheapest of `best` and the nodes that are tried one by one.
+
+        None is tried that costs more than `best`, or than one that was found, by the priority of
+        its victims alone.
+        """
+        fit = (f for f in self._evaluator.profile.filters if isinstance(f, NodeResourcesFit))
+        requested = next((each.looked_at(pod.shape) for each in fit), None)
+        bounds = self._by_amounts(pod, rows, requested, may_be_victim)
+        order = bounds.order(ties[bounds.rows])
+        found: list[Candidate] = [] if best is None else [best]
+        most = len(found) + _MOST_FOUND
+        for element in order[: self._arguments.most_tried(self._tables.nodes.count)]:
+            bound = (0, int(bounds.highest[element]))
+            if len(found) == most or any(each.cost[:2] < bound for each in found):
+                break
+            row = int(bounds.rows[element])
+            candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
+            if candidate is not None:
+                found.append(candidate)
+        return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+
+
+def _none(nodes: int, reasons: Mapping[str, int]) -> str:
+    """Return kube-scheduler's text for nodes that preemption does not free."""
+    counts = Counter(reasons)
+    parts = sorted(f"{count} {reason}" for reason, count in counts.items() if count)
+    return f"0/{nodes} nodes are available: {', '.join(parts)}."

@@ -1,0 +1,143 @@
+"""Looks at the tables as if some pods were gone and others placed, and leaves them as they were.
+
+    with Trial(tables) as trial:
+        trial.remove(victim.uid)
+        fits = checks.passes(pod, row)
+
+Bookings are placed and removed in the tables themselves, so every plugin sees the trial without
+knowing of it. Removing is the exact inverse of placing; rows of a trial count as changed, so masks
+that are kept for shapes are worked out again for these rows.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.nomination import Nominator
+from cluster.scheduler.plugins.contract import Filter, Reason
+from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+
+class Trial:
+    """Changes of bookings that are all undone at the end of the `with` block, also after an error.
+
+    A decision must not be made inside: what is placed there is gone afterwards.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._undo: list[Booking | str] = []
+        """In order: a booking to place again, or the UID of one to remove again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._undo:
+            step = self._undo.pop()
+            if isinstance(step, Booking):
+                self._tables.place(step)
+            else:
+                self._tables.remove(step)
+
+    def remove(self, uid: str) -> None:
+        """Look at the tables without this pod; a pod without a booking changes nothing."""
+        booking = self._tables.remove(uid)
+        if booking is not None:
+            self._undo.append(booking)
+
+    def place(self, booking: Booking) -> None:
+        """Look at the tables with this booking, in place of a former one of the same pod."""
+        self.remove(booking.uid)
+        self._tables.place(booking)
+        self._undo.append(booking.uid)
+
+
+class RowChecks:
+    """Whether one node takes a pod, as the tables are at this moment, inside a trial or not."""
+
+    def __init__(
+        self, profile: Profile, tables: Tables, nominator: Nominator[PodShape] | None = None
+    ) -> None:
+        """nominator: of the pods that count although they are not placed yet."""
+        self.profile = profile
+        self.tables = tables
+        self._nominator = nominator
+
+    def masks(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
+        """Return the mask of each filter that applies, in the filters' order, for one node."""
+        rows = np.array([row], dtype=np.intp)
+        return tuple(
+            (plugin, int(plugin.filter(pod, self.tables, rows)[0]))
+            for plugin in self.profile.filters
+            if plugin.applies(pod, self.tables)
+        )
+
+    def passes(self, pod: PodShape, row: int) -> bool:
+        """Return whether all filters pass a node. Pods that are nominated do not count."""
+        rows = np.array([row], dtype=np.intp)
+        return all(
+            not plugin.filter(pod, self.tables, rows)[0]
+            for plugin in self.profile.filters
+            if plugin.applies(pod, self.tables)
+        )
+
+    def fits(self, pod: PendingPod[PodShape], row: int) -> bool:
+        """Return whether a node takes a pod, with and without the pods that are nominated for it.
+
+        Nominated pods count from the pod's own priority upwards. The exact allocation is tried too.
+        """
+        nominated = self.nominated(pod, row)
+        if nominated:
+            with Trial(self.tables) as trial:
+                self.place_nominated(trial, nominated, row)
+                if not self._takes(pod.shape, row):
+                    return False
+        return self._takes(pod.shape, row)
+
+    def nominated(self, pod: PendingPod[PodShape], row: int) -> tuple[PendingPod[PodShape], ...]:
+        """Return the other pods that are nominated for a node and at least as important."""
+        if self._nominator is None or not len(self._nominator):
+            return ()
+        at_least = self._nominator.at_least(self.tables.nodes.name(row), pod.priority)
+        bookings = self.tables.bookings
+        return tuple(
+            other for other in at_least if other.uid != pod.uid and other.uid not in bookings
+        )
+
+    def place_nominated(
+        self, trial: Trial, nominated: tuple[PendingPod[PodShape], ...], row: int
+    ) -> None:
+        """Place nominated pods on their node, with what the node can allocate to them now."""
+        node = self.tables.nodes.name(row)
+        for pod in nominated:
+            allocation = self.allocation(pod.shape, row)
+            if not isinstance(allocation, Allocation):
+                allocation = NO_ALLOCATION
+            trial.place(Booking(pod.key, pod.uid, pod.shape, node, allocation))
+
+    def allocation(self, pod: PodShape, row: int) -> Allocation | tuple[str, Reason]:
+        """Return what a node would allocate to a pod, or the plugin that cannot, and why."""
+        allocation = NO_ALLOCATION
+        for allocator in self.profile.allocators:
+            if allocator.applies(pod, self.tables):
+                given = allocator.allocate(pod, self.tables, row, allocation)
+                if isinstance(given, Reason):
+                    return allocator.name, given
+                allocation = given
+        return allocation
+
+    def _takes(self, pod: PodShape, row: int) -> bool:
+        return self.passes(pod, row) and isinstance(self.allocation(pod, row), Allocation)

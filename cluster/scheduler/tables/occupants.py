@@ -1,0 +1,126 @@
+"""The pods of each node in the order of their importance, as columns, for preemption.
+
+A pod is more important than another one if its priority is higher, or equal and it started earlier.
+A booking that changes marks its row alone; changed rows are written again when the columns are
+read, so that a placement costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.scheduler.tables.amounts import ResourceNames
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import PodShape
+
+NOBODY: Final = 0
+"""The number that stands for no shape, where a row has fewer pods than the widest one."""
+_FIRST_ROWS: Final = 64
+_FIRST_WIDTH: Final = 16
+
+
+def importance(booking: Booking) -> tuple[int, float, str]:
+    """Return what sorts pods by importance, the most important first."""
+    return -booking.shape.priority, booking.start, booking.key
+
+
+class Occupants:
+    """Columns by [row, position in the order of importance].
+
+    numbers: the shape of the pod, as a number. starts: when it started, seconds since 1970.
+    By number: `shapes`, `priorities`, and `requests` with a column for each resource.
+    """
+
+    def __init__(
+        self, resources: ResourceNames, on: Callable[[int], Mapping[str, Booking]]
+    ) -> None:
+        """on: row -> the bookings of the node by the pod's UID."""
+        self._resources = resources
+        self._on = on
+        self._changed: set[int] = set()
+        self.numbers: NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), dtype=np.int32)
+        self.starts: NDArray[np.float64] = np.zeros((_FIRST_ROWS, _FIRST_WIDTH))
+        self.bookings: list[tuple[Booking, ...]] = [()] * _FIRST_ROWS
+        self.shapes: list[PodShape | None] = [None]
+        self.priorities: NDArray[np.int64] = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        self.requests: NDArray[np.int64] = np.zeros((_FIRST_ROWS, len(resources)), dtype=np.int64)
+        self._number_of: dict[PodShape, int] = {}
+        self._pods_of: list[int] = [0]
+        self._free: list[int] = []
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Note that a row has one pod more."""
+        self._changed.add(row)
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Note that a row has one pod less."""
+        self._changed.add(row)
+
+    def follow(self) -> None:
+        """Write the rows that changed."""
+        if self._changed:
+            self._reach(max(self._changed) + 1, self.numbers.shape[1])
+            for row in self._changed:
+                self._write(row)
+            self._changed.clear()
+        missing = len(self._resources) - self.requests.shape[1]
+        if missing > 0:
+            self.requests = np.pad(self.requests, ((0, 0), (0, missing)))
+            for shape, number in self._number_of.items():
+                self.requests[number] = self._resources.vector(shape.requests)
+
+    def _write(self, row: int) -> None:
+        bookings = tuple(sorted(self._on(row).values(), key=importance))
+        if len(bookings) > self.numbers.shape[1]:
+            self._reach(len(self.bookings), 2 * len(bookings))
+        # The new shapes are counted first, so that one that stays keeps its number.
+        numbers = [self._take(booking.shape) for booking in bookings]
+        self._give_back(booking.shape for booking in self.bookings[row])
+        self.bookings[row] = bookings
+        count = len(bookings)
+        self.numbers[row, :count] = numbers
+        self.numbers[row, count:] = NOBODY
+        self.starts[row, :count] = [booking.start for booking in bookings]
+
+    def _take(self, shape: PodShape) -> int:
+        number = self._number_of.get(shape)
+        if number is None:
+            if self._free:
+                number = self._free.pop()
+            else:
+                number = len(self.shapes)
+                self.shapes.append(None)
+                self._pods_of.append(0)
+                if number == len(self.priorities):
+                    self.priorities = np.pad(self.priorities, (0, number))
+                    self.requests = np.pad(self.requests, ((0, number), (0, 0)))
+            self._number_of[shape] = number
+            self.shapes[number] = shape
+            self.priorities[number] = shape.priority
+            vector = self._resources.vector(shape.requests)[: self.requests.shape[1]]
+            self.requests[number, : len(vector)] = vector
+        self._pods_of[number] += 1
+        return number
+
+    def _give_back(self, shapes: Iterable[PodShape]) -> None:
+        for shape in shapes:
+            number = self._number_of[shape]
+            self._pods_of[number] -= 1
+            if not self._pods_of[number]:
+                del self._number_of[shape]
+                self.shapes[number] = None
+                self._free.append(number)
+
+    def _reach(self, rows: int, width: int) -> None:
+        """Make the columns large enough."""
+        length, before = self.numbers.shape
+        if rows <= length and width <= before:
+            return
+        more = (0, max(0, 2 * rows - length) if rows > length else 0), (0, width - before)
+        self.numbers = np.pad(self.numbers, more)
+        self.starts = np.pad(self.starts, more)
+        self.bookings += [()] * (len(self.numbers) - length)
