@@ -4,10 +4,10 @@
         [--beside]
 
 For each kind of pods: nodes and pods are made first, then a scheduler starts, and pods are counted
-as the API server shows them bound. `--beside` repeats each kind with kube-scheduler, on an API
-server of its own, in the same run. Rate: between the first tenth and the last pod. CPU: of the
-scheduler's process in that time, user and system. API server, etcd and this program share the
-machine with it.
+as the API server shows them bound. `--beside` repeats each kind but gangs, which it does not have,
+with kube-scheduler, on an API server of its own, in the same run. Rate: between the first tenth and
+the last pod. CPU: of the scheduler's process in that time, user and system. API server, etcd and
+this program share the machine with it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from typing import Any
 
 import msgspec
 
+from apis.crd import KINDS, custom_resource_definition
 from benchmarks.running import run_main
-from kube.client import encode_object
+from kube.client import ApiError, encode_object
 from kube.kept_client import KeptClient
-from kube.resources import NODES, PODS, Resource
-from tests.beds.apiserver import ApiServer, api_server
+from kube.resources import CRDS, NODES, POD_GROUPS, PODS, Resource
+from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.beds.kubernetes import API_SERVER, programs
 
 _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet", True)
-_KINDS = ("plain", "owned", "shapes", "affinity", "spread", "anti")
+_KINDS = ("plain", "owned", "shapes", "affinity", "spread", "anti", "gang")
+_GANG = 100
+"""Pods of a gang."""
 _AT_ONCE = 16
 """Requests in parallel while nodes and pods are made."""
 _CONFIGURATION = """
@@ -59,6 +62,8 @@ _PLUGINS = """
       - {name: DeviceShare, weight: 1}
     reserve:
       enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    permit: {enabled: [{name: Coscheduling}]}
 """
 
 
@@ -94,6 +99,8 @@ def _pod(kind: str, number: int) -> dict[str, Any]:
         term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAntiAffinity": rule}
+    if kind == "gang":
+        labels["pod-group.scheduling.sigs.k8s.io"] = f"g{number // _GANG}"
     if kind == "owned":
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
         name = f"a{number % 20}"
@@ -152,8 +159,30 @@ async def _fill(server: ApiServer, kind: str, nodes: int, pods: int) -> None:
                 }
                 encoded = encode_object(_REPLICA_SETS, body)
                 await client.create(_REPLICA_SETS, encoded, namespace="default")
+        if kind == "gang":
+            await _make_groups(client, pods)
         await asyncio.gather(*(node(number) for number in range(nodes)))
         await asyncio.gather(*(pod(number) for number in range(pods)))
+
+
+async def _make_groups(client: KeptClient, pods: int) -> None:
+    kind = next(kind for kind in KINDS if kind.plural == POD_GROUPS.plural)
+    definition = msgspec.json.encode(custom_resource_definition(kind))
+    await client.create(CRDS, definition)
+
+    async def served() -> bool:
+        try:
+            await client.request("GET", POD_GROUPS.path())
+        except ApiError:
+            return False
+        return True
+
+    await eventually(served)
+    for number in range(0, pods, _GANG):
+        least = min(_GANG, pods - number)
+        group = {"metadata": {"name": f"g{number // _GANG}"}, "spec": {"minMember": least}}
+        body = encode_object(POD_GROUPS, group)
+        await client.create(POD_GROUPS, body, namespace="default")
 
 
 async def _measure(server: ApiServer, pid: int, pods: int, seconds: float) -> Result:
@@ -238,7 +267,7 @@ def main() -> None:
     for kind in given.kinds.split(","):
         if kind not in _KINDS:
             parser.error(f"{kind!r} is none of {', '.join(_KINDS)}")
-        for other in (False, True) if given.beside else (False,):
+        for other in (False, True) if given.beside and kind != "gang" else (False,):
             result = _run(kind, given.nodes, given.pods, other=other)
             name = "kube-scheduler" if other else "koord-scheduler"
             print(
