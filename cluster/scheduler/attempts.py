@@ -118,9 +118,7 @@ class Attempts:
         pod = attempt.pod
         profile = pod.shape.scheduler_name
         began = time.perf_counter()
-        outcome = self._scheduling.schedule(
-            key=pod.key, uid=pod.uid, shape=pod.shape, profile=profile, now=now
-        )
+        outcome = self._decide(pod, now)
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
             message = outcome.diagnosis.text
@@ -134,6 +132,16 @@ class Attempts:
         node = outcome.booking.node
         self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=now)
         self.follow(self._permit.placed(pod.uid, now))
+
+    def _decide(self, pod: PendingPod[PodShape], now: float) -> Placed | Unplaced:
+        if pod.gang:
+            # A gang that is known not to fit takes no node from others, not even for a moment.
+            short = self._scheduling.short_of(self._permit.wanted(pod.uid))
+            if short is not None:
+                return Unplaced(short)
+        return self._scheduling.schedule(
+            key=pod.key, uid=pod.uid, shape=pod.shape, profile=pod.shape.scheduler_name, now=now
+        )
 
     # --- what follows --------------------------------------------------------------------------
 

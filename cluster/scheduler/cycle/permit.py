@@ -13,6 +13,7 @@ No I/O and no clock: `now` is in seconds, as for the queue. docs/facts/scheduler
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -65,6 +66,18 @@ def gang_gate(gangs: Gangs) -> Gate[Any]:
         return gangs.why_closed(pod.gang) if pod.gang else None
 
     return Gate(COSCHEDULING, test)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Generic[S]):
+    """What has to be placed at one time so that the members of a gang are bound.
+
+    gang: its id. least: pods. members: how many of each shape are there to be placed.
+    """
+
+    gang: str
+    least: int
+    members: Mapping[S, int]
 
 
 class _Wait(OrderedItem):
@@ -186,6 +199,26 @@ class Permit(Generic[S]):
         if attempt is not None and attempt.pod.gang:
             self._gangs.move(attempt.pod.uid, Step.TRIED)
         return attempt
+
+    def wanted(self, uid: str) -> tuple[Wanted[S], ...]:
+        """Return what a member's group needs room for, when it is the first that is tried.
+
+        Nothing while members wait on nodes, for pods without a gang, and for groups whose members
+        need not wait for each other any more.
+        """
+        gang = self._gangs.of(uid)
+        if gang is None or self._gangs.may_skip_group(gang):
+            return ()
+        peers = tuple(self._gangs.peers(gang))
+        if any(other.members[Step.WAITING] for other in peers):
+            return ()
+        return tuple(self._wanted(other) for other in peers if other.definition is not None)
+
+    def _wanted(self, gang: Gang) -> Wanted[S]:
+        uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING)
+        pods = (self._queue.pod(uid) for uid in uids)
+        members = Counter(pod.shape for pod in pods if pod is not None)
+        return Wanted(gang.id, self._gangs.missing(gang), members)
 
     def placed(self, uid: str, now: float) -> Decisions:
         """Decide about a pod that has a node: it is allowed, waits, or gives the node back.

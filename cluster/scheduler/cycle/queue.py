@@ -95,6 +95,11 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.get(uid)
         return None if entry is None else entry.gate
 
+    def pod(self, uid: str) -> PendingPod[S] | None:
+        """Return a pod; None when it is not known."""
+        entry = self._entries.get(uid)
+        return None if entry is None else entry.pod
+
     def key(self, uid: str) -> str | None:
         """Return namespace/name of a pod; None when it is not known."""
         entry = self._entries.get(uid)

@@ -6,12 +6,14 @@ writes it to the API server, and removes it again if that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile
+from cluster.scheduler.cycle.permit import Wanted
+from cluster.scheduler.cycle.slots import Room, most_placed, room_of
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but_for, nearest
@@ -103,6 +105,33 @@ class Scheduling:
                 now,
             )
         )
+
+    def short_of(self, gangs: Iterable[Wanted[PodShape]]) -> Diagnosis | None:
+        """Return why the members of `gangs` cannot be placed, where that is known beforehand.
+
+        Nothing is booked. The nodes may have too little room even when this returns None.
+        """
+        room: dict[PodShape, Room] = {}
+        for wanted in gangs:
+            try:
+                for shape in wanted.members:
+                    if shape not in room:
+                        evaluator = self._evaluators[shape.scheduler_name]
+                        room[shape] = room_of(shape, evaluator.evaluate(shape))
+            except Refusal:
+                # The attempt of that member will say why.
+                continue
+            most = most_placed(wanted.members, room)
+            if most < wanted.least:
+                return Diagnosis(
+                    nodes=self.tables.nodes.count,
+                    plugins=frozenset().union(*(room[shape].plugins for shape in wanted.members)),
+                    refusal=(
+                        f"gang {wanted.gang} needs room for {wanted.least} pods together,"
+                        f" and there is room for {most} at most"
+                    ),
+                )
+        return None
 
     def _advised(
         self,

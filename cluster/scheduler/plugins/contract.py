@@ -10,7 +10,7 @@ tables belongs to a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,18 @@ class Filter(Protocol):
         """Return a number that changes when a row's mask may change although the row did not.
 
         A constant for plugins whose mask depends on the row alone.
+        """
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A filter that can say how many pods of a shape fit on each node together."""
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
+        """Return how many more pods of this shape each of `rows` would pass, one after another.
+
+        Never less than that; 0 only where the mask holds the row back.
         """
         ...
 

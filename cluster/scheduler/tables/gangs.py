@@ -215,6 +215,12 @@ class Gangs:
                 return False
         return True
 
+    def missing(self, gang: Gang) -> int:
+        """Return how many more members have to get a node, so that the gang has enough."""
+        if gang.definition is None or self.may_skip_group(gang):
+            return 0
+        return max(0, _missing(gang, gang.definition))
+
     def _once_satisfied(self, gang: Gang) -> bool:
         return any(other.once_satisfied for other in self.peers(gang))
 
@@ -257,7 +263,12 @@ def _has_enough(gang: Gang, once: bool) -> bool:
         return False
     if _may_skip(gang, once):
         return True
+    return _missing(gang, definition) <= 0
+
+
+def _missing(gang: Gang, definition: GangDefinition) -> int:
+    """Return how many more members have to get a node; 0 or less when enough have one."""
     placed = gang.count(Step.WAITING, Step.BINDING)
     if definition.match_policy is GangMatchPolicy.WAITING_AND_RUNNING:
         placed += gang.count(Step.BOUND)
-    return placed >= definition.min_member
+    return definition.min_member - placed

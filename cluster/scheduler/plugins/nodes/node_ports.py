@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.scheduler.plugins.contract import Mask, Reason
 from cluster.scheduler.tables.nodes import Rows
@@ -31,6 +32,10 @@ class NodePorts:
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _IN_USE
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
+        """Return 1: a second pod on the node would ask for the same ports."""
+        return np.ones(len(tables.nodes), dtype=np.int64)[rows]
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         mask = np.zeros(len(tables.nodes), dtype=np.int64)

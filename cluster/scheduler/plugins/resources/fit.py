@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apis.keys import PODS
 from cluster.scheduler.plugins.contract import Mask, Reason
@@ -60,6 +61,18 @@ class NodeResourcesFit:
             mask |= (short & ~never).astype(np.int64) << (1 + 2 * number)
             mask |= never.astype(np.int64) << (2 + 2 * number)
         return mask
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
+        """Return min((allocatable - requested) // request) over the resources, and pods left."""
+        nodes = tables.nodes
+        slots: NDArray[np.int64] = nodes.allowed_pods[rows] - nodes.pods[rows]
+        for name, request in self.looked_at(pod):
+            column = nodes.resources.find(name)
+            if column is None:
+                return np.zeros_like(slots)
+            free = nodes.allocatable[rows, column] - nodes.requested[rows, column]
+            slots = np.minimum(slots, free // request)
+        return np.maximum(slots, 0)
 
     def looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
         """Return (resource, amount) of what the pod requests and a node must have left."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster.scheduler.attempts import Attempts
 from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.events import NODE, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
@@ -102,3 +103,20 @@ def test_a_member_that_is_deleted_while_it_waits_leaves_its_room_to_others() -> 
     assert bed.queue.place("other") is not Place.UNSCHEDULABLE
     assert bed.attempts.next(2.0)
     assert bed.writers.bound == ["other"]
+
+
+def test_a_gang_that_is_known_not_to_fit_books_no_node_even_for_a_moment() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "3"}))
+    for number in range(2):
+        bed.add(f"member-{number}", "2", gang=True, priority=5)
+    version = bed.tables.nodes.version
+    while bed.attempts.next(0.0):
+        assert bed.tables.nodes.version == version
+    assert bed.queue.place("member-1") is Place.UNSCHEDULABLE
+    # A node that has room for the rest has both tried.
+    bed.tables.upsert_node(make_node("m", allocatable={"cpu": "2"}))
+    bed.queue.cluster_event(ClusterEvent(NODE, Action.ADD), 0.0)
+    while bed.attempts.next(20.0):
+        pass
+    assert sorted(bed.writers.bound) == ["member-0", "member-1"]
