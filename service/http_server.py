@@ -14,7 +14,8 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, cast
+from types import MappingProxyType
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
@@ -51,14 +52,27 @@ class Patience(msgspec.Struct, frozen=True):
 _PATIENCE: Final = Patience()
 
 
+class Peer(msgspec.Struct, frozen=True):
+    """Who is connected. address: its IP address, "" on a Unix socket. certificate: what
+    `ssl.SSLSocket.getpeercert` returns of a verified client certificate, empty without one."""
+
+    address: str = ""
+    certificate: Mapping[str, Any] = MappingProxyType({})
+
+
 class Request(msgspec.Struct, frozen=True):
-    """A whole request. `query` has the last value of each name. accept: that header, or ""."""
+    """A whole request. `query` has the last value of each name.
+
+    accept, authorization: these headers, or "".
+    """
 
     method: str
     path: str
     query: Mapping[str, str]
     body: bytes
     accept: str = ""
+    authorization: str = ""
+    peer: Peer = Peer()
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -96,9 +110,12 @@ class Server:
         max_connections: int = MAX_CONNECTIONS,
         max_held_bytes: int | None = None,
         patience: Patience = _PATIENCE,
+        otherwise: Handler | None = None,
     ) -> None:
-        """max_held_bytes: of all bodies that are read or answered at once; None: of all places."""
+        """max_held_bytes: of all bodies that are read or answered at once; None: of all places.
+        otherwise: answers requests for paths without a route; None: 404."""
         self._routes = routes
+        self._otherwise = otherwise
         self._max_body_bytes = max_body_bytes
         self._max_connections = max_connections
         self._max_held_bytes = (
@@ -224,17 +241,28 @@ class Server:
             peer.close()
 
     def _connection(self) -> _Connection:
-        return _Connection(self, self._routes, self._max_body_bytes, self._patience)
+        return _Connection(self, self._max_body_bytes, self._patience)
+
+    def route(self, request: Request) -> Handler | None:
+        """Return what answers a request; None: nothing does."""
+        handler = self._routes.get((request.method, request.path))
+        if handler is None and request.method == "HEAD":
+            handler = self._routes.get(("GET", request.path))
+        if handler is None and not self.knows(request.path):
+            return self._otherwise
+        return handler
+
+    def knows(self, path: str) -> bool:
+        """Return whether a path has a route, for some method."""
+        return any(path == known for _, known in self._routes)
 
 
 class _Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(
-        self, server: Server, routes: Routes, max_body_bytes: int, patience: Patience
-    ) -> None:
+    def __init__(self, server: Server, max_body_bytes: int, patience: Patience) -> None:
         self._server = server
-        self._routes = routes
+        self._peer = Peer()
         self._max_body_bytes = max_body_bytes
         self._patience = patience
         self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEADER_BYTES)
@@ -254,6 +282,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername")
+        self._peer = Peer(
+            address=address[0] if isinstance(address, tuple) else "",
+            certificate=transport.get_extra_info("peercert") or {},
+        )
         self._server.connections[self] = None
         self._cut_off_after(self._patience.headers)
 
@@ -334,7 +367,7 @@ class _Connection(asyncio.Protocol):
             elif isinstance(event, h11.EndOfMessage):
                 assert self._head is not None
                 try:
-                    request = _request(self._head, self._body)
+                    request = _request(self._head, self._body, self._peer)
                 except ValueError as error:
                     self._refuse(400, f"the target of the request: {error}")
                     return
@@ -347,11 +380,9 @@ class _Connection(asyncio.Protocol):
                 return
 
     async def _answer(self, request: Request) -> None:
-        handler = self._routes.get((request.method, request.path))
-        if handler is None and request.method == "HEAD":
-            handler = self._routes.get(("GET", request.path))
+        handler = self._server.route(request)
         if handler is None:
-            known = any(path == request.path for _, path in self._routes)
+            known = self._server.knows(request.path)
             response = text(405, "not that method") if known else text(404, "not found")
         else:
             try:
@@ -423,12 +454,19 @@ def _announced(head: h11.Request) -> int:
     return next((int(value) for name, value in head.headers if name == b"content-length"), 0)
 
 
-def _request(head: h11.Request, body: bytearray) -> Request:
+def _request(head: h11.Request, body: bytearray, peer: Peer) -> Request:
     target = urlsplit(head.target.decode("ascii", "replace"))
     return Request(
         method=head.method.decode("ascii"),
         path=target.path,
         query=dict(parse_qsl(target.query, max_num_fields=32)),
         body=bytes(body),
-        accept=next((v.decode("latin-1") for n, v in head.headers if n == b"accept"), ""),
+        accept=_header(head, b"accept"),
+        authorization=_header(head, b"authorization"),
+        peer=peer,
     )
+
+
+def _header(head: h11.Request, name: bytes) -> str:
+    """Return the first value of a header, "" if there is none."""
+    return next((v.decode("latin-1") for n, v in head.headers if n == name), "")

@@ -70,7 +70,7 @@ class SchedulerCore:
         self.configuration = configuration
         self.tables = Tables()
         self.plugins: Plugins = make_plugins(configuration, self.tables)
-        gangs = Gangs()
+        gangs = self.gang_table = Gangs()
         self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
             registrations(),
             gates=(Gate("SchedulingGates", scheduling_gates), gang_gate(gangs)),

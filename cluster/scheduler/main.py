@@ -11,18 +11,17 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from apis.errors import InputError, InputErrors
-from cluster.exposition import CONTENT_TYPE
 from cluster.flags import FlagError
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import Settings, help_text, parse
 from cluster.scheduler.configuration.loading import load
 from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import ApiError, Unreachable
 from kube.connection import ConnectionConfigError, load_connection
 from kube.kept_client import KeptClient
 from kube.leader import LeadershipLost
 from service import logs, open_files
-from service.http_server import Handler, Request, Response, Server, text
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LeadershipLost as error:
         _log.error("%s; exiting so that another replica can lead", error)
         return 1
+    except FlagError as error:
+        print(f"koord-scheduler: {error}", file=sys.stderr)
+        return 2
     except (ApiError, Unreachable, OSError) as error:
         _log.error("exiting: %s", error)
         return 1
@@ -94,6 +96,7 @@ async def _run(
         longest_unschedulable_s=settings.seconds("pod-max-in-unschedulable-pods-duration"),
         controllers=settings.controllers,
     )
+    endpoints = Endpoints(process, settings)
     if process.plugins.not_decided:
         _log.warning(
             "plugins that are enabled and decide nothing here: %s; pods that ask for what they "
@@ -102,38 +105,8 @@ async def _run(
         )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(client)
-        await _serve(stack, process, settings)
+        await endpoints.start(stack)
         await process.run(stop)
-
-
-async def _serve(stack: AsyncExitStack, process: SchedulerProcess, settings: Settings) -> None:
-    """Serve health and metrics on --address and --port."""
-    port = settings.whole("port")
-    if not port:
-        return
-
-    async def exposition(_: Request) -> Response:
-        slices = [each.encode() for each in process.metrics.registry.slices()]
-        return Response(200, b"".join(slices), CONTENT_TYPE)
-
-    async def healthz(_: Request) -> Response:
-        return Response(200, b"ok")
-
-    async def readyz(_: Request) -> Response:
-        # A replica that waits for the lease is ready: it serves what it can.
-        if process.leading and not process.ready:
-            return text(503, "reading the cluster")
-        return Response(200, b"ok")
-
-    pages: dict[str, Handler] = {
-        "/healthz": healthz,
-        "/livez": healthz,
-        "/readyz": readyz,
-        "/metrics": exposition,
-    }
-    server = Server({("GET", path): page for path, page in pages.items()})
-    stack.push_async_callback(server.close)
-    await server.listen_tcp(settings.text("address"), port)
 
 
 if __name__ == "__main__":

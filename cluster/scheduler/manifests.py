@@ -167,12 +167,16 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
         "image": IMAGE,
         "command": ["/koord-scheduler"],
         "args": [
-            "--address=0.0.0.0",
             "--port=10251",
+            # Readers of the secure port present tokens.
+            "--authentication-skip-lookup=true",
             "--v=4",
             "--config=/config/koord-scheduler.config",
         ],
-        "ports": [{"containerPort": 10251, "name": "metrics", "protocol": "TCP"}],
+        "ports": [
+            {"containerPort": 10251, "name": "metrics", "protocol": "TCP"},
+            {"containerPort": 10259, "name": "https", "protocol": "TCP"},
+        ],
         # Chosen, as for the manager: three failures in a row are kubelet's default for readiness,
         # and a process without an answer for two minutes is restarted.
         "readinessProbe": _probe("/readyz", periodSeconds=5),
@@ -186,6 +190,8 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
         "securityContext": dict(CONTAINER_SECURITY),
         "volumeMounts": [
             {"name": "config", "mountPath": "/config", "readOnly": True},
+            # TLS reads private keys from files only: they are written to memory.
+            {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
     key_to_path = {"key": CONFIG_NAME, "path": "koord-scheduler.config"}
@@ -199,7 +205,10 @@ def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
         "securityContext": dict(POD_SECURITY),
         "affinity": spread_over_nodes(labels),
         "containers": [container],
-        "volumes": [{"name": "config", "configMap": {"name": CONFIG_NAME, "items": [key_to_path]}}],
+        "volumes": [
+            {"name": "config", "configMap": {"name": CONFIG_NAME, "items": [key_to_path]}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        ],
     }
     return {
         "apiVersion": "apps/v1",

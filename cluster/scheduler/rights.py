@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.scheduler.binding.events import NEW_EVENTS
+from cluster.scheduler.serving.access import ACCESS_REVIEWS, TOKEN_REVIEWS
 from cluster.scheduler.sources.workloads import (
     REPLICA_SETS,
     REPLICATION_CONTROLLERS,
@@ -82,6 +83,8 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(POD_GROUPS, ("patch",), "the status of gangs"),
     Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
     Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
+    Right(TOKEN_REVIEWS, ("create",), "who asks at the secure port"),
+    Right(ACCESS_REVIEWS, ("create",), "who may read what at the secure port"),
 )
 
 LEADING: Final[Sequence[Right]] = (

@@ -62,8 +62,43 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "leader-elect-resource-name": Flag("kube-scheduler", _T, "overrides --config"),
     "leader-elect-resource-namespace": Flag("kube-system", _T, "overrides --config"),
     # what is shown
-    "port": Flag("10251", _P, "HTTP port of health and metrics; 0: not served"),
-    "address": Flag("127.0.0.1", _T, "address of that port; upstream's default is 0.0.0.0"),
+    "port": Flag("10251", _P, "HTTP port; 0: not served"),
+    "address": Flag(
+        "0.0.0.0",
+        _T,
+        "address of that port. Unless it is given, others than this machine see health and metrics"
+        " alone",
+    ),
+    "secure-port": Flag(
+        "10259", _P, "HTTPS port, for clients that the API server allows; 0: not served"
+    ),
+    "bind-address": Flag("0.0.0.0", _T, "address of that port"),
+    "tls-cert-file": Flag("", _T, "certificate of that port; default: a self-signed one"),
+    "tls-private-key-file": Flag("", _T, "its key. Both are read again when they change"),
+    "tls-min-version": Flag("", _T, "VersionTLS12 (default) or VersionTLS13"),
+    "client-ca-file": Flag(
+        "", _T, "CA of client certificates; default: the API server's, looked up when it starts"
+    ),
+    "authentication-skip-lookup": Flag("false", _B, "do not look it up"),
+    "authentication-tolerate-lookup-failure": Flag(
+        "true", _B, "start if it cannot be looked up; clients then need tokens"
+    ),
+    "authentication-kubeconfig": Flag(
+        "", _T, "API server that knows tokens; default: as for scheduling"
+    ),
+    "authentication-token-webhook-cache-ttl": Flag("10s", _D, "how long its answers are kept"),
+    "authorization-kubeconfig": Flag(
+        "", _T, "API server that knows rights; default: as for scheduling"
+    ),
+    "authorization-always-allow-paths": Flag(
+        "/healthz,/readyz,/livez", _T, "paths that need no right"
+    ),
+    "authorization-webhook-cache-authorized-ttl": Flag(
+        "10s", _D, "how long its permissions are kept"
+    ),
+    "authorization-webhook-cache-unauthorized-ttl": Flag(
+        "10s", _D, "how long its refusals are kept"
+    ),
     "v": Flag("0", _N, "log level; 5 and above: debug"),
     "controller-plugins": Flag(
         "*", _T, "plugins that also write the status of their objects, such as Coscheduling"
@@ -95,29 +130,15 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "contention-profiling": Flag("true", _B),
     "emulated-version": Flag("", _T),
     "min-compatibility-version": Flag("", _T),
-    # kube-scheduler's HTTPS port
-    "secure-port": Flag("10259", _P),
-    "bind-address": Flag("0.0.0.0", _T),
+    # of kube-scheduler's HTTPS port, without effect
     "cert-dir": Flag("", _T),
-    "tls-cert-file": Flag("", _T),
-    "tls-private-key-file": Flag("", _T),
     "tls-cipher-suites": Flag("", _T),
     "tls-curve-preferences": Flag("", _T),
-    "tls-min-version": Flag("", _T),
     "tls-sni-cert-key": Flag("", _T),
     "disable-http2-serving": Flag("false", _B),
     "http2-max-streams-per-connection": Flag("0", _W),
     "permit-address-sharing": Flag("false", _B),
     "permit-port-sharing": Flag("false", _B),
-    "authentication-kubeconfig": Flag("", _T),
-    "authentication-skip-lookup": Flag("false", _B),
-    "authentication-token-webhook-cache-ttl": Flag("10s", _D),
-    "authentication-tolerate-lookup-failure": Flag("true", _B),
-    "authorization-always-allow-paths": Flag("/healthz,/readyz,/livez", _T),
-    "authorization-kubeconfig": Flag("", _T),
-    "authorization-webhook-cache-authorized-ttl": Flag("10s", _D),
-    "authorization-webhook-cache-unauthorized-ttl": Flag("10s", _D),
-    "client-ca-file": Flag("", _T),
     "requestheader-allowed-names": Flag("", _T),
     "requestheader-client-ca-file": Flag("", _T),
     "requestheader-extra-headers-prefix": Flag("x-remote-extra-", _T),

@@ -7,7 +7,7 @@ report works its row out again. docs/facts/scheduler.md, "Load".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -93,7 +93,7 @@ class _Report:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Share:
+class LoadShare:
     """What one booking adds to its row."""
 
     prod_usage: Vector
@@ -118,7 +118,7 @@ class LoadTable:
         self._width = len(self.resources)
         self._columns = {name: column for column, name in enumerate(self.resources)}
         self._reports: dict[int, _Report] = {}
-        self._bookings: dict[int, dict[str, tuple[Booking, _Share]]] = {}
+        self._bookings: dict[int, dict[str, tuple[Booking, LoadShare]]] = {}
         self._overrides: dict[int, UsageThresholds] = {}
         self._estimates: WeakKeyDictionary[PodShape, Vector] = WeakKeyDictionary()
         self._now = 0.0
@@ -164,6 +164,10 @@ class LoadTable:
             estimate = (2 * amount * factor + 100) // 200
             result[self._columns[name]] = min(estimate, limit) if limit else estimate
         return result
+
+    def on(self, row: int) -> Iterator[tuple[Booking, LoadShare]]:
+        """Yield the bookings on a node with what each adds."""
+        yield from self._bookings.get(row, {}).values()
 
     # --- changing ------------------------------------------------------------------------------
 
@@ -271,13 +275,13 @@ class LoadTable:
             return report.usage
         return report.windows.get(window, report.usage)
 
-    def _share(self, booking: Booking, report: _Report | None) -> _Share:
+    def _share(self, booking: Booking, report: _Report | None) -> LoadShare:
         """Return what a booking adds beside `report`."""
         nothing = np.zeros(self._width, dtype=np.int64)
         estimate = self.estimate(booking.shape)
         prod = booking.shape.priority_class is PriorityClass.PROD
         if report is None:
-            return _Share(nothing, estimate, estimate if prod else nothing, estimate)
+            return LoadShare(nothing, estimate, estimate if prod else nothing, estimate)
         usage = report.pods.get(booking.key)
         shown_as_prod = prod and booking.key in report.prod_pods and usage is not None
         prod_usage = usage if shown_as_prod and usage is not None else nothing
@@ -295,7 +299,7 @@ class LoadTable:
             prod_delta = estimate
         elif prod and missing:
             prod_delta = delta
-        return _Share(prod_usage, delta, prod_delta, estimate)
+        return LoadShare(prod_usage, delta, prod_delta, estimate)
 
     def _counts_until(self, booking: Booking) -> float | None:
         """Return until when a pod counts with its estimate although the report shows it."""
@@ -306,7 +310,7 @@ class LoadTable:
             return booking.start + settings.seconds_after_scheduled
         return None
 
-    def _add(self, row: int, share: _Share, sign: int) -> None:
+    def _add(self, row: int, share: LoadShare, sign: int) -> None:
         self.prod_usage[row] += sign * share.prod_usage
         self.delta[row] += sign * share.delta
         self.prod_delta[row] += sign * share.prod_delta

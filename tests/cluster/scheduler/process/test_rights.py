@@ -6,18 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
 from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
 from cluster.scheduler.binding.victims import Victim, evict_victim
+from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.manifests import config_map, rbac
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, LEADING, Right
+from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import Client, Unreachable, encode_object
 from kube.connection import Connection
 from kube.kept_client import KeptClient
@@ -26,6 +30,7 @@ from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import grant, install, read
 from tests.cluster.scheduler.configuration.files import chart_file
 from tests.cluster.scheduler.configuration.files import load as load_configuration
+from tests.ports import free_ports
 
 USER = "koord-scheduler"
 _POLICY = f"""\
@@ -145,9 +150,10 @@ async def _do_everything(fresh: ApiServer) -> None:
         await eventually(lambda: statuses.written)
         # The same failure again, later than the series of its event is written at the earliest.
         ahead = 40.0
-        await _touch_node(admin)
+        await admin.patch(PODS, "large", b'{"metadata":{"labels":{"a":"b"}}}', namespace="default")
         await eventually(lambda: process.events.counts.repeated and not process.events.waiting)
         await _bind_a_reservation(admin, client)
+        await _read_the_secure_port(fresh, process)
         victim = Victim("default", "plain", (await _uid(admin, "plain")))
         assert (
             await evict_victim(client, victim, controller="koord-scheduler", now=time.time) is None
@@ -155,6 +161,27 @@ async def _do_everything(fresh: ApiServer) -> None:
         stop.set()
         await task
         assert client.lost
+
+
+async def _read_the_secure_port(fresh: ApiServer, process: SchedulerProcess) -> None:
+    (port,) = free_ports(1)
+    flags = ["--port=0", f"--secure-port={port}", "--authentication-skip-lookup=true"]
+    async with AsyncExitStack() as stack:
+        await Endpoints(process, parse(flags)).start(stack)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def status(path: str, token: str = "") -> int:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            url = f"https://127.0.0.1:{port}{path}"
+            async with session.get(url, headers=headers, ssl=False) as answer:
+                return answer.status
+
+        assert await status("/readyz") == 200
+        assert await status("/metrics") == 403
+        assert await status("/metrics", "made-up") == 401
+        assert await status("/metrics", fresh.tokens["nobody"]) == 403
+        # An administrator, group system:masters.
+        assert await status("/apis/v1/nodes/n", fresh.tokens["admin"]) == 200
 
 
 async def _make_node(admin: Client) -> None:
@@ -201,13 +228,6 @@ async def _make_pods(admin: Client) -> None:
             },
         }
         await admin.create(PODS, encode_object(PODS, body), namespace="default")
-
-
-async def _touch_node(admin: Client) -> None:
-    """Change what the node offers, but not enough for the pod that does not fit."""
-    amounts = {"cpu": "9", "memory": "32Gi", "pods": "110"}
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await admin.patch(NODES, "n", status, subresource="status")
 
 
 async def _bind_a_reservation(admin: Client, client: Client) -> None:

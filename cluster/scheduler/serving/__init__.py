@@ -1,0 +1,1 @@
+"""What a scheduler process serves over HTTP and HTTPS: health, metrics and its state."""

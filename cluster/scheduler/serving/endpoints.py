@@ -1,0 +1,164 @@
+"""The two ports of a scheduler process, and their pages.
+
+The plain port shows health and metrics to everyone who reaches it, as upstream's does, and the
+state of the scheduler to this machine alone, unless the operator names the address that it listens
+on. The secure port shows all of it to clients that the API server allows to read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from cluster.exposition import CONTENT_TYPE
+from cluster.flags import FlagError
+from cluster.scheduler.configuration.flags import Settings
+from cluster.scheduler.configuration.writing import to_tree
+from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.access import Access, AccessSettings
+from cluster.scheduler.serving.certificates import ServingTls
+from cluster.scheduler.serving.debugging import debugging_page
+from kube.client import Client
+from kube.connection import ConnectionConfigError, load_connection
+from service.http_server import Handler, Peer, Request, Response, Server, json, text
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_BODY: Final = 64
+"""Bytes of a request's body: a log level."""
+_OPEN: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
+"""Pages of the plain port that are not only for this machine."""
+
+
+class Endpoints:
+    """Serves a process until `stack` is closed."""
+
+    def __init__(self, process: SchedulerProcess, settings: Settings) -> None:
+        """Raises FlagError for certificates that cannot be used."""
+        self._process = process
+        self._settings = settings
+        self._tls = ServingTls(settings) if settings.port("secure-port") else None
+        self._others = debugging_page(process, leading=lambda: process.leading)
+        self.plain: Server | None = None
+        self.secure: Server | None = None
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Serve. Raises OSError if a port is taken, ApiError or Unreachable if a necessary look-up
+        fails, FlagError for a kubeconfig that cannot be used."""
+        settings = self._settings
+        if port := settings.port("port"):
+            self.plain = self._server(stack, self._only_here)
+            await self.plain.listen_tcp(settings.text("address"), port)
+        if self._tls is not None:
+            await self._start_secure(stack, self._tls)
+
+    async def _start_secure(self, stack: AsyncExitStack, tls: ServingTls) -> None:
+        settings = self._settings
+        rights = await self._client(stack, "authorization-kubeconfig")
+        tokens = await self._client(stack, "authentication-kubeconfig")
+        if not settings.text("client-ca-file") and not settings.on("authentication-skip-lookup"):
+            tolerate = settings.on("authentication-tolerate-lookup-failure")
+            await tls.look_up_client_ca(tokens, tolerate=tolerate)
+        access = Access(access_settings(settings), tokens=tokens, rights=rights)
+        self.secure = self._server(stack, access.guard)
+        address, port = settings.text("bind-address"), settings.port("secure-port")
+        await self.secure.listen_tcp(address, port, tls=tls.context)
+        following = asyncio.create_task(tls.follow_files(), name="certificate files")
+        stack.callback(following.cancel)
+
+    async def _client(self, stack: AsyncExitStack, flag: str) -> Client:
+        """Return a client for reviews: of the flag's kubeconfig, else as the scheduler itself."""
+        path = self._settings.text(flag)
+        if not path:
+            return await stack.enter_async_context(self._process.client.sibling())
+        try:
+            connection = load_connection(path)
+        except ConnectionConfigError as error:
+            raise FlagError(f"--{flag}={path}: {error}") from None
+        return await stack.enter_async_context(Client(connection, user_agent="koord-scheduler"))
+
+    def _server(self, stack: AsyncExitStack, guard: Any) -> Server:
+        server = Server(
+            {route: guard(page) for route, page in self._pages().items()},
+            max_body_bytes=_LONGEST_BODY,
+            otherwise=guard(self._others),
+        )
+        stack.push_async_callback(server.close)
+        return server
+
+    def _only_here(self, handler: Handler) -> Handler:
+        """Guard the plain port's pages about the state of the scheduler."""
+        if "address" in self._settings.given:
+            return handler
+
+        async def guarded(request: Request) -> Response:
+            if request.path in _OPEN or is_this_machine(request.peer):
+                return await handler(request)
+            return text(403, "only from this machine, unless --address is given")
+
+        return guarded
+
+    # --- pages ---------------------------------------------------------------------------------
+
+    def _pages(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            ("GET", "/healthz"): self._healthz,
+            ("GET", "/livez"): self._healthz,
+            ("GET", "/readyz"): self._readyz,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/configz"): self._configz,
+            ("PUT", "/debug/flags/v"): self._set_log_level,
+        }
+
+    async def _healthz(self, _: Request) -> Response:
+        return Response(200, b"ok")
+
+    async def _readyz(self, _: Request) -> Response:
+        # A replica that waits for the lease is ready: it serves what it can.
+        if self._process.leading and not self._process.ready:
+            return text(503, "reading the cluster")
+        return Response(200, b"ok")
+
+    async def _metrics(self, _: Request) -> Response:
+        slices = []
+        for each in self._process.metrics.registry.slices():
+            slices.append(each.encode())
+            # Decisions go on between two slices.
+            await asyncio.sleep(0)
+        return Response(200, b"".join(slices), CONTENT_TYPE)
+
+    async def _configz(self, _: Request) -> Response:
+        return json({"componentconfig": to_tree(self._process.configuration)})
+
+    async def _set_log_level(self, request: Request) -> Response:
+        try:
+            level = int(request.body)
+        except ValueError:
+            return text(400, f"expected a whole number, not {request.body[:20]!r}")
+        logging.getLogger().setLevel(logging.DEBUG if level >= 5 else logging.INFO)
+        _log.info("log level %d by request", level)
+        return text(200, f"successfully set klog.logging.verbosity to {level}")
+
+
+def access_settings(settings: Settings) -> AccessSettings:
+    """Return what the flags say about access to the secure port."""
+    return AccessSettings(
+        always_allowed=settings.names("authorization-always-allow-paths"),
+        token_s=settings.seconds("authentication-token-webhook-cache-ttl"),
+        allowed_s=settings.seconds("authorization-webhook-cache-authorized-ttl"),
+        denied_s=settings.seconds("authorization-webhook-cache-unauthorized-ttl"),
+    )
+
+
+def is_this_machine(peer: Peer) -> bool:
+    """Return whether a peer is connected over a loopback address."""
+    try:
+        address = ipaddress.ip_address(peer.address)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

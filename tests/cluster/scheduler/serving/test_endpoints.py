@@ -1,0 +1,381 @@
+"""The two ports of a scheduler: pages, certificates, and clients that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from cluster.flags import FlagError
+from cluster.scheduler.configuration.flags import parse
+from cluster.scheduler.configuration.reading import default_configuration
+from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.certificates import ServingTls
+from cluster.scheduler.serving.endpoints import Endpoints
+from kube.certificates import make_certificates
+from kube.connection import Connection
+from kube.kept_client import KeptClient
+from service.http_server import MAX_CONNECTIONS, Peer, Request, Response
+from tests.ports import free_ports
+
+
+@asynccontextmanager
+async def _serving(*flags: str) -> AsyncIterator[tuple[Endpoints, int, int]]:
+    """Serve a process without an API server; yield the endpoints with both ports."""
+    plain, secure = free_ports(2)
+    nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
+    process = SchedulerProcess(nowhere, default_configuration(), seed=1)
+    settings = parse(
+        [f"--port={plain}", f"--secure-port={secure}", "--authentication-skip-lookup=true", *flags]
+    )
+    async with AsyncExitStack() as stack:
+        endpoints = Endpoints(process, settings)
+        await endpoints.start(stack)
+        yield endpoints, plain, secure
+
+
+def _trusting() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _ask(
+    port: int,
+    path: str,
+    *,
+    tls: ssl.SSLContext | None = None,
+    method: str = "GET",
+    body: bytes = b"",
+    headers: str = "",
+) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+    length = f"Content-Length: {len(body)}\r\n" if body else ""
+    request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{length}{headers}\r\n"
+    writer.write(request.encode() + body)
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), rest
+
+
+def _play(scenario: Callable[[Endpoints, int, int], Awaitable[None]], *flags: str) -> None:
+    async def run() -> None:
+        async with _serving(*flags) as (endpoints, plain, secure):
+            await scenario(endpoints, plain, secure)
+
+    asyncio.run(run())
+
+
+def test_both_ports_show_health_and_the_plain_one_everything_to_this_machine() -> None:
+    async def scenario(_: Endpoints, plain: int, secure: int) -> None:
+        for port, tls in ((plain, None), (secure, _trusting())):
+            for path in ("/healthz", "/livez", "/readyz"):
+                assert await _ask(port, path, tls=tls) == (200, b"ok")
+        status, body = await _ask(plain, "/metrics")
+        assert status == 200
+        assert b'scheduler_pending_pods{queue="active"} 0' in body
+        status, body = await _ask(plain, "/configz")
+        assert status == 200
+        (profile,) = json.loads(body)["componentconfig"]["profiles"]
+        assert profile["schedulerName"] == "default-scheduler"
+        assert (await _ask(plain, "/apis/v1/nodes/n"))[0] == 503
+        assert (await _ask(plain, "/nothing"))[0] == 404
+        # Without an API server nobody can be checked.
+        assert (await _ask(secure, "/metrics", tls=_trusting()))[0] == 503
+        assert (await _ask(secure, "/nothing", tls=_trusting()))[0] == 503
+
+    _play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("peer", "flags", "status"),
+    [
+        ("127.0.0.1", (), 200),
+        ("::1", (), 200),
+        ("::ffff:127.0.0.1", (), 200),
+        ("10.1.2.3", (), 403),
+        ("::ffff:10.1.2.3", (), 403),
+        ("fe80::1%eth0", (), 403),
+        ("", (), 403),
+        ("10.1.2.3", ("--address=0.0.0.0",), 200),
+    ],
+)
+def test_other_machines_see_the_state_only_if_the_address_is_given(
+    peer: str, flags: tuple[str, ...], status: int
+) -> None:
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        assert endpoints.plain is not None
+
+        async def ask(path: str) -> Response:
+            request = Request("GET", path, {}, b"", peer=Peer(peer))
+            handler = endpoints.plain.route(request) if endpoints.plain else None
+            assert handler is not None
+            return await handler(request)
+
+        assert (await ask("/configz")).status == status
+        assert (await ask("/apis/v1/nodes/n")).status == (503 if status == 200 else status)
+        assert (await ask("/readyz")).status == 200
+        assert (await ask("/metrics")).status == 200
+
+    _play(scenario, *flags)
+
+
+def test_the_log_level_can_be_set() -> None:
+    async def scenario(_: Endpoints, plain: int, secure: int) -> None:
+        before = logging.getLogger().level
+        try:
+            path = "/debug/flags/v"
+            assert (await _ask(plain, path, method="PUT", body=b"5"))[0] == 200
+            assert logging.getLogger().level == logging.DEBUG
+            assert (await _ask(plain, path, method="PUT", body=b"2"))[0] == 200
+            assert logging.getLogger().level == logging.INFO
+            assert (await _ask(plain, path, method="PUT", body=b"much"))[0] == 400
+            assert (await _ask(plain, path, method="PUT", body=b"9" * 65))[0] == 413
+            assert (await _ask(plain, path))[0] == 405
+        finally:
+            logging.getLogger().setLevel(before)
+
+    _play(scenario)
+
+
+def test_a_port_of_0_is_not_served() -> None:
+    async def run() -> None:
+        nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
+        process = SchedulerProcess(nowhere, default_configuration(), seed=1)
+        async with AsyncExitStack() as stack:
+            endpoints = Endpoints(process, parse(["--port=0", "--secure-port=0"]))
+            await endpoints.start(stack)
+            assert endpoints.plain is None
+            assert endpoints.secure is None
+
+    asyncio.run(run())
+
+
+# --- hostile clients -----------------------------------------------------------------------------
+
+
+def test_a_thousand_connections_keep_no_probe_out() -> None:
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        for port, server, tls in (
+            (plain, endpoints.plain, None),
+            (secure, endpoints.secure, _trusting()),
+        ):
+            assert server is not None
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1000)]
+            # The first 200 begin a request that never ends.
+            for _, writer in held[:200]:
+                writer.write(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+            assert await _ask(port, "/healthz", tls=tls) == (200, b"ok")
+            assert len(server.connections) <= MAX_CONNECTIONS
+            for _, writer in held:
+                writer.close()
+
+    _play(scenario)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + b"\x00" * 200,
+        b"\x80" * 5000,
+        b"",
+    ],
+)
+def test_what_is_no_tls_ends_its_own_connection_alone(data: bytes) -> None:
+    async def scenario(_: Endpoints, plain: int, secure: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", secure)
+        writer.write(data)
+        writer.write_eof()
+        answer = b""
+        with suppress(ConnectionResetError):
+            answer = await asyncio.wait_for(reader.read(), 30)
+        assert b"HTTP" not in answer
+        writer.close()
+        assert await _ask(secure, "/healthz", tls=_trusting()) == (200, b"ok")
+
+    _play(scenario)
+
+
+def test_an_old_tls_version_and_a_strangers_certificate_are_refused(tmp_path: Path) -> None:
+    ca, _, _ = _client_certificate(tmp_path, "ours", "operator")
+    _, cert, key = _client_certificate(tmp_path, "theirs", "system:admin")
+
+    async def scenario(_: Endpoints, plain: int, secure: int) -> None:
+        old = _trusting()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await _ask(secure, "/healthz", tls=old)
+        stranger = _trusting()
+        stranger.load_cert_chain(cert, key)
+        # TLS 1.3 tells the client after the handshake: it gets no answer.
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
+            await _ask(secure, "/healthz", tls=stranger)
+        assert await _ask(secure, "/healthz", tls=_trusting()) == (200, b"ok")
+
+    _play(scenario, "--tls-min-version=VersionTLS13", f"--client-ca-file={ca}")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"PUT /debug/flags/v HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET /apis/v1/nodes/%00%ff/../.. HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_a_hostile_request_is_answered_with_an_error(request_: bytes) -> None:
+    async def scenario(_: Endpoints, plain: int, secure: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", plain)
+        writer.write(request_)
+        status = await asyncio.wait_for(reader.readline(), 30)
+        assert status.split()[1][:1] in (b"4", b"5"), status
+        writer.close()
+        assert await _ask(plain, "/healthz") == (200, b"ok")
+
+    _play(scenario)
+
+
+# --- certificates --------------------------------------------------------------------------------
+
+
+def _write_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    made = make_certificates([name])
+    cert, key = folder / "tls.crt", folder / "tls.key"
+    cert.write_bytes(made.cert)
+    key.write_bytes(made.key)
+    return cert, key
+
+
+def _client_certificate(folder: Path, ca_name: str, user: str) -> tuple[Path, Path, Path]:
+    """Return the files of a CA, and of a client certificate and its key."""
+    now = datetime.now(UTC)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
+    def certificate(subject: str, public: Any, *, ca: bool) -> bytes:
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name)])
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=5))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .sign(ca_key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+        )
+
+    files = tuple(folder / f"{ca_name}.{part}" for part in ("ca", "crt", "key"))
+    files[0].write_bytes(certificate(ca_name, ca_key.public_key(), ca=True))
+    files[1].write_bytes(certificate(user, key.public_key(), ca=False))
+    files[2].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files[0], files[1], files[2]
+
+
+def test_a_client_certificate_names_the_user(tmp_path: Path) -> None:
+    ca, cert, key = _client_certificate(tmp_path, "ca", "operator")
+
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        seen: list[Request] = []
+        server = endpoints.secure
+        assert server is not None
+
+        async def page(request: Request) -> Response:
+            seen.append(request)
+            return Response(200, b"")
+
+        server._routes = {("GET", "/seen"): page}
+        context = _trusting()
+        context.load_cert_chain(cert, key)
+        await _ask(secure, "/seen", tls=context, headers="Authorization: Bearer t\r\n")
+        await _ask(secure, "/seen", tls=_trusting())
+        first, second = seen
+        assert first.peer.certificate["subject"] == ((("commonName", "operator"),),)
+        assert first.authorization == "Bearer t"
+        assert first.peer.address == "127.0.0.1"
+        assert second.peer.certificate == {}
+        assert second.authorization == ""
+
+    _play(scenario, f"--client-ca-file={ca}")
+
+
+def test_replaced_files_are_served_and_broken_ones_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = _write_pair(tmp_path, "first")
+    flags = (f"--tls-cert-file={cert}", f"--tls-private-key-file={key}")
+
+    async def subject_of(port: int) -> str:
+        pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        return certificate.subject.rfc4514_string()
+
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        tls = endpoints._tls
+        assert tls is not None
+        assert await subject_of(secure) == "CN=first"
+        _write_pair(tmp_path, "second")
+        tls.reload()
+        assert await subject_of(secure) == "CN=second"
+        cert.write_text("broken")
+        tls.reload()
+        assert await subject_of(secure) == "CN=second"
+        assert "the former certificate stays in force" in caplog.text
+        cert.unlink()
+        tls.reload()
+        _write_pair(tmp_path, "third")
+        tls.reload()
+        assert await subject_of(secure) == "CN=third"
+
+    _play(scenario, *flags)
+
+
+def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
+    cert, key = _write_pair(tmp_path, "name")
+    other = tmp_path / "other.key"
+    other.write_bytes(make_certificates(["other"]).key)
+    encrypted = tmp_path / "encrypted.key"
+    secret = ec.generate_private_key(ec.SECP256R1())
+    encrypted.write_bytes(
+        secret.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    absent = tmp_path / "absent"
+    for flags, named in (
+        ([f"--tls-cert-file={cert}"], "belong together"),
+        ([f"--tls-cert-file={cert}", f"--tls-private-key-file={absent}"], "absent"),
+        ([f"--tls-cert-file={cert}", f"--tls-private-key-file={other}"], "other.key"),
+        ([f"--tls-cert-file={cert}", f"--tls-private-key-file={encrypted}"], "encrypted.key"),
+        ([f"--client-ca-file={absent}"], "--client-ca-file"),
+        ([f"--client-ca-file={key}"], "--client-ca-file"),
+        (["--tls-min-version=VersionTLS10"], "VersionTLS12 or VersionTLS13"),
+    ):
+        with pytest.raises(FlagError, match=named):
+            ServingTls(parse(flags))
