@@ -45,6 +45,18 @@ class NodePart(Part, Protocol):
         ...
 
 
+class BookingPart(Protocol):
+    """A table that follows all bookings, with those on nodes that are not known."""
+
+    def place(self, booking: Booking) -> None:
+        """Count a booking. Must not fail."""
+        ...
+
+    def remove(self, booking: Booking) -> None:
+        """Take back what `place` did with the same booking. Must not fail."""
+        ...
+
+
 class Tables:
     """The cluster as of now. A pod counts once, wherever it was last placed."""
 
@@ -58,6 +70,7 @@ class Tables:
         self.occupants = Occupants(self.resources, self.on)
         self._parts: list[Part] = [self.ports, self.matches, self.occupants]
         self._node_parts: list[NodePart] = []
+        self._booking_parts: list[BookingPart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self.reservations = ReservationTable(self.nodes, self._in_force)
@@ -75,6 +88,12 @@ class Tables:
         """Have a table follow nodes and bookings from now on. Call it before nodes are known."""
         self._node_parts.append(part)
         self.add_part(part)
+
+    def add_booking_part(self, part: BookingPart) -> None:
+        """Have a table follow all bookings from now on, beginning with those in force."""
+        self._booking_parts.append(part)
+        for booking in self._bookings.values():
+            part.place(booking)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -97,6 +116,8 @@ class Tables:
         if booking.uid in self._bookings:
             self.remove(booking.uid)
         self._bookings[booking.uid] = booking
+        for part in self._booking_parts:
+            part.place(booking)
         row = self.nodes.row(booking.node)
         if row is None:
             self._waiting.setdefault(booking.node, {})[booking.uid] = booking
@@ -108,6 +129,8 @@ class Tables:
         booking = self._bookings.pop(uid, None)
         if booking is None:
             return None
+        for part in reversed(self._booking_parts):
+            part.remove(booking)
         row = self.nodes.row(booking.node)
         if row is None:
             waiting = self._waiting[booking.node]

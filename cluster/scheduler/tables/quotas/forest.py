@@ -1,0 +1,169 @@
+"""From definitions to trees of quotas: which definition is in force, and which is left out and why.
+
+A definition that cannot be used costs itself only. Where the quota was usable before, its former
+definition stays in force; where it never was, the quota is in no tree. A quota that is deleted
+while it has children stays until they are gone. What is left out is tried again after each change,
+because a child may be read before its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from apis.keys import DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA
+from cluster.scheduler.tables.quotas.definitions import QuotaDefinition
+
+_WITHOUT_CHILDREN = (DEFAULT_QUOTA, SYSTEM_QUOTA)
+
+
+class Definitions:
+    """The definitions in force by name, and what is left out."""
+
+    def __init__(self, *, several_trees: bool) -> None:
+        """several_trees: tree ids count (MultiQuotaTree); else all quotas are in one tree."""
+        self._several_trees = several_trees
+        self._in_force: dict[str, QuotaDefinition] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        """Name -> names of the quotas in force whose parent it is."""
+        self._wanted: dict[str, QuotaDefinition] = {}
+        """namespace/name -> a definition that is not in force."""
+        self._deleted: set[str] = set()
+        """Names of deleted quotas that stay in force for their children."""
+        self._unreadable: dict[str, str] = {}
+        """namespace/name -> why the object as it is now defines nothing."""
+
+    @property
+    def in_force(self) -> Mapping[str, QuotaDefinition]:
+        return MappingProxyType(self._in_force)
+
+    def tree(self, definition: QuotaDefinition) -> str:
+        """Return the id of the tree that a quota is in."""
+        return definition.tree if self._several_trees else ""
+
+    def problems(self) -> dict[str, str]:
+        """Return why quotas, by namespace/name, are not as their objects say."""
+        found = {
+            key: f"ElasticQuota {key}: {self._why_not(each)}" for key, each in self._wanted.items()
+        }
+        for name in self._deleted:
+            key = self._in_force[name].key
+            found[key] = (
+                f"ElasticQuota {key} was deleted, and counts as long as it has children:"
+                f" {', '.join(sorted(self._children[name]))}"
+            )
+        return {**found, **self._unreadable}
+
+    def left_out(self, name: str) -> str | None:
+        """Return why a quota that exists is in no tree; None if it is in one or does not exist."""
+        if name in self._in_force:
+            return None
+        for key, problem in self.problems().items():
+            if key.rpartition("/")[2] == name:
+                return problem
+        return None
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def set(self, definition: QuotaDefinition) -> bool:
+        """Take the present definition of a quota; return whether what is in force changed."""
+        self._unreadable.pop(definition.key, None)
+        if self._in_force.get(definition.name) == definition:
+            revived = definition.name in self._deleted
+            self._deleted.discard(definition.name)
+            self._wanted.pop(definition.key, None)
+            return revived
+        self._wanted[definition.key] = definition
+        return self._retry()
+
+    def unreadable(self, key: str, problem: str) -> None:
+        """Take note of an object that cannot be read; its former definition stays in force."""
+        self._wanted.pop(key, None)
+        self._unreadable[key] = problem
+
+    def delete(self, key: str) -> bool:
+        """Forget a quota; return whether what is in force changed."""
+        self._unreadable.pop(key, None)
+        self._wanted.pop(key, None)
+        name = key.rpartition("/")[2]
+        held = self._in_force.get(name)
+        if held is None or held.key != key:
+            return False
+        self._deleted.add(name)
+        self._bury()
+        self._retry()
+        return True
+
+    def _retry(self) -> bool:
+        """Put in force what can be by now; return whether anything changed."""
+        changed = False
+        again = True
+        while again:
+            again = False
+            for key in sorted(self._wanted):
+                definition = self._wanted[key]
+                if not self._why_not(definition):
+                    del self._wanted[key]
+                    self._put(definition)
+                    changed = again = True
+            if self._bury():
+                again = True
+        return changed
+
+    def _bury(self) -> bool:
+        """Take deleted quotas without children out; return whether there were any."""
+        found = False
+        while ready := [name for name in self._deleted if not self._children.get(name)]:
+            found = True
+            for name in ready:
+                self._deleted.discard(name)
+                self._unlink(self._in_force.pop(name))
+        return found
+
+    def _put(self, definition: QuotaDefinition) -> None:
+        before = self._in_force.get(definition.name)
+        if before is not None:
+            self._unlink(before)
+        self._deleted.discard(definition.name)
+        self._in_force[definition.name] = definition
+        self._children.setdefault(definition.parent, {})[definition.name] = None
+
+    def _unlink(self, definition: QuotaDefinition) -> None:
+        children = self._children[definition.parent]
+        del children[definition.name]
+        if not children:
+            del self._children[definition.parent]
+
+    def _why_not(self, definition: QuotaDefinition) -> str:
+        """Return why a definition cannot be in force as things are; "" if it can."""
+        name, parent = definition.name, definition.parent
+        held = self._in_force.get(name)
+        if held is not None and held.key != definition.key and name not in self._deleted:
+            return f"the name is used by ElasticQuota {held.key}; names are unique in the cluster"
+        if name in (ROOT_QUOTA, *_WITHOUT_CHILDREN):
+            return ""
+        for child in self._children.get(name, ()):
+            other = self.tree(self._in_force[child])
+            if other != self.tree(definition):
+                return (
+                    f"tree-id {self.tree(definition)!r} differs from that of its child {child},"
+                    f" which is {other!r}"
+                )
+        if parent == ROOT_QUOTA:
+            return ""
+        if parent in _WITHOUT_CHILDREN:
+            return f"parent {parent} takes no children"
+        above = self._in_force.get(parent)
+        if above is None:
+            return f"parent {parent} does not exist, or cannot be used itself"
+        if self.tree(above) != self.tree(definition):
+            return (
+                f"tree-id {self.tree(definition)!r} differs from that of parent {parent},"
+                f" which is {self.tree(above)!r}"
+            )
+        at: QuotaDefinition | None = above
+        while at is not None:
+            if at.name == name:
+                return f"parent {parent} leads back to the quota itself (a cycle)"
+            at = self._in_force.get(at.parent)
+        return ""

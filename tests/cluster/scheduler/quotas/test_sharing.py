@@ -1,0 +1,86 @@
+"""How a parent's amount is divided: the worked examples, and properties against an oracle."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.tables.quotas.sharing import Claim, divide, scaled_minimums
+from tests.cluster.scheduler.quotas.oracle import Plain, limited_requests, runtimes
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        (
+            [Claim("a", 80, 40, 60), Claim("b", 20, 30, 40), Claim("c", 60, 10, 40)],
+            [58, 20, 22],
+        ),
+        (
+            [Claim("a", 100, 10, 3), Claim("b", 100, 10, 3), Claim("c", 15, 10, 1)],
+            [43, 42, 15],
+        ),
+        ([Claim("a", 20, 40, 1, lends=False), Claim("b", 100, 0, 1)], [40, 60]),
+        ([Claim("a", 100, 10, 0), Claim("b", 100, 10, 1)], [10, 90]),
+        ([Claim("a", 100, 10, 0), Claim("b", 20, 10, 0)], [10, 10]),
+        ([Claim("a", 100, 10, 1, guaranteed=70), Claim("b", 100, 10, 1)], [80, 20]),
+    ],
+)
+def test_a_total_of_100_is_divided_by_minimum_then_weight(
+    claims: list[Claim], expected: list[int]
+) -> None:
+    assert divide(100, claims, scale=True) == expected
+
+
+def test_minimums_are_reduced_in_proportion_where_the_total_is_short() -> None:
+    assert scaled_minimums(60, [40, 30, 10]) == [30, 22, 7]
+    assert scaled_minimums(80, [40, 30, 10]) == [40, 30, 10]
+    assert scaled_minimums(-5, [40, 30, 10]) == [0, 0, 0]
+
+
+def test_without_scaling_minimums_count_in_full() -> None:
+    claims = [Claim("a", 80, 40, 1), Claim("b", 80, 30, 1)]
+    assert divide(60, claims, scale=False) == [40, 30]
+
+
+def test_the_last_unit_of_reduced_minimums_goes_to_those_that_request_more() -> None:
+    claims = [Claim(name, 100, least, 1) for name, least in (("a", 40), ("b", 30), ("c", 10))]
+    assert sum(divide(60, claims, scale=True)) == 60
+
+
+_AMOUNT = st.one_of(st.integers(0, 60), st.integers(0, 2**62))
+
+
+@settings(max_examples=60)
+@given(
+    total=_AMOUNT,
+    claims=st.lists(
+        st.tuples(_AMOUNT, _AMOUNT, _AMOUNT, st.integers(0, 5), st.booleans()),
+        max_size=7,
+    ),
+    scale=st.booleans(),
+)
+def test_shares_are_those_of_the_oracle(
+    total: int, claims: list[tuple[int, int, int, int, bool]], scale: bool
+) -> None:
+    quotas = {
+        f"q{at}": Plain(f"q{at}", "", least, least + more, weight, lends, wanted)
+        for at, (wanted, least, more, weight, lends) in enumerate(claims)
+    }
+    requests = limited_requests(quotas)
+    shares = divide(
+        total,
+        [
+            Claim(each.name, requests[each.name], each.least, each.weight, each.lends)
+            for each in quotas.values()
+        ],
+        scale=scale,
+    )
+    assert dict(zip(quotas, shares, strict=True)) == runtimes(quotas, total, scale=scale)
+    if scale:
+        assert sum(shares) <= total
+    if sum(shares) < total:
+        hungry = [q for q, share in zip(quotas.values(), shares, strict=True)
+                  if q.weight and share < requests[q.name]]
+        assert not hungry

@@ -1,0 +1,424 @@
+"""The table of quotas: requests, uses and runtimes as pods, nodes and quotas change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.quotas.table import QuotaTable
+from cluster.scheduler.tables.quotas.tree import Sharing
+from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
+from tests.cluster.scheduler.quotas.oracle import Plain, runtimes
+
+
+def test_quotas_divide_the_nodes_by_what_their_pods_request() -> None:
+    bed = Bed("100")
+    for name, least, weight in (("a", "40", "60"), ("b", "30", "40"), ("c", "10", "40")):
+        bed.quota(name, {"cpu": least}, {"cpu": "100"}, weight={"cpu": weight})
+    assert bed.cpus() == {"a": 0, "b": 0, "c": 0}
+    bed.want("1", "a", "80")
+    bed.want("2", "b", "20")
+    assert bed.cpus() == {"a": 80, "b": 20, "c": 0}
+    bed.want("3", "c", "60")
+    assert bed.cpus() == {"a": 58, "b": 20, "c": 22}
+    bed.set_cpu("200")
+    assert bed.cpus() == {"a": 80, "b": 20, "c": 60}
+    bed.set_cpu("100")
+    bed.table.unwant("1")
+    assert bed.cpus() == {"a": 0, "b": 20, "c": 60}
+
+
+def test_a_request_counts_up_to_the_maximum_and_at_least_the_minimum_if_nothing_is_lent() -> None:
+    bed = Bed("100")
+    bed.quota("a", {"cpu": "10"}, {"cpu": "30"}, lends=False)
+    bed.quota("b", {}, {"cpu": "100"})
+    assert bed.cpus() == {"a": 10, "b": 0}
+    bed.want("1", "a", "50")
+    bed.want("2", "b", "500")
+    # Of the 90 that are left, a takes 20 (its weight would give it 20.77), b the rest.
+    assert bed.cpus() == {"a": 30, "b": 70}
+
+
+def test_a_parent_has_what_its_children_divide() -> None:
+    bed = Bed("100")
+    bed.quota("left", {"cpu": "50"}, {"cpu": "60"}, labels={"is-parent": "true"})
+    bed.quota("a", {"cpu": "30"}, {"cpu": "60"}, parent="left")
+    bed.quota("b", {"cpu": "20"}, {"cpu": "60"}, parent="left")
+    bed.quota("right", {"cpu": "50"}, {"cpu": "100"})
+    for uid, quota in enumerate(("a", "b", "right")):
+        bed.want(str(uid), quota, "100")
+    left = bed.cpus()["left"]
+    assert left == 50
+    assert (bed.cpus()["a"], bed.cpus()["b"]) == (30, 20)
+    bed.table.unwant("2")
+    assert bed.cpus() == {"left": 60, "a": 35, "b": 25, "right": 0}
+
+
+def test_a_pod_counts_in_the_request_before_and_after_it_has_a_node_and_in_the_use_after() -> None:
+    bed = Bed()
+    bed.quota("a")
+    bed.want("1", "a", "4")
+    quota = bed.table.quotas["a"]
+    assert (quota.all.request["cpu"], quota.all.used["cpu"]) == (4000, 0)
+    booking = bed.place("1", "a", "4")
+    assert (quota.all.request["cpu"], quota.all.used["cpu"]) == (4000, 4000)
+    bed.table.remove(booking)
+    assert (quota.all.request["cpu"], quota.all.used["cpu"]) == (4000, 0)
+    bed.table.place(booking)
+    bed.table.unwant("1")
+    assert (quota.all.request["cpu"], quota.all.used["cpu"]) == (4000, 4000)
+    assert [each.uid for each in bed.table.pods(quota)] == ["1"]
+    bed.table.remove(booking)
+    assert not quota.all.request
+    assert not quota.all.used
+    assert not list(bed.table.pods(quota))
+
+
+def test_resources_that_the_quota_does_not_limit_are_not_counted() -> None:
+    bed = Bed()
+    bed.quota("a", {}, {"memory": "1Gi"})
+    bed.place("1", "a", "4")
+    assert not bed.table.quotas["a"].all.used
+
+
+def _quota_name(bed: Bed, namespace: str, label: str = "") -> str:
+    quota = bed.table.of(bed.shape(label, "1", namespace=namespace)).quota
+    return "" if quota is None else quota.name
+
+
+def test_the_quota_of_a_pod_is_named_by_label_then_namespace_then_binding() -> None:
+    bed = Bed()
+    bed.quota("a")
+    bed.quota("team")
+    bed.quota("own", namespace="own")
+    bed.quota("bound", annotations={"namespaces": '["x", "own"]'})
+    assert _quota_name(bed, "team", "a") == "a"
+    assert _quota_name(bed, "team") == "team"
+    assert _quota_name(bed, "own") == "own"
+    assert _quota_name(bed, "x") == "bound"
+    assert _quota_name(bed, "y") == "koordinator-default-quota"
+    assert _quota_name(bed, "y", "unknown") == "koordinator-default-quota"
+
+
+def test_without_a_default_quota_pods_without_a_known_quota_have_none() -> None:
+    bed = Bed(default=False)
+    bed.quota("a")
+    bed.quota("own", namespace="own")
+    assert _quota_name(bed, "own") == ""
+    assert _quota_name(bed, "own", "unknown") == ""
+    assert _quota_name(bed, "own", "a") == "a"
+
+
+def test_pods_move_to_a_quota_that_appears_and_back_when_it_goes() -> None:
+    bed = Bed("10")
+    bed.place("1", "a", "4")
+    default = "koordinator-default-quota"
+    assert bed.table.quotas[default].all.used["cpu"] == 4000
+    bed.quota("a", most={"cpu": "100"})
+    bed.quota("b", most={"cpu": "100"})
+    assert not bed.table.quotas[default].all.used
+    assert bed.table.quotas["a"].all.used["cpu"] == 4000
+    bed.want("2", "b", "100")
+    # The minimum of a is 0: both have the same weight, and a takes what it requests.
+    assert bed.cpus() == {"a": 4, "b": 6}
+    bed.table.delete_quota("team/a")
+    assert bed.table.quotas[default].all.used["cpu"] == 4000
+    assert bed.cpus() == {"b": 6}
+
+
+def test_pods_of_the_system_and_default_quota_take_from_the_total_of_the_others() -> None:
+    bed = Bed("100")
+    bed.quota("a", most={"cpu": "1000"})
+    bed.want("1", "a", "1000")
+    bed.place("2", "koordinator-system-quota", "10")
+    bed.place("3", "", "20")
+    assert bed.cpus() == {"a": 70}
+    assert bed.table.quotas["koordinator-system-quota"].runtime("cpu") == 10**18
+
+
+def test_trees_have_totals_of_their_own_which_leave_the_default_tree() -> None:
+    root = {"tree-id": "t", "is-root": "true", "is-parent": "true"}
+    total = {"total-resource": '{"cpu":"30"}'}
+
+    def make(**labels: str) -> Bed:
+        bed = Bed("100", several_trees=True)
+        bed.quota("root", {"cpu": "30"}, {"cpu": "1000"}, labels=root | labels, annotations=total)
+        bed.quota("a", {}, {"cpu": "1000"}, parent="root", labels={"tree-id": "t"})
+        bed.quota("b", {}, {"cpu": "1000"})
+        bed.want("1", "a", "1000")
+        bed.want("2", "b", "1000")
+        return bed
+
+    assert make().cpus() == {"root": 30, "a": 30, "b": 70}
+    assert make(**{"ignore-default-tree": "true"}).cpus() == {"root": 30, "a": 30, "b": 100}
+
+
+def test_what_a_quota_uses_stays_guaranteed_with_the_gate() -> None:
+    bed = Bed("100", sharing=Sharing(guarantee=True))
+    bed.quota("a", {"cpu": "10"}, {"cpu": "100"})
+    bed.quota("b", {"cpu": "10"}, {"cpu": "100"})
+    bed.place("1", "a", "80")
+    assert bed.cpus() == {"a": 80, "b": 10}
+    bed.want("2", "b", "100")
+    assert bed.cpus() == {"a": 80, "b": 20}
+    assert bed.table.quotas["a"].guaranteed("cpu") == 80_000
+
+
+# --- bad quotas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"least": {"cpu": "50"}}, "spec.min.cpu = '50': must not be above spec.max, which is 40"),
+        ({"most": {"cpu": "-1"}}, "spec.max.cpu = '-1': must not be negative"),
+        ({"weight": {"cpu": "-1"}}, "must not be negative"),
+        ({"annotations": {"shared-weight": "{"}}, "shared-weight"),
+        ({"parent": "nowhere"}, "parent nowhere does not exist"),
+        ({"parent": "a"}, "leads back to the quota itself (a cycle)"),
+        ({"parent": "child"}, "leads back to the quota itself (a cycle)"),
+        ({"parent": "koordinator-default-quota"}, "takes no children"),
+    ],
+)
+def test_an_edit_that_cannot_be_used_leaves_the_quota_as_it_was(
+    bad: dict[str, Any], text: str
+) -> None:
+    bed = Bed("100")
+    good = {"least": {"cpu": "10"}, "most": {"cpu": "40"}}
+    assert bed.quota("a", **good) == ""
+    assert bed.quota("b", {"cpu": "20"}, {"cpu": "100"}) == ""
+    assert bed.quota("child", parent="a", most={"cpu": "40"}) == ""
+    bed.want("1", "child", "100")
+    bed.want("2", "b", "100")
+    before = bed.cpus()
+    problem = bed.quota("a", **{**good, **bad})
+    assert text in problem
+    assert problem.startswith("ElasticQuota team/a:")
+    assert dict(bed.table.problems()) == {"team/a": problem}
+    assert bed.cpus() == before == {"a": 30, "child": 30, "b": 70}
+    assert bed.quota("a", {"cpu": "10"}, {"cpu": "30"}) == ""
+    assert bed.table.quotas["a"].definition.most == {"cpu": 30_000}
+    assert not bed.table.problems()
+
+
+def test_a_quota_that_was_never_usable_is_in_no_tree_and_named_to_its_pods() -> None:
+    bed = Bed()
+    bed.quota("a", {"cpu": "2"}, {"cpu": "1"})
+    bed.want("1", "a", "1")
+    belongs = bed.table.of(bed.shape("a", "1"))
+    assert belongs.quota is None
+    assert "must not be above spec.max" in belongs.problem
+    bed.quota("a", {"cpu": "1"}, {"cpu": "1"})
+    assert bed.table.quotas["a"].all.request["cpu"] == 1000
+
+
+def test_children_may_be_read_before_their_parents() -> None:
+    bed = Bed()
+    assert "does not exist" in bed.quota("c", parent="b")
+    assert "does not exist" in bed.quota("b", parent="a")
+    assert bed.quota("a") == ""
+    assert not bed.table.problems()
+    assert bed.table.quotas["c"].parent is bed.table.quotas["b"]
+
+
+def test_a_deleted_parent_counts_until_its_children_are_gone() -> None:
+    bed = Bed("100")
+    bed.quota("a", most={"cpu": "10"})
+    bed.quota("b", most={"cpu": "1000"}, parent="a")
+    bed.want("1", "b", "100")
+    bed.table.delete_quota("team/a")
+    assert bed.cpus() == {"a": 10, "b": 10}
+    assert "was deleted" in bed.table.problems()["team/a"]
+    bed.table.delete_quota("team/b")
+    assert bed.cpus() == {}
+    assert not bed.table.problems()
+
+
+def test_of_two_quotas_of_one_name_the_first_counts() -> None:
+    bed = Bed("100")
+    bed.quota("a", most={"cpu": "10"}, namespace="x")
+    assert "the name is used by ElasticQuota x/a" in bed.quota("a", most={"cpu": "20"})
+    bed.want("1", "a", "100")
+    assert bed.cpus() == {"a": 10}
+    bed.table.delete_quota("x/a")
+    assert bed.cpus() == {"a": 20}
+
+
+# --- properties ---------------------------------------------------------------------------------
+
+_NAMES = ["a", "b", "c", "d", "e"]
+_SMALL = st.integers(0, 30)
+_STEP = st.one_of(
+    st.tuples(
+        st.just("quota"), st.sampled_from(_NAMES), _SMALL, _SMALL, st.integers(0, 3), st.booleans(),
+        st.sampled_from(["", *_NAMES]),
+    ),
+    st.tuples(st.just("delete"), st.sampled_from(_NAMES)),
+    st.tuples(st.just("want"), st.integers(0, 7), st.sampled_from(_NAMES), _SMALL),
+    st.tuples(st.just("place"), st.integers(0, 7), st.sampled_from(_NAMES), _SMALL),
+    st.tuples(st.just("unwant"), st.integers(0, 7)),
+    st.tuples(st.just("remove"), st.integers(0, 7)),
+    st.tuples(st.just("node"), st.integers(0, 60)),
+    st.tuples(st.just("look"),),
+)  # fmt: skip
+
+
+class _World:
+    def __init__(self) -> None:
+        self.bed = Bed("40")
+        self.cpu = 40
+        self.exist: set[str] = set()
+        self.pending: dict[str, tuple[str, int]] = {}
+        self.placed: dict[str, tuple[Booking, str, int]] = {}
+
+    def step(self, step: tuple[Any, ...]) -> None:
+        table = self.bed.table
+        match step:
+            case "quota", name, least, more, weight, lends, parent:
+                self.exist.add(name)
+                self.bed.quota(
+                    name,
+                    {"cpu": str(least)},
+                    {"cpu": str(least + more)},
+                    weight={"cpu": str(weight)},
+                    lends=lends,
+                    parent=parent,
+                )
+            case "delete", name:
+                table.delete_quota(f"team/{name}")
+                self.exist.discard(name)
+            case "want", number, name, cpu:
+                self.bed.want(f"u{number}", name, str(cpu))
+                self.pending[f"u{number}"] = (name, cpu)
+            case "unwant", number:
+                table.unwant(f"u{number}")
+                self.pending.pop(f"u{number}", None)
+            case "place", number, name, cpu:
+                self._remove(f"u{number}")
+                booking = self.bed.place(f"u{number}", name, str(cpu))
+                self.placed[f"u{number}"] = (booking, name, cpu)
+            case "remove", number:
+                self._remove(f"u{number}")
+            case "node", cpu:
+                self.cpu = cpu
+                self.bed.set_cpu(str(cpu))
+            case _:
+                self.check()
+
+    def _remove(self, uid: str) -> None:
+        if uid in self.placed:
+            self.bed.table.remove(self.placed.pop(uid)[0])
+
+    def _sums(self) -> tuple[dict[str, int], dict[str, int]]:
+        quotas = self.bed.table.quotas
+        wanted: dict[str, int] = {}
+        used: dict[str, int] = {}
+        pods = {**self.pending, **{uid: each[1:] for uid, each in self.placed.items()}}
+        for uid, (name, cpu) in pods.items():
+            at = name if name in quotas else "koordinator-default-quota"
+            if at != name and name in self.exist:
+                # The quota cannot be used.
+                continue
+            wanted[at] = wanted.get(at, 0) + 1000 * cpu
+            if uid in self.placed:
+                used[at] = used.get(at, 0) + 1000 * cpu
+        return wanted, used
+
+    def check(self) -> None:
+        table = self.bed.table
+        wanted, used = self._sums()
+        plain = {}
+        for name, quota in table.quotas.items():
+            said = quota.definition
+            assert quota.own.request["cpu"] == wanted.get(name, 0)
+            assert quota.own.used["cpu"] == used.get(name, 0)
+            if name.startswith("koordinator-"):
+                continue
+            plain[name] = Plain(
+                name,
+                "" if said.parent == "koordinator-root-quota" else said.parent,
+                said.least["cpu"],
+                said.most["cpu"],
+                said.weight["cpu"],
+                said.lends,
+                wanted.get(name, 0),
+            )
+        parents = {each.parent for each in plain.values()}
+        if any(used.get(name) for name in parents):
+            # The oracle knows no parents with pods of their own.
+            return
+        total = 1000 * self.cpu - used.get("koordinator-default-quota", 0)
+        expected = runtimes(plain, total)
+        found = {name: table.quotas[name].runtime("cpu") for name in plain}
+        assert found == expected
+
+
+@settings(max_examples=40)
+@given(st.lists(_STEP, max_size=25))
+def test_after_any_steps_counts_and_runtimes_are_those_of_the_oracle(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    world = _World()
+    for step in steps:
+        world.step(step)
+    world.check()
+
+
+@settings(max_examples=30)
+@given(st.lists(_STEP, max_size=20))
+def test_the_table_equals_one_that_is_made_from_what_is_there_at_the_end(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    world = _World()
+    for step in steps:
+        world.step(step)
+    table = world.bed.table
+    again = QuotaTable(table.settings)
+    again.set_node(0, make_node("n", allocatable={"cpu": str(world.cpu), "memory": "1000Gi"}))
+    for name, (quota, cpu) in world.pending.items():
+        again.want(name, world.bed.shape(quota, str(cpu)))
+    for booking, _, _ in world.placed.values():
+        again.place(booking)
+    for name, quota_node in table.quotas.items():
+        said = quota_node.definition
+        if name.startswith("koordinator-"):
+            continue
+        again.set_quota(
+            make_quota(
+                name,
+                {"cpu": f"{said.least['cpu']}m"},
+                {"cpu": f"{said.most['cpu']}m"},
+                weight={"cpu": f"{said.weight['cpu']}m"},
+                lends=said.lends,
+                parent=said.parent,
+            )
+        )
+    for name in world.exist - table.quotas.keys():
+        again.set_quota(make_quota(name, {"cpu": "2"}, {"cpu": "1"}))
+    assert again.quotas.keys() == table.quotas.keys()
+    for name, other in again.quotas.items():
+        one = table.quotas[name]
+        assert (one.own, one.all) == (other.own, other.all)
+        assert one.runtimes() == other.runtimes()
+
+
+def test_overhead_and_pods_that_are_being_deleted_count_unless_the_gates_say_otherwise() -> None:
+    def used(**settings: bool) -> int:
+        bed = Bed(**settings)
+        bed.quota("a")
+        pod = make_pod(
+            "p", requests={"cpu": "2"}, labels={PREFIX + "name": "a"}, overhead={"cpu": "500m"}
+        )
+        shape = bed.shapes.of(pod)
+        bed.table.place(Booking("default/p", "p", shape, "n0"))
+        bed.table.place(Booking("default/q", "q", shape, "n0", terminating=True))
+        return bed.table.quotas["a"].all.used["cpu"]
+
+    assert used() == 5000
+    assert used(overhead=False) == 4000
+    assert used(terminating=False) == 2500
