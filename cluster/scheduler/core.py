@@ -16,7 +16,7 @@ from apis.core import Namespace
 from apis.device import Device
 from apis.meta import format_time
 from apis.nodemetric import NodeMetric
-from apis.quota import PodGroup
+from apis.quota import ElasticQuota, PodGroup
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from apis.topology import NodeResourceTopology
 from cluster.scheduler.attempts import Attempts, Writers
@@ -26,12 +26,14 @@ from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S, SchedulingQue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.waiting import Backoff, Gate, scheduling_gates
 from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.plugins.quotas.elastic_quota import QuotaHint
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.registrations import registrations
 from cluster.scheduler.sources.cluster import ClusterSource
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import kept_node, kept_pod
+from cluster.scheduler.sources.quotas import QuotaSource
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.shapes import PodShape
@@ -40,6 +42,7 @@ from kube.cache import Cache, Event
 from kube.client import Client
 from kube.resources import (
     DEVICES,
+    ELASTIC_QUOTAS,
     NAMESPACES,
     NODE_METRICS,
     NODE_RESOURCE_TOPOLOGIES,
@@ -72,7 +75,7 @@ class SchedulerCore:
         self.plugins: Plugins = make_plugins(configuration, self.tables)
         gangs = self.gang_table = Gangs()
         self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
-            registrations(),
+            registrations(QuotaHint(self.plugins.quota_admissions)),
             gates=(Gate("SchedulingGates", scheduling_gates), gang_gate(gangs)),
             backoff=Backoff(
                 float(configuration.pod_initial_backoff_seconds),
@@ -106,6 +109,10 @@ class SchedulerCore:
         gangs = self.gangs = GangSource(
             self.permit, self.plugins.gangs, clock=self._clock, follow=follow
         )
+        quotas = self.plugins.quotas
+        self.quota_source = (
+            None if quotas is None else QuotaSource(quotas, self.queue, clock=self._clock)
+        )
         self.source = ClusterSource(
             self.tables,
             self.queue,
@@ -116,6 +123,7 @@ class SchedulerCore:
             follow=follow,
             forget=self.attempts.forget,
             spread_by=self.workloads.selector_of,
+            quotas=self.quota_source,
         )
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
         metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
@@ -135,6 +143,10 @@ class SchedulerCore:
             self.pod_groups,
             *self.workloads.caches,
         )
+        self.quotas: Cache[ElasticQuota] = Cache(client, ELASTIC_QUOTAS, ElasticQuota)
+        if self.quota_source is not None:
+            self.caches = (*self.caches, self.quotas)
+            self.quotas.subscribe(self.quota_source.quota_event)
         facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
         # A node's row is made before its facts are looked for.
         self.nodes.subscribe(self.source.node_event)

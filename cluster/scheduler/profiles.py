@@ -56,6 +56,8 @@ from cluster.scheduler.plugins.nodes.scheduling_hint import SchedulingHintNodes
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
+from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
+from cluster.scheduler.plugins.quotas.settings import quota_settings
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.plugins.resources.fit_plus import (
     NodeResourcesFitPlus,
@@ -75,6 +77,7 @@ from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.gang_definitions import GangDefaults
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.numa.table import NumaTable
+from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.tables import Tables
 
 NOT_DECIDED: Final = frozenset(
@@ -85,7 +88,6 @@ NOT_DECIDED: Final = frozenset(
         "VolumeZone",
         "DefaultPreemption",
         "Reservation",
-        "ElasticQuota",
     }
 )
 """Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
@@ -102,13 +104,17 @@ class Plugins:
     devices: DeviceTable
     gangs: Mapping[str, GangDefaults]
     """Of the profiles that schedule gangs, by scheduler name."""
+    quotas: QuotaTable | None
+    """The table of quotas, if a profile schedules by them."""
+    quota_admissions: Mapping[str, ElasticQuotaAdmission]
+    """Of the profiles that schedule by quotas, by scheduler name."""
     not_decided: tuple[str, ...]
     """Names of enabled plugins that decide nothing."""
 
 
 def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugins:
     """Build every profile's plugins over one set of tables."""
-    making = _Making(tables)
+    making = _Making(tables, _quotas(configuration, tables))
     profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
     enabled = {
         name
@@ -129,8 +135,47 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             for each in configuration.profiles
             if COSCHEDULING in each.plugins.get(Point.PERMIT, ())
         },
+        quotas=making.quotas,
+        quota_admissions={
+            name: admission
+            for name, profile in profiles.items()
+            for admission in profile.admissions
+            if isinstance(admission, ElasticQuotaAdmission)
+        },
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )
+
+
+def _quotas(configuration: SchedulerConfiguration, tables: Tables) -> QuotaTable | None:
+    """Return the one table of quotas. The first profile with ElasticQuota sets how it counts."""
+    for each in configuration.profiles:
+        if ELASTIC_QUOTA in each.plugins.get(Point.PRE_FILTER, ()):
+            arguments = each.arguments.elastic_quota
+            quotas = QuotaTable(quota_settings(arguments, configuration.gates))
+            tables.add_booking_part(quotas)
+            tables.add_node_part(_QuotaNodes(quotas))
+            return quotas
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _QuotaNodes:
+    """The table of quotas as a part of the tables that follows nodes; bookings reach it without
+    their nodes."""
+
+    quotas: QuotaTable
+
+    def set_node(self, row: int, node: SchedulingNode) -> None:
+        self.quotas.set_node(row, node)
+
+    def forget_node(self, row: int) -> None:
+        self.quotas.forget_node(row)
+
+    def place(self, booking: Booking, row: int) -> None:
+        """Do nothing: the table follows all bookings."""
+
+    def remove(self, booking: Booking, row: int) -> None:
+        """Do nothing: the table follows all bookings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +200,9 @@ class _NumaNodes:
 class _Making:
     """Plugins by name, made when a profile first asks for them."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, quotas: QuotaTable | None) -> None:
         self._tables = tables
+        self.quotas = quotas
         self.loads: dict[bytes, LoadTable] = {}
         self.numa = NumaTable(tables.nodes)
         tables.add_node_part(_NumaNodes(self.numa))
@@ -207,6 +253,16 @@ class _Making:
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
                 allocators.append(DeviceShareAllocator(self.devices, settings))
+        if self.quotas is not None and ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
+            arguments = of.arguments.elastic_quota
+            # The last: a pod that asks for what no node has is refused with that.
+            admissions.append(
+                ElasticQuotaAdmission(
+                    self.quotas,
+                    runtime=arguments.enable_runtime_quota,
+                    parents=arguments.enable_check_parent_quota,
+                )
+            )
         # Devices come from the NUMA nodes of the pod, whatever the order in the configuration.
         allocators.sort(key=lambda each: isinstance(each, DeviceShareAllocator))
         return Profile(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cluster.scheduler.cycle.events import NODE, POD, Action, EventTable, Registration
+from cluster.scheduler.cycle.events import NODE, POD, Action, EventTable, Hint, Registration
+from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 
 _NODE_ADDED: Final = Action.ADD
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
@@ -56,6 +57,18 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
 }
 
 
-def registrations() -> EventTable:
-    """Return the table of all plugins. A plugin without a row waits for an edit of the pod."""
-    return EventTable(_TABLE)
+def registrations(quota_hint: Hint | None = None) -> EventTable:
+    """Return the table of all plugins. A plugin without a row waits for an edit of the pod.
+
+    quota_hint: whether a pod that ElasticQuota refused may pass; a change may come from anywhere in
+    the tree of quotas, so it is asked about all that give resources back or add some.
+    """
+    quotas = tuple(
+        Registration(kind, actions, quota_hint)
+        for kind, actions in (
+            (NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
+            (POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN | Action.UPDATE_POD_LABEL),
+            (ELASTIC_QUOTA, Action.ALL),
+        )
+    )
+    return EventTable({**_TABLE, ELASTIC_QUOTA: quotas})

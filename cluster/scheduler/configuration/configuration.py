@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -72,7 +72,8 @@ class SchedulerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
     parallelism, percentage_of_nodes_to_score: kept to be shown, without effect: all nodes are
     evaluated in every cycle. notices: what the file says without effect here, a sentence each, for
-    the log.
+    the log. gates: the feature gates of the command line, by name; a gate that is missing has its
+    default.
     """
 
     client_connection: ClientConnection = ClientConnection()
@@ -87,6 +88,7 @@ class SchedulerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     profiles: tuple[Profile, ...]
     extenders: tuple[Extender, ...] = ()
     notices: tuple[str, ...] = ()
+    gates: Mapping[str, bool] = msgspec.field(default_factory=dict)
 
     def profile(self, scheduler_name: str) -> Profile | None:
         """Return the profile of pods with this `spec.schedulerName`, None: not ours."""

@@ -55,6 +55,7 @@ def load(settings: Settings) -> SchedulerConfiguration:
         configuration,
         leader_election=lease,
         notices=(*configuration.notices, *_gate_notices(settings)),
+        gates=settings.gates.on,
     )
 
 

@@ -18,6 +18,7 @@ from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of
 from cluster.scheduler.sources.gangs import GangSource
+from cluster.scheduler.sources.quotas import QuotaSource
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
@@ -42,10 +43,12 @@ class ClusterSource:
         follow: Callable[[Decisions], None],
         forget: Callable[[str], None],
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
+        quotas: QuotaSource | None = None,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
         change means for gangs. forget: called with the UID of a pod that is gone or is being
         deleted. spread_by: selects the pods of the workload that a pod belongs to.
+        quotas: takes pods without a node, if a profile schedules by quotas.
         """
         self._tables = tables
         self._queue = queue
@@ -56,6 +59,7 @@ class ClusterSource:
         self._scheduler_names = scheduler_names
         self._clock = clock
         self._spread_by = spread_by
+        self._quotas = quotas
         self._shapes = Shapes()
         self.problems: dict[str, tuple[str, ...]] = {}
         """Pod key -> annotations of a bound pod that could not be read."""
@@ -93,6 +97,9 @@ class ClusterSource:
             self._bound(old, new)
         elif new.spec.scheduler_name in self._scheduler_names:
             self._pending(new)
+        elif self._quotas is not None and new.metadata.deletion_timestamp is None:
+            # Whoever schedules it: what it requests counts for its quota.
+            self._quotas.waits(new.metadata.uid, self.shape_of(new))
 
     def shape_of(self, pod: SchedulingPod) -> PodShape:
         """Return the shape of a pod as the API server shows it."""
@@ -113,6 +120,8 @@ class ClusterSource:
         known = self._tables.bookings.get(uid)
         if known != read.booking:
             self._tables.place(read.booking)
+        if self._quotas is not None:
+            self._quotas.waits_no_more(uid)
         gang = self._gangs.gang_of(new)
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.bound(uid, self._clock(), gang=gang, defines=defines))
@@ -128,10 +137,14 @@ class ClusterSource:
     def _pending(self, new: SchedulingPod) -> None:
         uid = new.metadata.uid
         if new.metadata.deletion_timestamp is not None:
+            if self._quotas is not None:
+                self._quotas.waits_no_more(uid)
             self._follow(self._permit.gone(uid, self._clock()))
             self._forget_attempt(uid)
             return
         shape = self.shape_of(new)
+        if self._quotas is not None:
+            self._quotas.waits(uid, shape)
         gang = self._gangs.gang_of(new)
         pod = PendingPod(
             key=object_key(new),
@@ -146,6 +159,8 @@ class ClusterSource:
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid
+        if self._quotas is not None:
+            self._quotas.waits_no_more(uid)
         self._follow(self._permit.gone(uid, self._clock()))
         self._forget_attempt(uid)
         self._gangs.forget(pod)

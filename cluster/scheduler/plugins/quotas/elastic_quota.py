@@ -15,7 +15,7 @@ from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.quotas.definitions import quantity_of
-from cluster.scheduler.tables.quotas.table import PodQuota, QuotaTable
+from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.quotas.tree import QuotaNode
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables

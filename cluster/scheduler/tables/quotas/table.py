@@ -42,7 +42,7 @@ class QuotaSettings:
 
     default_most: Amounts = field(default_factory=dict)
     system_most: Amounts = field(default_factory=dict)
-    sharing: Sharing = Sharing()
+    sharing: Sharing = field(default_factory=Sharing)
     several_trees: bool = False
     default: bool = True
     overhead: bool = True
@@ -171,15 +171,22 @@ class QuotaTable:
 
     # --- pods and nodes ------------------------------------------------------------------------
 
-    def want(self, uid: str, shape: PodShape) -> None:
-        """Count the request of a pod without a node."""
-        self._change(uid, shape, self._pods.get(uid, _NO_POD).booking)
+    def want(self, uid: str, shape: PodShape) -> bool:
+        """Count the request of a pod without a node; return whether one of another shape ended."""
+        before = self._pods.get(uid, _NO_POD)
+        self._change(uid, shape, before.booking)
+        return before.shape is not None and before.shape is not self._pods[uid].shape
 
-    def unwant(self, uid: str) -> None:
-        """Forget that a pod is pending: it is bound or gone. Its booking, if any, counts on."""
+    def unwant(self, uid: str) -> bool:
+        """Forget that a pod is pending: it is bound or gone. Its booking, if any, counts on.
+
+        Returns whether its request ended.
+        """
         pod = self._pods.get(uid)
-        if pod is not None and pod.pending is not None:
-            self._change(uid, None, pod.booking)
+        if pod is None or pod.pending is None:
+            return False
+        self._change(uid, None, pod.booking)
+        return pod.booking is None
 
     def place(self, booking: Booking) -> None:
         """Count the use of a pod that has a node."""

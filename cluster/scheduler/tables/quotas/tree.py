@@ -175,9 +175,7 @@ class QuotaNode:
 
     def allocated(self, name: str) -> int:
         """Return what is taken of the guarantee: own use, and the guarantees of the children."""
-        return self.own.used[name] + sum(
-            child.guaranteed(name) for child in self.children.values()
-        )
+        return self.own.used[name] + sum(child.guaranteed(name) for child in self.children.values())
 
     def guaranteed(self, name: str) -> int:
         """Return what no other quota can take away; 0 without ElasticQuotaGuaranteeUsage."""

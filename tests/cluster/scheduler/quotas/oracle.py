@@ -1,4 +1,4 @@
-"""The runtime of quotas in the most obvious way: the whole tree from the beginning, one resource."""
+"""The runtime of quotas in the most obvious way: the whole tree each time, of one resource."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def runtimes(quotas: Mapping[str, Plain], total: int, *, scale: bool = True) -> 
         if scale and sum(minimums.values()) > max(has, 0):
             whole = sum(minimums.values())
             minimums = {
-                name: int(Fraction(max(has, 0)) * least / whole)
-                for name, least in minimums.items()
+                name: int(Fraction(max(has, 0)) * least / whole) for name, least in minimums.items()
             }
         hungry = set()
         for quota in children:

@@ -81,6 +81,9 @@ def test_shares_are_those_of_the_oracle(
     if scale:
         assert sum(shares) <= total
     if sum(shares) < total:
-        hungry = [q for q, share in zip(quotas.values(), shares, strict=True)
-                  if q.weight and share < requests[q.name]]
+        hungry = [
+            q
+            for q, share in zip(quotas.values(), shares, strict=True)
+            if q.weight and share < requests[q.name]
+        ]
         assert not hungry

@@ -408,7 +408,7 @@ def test_the_table_equals_one_that_is_made_from_what_is_there_at_the_end(
 
 
 def test_overhead_and_pods_that_are_being_deleted_count_unless_the_gates_say_otherwise() -> None:
-    def used(**settings: bool) -> int:
+    def used(**settings: Any) -> int:
         bed = Bed(**settings)
         bed.quota("a")
         pod = make_pod(
