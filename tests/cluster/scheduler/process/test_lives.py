@@ -59,6 +59,8 @@ class _Silent:
 
 
 class Lives(RuleBasedStateMachine):
+    configuration = _CONFIGURATION
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_800_000_000.0
@@ -79,7 +81,7 @@ class Lives(RuleBasedStateMachine):
     def _start(self) -> None:
         async def make() -> SchedulerProcess:
             return SchedulerProcess(
-                cast(Client, None), _CONFIGURATION, seed=3, clock=lambda: self.now
+                cast(Client, None), self.configuration, seed=3, clock=lambda: self.now
             )
 
         self.process = asyncio.run(make())
@@ -106,7 +108,7 @@ class Lives(RuleBasedStateMachine):
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
 
     def _requested(self, node: str) -> int:
-        return sum(_milli(pod) for pod in self._on(node))
+        return sum(milli(pod) for pod in self._on(node))
 
     def _bind(self, placement: Placement) -> bool:
         pod = self.pods.get(placement.name)
@@ -141,6 +143,7 @@ class Lives(RuleBasedStateMachine):
                 "name": key,
                 "namespace": "default",
                 "uid": f"u{self.made}",
+                "labels": self._labels(name),
                 "annotations": _gang(gang) if gang else {},
             },
             "spec": {
@@ -162,7 +165,7 @@ class Lives(RuleBasedStateMachine):
     def relabel(self, name: int) -> None:
         pod = self.pods.get(f"p{name}")
         if pod is not None:
-            pod["metadata"]["labels"] = {"v": str(self.version)}
+            pod["metadata"]["labels"] |= {"v": str(self.version)}
             self.late_pods.append(self._line("MODIFIED", pod))
 
     @rule(name=st.integers(0, 9))
@@ -233,6 +236,7 @@ class Lives(RuleBasedStateMachine):
         self._start()
         self.late_pods.clear()
         self.late_nodes.clear()
+        self._after_restart()
         for node in self.nodes.values():
             self.process.nodes.take(self._line("ADDED", node))
         for pod in self.pods.values():
@@ -261,12 +265,23 @@ class Lives(RuleBasedStateMachine):
             spec = pod["spec"]
             alone = not pod["metadata"]["annotations"] or spec["schedulerName"] == "other"
             waits = alone and not spec.get("nodeName") and not spec["schedulingGates"]
-            if waits and spec["schedulerName"] != "nobody":
+            if waits and spec["schedulerName"] != "nobody" and not self._held_back(pod):
                 for name in self.nodes:
                     cpu, most = _NODES[name]
                     full = len(self._on(name)) >= most
-                    assert full or self._requested(name) + _milli(pod) > cpu, (pod, name)
+                    assert full or self._requested(name) + milli(pod) > cpu, (pod, name)
         self._compare_with_tables_made_from_objects()
+
+    def _after_restart(self) -> None:
+        """Read what else there is before nodes and pods."""
+
+    def _labels(self, number: int) -> dict[str, str]:
+        """Return the labels of a new pod."""
+        return {}
+
+    def _held_back(self, pod: dict[str, Any]) -> bool:
+        """Return whether something else than the nodes holds a pod back."""
+        return False
 
     def _compare_with_tables_made_from_objects(self) -> None:
         known, anew = self.process.tables, Tables()
@@ -292,7 +307,8 @@ def _gang(name: str) -> dict[str, str]:
     return {f"{prefix}/name": name, f"{prefix}/min-available": "2", f"{prefix}/mode": mode}
 
 
-def _milli(pod: dict[str, Any]) -> int:
+def milli(pod: dict[str, Any]) -> int:
+    """Return what a pod of these lives requests, in milli-cores."""
     text: str = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
     return int(text.removesuffix("m"))
 
