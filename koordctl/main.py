@@ -40,6 +40,27 @@ examples:
   koordctl doctor
   koordctl top
   koordctl report > node.html
+  koordctl simulate --cluster ./dump --pods new-pods.yaml
+"""
+
+_SIMULATE_EPILOG = """\
+what would happen to these pods (Pods, Deployments, Jobs, ... in one file):
+  kubectl get nodes,pods,priorityclasses -A -o json > dump/cluster.json
+  koordctl simulate --cluster dump --pods new-pods.yaml --config scheduler.yaml --scores
+
+how many more of them fit, where, and what stops the next one:
+  koordctl simulate --cluster dump --pods new-pods.yaml --config scheduler.yaml --capacity
+
+where all pods would be under another configuration, and which would have no node:
+  koordctl simulate --cluster dump --config packed.yaml --against scheduler.yaml
+
+from the cluster itself, which is only read:
+  koordctl simulate --cluster kubeconfig --pods new-pods.yaml --config scheduler.yaml
+
+Add what the configuration looks at to a dump, by kubectl get TYPE -A -o json > dump/TYPE.json:
+nodemetrics, noderesourcetopologies, devices, podgroups, replicasets, statefulsets, services,
+namespaces.
+Equal input and seed give equal answers. The exit status is 1 if a pod gets no node.
 """
 
 
@@ -90,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_queries(command)
     _add_views(command)
+    _add_simulate(command)
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
     doctor.add_argument(
         "--config",
@@ -147,6 +169,57 @@ def _add_views(command: Command) -> None:
         "--nodeslo", metavar="FILE", help="compare with the decisions under this NodeSLO"
     )
     command("events", _events, "recent events that need an operator's attention")
+
+
+def _add_simulate(command: Command) -> None:
+    """Add the command that asks koord-scheduler what it would do."""
+    simulate = command(
+        "simulate", _simulate, "where koord-scheduler would place pods, and why; writes nothing"
+    )
+    simulate.formatter_class = argparse.RawDescriptionHelpFormatter
+    simulate.epilog = _SIMULATE_EPILOG
+    simulate.add_argument(
+        "--cluster",
+        required=True,
+        metavar="DIR|FILE|KUBECONFIG",
+        help="a folder or a file with objects as `kubectl get -o json` (fast) or yaml writes them,"
+        " the path of a kubeconfig, or the word kubeconfig for the usual one",
+    )
+    simulate.add_argument(
+        "--pods", metavar="FILE", help="pods and workloads to place; without it, all pods again"
+    )
+    simulate.add_argument(
+        "--config",
+        metavar="FILE",
+        help="koord-scheduler's configuration (default: kube-scheduler's plugins alone)",
+    )
+    simulate.add_argument(
+        "--against", metavar="FILE", help="without --pods: compare with this configuration"
+    )
+    simulate.add_argument(
+        "--capacity", action="store_true", help="count how many more of each of the pods fit"
+    )
+    simulate.add_argument(
+        "--limit",
+        type=_positive,
+        default=10_000,
+        metavar="N",
+        help="with --capacity: stop counting there (default: 10000)",
+    )
+    simulate.add_argument(
+        "--scores", action="store_true", help="show the best nodes of each pod with their scores"
+    )
+    simulate.add_argument(
+        "--as",
+        dest="scheduler_name",
+        default="",
+        metavar="NAME",
+        help="schedule all pods by this profile, whatever scheduler they name",
+    )
+    simulate.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="draws between equal nodes (default: 0)"
+    )
+    simulate.add_argument("--context", metavar="NAME", help="of the kubeconfig")
 
 
 def _add_common_options(
@@ -268,6 +341,23 @@ def _replay(options: argparse.Namespace) -> int:
     slo = replay.nodeslo_of(options.nodeslo) if options.nodeslo else None
     _show(options, replay.run(options.recording, slo), replay.text)
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    # The scheduler and NumPy, which other commands do not need.
+    from koordctl import simulate
+
+    answer = simulate.answer(options)
+    _show(options, answer, simulate.text)
+    return 1 if any(pod["state"] != "placed" for pod in answer.get("pods", ())) else 0
+
+
+def _positive(text: str) -> int:
+    """Read a positive whole number; raises ValueError, which argparse reports."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def _seconds(text: str) -> float:

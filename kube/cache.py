@@ -222,6 +222,17 @@ class Cache(Generic[T]):
         known = object_key(item) in self._items
         self._apply(Change.MODIFIED if known else Change.ADDED, item)
 
+    def load(self, objects: Iterable[bytes]) -> None:
+        """Take the whole list from elsewhere than the API server, as JSON of each object."""
+        seen: dict[str, T] = {}
+        undecodable: dict[str, str] = {}
+        for raw in objects:
+            item = self._read(msgspec.Raw(raw), undecodable)
+            if item is not None:
+                seen[object_key(item)] = item
+        self._take_list(seen, undecodable)
+        self._synced.set()
+
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         pause = _FIRST_PAUSE

@@ -1,0 +1,1 @@
+"""The scheduler over a dump, or over a cluster that is only read: what would happen to pods."""

@@ -1,0 +1,232 @@
+"""The questions that a simulation answers, each as JSON has the answer.
+
+What would happen to these pods; what would happen to all pods under this configuration, alone or
+beside another one; how many more of a pod fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from apis.errors import InputError
+from apis.meta import format_time
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.simulation.objects import FileObject, Progress
+from cluster.scheduler.simulation.pods import Defaults, PodFile, pods_of, priorities_of
+from cluster.scheduler.simulation.simulation import Capacity, PodResult, Simulation, emptied
+from kube.resources import PRIORITY_CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """cluster: its objects. now: the moment that is simulated, seconds since 1970. seed: fixes how
+    ties are drawn. scheduler_name: given to all pods that are scheduled; "" leaves theirs."""
+
+    cluster: tuple[FileObject, ...]
+    configuration: SchedulerConfiguration
+    now: float
+    seed: int = 0
+    scheduler_name: str = ""
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """Names of the profiles."""
+        return tuple(profile.scheduler_name for profile in self.configuration.profiles)
+
+
+def check(question: Question) -> None:
+    """Raises InputError if the pods are to be given a scheduler name without a profile."""
+    name = question.scheduler_name
+    if name and name not in question.profiles:
+        raise InputError(
+            obj="command line",
+            field="--as",
+            value=name,
+            problem="the configuration has no profile of this name",
+            hint=f"its profiles: {' '.join(question.profiles)}",
+        )
+
+
+def place_pods(
+    question: Question, objects: Iterable[FileObject], *, progress: Progress
+) -> dict[str, Any]:
+    """Return what would happen to the pods of a file. Raises InputError."""
+    check(question)
+    simulation, file, notes = _prepared(question, objects)
+    simulation.run(progress=progress)
+    was = _nodes_of(question.cluster, {each.key for each in file.pods})
+    results = [simulation.result(each.key, was=was.get(each.key, "")) for each in file.pods]
+    return _answer(question, simulation, notes) | {"pods": [_plain(each) for each in results]}
+
+
+def count_capacity(
+    question: Question, objects: Iterable[FileObject], *, limit: int, progress: Progress
+) -> dict[str, Any]:
+    """Return how many of each pod of a file fit, each pod asked on its own. Raises InputError."""
+    check(question)
+    given = tuple(objects)
+    _, file, notes = _prepared(question, given)
+    capacities: list[Capacity] = []
+    seen: set[bytes] = set()
+    for pod in file.pods:
+        # One question for all replicas of a workload.
+        content = _without_name(pod)
+        if content in seen:
+            continue
+        seen.add(content)
+        simulation, _, _ = _prepared(question, given)
+        simulation.now = question.now
+        capacities.append(simulation.capacity(pod.key, limit=limit, progress=progress))
+    return _answer(question, simulation, notes) | {
+        "capacity": [_capacity_plain(each) for each in capacities]
+    }
+
+
+def place_all(
+    question: Question, *, against: SchedulerConfiguration | None, progress: Progress
+) -> dict[str, Any]:
+    """Return where all pods of the profiles' schedulers would be, placed again from scratch.
+
+    against: another configuration, whose placements are compared. Raises InputError.
+    """
+    check(question)
+    simulation, notes, results = _placed_again(question, progress)
+    answer = _answer(question, simulation, notes) | {
+        "pods": [_plain(each) for each in results],
+        "nodesUsed": len({each.node for each in results if each.node}),
+        "nodesUsedNow": len({each.was for each in results if each.was}),
+    }
+    if against is None:
+        return answer
+    other = Question(
+        question.cluster, against, question.now, question.seed, question.scheduler_name
+    )
+    check(other)
+    progress("placing all pods under the other configuration")
+    _, other_notes, others = _placed_again(other, progress)
+    by_pod = {each.pod: each for each in others}
+    answer["nodesUsedAgainst"] = len({each.node for each in others if each.node})
+    answer["notes"] = list(dict.fromkeys((*answer["notes"], *other_notes)))
+    answer["differences"] = [
+        {
+            "pod": each.pod,
+            "node": each.node,
+            "state": each.state,
+            "againstNode": by_pod[each.pod].node,
+            "againstState": by_pod[each.pod].state,
+        }
+        for each in results
+        if each.pod in by_pod
+        and (each.node, each.state) != (by_pod[each.pod].node, by_pod[each.pod].state)
+    ]
+    return answer
+
+
+def _placed_again(
+    question: Question, progress: Progress
+) -> tuple[Simulation, tuple[str, ...], list[PodResult]]:
+    cluster = emptied(question.cluster, question.profiles, scheduler_name=question.scheduler_name)
+    if not cluster.moved:
+        raise InputError(
+            obj="the cluster",
+            field="spec.schedulerName",
+            value=" ".join(question.profiles),
+            problem="no pod names a scheduler of the configuration",
+            hint="--as NAME treats all pods as those of profile NAME",
+        )
+    simulation = Simulation(question.configuration, seed=question.seed, now=question.now)
+    notes = simulation.load(cluster.objects)
+    simulation.run(progress=progress)
+    pods = simulation.core.pods.items
+    results = [
+        simulation.result(key, was=node) for key, node in cluster.moved.items() if key in pods
+    ]
+    return simulation, notes, results
+
+
+def _prepared(
+    question: Question, objects: Iterable[FileObject]
+) -> tuple[Simulation, PodFile, tuple[str, ...]]:
+    """Return a simulation of the cluster in which the pods of the file wait."""
+    classes = [each for each in question.cluster if each.kind == PRIORITY_CLASSES.kind]
+    defaults = Defaults(
+        scheduler_names=question.profiles,
+        priorities=priorities_of(classes),
+        created=format_time(datetime.fromtimestamp(question.now, UTC)),
+        scheduler_name=question.scheduler_name,
+    )
+    file = pods_of(objects, defaults)
+    if not file.pods:
+        raise InputError(
+            obj="the file of pods", field="", value="", problem="has no Pod and no workload"
+        )
+    given = {(each.group, each.kind, each.key) for each in (*file.pods, *file.others)}
+    rest = [each for each in question.cluster if (each.group, each.kind, each.key) not in given]
+    simulation = Simulation(question.configuration, seed=question.seed, now=question.now)
+    notes = simulation.load((*rest, *file.others, *file.pods))
+    missing = [each for each in file.pods if each.key in simulation.core.pods.undecodable]
+    if missing:
+        raise InputError(
+            obj=missing[0].ref,
+            field="",
+            value="",
+            problem=simulation.core.pods.undecodable[missing[0].key],
+        )
+    return simulation, file, (*file.notes, *notes)
+
+
+def _without_name(pod: FileObject) -> bytes:
+    """Return the content of a pod that its replicas share."""
+    tree = msgspec.json.decode(pod.raw)
+    for member in ("name", "uid"):
+        tree["metadata"].pop(member, None)
+    return msgspec.json.encode(tree, order="deterministic")
+
+
+def _nodes_of(cluster: Iterable[FileObject], keys: set[str]) -> dict[str, str]:
+    return {
+        each.key: (msgspec.json.decode(each.raw).get("spec") or {}).get("nodeName") or ""
+        for each in cluster
+        if each.kind == "Pod" and not each.group and each.key in keys
+    }
+
+
+def _answer(question: Question, simulation: Simulation, notes: Sequence[str]) -> dict[str, Any]:
+    tables = simulation.core.tables
+    not_decided = simulation.core.plugins.not_decided
+    if not_decided:
+        notes = (*notes, f"enabled plugins that decide nothing yet: {', '.join(not_decided)}")
+    return {
+        "at": format_time(datetime.fromtimestamp(question.now, UTC)),
+        "seed": question.seed,
+        "nodes": tables.nodes.count,
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def _plain(result: PodResult) -> dict[str, Any]:
+    plain: dict[str, Any] = {"pod": result.pod, "state": result.state, "node": result.node}
+    if result.was:
+        plain["was"] = result.was
+    if result.explained is not None:
+        plain |= result.explained.plain()
+    if result.message:
+        plain["message"] = result.message
+    return plain
+
+
+def _capacity_plain(capacity: Capacity) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "pod": capacity.pod,
+        "count": capacity.count,
+        "more": capacity.more,
+        "nodes": dict(capacity.nodes),
+    }
+    if capacity.explained is not None:
+        plain |= capacity.explained.plain()
+    return plain

@@ -1,0 +1,358 @@
+"""One simulation: the scheduler's core over given objects, with time and bindings of its own.
+
+A binding succeeds at once and is seen as the watch would show it: on the pod, with the annotations
+that it records. Time goes on only where nothing can be decided otherwise (back-offs).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from apis.core import Condition
+from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_RESERVATION_ALLOCATED,
+    ANNOTATION_RESOURCE_STATUS,
+)
+from apis.meta import format_time, unix_seconds
+from cluster.scheduler.binding.placement import Bound, Placement
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.core import SchedulerCore
+from cluster.scheduler.cycle.explanations import Explained
+from cluster.scheduler.cycle.scheduling import Unplaced
+from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
+from kube.cache import Cache
+from kube.client import Client
+from kube.connection import Connection
+from kube.resources import PRIORITY_CLASSES, Resource
+
+_QUIET_S: Final = 60.0
+"""Simulated seconds without a binding after which nothing more is expected. Chosen: six times
+kube-scheduler's longest back-off, and less than its flush of unschedulable pods (five minutes)."""
+_EVERY: Final = 500
+"""Pods between two reports of progress."""
+_ALLOCATIONS: Final = (
+    ANNOTATION_RESOURCE_STATUS,
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_RESERVATION_ALLOCATED,
+)
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of a static pod, which kubelet places."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodResult:
+    """What happened to one pod.
+
+    state: "placed", "waiting" (for its gang, on `node`), "gated" or "unschedulable". was: the node
+    that it has in the cluster, or "". explained: why.
+    """
+
+    pod: str
+    state: str
+    node: str
+    was: str
+    message: str
+    explained: Explained | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many more of one pod fit. more: the limit was reached first. message: what stops the
+    next one."""
+
+    pod: str
+    count: int
+    more: bool
+    nodes: Mapping[str, int]
+    message: str
+    explained: Explained | None
+
+
+class Simulation:
+    """The writers of a core, and what drives it."""
+
+    def __init__(self, configuration: SchedulerConfiguration, *, seed: int, now: float) -> None:
+        """seed: fixes how ties are drawn. now: seconds since 1970."""
+        self.now = now
+        # A client that is never opened: a request would raise.
+        client = Client(Connection("http://simulation.invalid"), user_agent="koordctl")
+        # Small seeds differ in a few bits alone, which would rarely change a draw.
+        mixed = Random(seed).getrandbits(64)
+        self.core = SchedulerCore(client, configuration, self, seed=mixed, clock=lambda: self.now)
+        self._placements: list[Placement] = []
+        self._explained: dict[str, Explained] = {}
+        self._taken = 0
+
+    # --- writers -------------------------------------------------------------------------------
+
+    def bind(self, placement: Placement) -> None:
+        """Take a placement; it is confirmed after the attempt."""
+        self._placements.append(placement)
+
+    def status(self, *_: Any) -> None:
+        """Conditions are not written: `results` has them."""
+
+    def event(self, *_: Any) -> None:
+        """Events are not written."""
+
+    def settled(self, uid: str) -> None:
+        """Nothing waits to be written."""
+
+    # --- input ---------------------------------------------------------------------------------
+
+    def load(self, objects: Iterable[FileObject]) -> tuple[str, ...]:
+        """Take the cluster. Returns what is left out, and why; raises InputError for that
+        which has no name."""
+        by_type: dict[tuple[str, str], list[FileObject]] = {}
+        for each in objects:
+            by_type.setdefault((each.group, each.kind), []).append(each)
+        notes: list[str] = []
+        # Pods come last: what a pod's workload is follows from the others.
+        for cache in (*self.core.caches, self.core.pods):
+            found = by_type.pop((cache.resource.group, cache.resource.kind), [])
+            notes += _load(cache, found)
+        by_type.pop((PRIORITY_CLASSES.group, PRIORITY_CLASSES.kind), None)
+        for (_, kind), left in sorted(by_type.items()):
+            notes.append(f"{len(left)} {kind} objects are not read by the scheduler")
+        return tuple(notes)
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def run(self, *, progress: Progress = lambda text: None) -> None:
+        """Schedule until nothing more happens."""
+        core = self.core
+        until = self.now + _QUIET_S
+        attempts = 0
+        while True:
+            for load in core.plugins.loads:
+                load.advance(self.now)
+            while core.attempts.next(self.now):
+                attempts += 1
+                if attempts % _EVERY == 0:
+                    progress(f"{attempts} attempts, {self._taken} pods placed")
+                if self._confirm():
+                    until = self.now + _QUIET_S
+            if self._confirm():
+                until = self.now + _QUIET_S
+                continue
+            times = (core.queue.next_time(), core.permit.next_time())
+            upcoming = min((each for each in times if each is not None), default=None)
+            if upcoming is None or upcoming > until:
+                return
+            # A time that has come already would not let the simulation end.
+            self.now = max(upcoming, self.now + 0.001)
+
+    def _confirm(self) -> bool:
+        """Bind what was placed, as the API server and the watch would show it."""
+        placements, self._placements = self._placements, []
+        for placement in placements:
+            pod = self.core.pods.get(placement.name, namespace=placement.namespace)
+            if pod is None or pod.metadata.uid != placement.uid:
+                continue
+            explained = self.core.attempts.explanations.get(placement.key)
+            if explained is not None:
+                self._explained[placement.key] = explained
+            self._taken += 1
+            self.core.attempts.bound(placement, Bound())
+            annotations = {
+                key: text
+                for key, text in pod.metadata.annotations.items()
+                if key not in placement.removed_annotations
+            }
+            moment = format_time(datetime.fromtimestamp(self.now, UTC))
+            condition = Condition("PodScheduled", "True", last_transition_time=moment)
+            replace = msgspec.structs.replace
+            self.core.pods.put(
+                replace(
+                    pod,
+                    metadata=replace(
+                        pod.metadata,
+                        annotations=annotations | dict(placement.annotations),
+                        labels=pod.metadata.labels | dict(placement.labels),
+                    ),
+                    spec=replace(pod.spec, node_name=placement.node),
+                    status=replace(pod.status, conditions=(condition,)),
+                )
+            )
+        return bool(placements)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def result(self, key: str, *, was: str = "") -> PodResult:
+        """Return what happened to the pod namespace/name."""
+        why = self.core.why(key)
+        if why is None:
+            raise KeyError(key)
+        explained = self._explained.get(key) or self.core.attempts.explanations.get(key)
+        states = {"bound": "placed", "has a node": "waiting", "gated": "gated"}
+        state = states.get(why["state"], "unschedulable")
+        message = "" if state == "placed" else str(why.get("message", ""))
+        if state == "waiting" and not message:
+            message = "waits on its node for the other members of its gang"
+        return PodResult(key, state, why["node"], was, message, explained)
+
+    def capacity(self, key: str, *, limit: int, progress: Progress = lambda text: None) -> Capacity:
+        """Return how many more pods like namespace/name fit, each on its own.
+
+        The pods stay in the tables. limit: when to stop counting.
+        """
+        namespace, _, name = key.partition("/")
+        pod = self.core.pods.get(name, namespace=namespace)
+        if pod is None:
+            raise KeyError(key)
+        shape = self.core.source.shape_of(pod)
+        nodes: Counter[str] = Counter()
+        for number in range(limit):
+            if number % _EVERY == 0 and number:
+                progress(f"{number} more {key} fit so far")
+            uid = f"{pod.metadata.uid}-{number}"
+            outcome = self.core.scheduling.schedule(
+                key=f"{key}-{number}",
+                uid=uid,
+                shape=shape,
+                profile=pod.spec.scheduler_name,
+                now=self.now,
+            )
+            if isinstance(outcome, Unplaced):
+                diagnosis = outcome.diagnosis
+                explained = Explained(
+                    uid,
+                    self.now,
+                    message=diagnosis.text,
+                    counts=diagnosis.counts,
+                    nearest=diagnosis.counterfactuals,
+                )
+                return Capacity(key, number, False, _sorted(nodes), diagnosis.text, explained)
+            nodes[outcome.booking.node] += 1
+        return Capacity(key, limit, True, _sorted(nodes), "", None)
+
+
+def _sorted(nodes: Counter[str]) -> Mapping[str, int]:
+    """Return the counts, the largest first."""
+    return MappingProxyType(dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def _load(cache: Cache[Any], found: list[FileObject]) -> list[str]:
+    by_key: dict[str, FileObject] = {}
+    namespaced = cache.resource.namespaced
+    for each in found:
+        if namespaced and not each.namespace:
+            raise InputError(
+                obj=each.ref, field="metadata.namespace", value="", problem="is missing"
+            )
+        if each.key in by_key:
+            raise InputError(
+                obj=each.ref,
+                field="metadata.name",
+                value=each.name,
+                problem=f"stands in {by_key[each.key].where} too",
+            )
+        by_key[each.key] = each
+    cache.load(each.raw for each in found)
+    return [
+        f"{by_key[key].ref if key in by_key else key} is left out: {problem}"
+        for key, problem in cache.undecodable.items()
+    ]
+
+
+def types_read(configuration: SchedulerConfiguration) -> tuple[Resource, ...]:
+    """Return the types that a simulation reads."""
+    core = Simulation(configuration, seed=0, now=0.0).core
+    caches = (*core.caches, core.pods)
+    return (*(cache.resource for cache in caches), PRIORITY_CLASSES)
+
+
+def moment_of(objects: Iterable[FileObject]) -> float:
+    """Return when a dump was made, in seconds since 1970; 0 if nothing in it says so.
+
+    That is the newest report of a NodeMetric, else the newest creation of a pod or node. Measured
+    usage would otherwise have expired by the time that the dump is looked at.
+    """
+    reports, created = 0.0, 0.0
+    for each in objects:
+        if each.kind == "NodeMetric":
+            status = tree_of(each).get("status")
+            text = status.get("updateTime") if isinstance(status, dict) else None
+            reports = max(reports, _seconds(text))
+        elif each.kind in ("Node", "Pod"):
+            text = tree_of(each)["metadata"].get("creationTimestamp")
+            created = max(created, _seconds(text))
+    return reports or created
+
+
+def _seconds(text: object) -> float:
+    try:
+        return unix_seconds(text) if isinstance(text, str) else 0.0
+    except ValueError:
+        return 0.0
+
+
+# --- the whole cluster ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A cluster whose pods are to be placed again. moved: key -> the node that each pod has."""
+
+    objects: tuple[FileObject, ...]
+    moved: Mapping[str, str]
+
+
+def emptied(
+    objects: Iterable[FileObject], scheduler_names: Iterable[str], *, scheduler_name: str = ""
+) -> Emptied:
+    """Return the cluster with the pods of these schedulers waiting instead of bound.
+
+    scheduler_name: given to all pods, whatever they name. Pods of DaemonSets, static pods and pods
+    that end stay where they are.
+    """
+    names = frozenset(scheduler_names)
+    result: list[FileObject] = []
+    moved: dict[str, str] = {}
+    for each in objects:
+        tree = tree_of(each) if each.kind == "Pod" and not each.group else None
+        if tree is None or not _moves(tree, names, everything=bool(scheduler_name)):
+            result.append(each)
+            continue
+        meta, spec = tree["metadata"], tree["spec"]
+        moved[each.key] = spec.pop("nodeName", None) or ""
+        if scheduler_name:
+            spec["schedulerName"] = scheduler_name
+        annotations = meta.get("annotations") or {}
+        meta["annotations"] = {k: v for k, v in annotations.items() if k not in _ALLOCATIONS}
+        tree["status"] = {}
+        result.append(
+            FileObject(
+                each.group,
+                each.kind,
+                each.namespace,
+                each.name,
+                msgspec.json.encode(tree),
+                each.where,
+            )
+        )
+    return Emptied(tuple(result), MappingProxyType(moved))
+
+
+def _moves(tree: Mapping[str, Any], names: frozenset[str], *, everything: bool) -> bool:
+    meta, spec, status = tree.get("metadata"), tree.get("spec"), tree.get("status") or {}
+    if not isinstance(meta, dict) or not isinstance(spec, dict) or not isinstance(status, dict):
+        return False
+    owners = meta.get("ownerReferences") or ()
+    return not (
+        status.get("phase") in ("Succeeded", "Failed")
+        or meta.get("deletionTimestamp")
+        or _MIRROR in (meta.get("annotations") or {})
+        or any(owner.get("kind") == "DaemonSet" for owner in owners)
+        or (not everything and spec.get("schedulerName", "default-scheduler") not in names)
+    )
