@@ -6,7 +6,7 @@ Tables that depend on arguments are shared between the profiles whose arguments 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from apis.decode import encode
@@ -42,6 +42,7 @@ from cluster.scheduler.plugins.contract import (
     Allocator,
     Filter,
     Preference,
+    Restored,
     Score,
     SetScore,
 )
@@ -58,6 +59,9 @@ from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
 from cluster.scheduler.plugins.quotas.settings import quota_settings
+from cluster.scheduler.plugins.reservations.reservation import NAME as _RESERVATION
+from cluster.scheduler.plugins.reservations.reservation import Reservation
+from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.plugins.resources.fit_plus import (
     NodeResourcesFitPlus,
@@ -87,7 +91,6 @@ NOT_DECIDED: Final = frozenset(
         "VolumeBinding",
         "VolumeZone",
         "DefaultPreemption",
-        "Reservation",
     }
 )
 """Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
@@ -213,7 +216,8 @@ class _Making:
         filters: list[Filter] = []
         scores: list[tuple[Score, int]] = []
         set_scores: list[tuple[SetScore, int]] = []
-        admissions: list[Admission] = [Unsupported()]
+        reserves = _RESERVATION in of.plugins.get(Point.RESERVE, ())
+        admissions: list[Admission] = [Unsupported(reservations=reserves)]
         allocators: list[Allocator] = []
         made: dict[str, Any] = {}
 
@@ -240,6 +244,8 @@ class _Making:
                 set_scores.append((PodTopologySpreadScore(each), weight))
             elif isinstance(each, InterPodAffinity):
                 set_scores.append((InterPodAffinityScore(each), weight))
+            elif isinstance(each, Reservation):
+                set_scores.append((each, weight))
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
                 scores.append((DeviceShareScore(self.devices, settings), weight))
@@ -252,7 +258,14 @@ class _Making:
                 allocators.append(each)
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
-                allocators.append(DeviceShareAllocator(self.devices, settings))
+                allocators.append(DeviceShareAllocator(self.devices, settings, _restored(of)))
+        # Devices come from the NUMA nodes of the pod, whatever the order in the configuration.
+        allocators.sort(key=lambda each: isinstance(each, DeviceShareAllocator))
+        if reserves:
+            # The reservation is chosen first, by what the others can give through it.
+            reservation = replace(plugin(_RESERVATION), others=tuple(allocators))
+            admissions.append(reservation)
+            allocators.insert(0, reservation)
         if self.quotas is not None and ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
             arguments = of.arguments.elastic_quota
             # The last: a pod that asks for what no node has is refused with that.
@@ -263,8 +276,6 @@ class _Making:
                     parents=arguments.enable_check_parent_quota,
                 )
             )
-        # Devices come from the NUMA nodes of the pod, whatever the order in the configuration.
-        allocators.sort(key=lambda each: isinstance(each, DeviceShareAllocator))
         return Profile(
             scheduler_name=of.scheduler_name,
             admissions=tuple(admissions),
@@ -335,6 +346,20 @@ def _make_fit(making: _Making, of: ProfileConfiguration) -> NodeResourcesFit:
     return NodeResourcesFit(
         ignored=frozenset(arguments.ignored_resources),
         ignored_groups=frozenset(arguments.ignored_resource_groups),
+        restored=_restored(of),
+    )
+
+
+def _restored(of: ProfileConfiguration) -> Restored | None:
+    """Return what reservations give back; None in a profile that does not look at them."""
+    return Restoring() if _RESERVATION in of.plugins.get(Point.RESERVE, ()) else None
+
+
+def _make_reservation(making: _Making, of: ProfileConfiguration) -> Reservation:
+    arguments = of.arguments.reservation
+    return Reservation(
+        ignored=frozenset(arguments.ignored_resources),
+        ignored_groups=frozenset(arguments.ignored_resource_groups),
     )
 
 
@@ -371,7 +396,7 @@ def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
     devices = of.arguments.device_share
     shares = "DeviceShare" in of.plugins.get(Point.RESERVE, ())
     if shares and not devices.disable_device_numa_topology_alignment:
-        others = (DeviceShareAllocator(making.devices, settings_of(devices)),)
+        others = (DeviceShareAllocator(making.devices, settings_of(devices), _restored(of)),)
     return NodeNUMAResource(
         making.numa,
         Settings(
@@ -383,6 +408,7 @@ def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
             follows_hints=_HINT in of.plugins.get(Point.PRE_FILTER, ()),
         ),
         others,
+        _restored(of),
     )
 
 
@@ -399,7 +425,8 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
     "NodeUnschedulable": lambda making, of: NodeUnschedulable(),
     "TaintToleration": lambda making, of: TaintToleration(),
     "NodeAffinity": lambda making, of: NodeAffinity(of.arguments.node_affinity.added_affinity),
-    "NodePorts": lambda making, of: NodePorts(),
+    "NodePorts": lambda making, of: NodePorts(_restored(of)),
+    "Reservation": _make_reservation,
     "NodeResourcesFit": _make_fit,
     "PodTopologySpread": _make_spread,
     "InterPodAffinity": _make_affinity,
@@ -409,7 +436,7 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
     "ImageLocality": lambda making, of: ImageLocality(),
     "LoadAwareScheduling": _make_load_aware,
     "DeviceShare": lambda making, of: DeviceShareFilter(
-        making.devices, settings_of(of.arguments.device_share)
+        making.devices, settings_of(of.arguments.device_share), _restored(of)
     ),
     "NodeNUMAResource": _make_numa,
     "NodeResourcesFitPlus": _make_fit_plus,

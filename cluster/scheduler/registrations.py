@@ -9,19 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cluster.scheduler.cycle.events import NODE, POD, Action, EventTable, Hint, Registration
+from cluster.scheduler.cycle.events import (
+    NODE,
+    POD,
+    RESERVATION,
+    Action,
+    EventTable,
+    Hint,
+    Registration,
+)
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 
 _NODE_ADDED: Final = Action.ADD
+_RESERVED: Final = Registration(RESERVATION, Action.ALL)
+"""Room may be reserved for the pod from now on, or not reserved for others any more."""
+
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     "NoNodes": (Registration(NODE, _NODE_ADDED),),
     "NodeUnschedulable": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
     "TaintToleration": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
     "NodeAffinity": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),),
-    "NodePorts": (Registration(NODE, _NODE_ADDED), Registration(POD, Action.DELETE)),
+    "NodePorts": (Registration(NODE, _NODE_ADDED), Registration(POD, Action.DELETE), _RESERVED),
     "NodeResourcesFit": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
+        _RESERVED,
     ),
     "PodTopologySpread": (
         Registration(
@@ -47,12 +59,19 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(NODE, Action.UPDATE_NODE_ANNOTATION | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.DELETE),
         Registration("NodeResourceTopology", Action.ALL),
+        _RESERVED,
     ),
     "SchedulingHint": (Registration(NODE, _NODE_ADDED),),
     "DeviceShare": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.DELETE),
         Registration("Device", Action.ALL),
+        _RESERVED,
+    ),
+    "Reservation": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE | Action.UPDATE_NODE_LABEL),
+        Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
+        _RESERVED,
     ),
 }
 

@@ -22,6 +22,7 @@ ANY_KIND: Final = "*"
 
 NODE: Final = "Node"
 POD: Final = "Pod"
+RESERVATION: Final = "Reservation"
 """A pod that has a node: placed, changed or gone. A pending pod's own change is no cluster event;
 `SchedulingQueue.update` handles it."""
 

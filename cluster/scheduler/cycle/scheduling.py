@@ -65,6 +65,8 @@ class Scheduling:
         key: namespace/name. profile: the scheduler name. now: seconds since 1970.
         """
         evaluator = self._evaluators[profile]
+        name = key.partition("/")[2]
+        booked, shape = shape, self.tables.reservations.shape_for(shape, name, uid)
         try:
             evaluation = evaluator.evaluate(shape)
         except Refusal as refusal:
@@ -87,13 +89,13 @@ class Scheduling:
                 booking = Booking(
                     key=key,
                     uid=uid,
-                    shape=shape,
+                    shape=booked,
                     node=self.tables.nodes.name(row),
                     allocation=allocation,
                     start=now,
                 )
                 self.tables.place(booking)
-                return Placed(booking, self._record(evaluator.profile, booking), evaluation)
+                return Placed(booking, self._record(evaluator.profile, shape, booking), evaluation)
             refusing[row] = allocation
         diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
         return Unplaced(
@@ -173,12 +175,12 @@ class Scheduling:
                 allocation = given
         return allocation
 
-    def _record(self, profile: Profile, booking: Booking) -> Recorded:
+    def _record(self, profile: Profile, shape: PodShape, booking: Booking) -> Recorded:
         """Return what all allocators record; a later one wins where two name one key."""
         annotations: dict[str, str | None] = {}
         labels: dict[str, str | None] = {}
         for allocator in profile.allocators:
-            if allocator.applies(booking.shape, self.tables):
+            if allocator.applies(shape, self.tables):
                 recorded = allocator.record(booking, self.tables)
                 annotations |= recorded.annotations
                 labels |= recorded.labels

@@ -15,6 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -174,6 +175,43 @@ class Allocator(Protocol):
 
     def record(self, booking: Booking, tables: Tables) -> Recorded:
         """Return what has to stand on the pod for this booking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Room that reservations give back to a pod; a row may occur several times.
+
+    rows: of the nodes. amounts: by resource's column. pods: how many pods more are allowed.
+    """
+
+    rows: NDArray[np.int64]
+    amounts: Vector
+    pods: NDArray[np.int64]
+
+
+class Restored(Protocol):
+    """Knows which reserved room a pod may take: of the reservations that it matches, or of all for
+    a pod that ignores reservations."""
+
+    def given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
+        """Return the room on these rows; None if there is none."""
+        ...
+
+    def rows(self, pod: PodShape, tables: Tables) -> NDArray[np.int64]:
+        """Return the rows with such room, ascending."""
+        ...
+
+    def on(self, pod: PodShape, tables: Tables, row: int) -> tuple[str, ...]:
+        """Return the UIDs of the reservations on a node that the pod may use, one of them."""
+        ...
+
+    def ignored(self, pod: PodShape, tables: Tables, row: int) -> frozenset[str]:
+        """Return the UIDs of the reservations on a node that count as free all together."""
+        ...
+
+    def restricted(self, tables: Tables, uid: str) -> frozenset[str]:
+        """Return the resources that pods get from this reservation alone."""
         ...
 
 

@@ -12,8 +12,12 @@ from cluster.scheduler.tables.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """An admission: a pod passes if everything that it asks for is decided here."""
+    """An admission: a pod passes if everything that it asks for is decided here.
 
+    reservations: the profile decides about reservations.
+    """
+
+    reservations: bool = False
     name: str = "Unsupported"
 
     def check(self, pod: PodShape, tables: Tables) -> None:
@@ -22,7 +26,7 @@ class Unsupported:
             (pod.resource_claims, "spec.resourceClaims (dynamic resource allocation)"),
             (pod.claims, "spec.volumes[].persistentVolumeClaim"),
             (
-                ANNOTATION_RESERVATION_AFFINITY in pod.annotations,
+                not self.reservations and ANNOTATION_RESERVATION_AFFINITY in pod.annotations,
                 f'metadata.annotations["{ANNOTATION_RESERVATION_AFFINITY}"]',
             ),
         ):

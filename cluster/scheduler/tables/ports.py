@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from apis.scheduling_pod import ContainerPort
 from cluster.scheduler.tables.booking import Booking
 
 _ANY_ADDRESS: Final = "0.0.0.0"
@@ -37,6 +38,29 @@ class PortTable:
                 del by_address[address]
             if not by_address:
                 del self._used[key]
+
+    def conflicts(
+        self,
+        ports: Iterable[ContainerPort],
+        row: int,
+        *,
+        without: Iterable[Iterable[ContainerPort]] = (),
+    ) -> bool:
+        """Return whether one of these ports meets one in use on a node.
+
+        without: ports of pods on the node that count as gone.
+        """
+        gone = Counter(
+            (p.protocol, p.host_port, p.host_ip or _ANY_ADDRESS) for q in without for p in q
+        )
+        for port in ports:
+            key = (port.protocol, port.host_port)
+            wanted = port.host_ip or _ANY_ADDRESS
+            for used, rows in self._used.get(key, {}).items():
+                meets = _ANY_ADDRESS in (used, wanted) or used == wanted
+                if meets and rows.get(row, 0) > gone[*key, used]:
+                    return True
+        return False
 
     def rows_in_conflict(self, protocol: str, port: int, address: str) -> Iterator[int]:
         """Yield the rows where a pod's port meets one in use; "0.0.0.0" or "" meets any address."""

@@ -17,7 +17,8 @@ from cluster.scheduler.exact.devices.records import (
     device_record,
 )
 from cluster.scheduler.exact.numa import Hints
-from cluster.scheduler.plugins.contract import Reason, Recorded
+from cluster.scheduler.plugins.contract import Reason, Recorded, Restored
+from cluster.scheduler.plugins.devices.reserved import limits_within
 from cluster.scheduler.plugins.devices.settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
@@ -31,9 +32,16 @@ class DeviceShareAllocator:
 
     name = NAME
 
-    def __init__(self, devices: DeviceTable, settings: Settings = DEFAULT) -> None:
+    def __init__(
+        self,
+        devices: DeviceTable,
+        settings: Settings = DEFAULT,
+        restored: Restored | None = None,
+    ) -> None:
+        """restored: devices of reservations are free for pods that may use these."""
         self._devices = devices
         self._settings = settings
+        self._restored = restored
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         """Return whether the pod requests devices, or claims some that it was not given."""
@@ -50,9 +58,12 @@ class DeviceShareAllocator:
         if allocation.reservation:
             # What the reservation holds is free for its owner, who takes it first.
             without = frozenset({allocation.reservation})
-            left = self._devices.remainder(row, allocation.reservation)
-            preferred = {type_: frozenset(minors) for type_, minors in left.items()}
-            limits = replace(limits, preferred=preferred)
+            within = limits_within(
+                self._devices, tables, row, allocation.reservation, self._restored
+            )
+            limits = replace(within, numa=limits.numa)
+        elif self._restored is not None:
+            without = self._restored.ignored(pod, tables, row)
         found = self.choose(pod, row, limits=limits, without=without)
         if isinstance(found, Failure):
             return Reason(found.text, found.resolvable)
@@ -79,7 +90,15 @@ class DeviceShareAllocator:
         rules = rules_of(self._settings, self._devices)
         return allocate(devices, request, limits=limits, rules=rules)
 
-    def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
+    def hints(
+        self,
+        pod: PodShape,
+        tables: Tables,
+        row: int,
+        sets: Iterable[int],
+        *,
+        without: frozenset[str] = frozenset(),
+    ) -> Hints | None:
         """Return which of these sets of NUMA nodes could give the devices, for the NUMA policy.
 
         None where devices need not be aligned, or where it is not known where they are. NUMA nodes
@@ -87,7 +106,7 @@ class DeviceShareAllocator:
         CPUs need more NUMA nodes than its devices can be aligned too.
         """
         request = pod.derived(device_request)
-        devices = self._devices.view(row)
+        devices = self._devices.view(row, without=without)
         if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
             return None
         found = device_hints(devices, request, rules=rules_of(self._settings, self._devices))

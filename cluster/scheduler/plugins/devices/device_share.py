@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from apis.keys import (
 )
 from cluster.scheduler.exact.devices import failures
 from cluster.scheduler.exact.devices.allocate import Devices, allocate, demands_scope
+from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.records import (
     supports,
@@ -30,6 +31,7 @@ from cluster.scheduler.exact.devices.records import (
 from cluster.scheduler.plugins.contract import (
     Mask,
     Reason,
+    Restored,
     Scores,
     to_largest,
 )
@@ -45,6 +47,7 @@ from cluster.scheduler.plugins.devices.columns import (
     selected,
     with_partition,
 )
+from cluster.scheduler.plugins.devices.reserved import limits_within
 from cluster.scheduler.plugins.devices.settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.devices.columns import DeviceColumns
@@ -72,14 +75,6 @@ MOST_MODELS: Final = 32
 """Unsupported models with a reason of their own; a mask has 62 bits."""
 
 
-class Matched(Protocol):
-    """Knows which reservations a pod may use."""
-
-    def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
-        """Return row -> UIDs of the reservations there."""
-        ...
-
-
 class DeviceShareFilter:
     """Holds back nodes that cannot give the devices."""
 
@@ -89,11 +84,12 @@ class DeviceShareFilter:
         self,
         devices: DeviceTable,
         settings: Settings = DEFAULT,
-        matched: Matched | None = None,
+        restored: Restored | None = None,
     ) -> None:
+        """restored: devices of reservations are free for pods that may use these."""
         self._devices = devices
         self._settings = settings
-        self._matched = matched
+        self._restored = restored
         self._models = settings.unshareable[:MOST_MODELS]
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -127,35 +123,50 @@ class DeviceShareFilter:
         numbers = np.arange(len(tables.nodes))[rows]
         for position in positions[undecided]:
             if mask[position] == 0:
-                outcome = self._try(request, int(numbers[position]), frozenset())
+                outcome = self._try(request, int(numbers[position]))
                 if isinstance(outcome, Failure):
                     mask[position] |= _BITS[outcome]
-        if self._matched is not None:
-            self._allow_reserved(request, self._matched.reservations(pod, tables), numbers, mask)
+        if self._restored is not None and mask.any():
+            self._allow_reserved(pod, request, tables, self._restored, numbers, mask)
         return mask
 
-    def _try(self, request: DeviceRequest, row: int, without: Set[str]) -> Devices | Failure:
+    def _try(
+        self,
+        request: DeviceRequest,
+        row: int,
+        without: Set[str] = frozenset(),
+        limits: Limits = NO_LIMITS,
+    ) -> Devices | Failure:
         devices = self._devices.view(row, without=without)
         if devices is None:
             return failures.NO_DEVICES[next(iter(request.types))]
-        return allocate(devices, request, rules=rules_of(self._settings, self._devices))
+        rules = rules_of(self._settings, self._devices)
+        return allocate(devices, request, limits=limits, rules=rules)
 
     def _allow_reserved(
         self,
+        pod: PodShape,
         request: DeviceRequest,
-        reserved: Mapping[int, Sequence[str]],
+        tables: Tables,
+        restored: Restored,
         numbers: NDArray[np.intp],
         mask: Mask,
     ) -> None:
         """Clear the mask of nodes where devices are short that are reserved for the pod."""
-        for position in np.flatnonzero(mask):
+        rows = restored.rows(pod, tables)
+        for position in np.flatnonzero((mask != 0) & np.isin(numbers, rows)):
             if mask[position] & _LASTING:
                 continue
             row = int(numbers[position])
-            for uid in reserved.get(row, ()):
-                if not isinstance(self._try(request, row, frozenset({uid})), Failure):
-                    mask[position] = 0
-                    break
+            tries = [
+                (frozenset({uid}), limits_within(self._devices, tables, row, uid, restored))
+                for uid in restored.on(pod, tables, row)
+            ] or [(restored.ignored(pod, tables, row), NO_LIMITS)]
+            if any(
+                not isinstance(self._try(request, row, without, limits), Failure)
+                for without, limits in tries
+            ):
+                mask[position] = 0
 
     def _sharing(self, request: DeviceRequest, tables: Tables, rows: Rows) -> Mask:
         """Return the bits of nodes on which GPUs cannot be shared as the pod wants."""

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import Mask, Reason
+from cluster.scheduler.plugins.contract import Mask, Reason, Restored
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -22,6 +22,9 @@ _IN_USE: Final = (Reason("node(s) didn't have free ports for the requested pod p
 
 @dataclass(frozen=True, slots=True)
 class NodePorts:
+    """restored: ports of reservations count as free for pods that may use these."""
+
+    restored: Restored | None = None
     name: str = "NodePorts"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -42,4 +45,14 @@ class NodePorts:
         for port in pod.ports:
             for row in tables.ports.rows_in_conflict(port.protocol, port.host_port, port.host_ip):
                 mask[row] = 1
+        if self.restored is not None and mask.any():
+            for row in self.restored.rows(pod, tables).tolist():
+                if mask[row] and not self._in_use(pod, tables, row, self.restored):
+                    mask[row] = 0
         return mask[rows]
+
+    def _in_use(self, pod: PodShape, tables: Tables, row: int, restored: Restored) -> bool:
+        """Return whether a port is in use by others than the pod's reservations."""
+        uids = restored.ignored(pod, tables, row) or restored.on(pod, tables, row)
+        shapes = [tables.bookings[uid].shape.ports for uid in uids]
+        return tables.ports.conflicts(pod.ports, row, without=shapes)

@@ -162,9 +162,14 @@ def demand_of(settings: Settings, pod: PodShape, facts: NumaFacts) -> NumaDemand
     )
 
 
-def with_bound_cpus(table: NumaTable, requested: Ints, rows: NDArray[np.intp]) -> Ints:
-    """Return requested cpu with allocated CPUs amplified; requests count them as they are."""
-    bound = table.bound[rows] * 1000
+def with_bound_cpus(
+    table: NumaTable, requested: Ints, rows: NDArray[np.intp], *, unused: int = 0
+) -> Ints:
+    """Return requested cpu with allocated CPUs amplified; requests count them as they are.
+
+    unused: how many of the allocated CPUs count as free.
+    """
+    bound = (table.bound[rows] - unused) * 1000
     ratio = table.cpu_ratio[rows]
     counts = (bound > 0) & (requested >= bound)
     return np.where(counts, requested - bound + amplified(bound, ratio), requested)

@@ -8,7 +8,7 @@ of a machine have equally many threads the counts are exact. docs/scheduler.md, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
@@ -27,6 +27,7 @@ from cluster.scheduler.plugins.contract import (
     Reason,
     Recorded,
     Refusal,
+    Restored,
     Scores,
     as_is,
 )
@@ -63,7 +64,7 @@ from cluster.scheduler.tables.amounts import CPU_COLUMN
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.numa.demand import pod_specs
-from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts
+from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts, amplify
 from cluster.scheduler.tables.numa.record import resource_status
 from cluster.scheduler.tables.numa.state import narrowed
 from cluster.scheduler.tables.numa.table import WHOLE_NODE, NumaTable
@@ -71,7 +72,7 @@ from cluster.scheduler.tables.scheduling_hint import has_hint, hint_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
-__all__ = ["NAME", "HintProvider", "Matched", "NodeNUMAResource", "Settings"]
+__all__ = ["NAME", "HintProvider", "NodeNUMAResource", "Settings"]
 
 NAME: Final = "NodeNUMAResource"
 
@@ -79,16 +80,19 @@ NAME: Final = "NodeNUMAResource"
 class HintProvider(Protocol):
     """Another plugin whose allocations lie on NUMA nodes."""
 
-    def hints(self, pod: PodShape, tables: Tables, row: int, sets: Iterable[int]) -> Hints | None:
-        """Return which of these sets of NUMA nodes the pod could use; None without an opinion."""
-        ...
+    def hints(
+        self,
+        pod: PodShape,
+        tables: Tables,
+        row: int,
+        sets: Iterable[int],
+        *,
+        without: frozenset[str] = frozenset(),
+    ) -> Hints | None:
+        """Return which of these sets of NUMA nodes the pod could use; None without an opinion.
 
-
-class Matched(Protocol):
-    """Knows which reservations a pod may use."""
-
-    def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
-        """Return row -> UIDs of the reservations there."""
+        without: UIDs of reservations that count as free.
+        """
         ...
 
 
@@ -96,14 +100,14 @@ class Matched(Protocol):
 class NodeNUMAResource:
     """Admission, Filter, Score and Allocator.
 
-    others: aligned together with CPUs and memory. matched: reserved room counts for a pod that may
+    others: aligned together with CPUs and memory. restored: reserved room counts for a pod that may
     use it.
     """
 
     table: NumaTable
     settings: Settings = DEFAULT_SETTINGS
     others: tuple[HintProvider, ...] = ()
-    matched: Matched | None = None
+    restored: Restored | None = None
     name: str = NAME
 
     # --- pod -------------------------------------------------------------------------------------
@@ -172,7 +176,27 @@ class NodeNUMAResource:
         requested = tables.nodes.requested[asked.rows, CPU_COLUMN]
         request = np.where(asked.binding != UNBOUND, amplified(np.int64(milli), ratio), milli)
         short = request > allocatable - with_bound_cpus(self.table, requested, asked.rows)
-        return bit((ratio > NO_RATIO) & short, AMPLIFIED)
+        short &= ratio > NO_RATIO
+        if self.restored is not None and short.any():
+            rows = self.restored.rows(pod, tables)
+            for position in np.flatnonzero(short & np.isin(asked.rows, rows)):
+                row = int(asked.rows[position])
+                sets = [frozenset({uid}) for uid in self.restored.on(pod, tables, row)]
+                for uids in sets or [self.restored.ignored(pod, tables, row)]:
+                    if int(request[position]) <= self._amplified_free(tables, row, uids):
+                        short[position] = False
+        return bit(short, AMPLIFIED)
+
+    def _amplified_free(self, tables: Tables, row: int, uids: Set[str]) -> int:
+        """Return the cpu that is free on a node with what these reservations have left."""
+        reservations = tables.reservations
+        slots = [slot for uid in uids if (slot := reservations.slot(uid)) is not None]
+        left = int(reservations.remainder(np.array(slots, dtype=np.intp))[:, CPU_COLUMN].sum())
+        taken = np.array([int(tables.nodes.requested[row, CPU_COLUMN]) - left])
+        unused = sum(self.table.unused_cpus(row, uid) for uid in uids)
+        rows = np.array([row], dtype=np.intp)
+        counted = int(with_bound_cpus(self.table, taken, rows, unused=unused)[0])
+        return int(tables.nodes.allocatable[row, CPU_COLUMN]) - counted
 
     def _cpus(self, asked: Asked) -> Mask:
         usable = usable_counts(self.table, asked)[:, WHOLE_NODE]
@@ -204,18 +228,22 @@ class NodeNUMAResource:
         self, pod: PodShape, tables: Tables, numbers: NDArray[np.intp], mask: Mask
     ) -> None:
         """Clear what only room that is reserved for the pod would change."""
-        if self.matched is None:
+        if self.restored is None or not mask.any():
             return
-        reserved = self.matched.reservations(pod, tables)
-        for position in np.flatnonzero(mask):
+        rows = self.restored.rows(pod, tables)
+        if not len(rows):
+            return
+        for position in np.flatnonzero((mask != 0) & np.isin(numbers, rows)):
             if mask[position] & ~ROOM_BITS:
                 continue
             row = int(numbers[position])
-            for uid in reserved.get(row, ()):
-                placed = self._placement(pod, tables, row, reservation=uid)
-                if isinstance(placed, Placement):
-                    mask[position] = 0
-                    break
+            # A pod that ignores reservations uses none, and sees all of them as free.
+            uids = self.restored.on(pod, tables, row) or ("",)
+            if any(
+                isinstance(self._placement(pod, tables, row, reservation=uid), Placement)
+                for uid in uids
+            ):
+                mask[position] = 0
 
     # --- score -----------------------------------------------------------------------------------
 
@@ -233,17 +261,40 @@ class NodeNUMAResource:
         """Add CPUs and amounts of NUMA nodes. A reservation of `allocation` may be used up."""
         if not self._asks(pod):
             return allocation
+        if allocation.reservation and self._short_within(pod, tables, row, allocation.reservation):
+            return REASONS[AMPLIFIED]
         placed = self._placement(pod, tables, row, reservation=allocation.reservation)
         if isinstance(placed, Unfit):
             return Reason(placed.reason)
         return replace(allocation, cpus=CpuSet.of_mask(placed.cpus), numa=placed.numa)
+
+    def _short_within(self, pod: PodShape, tables: Tables, row: int, uid: str) -> bool:
+        """Return whether amplified cpu is short on a node for a pod that uses a reservation."""
+        facts = self.table.facts(row)
+        if facts.cpu_ratio <= NO_RATIO:
+            return False
+        request = pod.requests.get(CPU, 0)
+        if demand_of(self.settings, pod, facts).cpus is not None:
+            request = amplify(request, facts.cpu_ratio)
+        return request > self._amplified_free(tables, row, frozenset({uid}))
 
     def _placement(
         self, pod: PodShape, tables: Tables, row: int, *, reservation: str
     ) -> Placement | Unfit:
         facts = self.table.facts(row)
         demand = demand_of(self.settings, pod, facts)
-        state = self.table.state(row, reservation=reservation)
+        free, restricted = frozenset[str](), frozenset[str]()
+        if self.restored is not None and reservation:
+            free, restricted = (
+                frozenset({reservation}),
+                self.restored.restricted(tables, reservation),
+            )
+        elif self.restored is not None:
+            free = self.restored.ignored(pod, tables, row)
+        if restricted:
+            state = self.table.reserved_state(row, reservation, restricted)
+        else:
+            state = self.table.state(row, reservation=reservation, without=free)
         if (
             facts.strategy is NUMAAllocateStrategy.UNSET
             and self.settings.numa_scoring.most_allocated
@@ -253,7 +304,7 @@ class NodeNUMAResource:
             hint = pod.derived(hint_of)
             if hint.recorded:
                 state = narrowed(state, hint.cpus.mask, hint.numa)
-        others = [partial(one.hints, pod, tables, row) for one in self.others]
+        others = [partial(one.hints, pod, tables, row, without=free) for one in self.others]
         return allocate(state, demand, self.settings.numa_scoring, others=others)
 
     # --- record ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import Mask, Reason
+from cluster.scheduler.plugins.contract import Given, Mask, Reason, Restored
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -26,10 +26,12 @@ _TOO_MANY_PODS: Final = Reason("Too many pods")
 @dataclass(frozen=True, slots=True)
 class NodeResourcesFit:
     """ignored: extended resources that are not looked at. ignored_groups: prefixes of such names,
-    the part before the slash."""
+    the part before the slash. restored: what reservations of a node have left counts as free for
+    pods that may use these; whether one of them has all of it is left to Reservation."""
 
     ignored: frozenset[str] = frozenset()
     ignored_groups: frozenset[str] = frozenset()
+    restored: Restored | None = None
     name: str = "NodeResourcesFit"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -48,7 +50,8 @@ class NodeResourcesFit:
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         nodes = tables.nodes
-        mask = (nodes.pods[rows] >= nodes.allowed_pods[rows]).astype(np.int64)
+        given = self._given(pod, tables, rows)
+        mask = (_pods_left(tables, rows, given) <= 0).astype(np.int64)
         for number, (name, request) in enumerate(self.looked_at(pod)):
             column = nodes.resources.find(name)
             if column is None:
@@ -56,7 +59,7 @@ class NodeResourcesFit:
                 mask |= 4 << (2 * number)
                 continue
             allocatable = nodes.allocatable[rows, column]
-            short = request > allocatable - nodes.requested[rows, column]
+            short = request > _left(tables, rows, column, given)
             never = request > allocatable
             mask |= (short & ~never).astype(np.int64) << (1 + 2 * number)
             mask |= never.astype(np.int64) << (2 + 2 * number)
@@ -65,14 +68,17 @@ class NodeResourcesFit:
     def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
         """Return min((allocatable - requested) // request) over the resources, and pods left."""
         nodes = tables.nodes
-        slots: NDArray[np.int64] = nodes.allowed_pods[rows] - nodes.pods[rows]
+        given = self._given(pod, tables, rows)
+        slots = _pods_left(tables, rows, given)
         for name, request in self.looked_at(pod):
             column = nodes.resources.find(name)
             if column is None:
                 return np.zeros_like(slots)
-            free = nodes.allocatable[rows, column] - nodes.requested[rows, column]
-            slots = np.minimum(slots, free // request)
+            slots = np.minimum(slots, _left(tables, rows, column, given) // request)
         return np.maximum(slots, 0)
+
+    def _given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
+        return self.restored.given(pod, tables, rows) if self.restored is not None else None
 
     def looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
         """Return (resource, amount) of what the pod requests and a node must have left."""
@@ -84,3 +90,23 @@ class NodeResourcesFit:
             and name not in self.ignored
             and name.partition("/")[0] not in self.ignored_groups
         ]
+
+
+def _left(tables: Tables, rows: Rows, column: int, given: Given | None) -> NDArray[np.int64]:
+    """Return allocatable - requested of one resource, with what reservations give back."""
+    nodes = tables.nodes
+    left: NDArray[np.int64] = nodes.allocatable[rows, column] - nodes.requested[rows, column]
+    return left if given is None else left + _summed(tables, given, given.amounts[:, column])[rows]
+
+
+def _pods_left(tables: Tables, rows: Rows, given: Given | None) -> NDArray[np.int64]:
+    """Return how many pods more are allowed, with what reservations give back."""
+    nodes = tables.nodes
+    left: NDArray[np.int64] = nodes.allowed_pods[rows] - nodes.pods[rows]
+    return left if given is None else left + _summed(tables, given, given.pods)[rows]
+
+
+def _summed(tables: Tables, given: Given, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
+    total = np.zeros(len(tables.nodes), dtype=np.int64)
+    np.add.at(total, given.rows, amounts)
+    return total

@@ -11,7 +11,7 @@ free only for a pod that uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -155,20 +155,36 @@ class NumaTable:
             return state
         return _replace(state, preferred=reserved.cpus & state.free)
 
-    def reserved_state(self, row: int, reservation: str) -> NumaState:
-        """Return the node as if only the remainder of a reservation were free."""
+    def unused_cpus(self, row: int, reservation: str) -> int:
+        """Return how many CPUs a reservation has that no pod was given."""
+        shares = self._shares.get(row, {})
+        reserved = shares.get(reservation)
+        if reserved is None:
+            return 0
+        used = 0
+        for share in shares.values():
+            if share.uid != reservation:
+                used |= share.cpus
+        return (reserved.cpus & ~used).bit_count()
+
+    def reserved_state(self, row: int, reservation: str, names: Container[str]) -> NumaState:
+        """Return the node as if of these resources only the remainder of a reservation were free.
+
+        A reservation without CPUs or amounts of NUMA nodes restricts nothing.
+        """
         state = self.state(row, reservation=reservation)
         facts = self.facts(row)
         shares = self._shares.get(row, {})
         reserved = shares.get(reservation)
         if reserved is None:
-            return _replace(state, free=0, numa=_emptied(state, {}))
+            return state
         left = dict(_used_by(facts, reserved))
         for share in shares.values():
             if share.group == reservation and share.uid != reservation:
                 for key, amount in _used_by(facts, share).items():
                     left[key] = left.get(key, 0) - amount
-        return _replace(state, free=state.preferred, numa=_emptied(state, left))
+        free = state.preferred if CPU in names and reserved.cpus else state.free
+        return _replace(state, free=free, numa=_emptied(state, left, names))
 
     # --- changing --------------------------------------------------------------------------------
 
@@ -338,12 +354,17 @@ def _replace(
     )
 
 
-def _emptied(state: NumaState, left: Mapping[Key, int]) -> dict[int, NumaNode]:
-    """Return the NUMA nodes with at most these amounts free."""
+def _emptied(
+    state: NumaState, left: Mapping[Key, int], names: Container[str]
+) -> dict[int, NumaNode]:
+    """Return the NUMA nodes with at most these amounts of these resources free."""
     return {
         node: NumaNode(
             numa.total,
-            {n: max(0, min(amount, left.get((node, n), 0))) for n, amount in numa.free.items()},
+            {
+                n: max(0, min(amount, left.get((node, n), 0))) if n in names else amount
+                for n, amount in numa.free.items()
+            },
             numa.status,
         )
         for node, numa in state.numa.items()

@@ -57,6 +57,11 @@ class _Matches:
     slots: Slots
 
 
+def _group_of(booking: Booking) -> str:
+    """Return the UID of the reservation that a pod uses, else the pod's own."""
+    return booking.allocation.reservation or booking.uid
+
+
 class ReservationTable:
     """Columns by slot; `own`, `used` and the three masks have one more axis: the resource's column.
 
@@ -253,11 +258,11 @@ class ReservationTable:
 
     def counts(self, booking: Booking) -> bool:
         """Return whether a booking counts as a part of a group: not alone, or as a reservation."""
-        return bool(booking.allocation.reservation) or booking.uid in self._groups
+        return _group_of(booking) != booking.uid or booking.uid in self._groups
 
     def place(self, booking: Booking, row: int) -> Use:
         """Count a booking for which `counts` holds; return what its node has more in use."""
-        uid = booking.allocation.reservation or booking.uid
+        uid = _group_of(booking)
         group = self._groups.get(uid)
         if group is None:
             group = self._groups[uid] = self._new_group(uid)
@@ -271,7 +276,7 @@ class ReservationTable:
 
     def remove(self, booking: Booking, row: int) -> Use:
         """Take back what `place` did; return what its node has more in use (negative amounts)."""
-        uid = booking.allocation.reservation or booking.uid
+        uid = _group_of(booking)
         group = self._groups[uid]
         before = group.on(row)
         if uid == booking.uid:
@@ -287,7 +292,7 @@ class ReservationTable:
         """Return a group; a booking of the reservation that is in force counts already."""
         group = Group()
         found = self._in_force(uid)
-        if found is not None and not found[0].allocation.reservation:
+        if found is not None and _group_of(found[0]) == uid:
             group.own = (found[1], use_of(found[0].shape))
         return group
 

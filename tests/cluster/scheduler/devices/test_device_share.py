@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from apis.device import parse_device_allocated
 from apis.keys import (
@@ -48,6 +48,7 @@ from cluster.scheduler.plugins.contract import Reason, Refusal
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.device_share import DeviceShareFilter, DeviceShareScore
 from cluster.scheduler.plugins.devices.settings import Settings, settings_of
+from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation
 from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
 from cluster.scheduler.tables.devices.table import DeviceTable
@@ -727,11 +728,14 @@ def test_an_allocation_survives_its_annotation() -> None:
 # --- beside other plugins ------------------------------------------------------------------------
 
 
-class _Reserved:
+class _Reserved(Restoring):
     """Two reservations on the first node that every pod may use."""
 
-    def reservations(self, pod: PodShape, tables: Tables) -> Mapping[int, Sequence[str]]:
-        return {0: ("unknown", "r")}
+    def rows(self, pod: PodShape, tables: Tables) -> NDArray[np.int64]:
+        return np.array([0])
+
+    def on(self, pod: PodShape, tables: Tables, row: int) -> tuple[str, ...]:
+        return ("unknown", "r")
 
 
 def test_what_is_reserved_for_a_pod_does_not_hold_its_node_back() -> None:
@@ -744,9 +748,9 @@ def test_what_is_reserved_for_a_pod_does_not_hold_its_node_back() -> None:
     shape = a_shape({"gpu": 100})
     alone = DeviceShareFilter(devices).filter(shape, tables, rows)
     assert (alone != 0).tolist() == [True, True, True]
-    beside = DeviceShareFilter(devices, matched=_Reserved()).filter(shape, tables, rows)
+    beside = DeviceShareFilter(devices, restored=_Reserved()).filter(shape, tables, rows)
     assert (beside != 0).tolist() == [False, True, True]
-    two = DeviceShareFilter(devices, matched=_Reserved())
+    two = DeviceShareFilter(devices, restored=_Reserved())
     assert two.filter(a_shape({"gpu": 200}), tables, rows).all()
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from apis.cpuset import CpuSet
 from apis.keys import (
@@ -27,9 +29,10 @@ from cluster.scheduler.exact.numa import Hint, Hints, Scoring
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
+from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
-from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
 from tests.cluster.scheduler.making import make_pod
@@ -450,14 +453,20 @@ def test_the_remainder_of_a_reservation_is_free_for_its_pods_only() -> None:
     cluster.place(lsr, "n", cpus="8-11", numa=first.numa, uid="owner", reservation="r")
     # The owner's amounts lie within the reservation, so nothing else changed.
     assert cluster.table.state(0).numa[1].free == {"cpu": 0, "memory": 8 * GI}
-    assert str(CpuSet.of_mask(cluster.table.reserved_state(0, "r").free)) == "12-15"
-    assert cluster.table.reserved_state(0, "r").numa[1].free == {"cpu": 4000, "memory": 16 * GI}
+    names = ("cpu", "memory")
+    assert str(CpuSet.of_mask(cluster.table.reserved_state(0, "r", names).free)) == "12-15"
+    within = cluster.table.reserved_state(0, "r", names).numa[1].free
+    assert within == {"cpu": 4000, "memory": 16 * GI}
+    assert cluster.table.reserved_state(0, "unknown", names) == cluster.table.state(0)
     assert cpus_of(cluster.allocate(lsr, "n", reservation="r")) == "12-15"
 
 
-class _MatchesAll:
-    def reservations(self, pod: object, tables: object) -> dict[int, tuple[str, ...]]:
-        return {0: ("r",)}
+class _MatchesAll(Restoring):
+    def rows(self, pod: PodShape, tables: Tables) -> NDArray[np.int64]:
+        return np.array([0])
+
+    def on(self, pod: PodShape, tables: Tables, row: int) -> tuple[str, ...]:
+        return ("r",)
 
 
 def test_a_node_passes_for_room_that_is_reserved_for_the_pod() -> None:
@@ -465,18 +474,19 @@ def test_a_node_passes_for_room_that_is_reserved_for_the_pod() -> None:
     lsr = cluster.shape({"cpu": "4"}, qos="LSR")
     cluster.place(lsr, "n", cpus="0-15", uid="r")
     assert cluster.reasons(lsr)["n"]
-    cluster.plugin = type(cluster.plugin)(cluster.table, matched=_MatchesAll())
+    cluster.plugin = type(cluster.plugin)(cluster.table, restored=_MatchesAll())
     assert cluster.reasons(lsr) == {"n": ()}
     cluster.place(lsr, "n", cpus="0-12", uid="owner", reservation="r")
     assert cluster.reasons(lsr)["n"]
 
 
 def test_reserved_room_does_not_replace_amplified_cpu() -> None:
+    """What others took of it is not there, whatever CPUs are reserved."""
     cluster = amplified_cluster()
     lsr = cluster.shape({"cpu": "8"}, qos="LSR")
     cluster.place(lsr, "n", cpus="0-15", uid="r")
     cluster.place(cluster.shape({"cpu": "8"}), "n")
-    cluster.plugin = replace(cluster.plugin, matched=_MatchesAll())
+    cluster.plugin = replace(cluster.plugin, restored=_MatchesAll())
     assert cluster.reasons(lsr) == {"n": ("Insufficient amplified cpu",)}
 
 
@@ -553,7 +563,15 @@ class _DevicesOn:
     def __init__(self, numa: int) -> None:
         self._mask = 1 << numa
 
-    def hints(self, pod: object, tables: object, row: int, sets: Iterable[int]) -> Hints:
+    def hints(
+        self,
+        pod: object,
+        tables: object,
+        row: int,
+        sets: Iterable[int],
+        *,
+        without: frozenset[str] = frozenset(),
+    ) -> Hints:
         """Return the sets with the device's NUMA node; the node alone is preferred."""
         return {each: Hint(each == self._mask) for each in sets if each & self._mask}
 

@@ -79,14 +79,15 @@ def test_a_pod_on_another_node_than_its_reservation_counts_there_in_full() -> No
     assert _requested(tables, "m") == (3_000, 1)
 
 
-def test_reserve_pods_with_hostile_references_among_each_other_do_not_disturb_counts() -> None:
+def test_references_of_pods_to_each_other_and_to_themselves_do_not_disturb_counts() -> None:
     tables, shapes = _cluster("n")
     shape = shapes.of(make_pod("p", requests={"cpu": "3"}))
-    for uid, reservation in (("a", "b"), ("b", "a"), ("c", "c")):
+    for uid, reservation in (("a", "b"), ("b", "a"), ("c", "c"), ("d", "c")):
         allocation = Allocation(reservation=reservation)
         tables.place(Booking(f"default/{uid}", uid, shape, "n", allocation))
+    # What c holds is for d, who takes it.
     assert _requested(tables) == (9_000, 3)
-    for uid in "bca":
+    for uid in "bdca":
         tables.remove(uid)
     assert _requested(tables) == (0, 0)
 
