@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from cluster.manager.collection import collect_seldom
+from cluster.collection import collect_seldom
 from cluster.manager.flags import parse
 from cluster.manager.manager import Manager
 from kube.client import Client

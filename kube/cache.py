@@ -292,25 +292,33 @@ class Cache(Generic[T]):
         self.lists += 1
         seen: dict[str, T] = {}
         undecodable: dict[str, str] = {}
-        token = ""
-        while True:
-            params = {**self._selectors, "limit": str(_PAGE)}
-            if token:
-                params["continue"] = token
-            data = await self._client.request("GET", self._path, params=params)
-            page = _decode_deep(data, _RawList)
-            for raw in page.items or ():
-                item = self._read(raw, undecodable)
-                if item is not None:
-                    seen[object_key(item)] = item
-            token = page.metadata.continue_
-            if not token:
-                break
-            # Let others run between pages.
-            await asyncio.sleep(0)
+        coming = asyncio.create_task(self._page(""))
+        try:
+            while True:
+                page = _decode_deep(await coming, _RawList)
+                token = page.metadata.continue_
+                if token:
+                    # The server makes the next page while this one is read.
+                    coming = asyncio.create_task(self._page(token))
+                    await asyncio.sleep(0)
+                for raw in page.items or ():
+                    item = self._read(raw, undecodable)
+                    if item is not None:
+                        seen[object_key(item)] = item
+                if not token:
+                    break
+        finally:
+            coming.cancel()
         self._take_list(seen, undecodable)
         self._version = page.metadata.resource_version
         self._synced.set()
+
+    async def _page(self, token: str) -> bytes:
+        """Return a page of the list. token: where the page before it ended, or ""."""
+        params = {**self._selectors, "limit": str(_PAGE)}
+        if token:
+            params["continue"] = token
+        return await self._client.request("GET", self._path, params=params)
 
     def _take_list(self, seen: dict[str, T], undecodable: dict[str, str]) -> None:
         self.undecodable = undecodable

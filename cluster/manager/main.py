@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(client: Client, settings: Settings) -> None:
     # Imported late: it takes most of the start, and --help and flag errors do not need it.
-    from cluster.manager.collection import collect_seldom
+    from cluster.collection import collect_seldom
     from cluster.manager.manager import Manager
 
     stop = asyncio.Event()

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from apis.errors import InputError, InputErrors
+from cluster.collection import collect_seldom
 from cluster.flags import FlagError
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import Settings, help_text, parse
@@ -106,6 +107,8 @@ async def _run(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(client)
         await endpoints.start(stack)
+        collecting = asyncio.create_task(collect_seldom(), name="garbage collection")
+        stack.callback(collecting.cancel)
         await process.run(stop)
 
 

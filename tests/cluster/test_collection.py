@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from cluster.manager.collection import collect_seldom
+from cluster.collection import collect_seldom
 from tests.cluster.fake_api import in_virtual_time
 
 

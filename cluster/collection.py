@@ -1,9 +1,10 @@
-"""Keeps Python's garbage collector from holding the event loop of a manager with large caches.
+"""Keeps Python's garbage collector from holding the event loop of a process with large caches.
 
-A full collection looks at every object: 280 ms were measured for the caches of 5,000 nodes, with
-admission waiting, and one came with every edit of the configuration. What the caches hold is freed
-by its reference count. Requests leave cycles behind, which die young: those are still looked for
-among young objects, and the rest once an hour.
+A full collection looks at every object. In the manager 280 ms were measured for the caches of 5,000
+nodes, with admission waiting, and one came with every edit of the configuration. In the scheduler
+they took two thirds of the time in which 100,000 pods are read. What the caches hold is freed by
+its reference count. Requests leave cycles behind, which die young: those are still looked for among
+young objects, and the rest once an hour.
 """
 
 from __future__ import annotations
