@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import field
 
-from apis.core import Container, Node, NodeStatus, Pod, PodSpec, PodStatus
+from apis.core import Container, Node, NodeStatus, Pod, PodSpec, PodStatus, Volume
 from apis.decode import Wire, json_decoder
 from apis.meta import LabelSelector
 
@@ -114,7 +114,36 @@ class PodResourceClaim(Wire, frozen=True):
     name: str
 
 
+class EphemeralVolumeSource(Wire, frozen=True):
+    """A volume with a claim that is made for the pod; only its presence is looked at."""
+
+
+class DiskVolumeSource(Wire, frozen=True):
+    """A disk that stands in the pod itself; each kind has its own names for what it is.
+
+    pd_name: of a GCE disk. volume_id: of an AWS disk. iqn: of an iSCSI target. monitors, pool and
+    image: of a Ceph image.
+    """
+
+    pd_name: str = ""
+    volume_id: str = field(name="volumeID", default="")
+    iqn: str = ""
+    monitors: tuple[str, ...] = ()
+    pool: str = "rbd"
+    image: str = ""
+    read_only: bool = False
+
+
+class SchedulingVolume(Volume, frozen=True):
+    ephemeral: EphemeralVolumeSource | None = None
+    gce_persistent_disk: DiskVolumeSource | None = None
+    aws_elastic_block_store: DiskVolumeSource | None = None
+    iscsi: DiskVolumeSource | None = None
+    rbd: DiskVolumeSource | None = None
+
+
 class SchedulingPodSpec(PodSpec, frozen=True):
+    volumes: tuple[SchedulingVolume, ...] = ()
     containers: tuple[SchedulingContainer, ...] = ()
     init_containers: tuple[SchedulingContainer, ...] = ()
     affinity: Affinity | None = None

@@ -92,3 +92,16 @@ NODE_RESOURCE_TOPOLOGIES: Final = Resource(
 RESERVATIONS: Final = Resource(
     "scheduling.koordinator.sh", "v1alpha1", "reservations", "Reservation", False
 )
+PERSISTENT_VOLUME_CLAIMS: Final = Resource(
+    "", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", True
+)
+PERSISTENT_VOLUMES: Final = Resource("", "v1", "persistentvolumes", "PersistentVolume", False)
+STORAGE_CLASSES: Final = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", False)
+CSI_NODES: Final = Resource("storage.k8s.io", "v1", "csinodes", "CSINode", False)
+CSI_DRIVERS: Final = Resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", False)
+CSI_STORAGE_CAPACITIES: Final = Resource(
+    "storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity", True
+)
+VOLUME_ATTACHMENTS: Final = Resource(
+    "storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", False
+)

@@ -184,6 +184,7 @@ class Attempts:
                 removed_annotations=tuple(
                     key for key, value in annotations.items() if value is None and key in present
                 ),
+                volumes=placed.booking.allocation.volumes,
             )
         )
 

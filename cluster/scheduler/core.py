@@ -34,6 +34,7 @@ from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import kept_node, kept_pod
 from cluster.scheduler.sources.quotas import QuotaSource
+from cluster.scheduler.sources.volumes import VolumeSource
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.shapes import PodShape
@@ -105,6 +106,7 @@ class SchedulerCore:
     def _make_sources(self) -> None:
         client = self.client
         self.workloads = Workloads(client)
+        self.volumes = VolumeSource(client, self.tables, self.queue, clock=self._clock)
         follow = self.attempts.follow
         gangs = self.gangs = GangSource(
             self.permit, self.plugins.gangs, clock=self._clock, follow=follow
@@ -142,6 +144,7 @@ class SchedulerCore:
             devices,
             self.pod_groups,
             *self.workloads.caches,
+            *self.volumes.caches,
         )
         self.quotas: Cache[ElasticQuota] = Cache(client, ELASTIC_QUOTAS, ElasticQuota)
         if self.quota_source is not None:

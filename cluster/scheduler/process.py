@@ -24,6 +24,7 @@ from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.placement import Outcome, Placement
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
+from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
 from cluster.scheduler.core import SchedulerCore
@@ -77,6 +78,17 @@ class SchedulerProcess(SchedulerCore):
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
         self.binder = Binder(client, self._outcome, before=self.statuses.settle)
+        self.volume_binder = VolumeBinder(
+            client,
+            # The binder as it is then: a test may put another in its place.
+            bind=lambda placement: self.binder.submit(placement),
+            refuse=self._outcome,
+            claims=self.volumes.claims,
+            volumes=self.volumes.volumes,
+            pod_of=self.pods.items.get,
+            reaches=self.tables.reaches_volume,
+            timeouts=self.plugins.volume_timeouts,
+        )
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
@@ -163,6 +175,7 @@ class SchedulerProcess(SchedulerCore):
                 start("pod group statuses", self.pod_group_statuses.run())
             stack.push_async_callback(self.events.flush, 3.0)
             stack.push_async_callback(self.binder.drain, self._drain_seconds())
+            stack.push_async_callback(self.volume_binder.stop)
             self.ready = True
             start("scheduling", self._schedule())
             # At a stop decisions end first: a binder that drains takes no more placements.
@@ -205,7 +218,10 @@ class SchedulerProcess(SchedulerCore):
 
     def bind(self, placement: Placement) -> None:
         """Carry out a placement in the background."""
-        self.binder.submit(placement)
+        if placement.volumes:
+            self.volume_binder.submit(placement)
+        else:
+            self.binder.submit(placement)
 
     def status(self, status: PodStatus, shown: Shown) -> None:
         """Write a pod's condition in the background."""

@@ -76,6 +76,10 @@ from cluster.scheduler.plugins.resources.resource_scores import (
     RequestedToCapacityRatio,
 )
 from cluster.scheduler.plugins.unsupported import Unsupported
+from cluster.scheduler.plugins.volumes.binding import VolumeBinding
+from cluster.scheduler.plugins.volumes.limits import NodeVolumeLimits
+from cluster.scheduler.plugins.volumes.restrictions import VolumeRestrictions
+from cluster.scheduler.plugins.volumes.zone import VolumeZone
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.gang_definitions import GangDefaults
@@ -86,10 +90,6 @@ from cluster.scheduler.tables.tables import Tables
 
 NOT_DECIDED: Final = frozenset(
     {
-        "VolumeRestrictions",
-        "NodeVolumeLimits",
-        "VolumeBinding",
-        "VolumeZone",
         "DefaultPreemption",
     }
 )
@@ -105,6 +105,8 @@ class Plugins:
     loads: tuple[LoadTable, ...]
     numa: NumaTable
     devices: DeviceTable
+    volume_timeouts: Mapping[str, float]
+    """How long the claims of a pod may take to be bound, in seconds, by scheduler name."""
     gangs: Mapping[str, GangDefaults]
     """Of the profiles that schedule gangs, by scheduler name."""
     quotas: QuotaTable | None
@@ -130,6 +132,10 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         loads=tuple(making.loads.values()),
         numa=making.numa,
         devices=making.devices,
+        volume_timeouts={
+            each.scheduler_name: float(each.arguments.volume_binding.bind_timeout_seconds)
+            for each in configuration.profiles
+        },
         gangs={
             each.scheduler_name: GangDefaults(
                 wait_s=float(each.arguments.coscheduling.default_timeout),
@@ -249,7 +255,8 @@ class _Making:
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
                 scores.append((DeviceShareScore(self.devices, settings), weight))
-            elif each is not None:
+            elif each is not None and not isinstance(each, VolumeBinding):
+                # VolumeBinding scores with an alpha feature only, whose `shape` is refused.
                 scores.append((each, weight))
         for name in of.plugins.get(Point.RESERVE, ()):
             each = plugin(name)
@@ -259,6 +266,8 @@ class _Making:
             elif isinstance(each, DeviceShareFilter):
                 settings = settings_of(of.arguments.device_share)
                 allocators.append(DeviceShareAllocator(self.devices, settings, _restored(of)))
+            elif isinstance(each, VolumeBinding):
+                allocators.append(each)
         # Devices come from the NUMA nodes of the pod, whatever the order in the configuration.
         allocators.sort(key=lambda each: isinstance(each, DeviceShareAllocator))
         if reserves:
@@ -434,6 +443,10 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
         tuple(r.name for r in of.arguments.node_resources_balanced_allocation.resources)
     ),
     "ImageLocality": lambda making, of: ImageLocality(),
+    "VolumeRestrictions": lambda making, of: VolumeRestrictions(),
+    "NodeVolumeLimits": lambda making, of: NodeVolumeLimits(),
+    "VolumeBinding": lambda making, of: VolumeBinding(),
+    "VolumeZone": lambda making, of: VolumeZone(),
     "LoadAwareScheduling": _make_load_aware,
     "DeviceShare": lambda making, of: DeviceShareFilter(
         making.devices, settings_of(of.arguments.device_share), _restored(of)

@@ -7,8 +7,9 @@ own plugins: kube-scheduler's registrations; docs/facts/scheduler.md, "The queue
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+from apis.storage import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim
 from cluster.scheduler.cycle.events import (
     NODE,
     POD,
@@ -19,6 +20,48 @@ from cluster.scheduler.cycle.events import (
     Registration,
 )
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.volumes.objects import largest_volume
+
+CLAIM: Final = "PersistentVolumeClaim"
+VOLUME: Final = "PersistentVolume"
+STORAGE_CLASS: Final = "StorageClass"
+CSI_NODE: Final = "CSINode"
+CSI_DRIVER: Final = "CSIDriver"
+STORAGE_CAPACITY: Final = "CSIStorageCapacity"
+ATTACHMENT: Final = "VolumeAttachment"
+"""Kinds of objects about volumes, in events."""
+
+
+def _is_claim_of(pod: PendingPod[PodShape], old: Any, new: PersistentVolumeClaim) -> bool:
+    """Return whether a claim is one of the pod's."""
+    meta = new.metadata
+    return meta.namespace == pod.shape.namespace and any(
+        claim.name == meta.name for claim in pod.shape.claims
+    )
+
+
+def _used_volumes(pod: PendingPod[PodShape], old: Any, new: Any) -> bool:
+    """Return whether a pod that is gone may have used volumes."""
+    if isinstance(old, PendingPod):
+        return bool(old.shape.claims or old.shape.disks)
+    return bool(old.spec.volumes)
+
+
+def _more_storage(
+    pod: PendingPod[PodShape], old: CSIStorageCapacity | None, new: CSIStorageCapacity
+) -> bool:
+    """Return whether a larger volume can be made than before."""
+    return old is None or largest_volume(new) > largest_volume(old)
+
+
+def _other_zones(
+    pod: PendingPod[PodShape], old: PersistentVolume | None, new: PersistentVolume
+) -> bool:
+    """Return whether a volume is new, or has other labels than before."""
+    return old is None or old.metadata.labels != new.metadata.labels
+
 
 _NODE_ADDED: Final = Action.ADD
 _RESERVED: Final = Registration(RESERVATION, Action.ALL)
@@ -47,6 +90,34 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     "InterPodAffinity": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
+    ),
+    "VolumeRestrictions": (
+        Registration(NODE, _NODE_ADDED),
+        Registration(POD, Action.DELETE, _used_volumes),
+        Registration(CLAIM, Action.ADD | Action.UPDATE_OTHER, _is_claim_of),
+    ),
+    "NodeVolumeLimits": (
+        Registration(NODE, _NODE_ADDED),
+        Registration(POD, Action.DELETE, _used_volumes),
+        Registration(CLAIM, Action.ADD | Action.UPDATE_OTHER, _is_claim_of),
+        Registration(CSI_NODE, Action.ALL),
+        Registration(ATTACHMENT, Action.DELETE),
+    ),
+    "VolumeBinding": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+        # A placement that is taken back gives up the volumes that it planned with.
+        Registration(POD, Action.DELETE, _used_volumes),
+        Registration(CLAIM, Action.ADD | Action.UPDATE_OTHER, _is_claim_of),
+        Registration(VOLUME, Action.ADD | Action.UPDATE_OTHER),
+        Registration(STORAGE_CLASS, Action.ADD | Action.UPDATE_OTHER),
+        Registration(CSI_DRIVER, Action.UPDATE_OTHER | Action.DELETE),
+        Registration(STORAGE_CAPACITY, Action.ADD | Action.UPDATE_OTHER, _more_storage),
+    ),
+    "VolumeZone": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+        Registration(CLAIM, Action.ADD | Action.UPDATE_OTHER, _is_claim_of),
+        Registration(VOLUME, Action.ADD | Action.UPDATE_OTHER, _other_zones),
+        Registration(STORAGE_CLASS, Action.ADD),
     ),
     "LoadAwareScheduling": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),

@@ -20,15 +20,22 @@ from cluster.scheduler.sources.workloads import (
     STATEFUL_SETS,
 )
 from kube.resources import (
+    CSI_DRIVERS,
+    CSI_NODES,
+    CSI_STORAGE_CAPACITIES,
     DEVICES,
     LEASES,
     NAMESPACES,
     NODE_METRICS,
     NODE_RESOURCE_TOPOLOGIES,
     NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     POD_GROUPS,
     PODS,
     RESERVATIONS,
+    STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
     Resource,
 )
 
@@ -69,6 +76,13 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (NODE_RESOURCE_TOPOLOGIES, "NodeNUMAResource"),
         (DEVICES, "DeviceShare"),
         (POD_GROUPS, "Coscheduling"),
+        (PERSISTENT_VOLUME_CLAIMS, "VolumeBinding"),
+        (PERSISTENT_VOLUMES, "VolumeBinding, VolumeZone"),
+        (STORAGE_CLASSES, "VolumeBinding"),
+        (CSI_NODES, "NodeVolumeLimits"),
+        (CSI_DRIVERS, "VolumeBinding: free storage"),
+        (CSI_STORAGE_CAPACITIES, "VolumeBinding: free storage"),
+        (VOLUME_ATTACHMENTS, "NodeVolumeLimits"),
     )
 )
 """One row for each cache."""
@@ -81,6 +95,8 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(PODS, ("delete",), "victims of a preemption"),
     Right(NEW_EVENTS, ("create", "patch"), "events, and the count of one that repeats"),
     Right(POD_GROUPS, ("patch",), "the status of gangs"),
+    Right(PERSISTENT_VOLUMES, ("get", "patch"), "the claim of a volume, before its pod is bound"),
+    Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "the node that a volume is made for"),
     Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
     Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
     Right(TOKEN_REVIEWS, ("create",), "who asks at the secure port"),

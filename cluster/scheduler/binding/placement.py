@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
+from cluster.scheduler.tables.booking import NO_VOLUMES, PlannedVolumes
+
 _MOST_ANNOTATION_BYTES: Final = 256 * 1024
 """Keys and values of one object; the API server's limit, which it does not apply to a Binding. A
 pod beyond it could be bound, and refused every later write."""
@@ -33,6 +35,7 @@ class Placement:
     annotation_bytes: of the annotations that the pod has besides, keys and values.
     resource_version: of the pod that the decision was made for; a pod that changed since is then
     refused as a conflict. "" binds the pod of this uid in whatever version.
+    volumes: written, and bound, before the pod.
     """
 
     namespace: str
@@ -44,6 +47,7 @@ class Placement:
     removed_annotations: tuple[str, ...] = ()
     annotation_bytes: int = 0
     resource_version: str = ""
+    volumes: PlannedVolumes = NO_VOLUMES
 
     @property
     def key(self) -> str:

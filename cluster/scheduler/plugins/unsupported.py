@@ -24,7 +24,6 @@ class Unsupported:
         """Raises Refusal with the field that cannot be served."""
         for asked, field in (
             (pod.resource_claims, "spec.resourceClaims (dynamic resource allocation)"),
-            (pod.claims, "spec.volumes[].persistentVolumeClaim"),
             (
                 not self.reservations and ANNOTATION_RESERVATION_AFFINITY in pod.annotations,
                 f'metadata.annotations["{ANNOTATION_RESERVATION_AFFINITY}"]',

@@ -22,7 +22,12 @@ from apis.keys import (
     LABEL_SCHEDULER_NAME,
 )
 from apis.quantity import ZERO, Quantity, ResourceList
-from apis.scheduling_pod import SchedulingContainer, SchedulingNode, SchedulingPod
+from apis.scheduling_pod import (
+    SchedulingContainer,
+    SchedulingNode,
+    SchedulingPod,
+    SchedulingVolume,
+)
 from apis.topology import parse_node_reservation
 
 _LARGEST_ANNOTATION: Final = 64 * 1024
@@ -47,9 +52,20 @@ def kept_pod(pod: SchedulingPod) -> SchedulingPod:
             containers=tuple(map(_kept_container, spec.containers)),
             init_containers=tuple(map(_kept_container, spec.init_containers)),
             overhead=renamed(spec.overhead),
-            volumes=tuple(v for v in spec.volumes if v.persistent_volume_claim is not None),
+            volumes=tuple(filter(_is_looked_at, spec.volumes)),
         ),
         status=msgspec.structs.replace(pod.status, message="", host_ip="", pod_ip="", pod_ips=()),
+    )
+
+
+def _is_looked_at(volume: SchedulingVolume) -> bool:
+    return not (
+        volume.persistent_volume_claim is None
+        and volume.ephemeral is None
+        and volume.gce_persistent_disk is None
+        and volume.aws_elastic_block_store is None
+        and volume.iscsi is None
+        and volume.rbd is None
     )
 
 

@@ -21,17 +21,37 @@ _NO_DEVICES: Final[Mapping[str, tuple[DeviceAllocation, ...]]] = MappingProxyTyp
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedVolumes:
+    """What has to be written for the claims of a pod before the pod is bound to its node.
+
+    binds: (claim, persistent volume) by key and name. provisions: keys of claims whose volumes are
+    to be made for the node.
+    """
+
+    binds: tuple[tuple[str, str], ...] = ()
+    provisions: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.binds or self.provisions)
+
+
+NO_VOLUMES: Final = PlannedVolumes()
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """The exact part of a placement, on the chosen node.
 
     cpus: CPUs of the pod's own. numa: amounts by NUMA node id, ascending. devices: what is
     allocated, by device type. reservation: UID of the reservation that the pod uses, or "".
+    volumes: planned for claims that are not bound yet; a pod that is bound has none.
     """
 
     cpus: CpuSet = NO_CPUS
     numa: tuple[tuple[int, Amounts], ...] = ()
     devices: Mapping[str, tuple[DeviceAllocation, ...]] = field(default_factory=lambda: _NO_DEVICES)
     reservation: str = ""
+    volumes: PlannedVolumes = NO_VOLUMES
 
 
 NO_ALLOCATION: Final = Allocation()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from apis.core import (
@@ -77,6 +77,30 @@ _RECORDED: Final = frozenset(
 lacks the node's name. They are read into its booking."""
 
 
+class PodClaim(NamedTuple):
+    """A persistent volume claim of a pod.
+
+    name: in the pod's namespace. pod, pod_uid: of a claim that is made for the pod (a generic
+    ephemeral volume), the pod that has to own it; "" for other claims.
+    """
+
+    name: str
+    pod: str = ""
+    pod_uid: str = ""
+
+
+class PodDisk(NamedTuple):
+    """A disk that stands in the pod itself. Two of one kind and name are one disk.
+
+    monitors: of a Ceph image, which is the same disk as another if they have one in common.
+    """
+
+    kind: str
+    name: str
+    read_only: bool
+    monitors: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PodShape:
     """A pod as plugins see it. Compared by identity: `Shapes` keeps one for each content.
@@ -86,8 +110,8 @@ class PodShape:
     owner_kind: kind of the controller, or "". owner_references: to all owners.
     identity: name and UID of the one pod that this is the shape of; None, the usual case, where
     nothing about the pod depends on which one it is.
-    claims: names of the persistent volume claims. spread_by: selects the pods of the same workload
-    (of its Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
+    claims: in the order of the pod's volumes, each once. spread_by: selects the pods of the same
+    workload (of its Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
     """
 
     namespace: str
@@ -109,7 +133,8 @@ class PodShape:
     spread_by: LabelSelector | None
     ports: tuple[ContainerPort, ...]
     images: tuple[str, ...]
-    claims: tuple[str, ...]
+    claims: tuple[PodClaim, ...]
+    disks: tuple[PodDisk, ...]
     gates: tuple[str, ...]
     resource_claims: tuple[str, ...]
     owner_kind: str
@@ -164,12 +189,31 @@ def _labels(pod: SchedulingPod) -> dict[str, str]:
     return dict(sorted(pod.metadata.labels.items()))
 
 
-def _claims(pod: SchedulingPod) -> tuple[str, ...]:
-    return tuple(
-        volume.persistent_volume_claim.claim_name
-        for volume in pod.spec.volumes
-        if volume.persistent_volume_claim is not None
-    )
+def _claims(pod: SchedulingPod) -> tuple[PodClaim, ...]:
+    claims = []
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim is not None:
+            claims.append(PodClaim(volume.persistent_volume_claim.claim_name))
+        elif volume.ephemeral is not None:
+            meta = pod.metadata
+            claims.append(PodClaim(f"{meta.name}-{volume.name}", meta.name, meta.uid))
+    return tuple(dict.fromkeys(claims))
+
+
+def _disks(pod: SchedulingPod) -> tuple[PodDisk, ...]:
+    disks = []
+    for volume in pod.spec.volumes:
+        if (disk := volume.gce_persistent_disk) is not None:
+            disks.append(PodDisk("gce", disk.pd_name, disk.read_only))
+        if (disk := volume.aws_elastic_block_store) is not None:
+            # One pod only, even if all mount it read-only.
+            disks.append(PodDisk("aws", disk.volume_id, False))
+        if (disk := volume.iscsi) is not None:
+            disks.append(PodDisk("iscsi", disk.iqn, disk.read_only))
+        if (disk := volume.rbd) is not None:
+            name = f"{disk.pool}/{disk.image}"
+            disks.append(PodDisk("rbd", name, disk.read_only, disk.monitors))
+    return tuple(disks)
 
 
 def _owner(pod: SchedulingPod) -> tuple[str, str]:
@@ -188,6 +232,7 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             _labels(pod),
             _annotations(pod),
             _claims(pod),
+            _disks(pod),
             pod.metadata.owner_references,
             spread_by,
             spec.scheduler_name,
@@ -258,6 +303,7 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         ports=tuple(port for container in containers for port in container.ports if port.host_port),
         images=tuple(container.image for container in containers),
         claims=_claims(pod),
+        disks=_disks(pod),
         gates=tuple(gate.name for gate in spec.scheduling_gates),
         resource_claims=tuple(claim.name for claim in spec.resource_claims),
         owner_kind=owner_kind,

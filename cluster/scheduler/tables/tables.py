@@ -19,6 +19,8 @@ from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.occupants import Occupants
 from cluster.scheduler.tables.ports import PortTable
 from cluster.scheduler.tables.reservations.table import ReservationTable
+from cluster.scheduler.tables.volumes.attachments import AttachmentTable
+from cluster.scheduler.tables.volumes.table import VolumeTable
 
 
 class Part(Protocol):
@@ -68,8 +70,16 @@ class Tables:
         self.matches = MatchTable(self.nodes)
         self.namespaces = NamespaceTable()
         self.occupants = Occupants(self.resources, self.on)
-        self._parts: list[Part] = [self.ports, self.matches, self.occupants]
-        self._node_parts: list[NodePart] = []
+        self.volumes = VolumeTable(self.nodes)
+        self.attachments = AttachmentTable(self.nodes, self.volumes)
+        self._parts: list[Part] = [
+            self.ports,
+            self.matches,
+            self.occupants,
+            self.volumes,
+            self.attachments,
+        ]
+        self._node_parts: list[NodePart] = [self.attachments]
         self._booking_parts: list[BookingPart] = []
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
@@ -108,6 +118,13 @@ class Tables:
 
     def rows_with_bookings(self) -> Iterator[int]:
         return (row for row, bookings in self._on_row.items() if bookings)
+
+    def reaches_volume(self, volume: str, node: str) -> bool | None:
+        """Return whether a volume can be reached from a node; None if the node is not known."""
+        row, found = self.nodes.row(node), self.volumes.volume(volume)
+        if row is None:
+            return None
+        return found is not None and bool(self.volumes.rows_of(found)[row])
 
     # --- changing ------------------------------------------------------------------------------
 

@@ -305,9 +305,9 @@ async def _what_is_not_decided_here_is_refused_with_its_field(
     server: ApiServer, client: Client
 ) -> None:
     await _make_node(client, "n0")
-    claim = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
+    claim = {"name": "v", "resourceClaimName": "c"}
     async with _scheduler(server):
-        await _make_pod(client, "p", volumes=[claim])
+        await _make_pod(client, "p", resourceClaims=[claim])
 
         async def told() -> str:
             (pod,) = await _pods(client)
@@ -315,7 +315,7 @@ async def _what_is_not_decided_here_is_refused_with_its_field(
             return next((c.get("message", "") for c in conditions), "")
 
         message = await eventually(told)
-        assert "spec.volumes[].persistentVolumeClaim" in message
+        assert "spec.resourceClaims" in message
         assert not any((await _nodes_of(client)).values())
 
 

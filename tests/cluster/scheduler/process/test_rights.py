@@ -25,11 +25,22 @@ from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import Client, Unreachable, encode_object
 from kube.connection import Connection
 from kube.kept_client import KeptClient
-from kube.resources import NODE_RESOURCE_TOPOLOGIES, NODES, POD_GROUPS, PODS, RESERVATIONS
+from kube.resources import (
+    NODE_RESOURCE_TOPOLOGIES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    POD_GROUPS,
+    PODS,
+    RESERVATIONS,
+    STORAGE_CLASSES,
+)
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import grant, install, read
 from tests.cluster.scheduler.configuration.files import chart_file
 from tests.cluster.scheduler.configuration.files import load as load_configuration
+from tests.cluster.scheduler.volumes.controller import volume_controller
+from tests.cluster.scheduler.volumes.making import claim_json, volume_json
 from tests.ports import free_ports
 
 USER = "koord-scheduler"
@@ -92,10 +103,16 @@ def _asked(log: Path) -> Iterator[tuple[_RightKey, str]]:
         yield right, event["annotations"]["authorization.k8s.io/decision"]
 
 
-class _LosesOneAnswer(KeptClient):
-    """The answer to the first Binding is lost after the server has carried it out."""
+_LOST = ("/binding", "/persistentvolumes/by-hand", "/persistentvolumeclaims/made")
+"""Ends of the paths whose first write has its answer lost."""
 
-    lost = False
+
+class _LosesAnswers(KeptClient):
+    """Loses the answers to some writes after the server has carried them out."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lost: set[str] = set()
 
     async def _once(
         self,
@@ -106,9 +123,10 @@ class _LosesOneAnswer(KeptClient):
         content_type: str,
     ) -> bytes:
         answer = await super()._once(method, path, params, body, content_type)
-        if path.endswith("/binding") and not self.lost:
-            self.lost = True
-            raise Unreachable("the test drops this answer")
+        for end in _LOST:
+            if method != "GET" and path.endswith(end) and end not in self.lost:
+                self.lost.add(end)
+                raise Unreachable("the test drops this answer")
         return answer
 
 
@@ -122,7 +140,7 @@ async def _do_everything(fresh: ApiServer) -> None:
     stop = asyncio.Event()
     async with (
         fresh.client() as admin,
-        _LosesOneAnswer(fresh.connection(USER)) as client,
+        _LosesAnswers(fresh.connection(USER)) as client,
     ):
         await grant(admin, USER, *rbac())
         await _make_node(admin)
@@ -153,6 +171,7 @@ async def _do_everything(fresh: ApiServer) -> None:
         await admin.patch(PODS, "large", b'{"metadata":{"labels":{"a":"b"}}}', namespace="default")
         await eventually(lambda: process.events.counts.repeated and not process.events.waiting)
         await _bind_a_reservation(admin, client)
+        await _bind_volumes(admin)
         await _read_the_secure_port(fresh, process)
         victim = Victim("default", "plain", (await _uid(admin, "plain")))
         assert (
@@ -160,7 +179,7 @@ async def _do_everything(fresh: ApiServer) -> None:
         )
         stop.set()
         await task
-        assert client.lost
+        assert client.lost == set(_LOST)
 
 
 async def _read_the_secure_port(fresh: ApiServer, process: SchedulerProcess) -> None:
@@ -250,6 +269,41 @@ async def _bind_a_reservation(admin: Client, client: Client) -> None:
     )
     outcome = await bind_reservation(client, placement, now=time.time)
     assert type(outcome).__name__ == "Bound", outcome
+
+
+async def _bind_volumes(admin: Client) -> None:
+    """Have a pod bound with a volume that exists and with one that is made for it."""
+    await admin.patch(NODES, "n", b'{"metadata":{"labels":{"kubernetes.io/hostname":"n"}}}')
+    for name, provisioner in (("hand", "kubernetes.io/no-provisioner"), ("made", "csi.test")):
+        body = {
+            "metadata": {"name": name},
+            "provisioner": provisioner,
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+        await admin.create(STORAGE_CLASSES, encode_object(STORAGE_CLASSES, body))
+    volume = volume_json("by-hand", class_name="hand", csi=("csi.test", "h"))
+    await admin.create(PERSISTENT_VOLUMES, encode_object(PERSISTENT_VOLUMES, volume))
+    available = b'{"status":{"phase":"Available"}}'
+    await admin.patch(PERSISTENT_VOLUMES, "by-hand", available, subresource="status")
+    volumes = []
+    for name in ("hand", "made"):
+        claim = encode_object(PERSISTENT_VOLUME_CLAIMS, claim_json(name, class_name=name))
+        await admin.create(PERSISTENT_VOLUME_CLAIMS, claim, namespace="default")
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": name}})
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "main", "image": "x"}],
+        "volumes": volumes,
+    }
+    pod = encode_object(PODS, {"metadata": {"name": "claims"}, "spec": spec})
+    await admin.create(PODS, pod, namespace="default")
+
+    async def bound() -> bool:
+        return bool((await read(admin, PODS, "claims", "default"))["spec"].get("nodeName"))
+
+    async with volume_controller(admin):
+        await eventually(bound, seconds=30)
 
 
 async def _uid(admin: Client, name: str) -> Any:

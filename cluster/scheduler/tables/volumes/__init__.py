@@ -1,0 +1,1 @@
+"""Claims, persistent volumes and what is attached to nodes."""

@@ -1,0 +1,408 @@
+"""What the plugins about volumes decide, case by case, with kube-scheduler's messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.scheduler.cycle.scheduling import Placed, Unplaced
+from cluster.scheduler.sources.bookings import booking_of
+from tests.cluster.scheduler.making import make_pod
+from tests.cluster.scheduler.volumes.making import HOST, ZONE, Cluster, on, pod_with
+
+_NO_VOLUME = "node(s) didn't find available persistent volumes to bind"
+_NOT_REACHED = "node(s) didn't match PersistentVolume's node affinity"
+_NO_STORAGE = "node(s) did not have enough free storage"
+_IN_USE = (
+    "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already "
+    "in-use by another pod"
+)
+
+
+def _cluster() -> Cluster:
+    """Return three nodes, n2 in zone b and the others in a, with two classes that wait."""
+    cluster = Cluster()
+    for name, zone in (("n0", "a"), ("n1", "a"), ("n2", "b")):
+        cluster.node(name, zone=zone)
+    cluster.storage_class("wait")
+    cluster.storage_class("made", provisioner="csi.test")
+    cluster.storage_class("now", mode="Immediate")
+    return cluster
+
+
+def _message(outcome: Placed | Unplaced) -> str:
+    assert isinstance(outcome, Unplaced)
+    return outcome.diagnosis.message
+
+
+# --- claims that cannot be used ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (None, 'persistentvolumeclaim "c" not found'),
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted"),
+        ({"class_name": "now"}, "pod has unbound immediate PersistentVolumeClaims"),
+        ({"class_name": None}, "pod has unbound immediate PersistentVolumeClaims"),
+        ({"class_name": "unknown"}, "pod has unbound immediate PersistentVolumeClaims"),
+        # The user chose a volume; the controller binds such a claim without a pod.
+        ({"volumeName": "v"}, "pod has unbound immediate PersistentVolumeClaims"),
+        ({"volume": "gone"}, 'persistentvolume "gone" not found'),
+    ],
+)
+def test_a_claim_that_cannot_be_used_refuses_the_pod(
+    claim: dict[str, Any] | None, message: str
+) -> None:
+    cluster = _cluster()
+    if claim is not None:
+        cluster.claim("c", **claim)
+    outcome = cluster.place(pod_with("p", "c"))
+    assert message in _message(outcome)
+    assert isinstance(outcome, Unplaced)
+    assert not len(outcome.diagnosis.resolvable)
+
+
+def test_an_ephemeral_volume_waits_for_its_claim_which_the_pod_has_to_own() -> None:
+    cluster = _cluster()
+    pod = make_pod("p", volumes=[{"name": "data", "ephemeral": {}}])
+    assert (
+        'waiting for ephemeral volume controller to create the persistentvolumeclaim "p-data"'
+        in cluster.node_of(pod)
+    )
+    owner = {"kind": "Pod", "name": "p", "uid": "another", "controller": True}
+    cluster.claim("p-data", class_name="made", metadata={"ownerReferences": [owner]})
+    assert "PVC default/p-data was not created for pod default/p (pod is not owner)" in (
+        cluster.node_of(pod)
+    )
+    owner["uid"] = pod.metadata.uid
+    cluster.claim("p-data", class_name="made", metadata={"ownerReferences": [owner]})
+    assert cluster.node_of(pod).startswith("n")
+
+
+def test_pods_without_volumes_are_not_looked_at() -> None:
+    cluster = _cluster()
+    shape = cluster.shapes.of(make_pod("p"))
+    evaluation = cluster.evaluator.evaluate(shape)
+    assert evaluation.masks == ()
+
+
+# --- bound claims --------------------------------------------------------------------------------
+
+
+def test_a_bound_volume_is_reached_from_some_nodes_only() -> None:
+    cluster = _cluster()
+    cluster.volume("v", claim="c", terms=on(HOST, "n1"))
+    cluster.claim("c", volume="v")
+    assert cluster.feasible(pod_with("p", "c")) == {"n1"}
+    cluster.volume("v", claim="c", terms=on(HOST, "nowhere"))
+    assert cluster.node_of(pod_with("p", "c")) == f"0/3 nodes are available: 3 {_NOT_REACHED}."
+
+
+def test_a_place_may_be_any_node_selector() -> None:
+    cluster = _cluster()
+    cluster.node("n3", zone="b", labels={"rank": "7"})
+    greater = {"key": "rank", "operator": "Gt", "values": ["5"]}
+    two = [
+        *on(HOST, "n0"),
+        {"matchExpressions": [greater, on(ZONE, "b")[0]["matchExpressions"][0]]},
+    ]
+    cluster.volume("v", claim="c", terms=two)
+    cluster.claim("c", volume="v")
+    assert cluster.feasible(pod_with("p", "c")) == {"n0", "n3"}
+    cluster.node("n3", zone="a", labels={"rank": "7"})
+    assert cluster.feasible(pod_with("p", "c")) == {"n0"}
+
+
+def test_zones_of_a_volume_hold_for_nodes_with_zones() -> None:
+    cluster = _cluster()
+    cluster.node("bare")
+    old = "failure-domain.beta.kubernetes.io/zone"
+    cluster.node("old", labels={old: "c"})
+    cluster.volume("v", claim="c", labels={ZONE: "b__c"})
+    cluster.claim("c", volume="v")
+    assert cluster.feasible(pod_with("p", "c")) == {"n2", "bare"}
+    # An old label of the volume is compared with the node's present one where it lacks the old.
+    cluster.volume("v", claim="c", labels={old: "b__c"})
+    assert cluster.feasible(pod_with("p", "c")) == {"n2", "bare", "old"}
+    cluster.volume("v", claim="c", labels={ZONE: "b__"})
+    assert cluster.feasible(pod_with("p", "c")) == {"n0", "n1", "n2", "bare", "old"}
+
+
+# --- claims that wait for their pod --------------------------------------------------------------
+
+
+def _planned(outcome: Placed | Unplaced) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    assert isinstance(outcome, Placed)
+    volumes = outcome.booking.allocation.volumes
+    return outcome.booking.node, dict(volumes.binds), volumes.provisions
+
+
+def test_the_smallest_volume_that_fits_is_taken_and_held() -> None:
+    cluster = _cluster()
+    for name, size in (("large", "9Gi"), ("mid", "5Gi"), ("small", "1Gi")):
+        cluster.volume(name, size=size, terms=on(HOST, "n0"))
+    cluster.volume("other", size="5Gi", class_name="made", terms=on(HOST, "n1"))
+    for number in range(3):
+        cluster.claim(f"c{number}", size="2Gi")
+    assert _planned(cluster.place(pod_with("p0", "c0")))[1] == {"default/c0": "mid"}
+    assert _planned(cluster.place(pod_with("p1", "c1")))[1] == {"default/c1": "large"}
+    assert cluster.node_of(pod_with("p2", "c2")) == f"0/3 nodes are available: 3 {_NO_VOLUME}."
+    cluster.tables.remove("uid-default-p0")
+    assert _planned(cluster.place(pod_with("p2", "c2")))[1] == {"default/c2": "mid"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": "1Gi"},
+        {"modes": ("ReadOnlyMany",)},
+        {"volumeMode": "Block"},
+        {"labels": {"tier": "silver"}},
+        {"class_name": "made"},
+        {"claim": "other"},
+        {"terms": on(HOST, "nowhere")},
+        {"terms": []},
+    ],
+)
+def test_a_volume_must_fit_its_claim(fields: dict[str, Any]) -> None:
+    cluster = _cluster()
+    selector = {"matchLabels": {"tier": "gold"}}
+    cluster.claim("c", size="2Gi", selector=selector)
+    fitting: dict[str, Any] = {"size": "2Gi", "labels": {"tier": "gold"}}
+    cluster.volume("v", **(fitting | fields))
+    assert _NO_VOLUME in cluster.node_of(pod_with("p", "c"))
+    cluster.tables.volumes.delete_volume("v")
+    cluster.volume("v", **fitting)
+    assert _planned(cluster.place(pod_with("p", "c")))[1] == {"default/c": "v"}
+
+
+def test_claims_of_one_pod_get_volumes_that_one_node_reaches() -> None:
+    cluster = _cluster()
+    cluster.volume("a0", size="1Gi", terms=on(HOST, "n0"))
+    cluster.volume("a1", size="2Gi", terms=on(HOST, "n1"))
+    cluster.volume("b1", size="3Gi", terms=on(HOST, "n1"))
+    cluster.volume("zone", size="4Gi", terms=on(ZONE, "b"))
+    cluster.claim("x", size="2Gi")
+    cluster.claim("y", size="1Gi")
+    node, binds, _ = _planned(cluster.place(pod_with("p", "x", "y")))
+    assert (node, binds) == ("n1", {"default/y": "a1", "default/x": "b1"})
+
+
+def test_a_volume_that_refers_to_the_claim_is_the_only_choice() -> None:
+    cluster = _cluster()
+    cluster.volume("small", size="1Gi", terms=on(HOST, "n0"))
+    cluster.volume("mine", size="9Gi", claim="c", terms=on(HOST, "n2"))
+    cluster.claim("c")
+    assert _planned(cluster.place(pod_with("p", "c"))) == ("n2", {"default/c": "mine"}, ())
+
+
+def test_pods_that_share_a_claim_share_its_volume() -> None:
+    cluster = _cluster()
+    cluster.volume("one", size="1Gi", terms=on(ZONE, "a"))
+    cluster.volume("two", size="1Gi", terms=on(HOST, "n2"))
+    cluster.claim("c")
+    first = _planned(cluster.place(pod_with("p0", "c")))
+    second = _planned(cluster.place(pod_with("p1", "c")))
+    assert first[1] == second[1]
+    cluster.tables.remove("uid-default-p0")
+    cluster.claim("d")
+    # The second pod still holds the volume of both.
+    third = _planned(cluster.place(pod_with("p2", "d")))
+    assert third[1]["default/d"] != second[1]["default/c"]
+
+
+def test_a_volume_is_made_where_the_class_allows_it() -> None:
+    cluster = _cluster()
+    expression = {"key": ZONE, "values": ["b", "c"]}
+    topologies = [{"matchLabelExpressions": [expression]}]
+    cluster.storage_class("made", provisioner="csi.test", topologies=topologies)
+    cluster.claim("c", class_name="made")
+    assert _planned(cluster.place(pod_with("p", "c"))) == ("n2", {}, ("default/c",))
+    # A pod that shares the claim goes where its volume is made.
+    assert cluster.feasible(pod_with("q", "c")) == {"n2"}
+
+
+def test_a_claim_stays_on_the_node_that_it_was_given() -> None:
+    cluster = _cluster()
+    selected = {"volume.kubernetes.io/selected-node": "n1"}
+    cluster.claim("c", class_name="made", annotations=selected)
+    cluster.volume("v", class_name="made", terms=on(HOST, "n0"))
+    assert _planned(cluster.place(pod_with("p", "c"))) == ("n1", {}, ("default/c",))
+    cluster.tables.delete_node("n1")
+    assert cluster.node_of(pod_with("q", "c")) == f"0/2 nodes are available: 2 {_NO_VOLUME}."
+
+
+def test_a_driver_that_reports_its_storage_has_to_have_enough() -> None:
+    cluster = _cluster()
+    cluster.claim("c", class_name="made", size="5Gi")
+    cluster.capacity("r0", "made", "4Gi", {HOST: "n0"})
+    cluster.capacity("r1", "made", "6Gi", {HOST: "n1"})
+    cluster.capacity("r2", "made", "9Gi", {ZONE: "b"}, maximumVolumeSize="4Gi")
+    cluster.capacity("r3", "wait", "9Gi", {HOST: "n0"})
+    assert cluster.feasible(pod_with("p", "c")) == {"n0", "n1", "n2"}
+    cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
+    assert cluster.feasible(pod_with("p", "c")) == {"n1"}
+    cluster.capacity("more", "made", "7Gi", {HOST: "n0"})
+    assert cluster.feasible(pod_with("p", "c")) == {"n0", "n1"}
+    for name in ("r1", "more"):
+        cluster.tables.volumes.delete_storage(name)
+    assert cluster.node_of(pod_with("p", "c")) == f"0/3 nodes are available: 3 {_NO_STORAGE}."
+
+
+def test_replicas_with_claims_of_their_own_have_shapes_of_their_own() -> None:
+    cluster = _cluster()
+    for number in range(200):
+        cluster.volume(f"v{number}", size="1Gi", terms=on(HOST, f"n{number % 3}"))
+        cluster.claim(f"data-web-{number}")
+    taken = [
+        next(
+            iter(
+                _planned(cluster.place(pod_with(f"web-{number}", f"data-web-{number}")))[1].items()
+            )
+        )
+        for number in range(200)
+    ]
+    assert [claim for claim, _ in taken] == [f"default/data-web-{n}" for n in range(200)]
+    assert len({volume for _, volume in taken}) == 200
+
+
+# --- one pod only, and disks ---------------------------------------------------------------------
+
+
+def test_a_claim_for_one_pod_is_in_use_while_a_pod_with_it_has_a_node() -> None:
+    cluster = _cluster()
+    cluster.volume("v", claim="c")
+    cluster.claim("c", volume="v", modes=("ReadWriteOncePod",))
+    assert cluster.node_of(pod_with("p", "c")).startswith("n")
+    outcome = cluster.place(pod_with("q", "c"))
+    assert _message(outcome) == f"0/3 nodes are available: 3 {_IN_USE}."
+    assert isinstance(outcome, Unplaced)
+    assert len(outcome.diagnosis.resolvable) == 3
+    cluster.tables.remove("uid-default-p")
+    assert cluster.node_of(pod_with("q", "c")).startswith("n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "conflict"),
+    [
+        ({"gcePersistentDisk": {"pdName": "d"}}, {"gcePersistentDisk": {"pdName": "d"}}, True),
+        ({"gcePersistentDisk": {"pdName": "d"}}, {"gcePersistentDisk": {"pdName": "e"}}, False),
+        (
+            {"gcePersistentDisk": {"pdName": "d", "readOnly": True}},
+            {"gcePersistentDisk": {"pdName": "d", "readOnly": True}},
+            False,
+        ),
+        (
+            {"awsElasticBlockStore": {"volumeID": "d", "readOnly": True}},
+            {"awsElasticBlockStore": {"volumeID": "d", "readOnly": True}},
+            True,
+        ),
+        (
+            {"iscsi": {"iqn": "d", "readOnly": True}},
+            {"iscsi": {"iqn": "d"}},
+            True,
+        ),
+        (
+            {"rbd": {"monitors": ["a", "b"], "image": "i"}},
+            {"rbd": {"monitors": ["b", "c"], "image": "i", "pool": "rbd"}},
+            True,
+        ),
+        (
+            {"rbd": {"monitors": ["a"], "image": "i"}},
+            {"rbd": {"monitors": ["c"], "image": "i"}},
+            False,
+        ),
+    ],
+)
+def test_disks_of_pods(first: dict[str, Any], second: dict[str, Any], conflict: bool) -> None:
+    cluster = _cluster()
+    running = make_pod("p", node="n0", volumes=[{"name": "d", **first}])
+    cluster.tables.place(booking_of(running, cluster.shapes.of(running)).booking)
+    pod = make_pod("q", volumes=[{"name": "d", **second}])
+    assert cluster.feasible(pod) == ({"n1", "n2"} if conflict else {"n0", "n1", "n2"})
+    cluster.tables.remove(running.metadata.uid)
+    assert cluster.feasible(pod) == {"n0", "n1", "n2"}
+
+
+# --- limits of drivers ---------------------------------------------------------------------------
+
+
+def _run(cluster: Cluster, name: str, node: str, *claims: str) -> None:
+    running = pod_with(name, *claims, node=node)
+    cluster.tables.place(booking_of(running, cluster.shapes.of(running)).booking)
+
+
+def test_a_driver_attaches_no_more_volumes_than_it_can() -> None:
+    cluster = _cluster()
+    for number in range(4):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=("csi.test", f"h{number}"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    for node, most in (("n0", 2), ("n1", 1)):
+        cluster.csi_node(node, csi_test=most)
+    _run(cluster, "r0", "n0", "c0")
+    _run(cluster, "r1", "n1", "c1")
+    assert cluster.feasible(pod_with("p", "c2")) == {"n0", "n2"}
+    # A volume that is attached already takes no further place.
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    assert cluster.feasible(pod_with("p", "c2", "c3")) == {"n2"}
+    _run(cluster, "r2", "n0", "c0", "c2")
+    assert cluster.feasible(pod_with("p", "c3")) == {"n2"}
+    cluster.csi_node("n0", csi_test=3)
+    assert cluster.feasible(pod_with("p", "c3")) == {"n0", "n2"}
+    cluster.tables.remove("uid-default-r1")
+    assert cluster.feasible(pod_with("p", "c3")) == {"n0", "n1", "n2"}
+
+
+def test_attachments_without_a_pod_count_too() -> None:
+    cluster = _cluster()
+    for number in range(2):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=("csi.test", f"h{number}"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n0", csi_test=1)
+    cluster.tables.attachments.set_attachment("a", "n0", "csi.test", "v0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+    assert cluster.feasible(pod_with("p", "c0")) == {"n0", "n1", "n2"}
+    cluster.tables.attachments.delete_attachment("a")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+
+
+def test_volumes_that_are_not_made_yet_count_with_their_class() -> None:
+    cluster = _cluster()
+    cluster.csi_node("n0", csi_test=1)
+    for number in range(2):
+        cluster.claim(f"c{number}", class_name="made")
+    _run(cluster, "r0", "n0", "c0")
+    outcome = cluster.feasible(pod_with("p", "c1"))
+    assert outcome == {"n1", "n2"}
+    # The volume that was made is the same one, and takes one place.
+    cluster.volume("v0", claim="c0", csi=("csi.test", "h0"))
+    cluster.claim("c0", class_name="made", volume="v0")
+    assert cluster.feasible(pod_with("p", "c0")) == {"n0", "n1", "n2"}
+
+
+def test_in_tree_volumes_count_where_a_driver_serves_them() -> None:
+    cluster = _cluster()
+    for number in range(2):
+        disk = {"awsElasticBlockStore": {"volumeID": f"d{number}"}}
+        cluster.volume(f"v{number}", claim=f"c{number}", **disk)
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n0", "kubernetes.io/aws-ebs,x", ebs_csi_aws_com=1)
+    cluster.csi_node("n1", ebs_csi_aws_com=1)
+    _run(cluster, "r0", "n0", "c0")
+    _run(cluster, "r1", "n1", "c0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+
+
+def test_the_message_of_a_full_driver() -> None:
+    cluster = Cluster()
+    cluster.node("n0")
+    cluster.csi_node("n0", csi_test=0)
+    cluster.volume("v", claim="c", csi=("csi.test", "h"))
+    cluster.claim("c", volume="v")
+    message = "0/1 nodes are available: 1 node(s) exceed max volume count."
+    outcome = cluster.place(pod_with("p", "c"))
+    assert _message(outcome) == message
+    assert isinstance(outcome, Unplaced)
+    assert len(outcome.diagnosis.resolvable) == 1
