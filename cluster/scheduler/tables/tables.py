@@ -76,11 +76,10 @@ class Tables:
             self.ports,
             self.matches,
             self.occupants,
-            self.volumes,
             self.attachments,
         ]
         self._node_parts: list[NodePart] = [self.attachments]
-        self._booking_parts: list[BookingPart] = []
+        self._booking_parts: list[BookingPart] = [self.volumes]
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self.reservations = ReservationTable(self.nodes, self._in_force)

@@ -270,7 +270,7 @@ class VolumeTable:
 
     # --- bookings ------------------------------------------------------------------------------
 
-    def place(self, booking: Booking, row: int) -> None:
+    def place(self, booking: Booking) -> None:
         """Hold the volumes that a placement plans with."""
         planned = booking.allocation.volumes
         if not planned:
@@ -283,7 +283,7 @@ class VolumeTable:
             self._planned_nodes.setdefault(claim, {})[booking.uid] = booking.node
         self.version += 1
 
-    def remove(self, booking: Booking, row: int) -> None:
+    def remove(self, booking: Booking) -> None:
         """Take back what `place` did."""
         planned = booking.allocation.volumes
         if not planned:
