@@ -1,11 +1,14 @@
 """How long a decision takes: filter and score all nodes, choose, book.
 
-    python -m benchmarks.scheduler_decision [--nodes 5000] [--pods 3000]
+    python -m benchmarks.scheduler_decision [--nodes 5000] [--pods 3000] [--reservations 2000]
 
 No API server: nodes and pods are made in memory, with every plugin that needs no further objects
 on, and NodeMetrics for all nodes. `equal`: pods of one shape. `mixed`: 20 shapes in turns, with
 node affinity. `owned`: 20 workloads with the default spread. `new`: each pod has a shape of its
-own. Times are of the decision and the booking together, without reading the pod.
+own. In the last three kinds there are `--reservations`, one on a node: `beside` are equal pods that
+match none of them, `inside` pods of one shape that each use one of all, `shares` pods of 20
+workloads with an equal part of the reservations each, with room for two pods in every one.
+Times are of the decision and the booking together, without reading the pod.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ import msgspec
 from apis.decode import json_decoder
 from apis.meta import LabelSelector
 from apis.nodemetric import NodeMetric
+from apis.scheduling import ReservationOwner
 from apis.scheduling_pod import SchedulingPod, decode_scheduling_node, decode_scheduling_pod
 from benchmarks.quantiles import quantile
 from benchmarks.running import run_main
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.reservations.facts import AllocatePolicy, ReservationFacts
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
 
@@ -35,14 +41,23 @@ profiles:
 - schedulerName: bench
   plugins:
     filter:
-      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+      enabled:
+      - {name: Reservation}
+      - {name: LoadAwareScheduling}
+      - {name: NodeNUMAResource}
+      - {name: DeviceShare}
     score:
       enabled:
+      - {name: Reservation, weight: 5000}
       - {name: LoadAwareScheduling, weight: 1}
       - {name: NodeNUMAResource, weight: 1}
       - {name: DeviceShare, weight: 1}
     reserve:
-      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+      enabled:
+      - {name: Reservation}
+      - {name: LoadAwareScheduling}
+      - {name: NodeNUMAResource}
+      - {name: DeviceShare}
 """
 _NOW = 1_800_000_000.0
 _decode_metric = json_decoder(NodeMetric)
@@ -91,11 +106,40 @@ def _pod(number: int, *, app: str, cpu: int, affinity: bool = False) -> Scheduli
     return decode_scheduling_pod(msgspec.json.encode(body))
 
 
+def _reserve(tables: Tables, shapes: Shapes, count: int, app: Callable[[int], str]) -> None:
+    """Make reservations of 200m and 128Mi for the workload app(number), one on a node."""
+    requests = {"cpu": 200, "memory": 128 << 20}
+    shape = shapes.of(_pod(0, app="", cpu=200))
+    for number in range(count):
+        selector = LabelSelector(match_labels={"app": app(number)})
+        uid = f"r{number}"
+        facts = ReservationFacts(
+            name=uid,
+            uid=uid,
+            owners=(ReservationOwner(label_selector=selector),),
+            allocatable=requests,
+            policy=AllocatePolicy.RESTRICTED,
+            once=False,
+        )
+        tables.reservations.upsert(facts)
+        tables.place(Booking(f"default/{uid}", uid, shape, f"n{number}"))
+
+
+_RESERVED_FOR: dict[str, Callable[[int], str]] = {
+    "beside": lambda number: f"other{number}",
+    "inside": lambda number: "a",
+    "shares": lambda number: f"a{number % 20}",
+}
+"""Kind -> the workload that the reservation of a number is for."""
+
 _KINDS: dict[str, Callable[[int], SchedulingPod]] = {
     "equal": lambda number: _pod(number, app="a", cpu=100),
     "mixed": lambda number: _pod(number % 20, app="a", cpu=100 + number % 20, affinity=True),
     "owned": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
     "new": lambda number: _pod(number, app=f"a{number}", cpu=100),
+    "beside": lambda number: _pod(number, app="a", cpu=100),
+    "inside": lambda number: _pod(number, app="a", cpu=100),
+    "shares": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
 }
 
 
@@ -105,11 +149,15 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=3000)
+    parser.add_argument("--reservations", type=int, default=2000)
     given = parser.parse_args()
     print(f"{given.nodes} nodes, {given.pods} pods of each kind; microseconds")
     for kind, make in _KINDS.items():
         scheduling = _scheduling(given.nodes)
         shapes = Shapes()
+        if kind in _RESERVED_FOR:
+            count = min(given.reservations, given.nodes)
+            _reserve(scheduling.tables, shapes, count, _RESERVED_FOR[kind])
         kept = []
         times = []
         for number in range(given.pods):

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from apis.keys import ANNOTATION_RESERVE_POD
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.labels import LabelColumn
 from cluster.scheduler.tables.nodes import NodeTable
@@ -61,6 +62,15 @@ def _names_pods(shape: PodShape) -> bool:
     return affinity is not None and bool(affinity.pod_affinity or affinity.pod_anti_affinity)
 
 
+def is_reserve_pod(shape: PodShape) -> bool:
+    """Return whether a shape is of the pod that holds a Reservation's resources."""
+    return ANNOTATION_RESERVE_POD in shape.annotations
+
+
+def _without_reserve_pods(weigh: Weigh) -> Weigh:
+    return lambda shape: 0 if is_reserve_pod(shape) else weigh(shape)
+
+
 _LIVE: Final = 0
 _TERMINATING: Final = 1
 
@@ -86,11 +96,21 @@ class MatchTable:
         """Yield the shapes with terms about other pods that have bookings on known nodes."""
         return iter(self._with_affinity)
 
-    def counter(self, key: Hashable, weigh: Weigh, *, with_terminating: bool = True) -> Counter:
+    def counter(
+        self,
+        key: Hashable,
+        weigh: Weigh,
+        *,
+        with_terminating: bool = True,
+        with_reserve_pods: bool = True,
+    ) -> Counter:
         """Return the counter of a key, which the caller keeps as long as it is in use.
 
         Equal keys must mean equal weights. with_terminating: pods being deleted count too.
+        with_reserve_pods: reserve pods of Reservations count too.
         """
+        if not with_reserve_pods:
+            key, weigh = ("without reserve pods", key), _without_reserve_pods(weigh)
         counter = self._counters.get(key)
         if counter is None:
             counter = Counter(weigh, with_terminating=with_terminating)

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.scheduling_pod import PodAffinity, PodAffinityTerm
-from cluster.scheduler.plugins.between_pods.pod_selection import TermPods
+from cluster.scheduler.plugins.between_pods.pod_selection import TermPods, sees_reserve_pods
 from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
 from cluster.scheduler.tables.labels import ABSENT
-from cluster.scheduler.tables.matching import Counter
+from cluster.scheduler.tables.matching import Counter, Weigh, is_reserve_pod
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -101,7 +101,8 @@ def _terms(pod: PodShape, tables: Tables) -> Terms:
 class _Around:
     """What the pods that run mean for one pod: counters, kept while the same shapes run."""
 
-    version: tuple[int, int]
+    version: tuple[int, int, bool]
+    """Of affinity terms and namespaces, and whether reserve pods count."""
     required: tuple[Counter, ...]
     """One for all terms of required affinity together, if there are any."""
     apart: tuple[tuple[Term, Counter], ...]
@@ -141,7 +142,9 @@ class InterPodAffinity:
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         around = self._around(pod, tables)
         # Each number only grows, so their combination does not repeat.
-        return ((tables.nodes.membership + sum(around.version)) << 40) + around.changes()
+        terms, namespaces, reserve_pods = around.version
+        members = tables.nodes.membership + terms + namespaces
+        return 2 * ((members << 40) + around.changes()) + reserve_pods
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         length = len(tables.nodes)
@@ -189,44 +192,51 @@ class InterPodAffinity:
 
     def _around(self, pod: PodShape, tables: Tables) -> _Around:
         kept = pod.derived(_kept_around).setdefault(tables, {})
-        version = (tables.matches.affinity_version, tables.namespaces.version)
+        version = (
+            tables.matches.affinity_version,
+            tables.namespaces.version,
+            sees_reserve_pods(pod, tables),
+        )
         known = kept.get(self)
         if known is None or known.version != version:
             known = kept[self] = self._look_around(pod, tables, version)
         return known
 
-    def _look_around(self, pod: PodShape, tables: Tables, version: tuple[int, int]) -> _Around:
+    def _look_around(
+        self, pod: PodShape, tables: Tables, version: tuple[int, int, bool]
+    ) -> _Around:
         own = terms_of(pod, tables)
+        counters = _Counters(tables, reserve_pods=version[2])
         required: tuple[Counter, ...] = ()
         if own.affinity:
             meant = tuple(term.pods for term in own.affinity)
             required = (
-                tables.matches.counter(
+                counters.of(
                     ("all of", tuple(pods.key for pods in meant)),
                     lambda other: int(all(pods.match(other) for pods in meant)),
                 ),
             )
-        apart = tuple((term, _meant(term, tables)) for term in own.anti_affinity)
+        apart = tuple((term, counters.meant(term)) for term in own.anti_affinity)
         existing = tuple(
-            (term.topology_key, _owners(term, "anti", tables))
+            (term.topology_key, counters.owners(term, "anti"))
             for term in _distinct(
                 term
-                for shape in tables.matches.shapes_with_affinity()
+                for shape in counters.shapes_with_affinity()
                 for term in terms_of(shape, tables).anti_affinity
             )
             if term.pods.match(pod)
         )
         scored = [
-            (term.topology_key, _weighted(term, tables)) for term in own.preferred if term.weight
+            (term.topology_key, counters.weighted(term)) for term in own.preferred if term.weight
         ]
         scored += [
             (topology_key, counter)
-            for topology_key, counter in self._scored_existing(pod, own, tables)
+            for topology_key, counter in self._scored_existing(pod, own, counters)
         ]
         return _Around(version, required, apart, existing, tuple(scored))
 
     def _scored_existing(
-        self, pod: PodShape, own: Terms, tables: Tables
+        self, pod: PodShape, own: Terms, counters: _Counters
     ) -> Iterator[tuple[str, Counter]]:
         kinds = ["preferred"] if own.preferred or not self.ignore_existing else []
         if self.hard_weight:
@@ -234,13 +244,13 @@ class InterPodAffinity:
         for kind in kinds:
             terms: Iterable[Term] = _distinct(
                 term
-                for shape in tables.matches.shapes_with_affinity()
-                for term in getattr(terms_of(shape, tables), kind)
+                for shape in counters.shapes_with_affinity()
+                for term in getattr(terms_of(shape, counters.tables), kind)
             )
             for term in terms:
                 if term.pods.match(pod):
                     weight = self.hard_weight if kind == "affinity" else 1
-                    yield term.topology_key, _owners(term, kind, tables, weight)
+                    yield term.topology_key, counters.owners(term, kind, weight)
 
     def scored(self, pod: PodShape, tables: Tables) -> tuple[tuple[str, Counter], ...]:
         """Return (topology key, counter of weights) of all terms that count in the score."""
@@ -288,30 +298,43 @@ def _distinct(terms: Iterable[Term]) -> Iterator[Term]:
             yield term
 
 
-def _meant(term: Term, tables: Tables) -> Counter:
-    """Return the counter of the pods that a term means."""
-    pods = term.pods
-    return tables.matches.counter(("meant", pods.key), lambda other: int(pods.match(other)))
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """Makes counters of pods. reserve_pods: whether reserve pods of Reservations count."""
 
+    tables: Tables
+    reserve_pods: bool
 
-def _weighted(term: Term, tables: Tables) -> Counter:
-    """Return the counter of a term's weight for each pod that it means."""
-    pods, weight = term.pods, term.weight
-    return tables.matches.counter(
-        ("weighted", pods.key, weight), lambda other: weight * int(pods.match(other))
-    )
+    def shapes_with_affinity(self) -> Iterator[PodShape]:
+        """Yield the shapes whose terms count."""
+        for shape in self.tables.matches.shapes_with_affinity():
+            if self.reserve_pods or not is_reserve_pod(shape):
+                yield shape
 
+    def of(self, key: Hashable, weigh: Weigh) -> Counter:
+        return self.tables.matches.counter(key, weigh, with_reserve_pods=self.reserve_pods)
 
-def _owners(term: Term, kind: str, tables: Tables, weight: int = 1) -> Counter:
-    """Return the counter of the pods that have this term, with the sum of its weights.
+    def meant(self, term: Term) -> Counter:
+        """Return the counter of the pods that a term means."""
+        pods = term.pods
+        return self.of(("meant", pods.key), lambda other: int(pods.match(other)))
 
-    kind: "anti" or "affinity" for required terms, "preferred" for weighted ones.
-    """
-    member = "anti_affinity" if kind == "anti" else kind
-    key = term.key
+    def weighted(self, term: Term) -> Counter:
+        """Return the counter of a term's weight for each pod that it means."""
+        pods, weight = term.pods, term.weight
+        key = ("weighted", pods.key, weight)
+        return self.of(key, lambda other: weight * int(pods.match(other)))
 
-    def weigh(shape: PodShape) -> int:
-        terms: tuple[Term, ...] = getattr(terms_of(shape, tables), member)
-        return weight * sum(term.weight for term in terms if term.key == key)
+    def owners(self, term: Term, kind: str, weight: int = 1) -> Counter:
+        """Return the counter of the pods that have this term, with the sum of its weights.
 
-    return tables.matches.counter(("owners", kind, key, weight, tables.namespaces.version), weigh)
+        kind: "anti" or "affinity" for required terms, "preferred" for weighted ones.
+        """
+        member = "anti_affinity" if kind == "anti" else kind
+        tables, key = self.tables, term.key
+
+        def weigh(shape: PodShape) -> int:
+            terms: tuple[Term, ...] = getattr(terms_of(shape, tables), member)
+            return weight * sum(term.weight for term in terms if term.key == key)
+
+        return self.of(("owners", kind, key, weight, tables.namespaces.version), weigh)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from apis.meta import LabelSelector, LabelSelectorRequirement, matches
 from apis.scheduling_pod import PodAffinityTerm, TopologySpreadConstraint
 from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
 
 
 def with_label_keys(
@@ -44,6 +45,14 @@ def selector_key(selector: LabelSelector | None) -> tuple[object, ...] | None:
 def spread_selector(pod: PodShape, constraint: TopologySpreadConstraint) -> LabelSelector | None:
     """Return which pods of the pod's namespace a constraint counts."""
     return with_label_keys(constraint.label_selector, pod.labels, constraint.match_label_keys)
+
+
+def sees_reserve_pods(pod: PodShape, tables: Tables) -> bool:
+    """Return whether reserve pods count as pods for a pod.
+
+    Not for one that matches a reservation: it would meet the pod that keeps its own place.
+    """
+    return not len(tables.reservations.matched(pod))
 
 
 class TermPods:

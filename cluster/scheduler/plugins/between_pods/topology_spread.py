@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 from apis.meta import matches
 from apis.scheduling_pod import TopologySpreadConstraint
 from cluster.scheduler.configuration.arguments import SYSTEM_CONSTRAINTS
-from cluster.scheduler.plugins.between_pods.pod_selection import selector_key, spread_selector
+from cluster.scheduler.plugins.between_pods.pod_selection import (
+    sees_reserve_pods,
+    selector_key,
+    spread_selector,
+)
 from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.taints import TaintToleration
@@ -57,8 +61,9 @@ class PodTopologySpread:
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         counts = sum(c.version for _, c in self.counted(pod, tables, "DoNotSchedule"))
-        # Both only grow, so their combination does not repeat.
-        return (tables.nodes.membership << 32) + counts
+        # All only grow, so their combination does not repeat.
+        version = (tables.nodes.membership << 32) + counts
+        return 2 * version + sees_reserve_pods(pod, tables)
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         length = len(tables.nodes)
@@ -90,10 +95,14 @@ class PodTopologySpread:
     def counted(self, pod: PodShape, tables: Tables, when: str) -> Counted:
         """Return the constraints of this kind with their counters, kept with the shape."""
         kept = pod.derived(_kept_counters).setdefault(tables, {})
-        found = kept.get((when, id(self.defaults)))
+        reserve_pods = sees_reserve_pods(pod, tables)
+        key = (when, id(self.defaults), reserve_pods)
+        found = kept.get(key)
         if found is None:
-            found = tuple(_with_counter(pod, c, tables) for c in self.constraints(pod, when))
-            kept[when, id(self.defaults)] = found
+            found = tuple(
+                _with_counter(pod, c, tables, reserve_pods) for c in self.constraints(pod, when)
+            )
+            kept[key] = found
         return found
 
 
@@ -146,7 +155,7 @@ def _kept_counters(pod: PodShape) -> WeakKeyDictionary[Tables, dict[object, Coun
 
 
 def _with_counter(
-    pod: PodShape, constraint: TopologySpreadConstraint, tables: Tables
+    pod: PodShape, constraint: TopologySpreadConstraint, tables: Tables, reserve_pods: bool
 ) -> tuple[TopologySpreadConstraint, Counter]:
     """Return a constraint with the counter of the pods that it counts."""
     selector = spread_selector(pod, constraint) if pod.spread else pod.spread_by
@@ -155,6 +164,7 @@ def _with_counter(
         ("spread", namespace, selector_key(selector)),
         lambda other: int(other.namespace == namespace and matches(selector, other.labels)),
         with_terminating=False,
+        with_reserve_pods=reserve_pods,
     )
     return constraint, counter
 
