@@ -24,6 +24,7 @@ from kube.resources import (
     CSI_NODES,
     CSI_STORAGE_CAPACITIES,
     DEVICES,
+    ELASTIC_QUOTAS,
     LEASES,
     NAMESPACES,
     NODE_METRICS,
@@ -83,6 +84,7 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (CSI_DRIVERS, "VolumeBinding: free storage"),
         (CSI_STORAGE_CAPACITIES, "VolumeBinding: free storage"),
         (VOLUME_ATTACHMENTS, "NodeVolumeLimits"),
+        (ELASTIC_QUOTAS, "ElasticQuota"),
     )
 )
 """One row for each cache."""
