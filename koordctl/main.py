@@ -22,6 +22,8 @@ from koordctl.errors import CommandError
 from koordctl.report import page
 from koordctl.status import status_text
 from koordctl.top import INTERVAL_S, SORTS, follow, screen
+from koordctl.why import DEFAULT_SCHEDULER, why
+from koordctl.why import text as why_text
 from koordlet import VERSION
 from koordlet.console import guarded
 from service.files import replacing
@@ -40,6 +42,7 @@ examples:
   koordctl doctor
   koordctl top
   koordctl report > node.html
+  koordctl why default/web
   koordctl simulate --cluster ./dump --pods new-pods.yaml
 """
 
@@ -111,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_queries(command)
     _add_views(command)
-    _add_simulate(command)
+    _add_scheduling(command)
     doctor = command("doctor", _doctor, "examine kernel, cgroups, runtime and kubelet; print fixes")
     doctor.add_argument(
         "--config",
@@ -171,8 +174,17 @@ def _add_views(command: Command) -> None:
     command("events", _events, "recent events that need an operator's attention")
 
 
-def _add_simulate(command: Command) -> None:
-    """Add the command that asks koord-scheduler what it would do."""
+def _add_scheduling(command: Command) -> None:
+    """Add the commands about what koord-scheduler decided, and would decide."""
+    asks = command("why", _why, "why a pod has its node, or none: scores, reasons, what would help")
+    asks.add_argument("pod", help="namespace/name, or a name in the namespace default")
+    asks.add_argument(
+        "--scheduler",
+        metavar="URL",
+        help=f"the leading scheduler (default: {DEFAULT_SCHEDULER}, where kubectl -n"
+        " koordinator-system port-forward POD 10251 brings it; else the pod's condition is shown)",
+    )
+    asks.add_argument("--kubeconfig", metavar="FILE", help="where the pod's condition is read")
     simulate = command(
         "simulate", _simulate, "where koord-scheduler would place pods, and why; writes nothing"
     )
@@ -340,6 +352,12 @@ def _replay(options: argparse.Namespace) -> int:
 
     slo = replay.nodeslo_of(options.nodeslo) if options.nodeslo else None
     _show(options, replay.run(options.recording, slo), replay.text)
+    return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    answer = why(options.pod, scheduler=options.scheduler, kubeconfig=options.kubeconfig)
+    _show(options, answer, why_text)
     return 0
 
 

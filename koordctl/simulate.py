@@ -24,6 +24,7 @@ from cluster.scheduler.simulation.reading import read_cluster
 from cluster.scheduler.simulation.simulation import moment_of, types_read
 from koordctl.errors import CommandError
 from koordctl.tables import heading, table
+from koordctl.why import score_lines
 
 _SHOWN: Final = 50
 """Rows of a table; `-o json` has all. Chosen: a screen."""
@@ -151,7 +152,7 @@ def _pod_lines(pods: list[Mapping[str, Any]]) -> list[str]:
     lines += _refused_lines(pods)
     for each in placed:
         if "scores" in each:
-            lines += ["", *_score_lines(each)]
+            lines += ["", heading(each["pod"]), *score_lines(each["scores"])]
     return lines
 
 
@@ -166,17 +167,6 @@ def _refused_lines(pods: Iterable[Mapping[str, Any]]) -> list[str]:
         return []
     rows = ((len(names), names[0], state, message) for (state, message), names in reasons.items())
     return ["", *_rows(("PODS", "SUCH AS", "STATE", "WHY"), rows)]
-
-
-def _score_lines(each: Mapping[str, Any]) -> list[str]:
-    scores = each["scores"]
-    plugins = list(scores["best"][0]["scores"]) if scores["best"] else []
-    title = f"{each['pod']}: {scores['feasible']} of {scores['nodes']} nodes could take it"
-    rows = [
-        (row["node"], row["total"], *(row["scores"][name] for name in plugins), "")
-        for row in scores["best"]
-    ]
-    return [heading(title), table(("NODE", "TOTAL", *plugins, ""), rows)]
 
 
 def _cluster_lines(found: Mapping[str, Any]) -> list[str]:

@@ -105,3 +105,10 @@ CSI_STORAGE_CAPACITIES: Final = Resource(
 VOLUME_ATTACHMENTS: Final = Resource(
     "storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", False
 )
+SCHEDULE_EXPLANATIONS: Final = Resource(
+    "scheduling.koordinator.sh",
+    "v1alpha1",
+    "scheduleexplanations",
+    "ScheduleExplanation",
+    True,
+)

@@ -40,6 +40,7 @@ class Debugging:
         plugins = f"{_ROOT}/plugins"
         self._pages: dict[str, _Page] = {
             f"{_ROOT}/nodes/:nodeName": self._node,
+            f"{_ROOT}/pods/:namespace/:name": self._pod,
             f"{plugins}/LoadAwareScheduling/node/:nodeName": self._load,
             f"{plugins}/NodeNUMAResource/nodes/:nodeName": self._numa,
             f"{plugins}/DeviceShare/nodeDeviceSummaries": self._all_devices,
@@ -77,6 +78,13 @@ class Debugging:
 
     async def _node(self, request: Request, values: tuple[str, ...]) -> Response:
         return json(dumps.node(self._core, self._row(values[0])))
+
+    async def _pod(self, request: Request, values: tuple[str, ...]) -> Response:
+        key = "/".join(values)
+        found = self._core.why(key)
+        if found is None:
+            raise _NotFound(f"pod {key!r} is not known")
+        return json(found)
 
     async def _load(self, request: Request, values: tuple[str, ...]) -> Response:
         row = self._row(values[0])

@@ -291,10 +291,7 @@ def moment_of(objects: Iterable[FileObject]) -> float:
 
 
 def _seconds(text: object) -> float:
-    try:
-        return unix_seconds(text) if isinstance(text, str) else 0.0
-    except ValueError:
-        return 0.0
+    return unix_seconds(text) if isinstance(text, str) else 0.0
 
 
 # --- the whole cluster ---------------------------------------------------------------------------
