@@ -5,7 +5,8 @@ Pod templates stay plain JSON: the CRD stores them without a schema and nothing 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta, field
 
@@ -159,6 +160,25 @@ class ReservationStatus(Wire, frozen=True):
     node_name: str = ""
     allocatable: ResourceList = field(default_factory=dict)
     allocated: ResourceList = field(default_factory=dict)
+
+
+class ReservationPhase(StrEnum):
+    """Values of `status.phase`.
+
+    PENDING: no node yet. AVAILABLE: resources are kept on a node. SUCCEEDED: its only owner has
+    them. FAILED: it expired, or its node is gone. WAITING: as AVAILABLE, named by upstream's API
+    and never written.
+    """
+
+    PENDING = "Pending"
+    AVAILABLE = "Available"
+    WAITING = "Waiting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+ENDED_PHASES: Final = frozenset({ReservationPhase.SUCCEEDED, ReservationPhase.FAILED})
+"""Phases of a reservation that keeps nothing any more."""
 
 
 class Reservation(Wire, frozen=True):

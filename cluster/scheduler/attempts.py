@@ -11,11 +11,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
+from apis.meta import ObjectReference
 from apis.scheduling_pod import SchedulingPod
-from cluster.scheduler.binding.events import Event, failed, pod_reference, scheduled
+from cluster.scheduler.binding.events import (
+    Event,
+    failed,
+    pod_reference,
+    reservation_reference,
+    scheduled,
+)
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
+from cluster.scheduler.binding.reservation_writer import ReservationRefusal
+from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.statuses import (
     SCHEDULER_ERROR,
     SCHEDULING_GATED,
@@ -30,6 +40,7 @@ from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.sources.reserve_pods import ReservePod
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from kube.faults import Faults
@@ -38,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 _NO_NODES: Final = frozenset({"NoNodes"})
 """Stands for a plugin where there is no node that one could hold back."""
+_NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
 
 class Writers(Protocol):
@@ -48,6 +60,14 @@ class Writers(Protocol):
     def status(self, status: PodStatus, shown: Shown) -> None: ...
 
     def event(self, event: Event) -> None: ...
+
+    def reserve(self, placement: ReservationPlacement) -> None:
+        """As `bind`, for a Reservation."""
+        ...
+
+    def refuse_reservation(self, refusal: ReservationRefusal) -> None:
+        """As `status`, for a Reservation."""
+        ...
 
     def settled(self, uid: str) -> None:
         """A pod is bound: nothing about it waits any more."""
@@ -76,8 +96,10 @@ class Attempts:
         *,
         clock: Callable[[], float],
         pod_of: Callable[[str], SchedulingPod | None],
+        reserve_pods: Mapping[str, ReservePod] = _NO_RESERVATIONS,
     ) -> None:
-        """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen."""
+        """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen.
+        reserve_pods: by UID; what is decided about such a pod is written to its Reservation."""
         self._scheduling = scheduling
         self._tables = scheduling.tables
         self._queue = queue
@@ -86,6 +108,7 @@ class Attempts:
         self._writers = writers
         self._clock = clock
         self._pod_of = pod_of
+        self._reserve_pods = reserve_pods
         self._held: dict[str, _Held] = {}
         self.explanations = Explanations()
         self.faults = Faults("scheduler")
@@ -172,6 +195,10 @@ class Attempts:
         namespace, _, name = pod.key.partition("/")
         annotations = {**placed.recorded.annotations, **gang}
         self._held[pod.uid] = _Held(pod, placed, submitted=True)
+        reserve_pod = self._reserve_pods.get(pod.uid)
+        if reserve_pod is not None:
+            self._writers.reserve(_of_reservation(reserve_pod, placed, annotations))
+            return
         present = pod.shape.annotations
         self._writers.bind(
             Placement(
@@ -188,7 +215,7 @@ class Attempts:
             )
         )
 
-    def bound(self, placement: Placement, outcome: Outcome) -> None:
+    def bound(self, placement: Placement | ReservationPlacement, outcome: Outcome) -> None:
         """Take the outcome of a binding."""
         held = self._held.pop(placement.uid, None)
         if held is None:
@@ -199,7 +226,7 @@ class Attempts:
         pod, now = held.pod, self._clock()
         self._metrics.bound(outcome, pod)
         if isinstance(outcome, Bound):
-            about = pod_reference(placement.namespace, placement.name, placement.uid)
+            about = _reference(placement)
             controller = pod.shape.scheduler_name
             self._writers.event(scheduled(about, placement.node, controller=controller))
             self._writers.settled(placement.uid)
@@ -236,15 +263,27 @@ class Attempts:
                 self.explanations.held_up(key, uid, message, at=self._clock())
                 self._report(key, uid, UNSCHEDULABLE, message)
 
+    def refuse_reservation(self, reserve_pod: ReservePod, message: str) -> None:
+        """Say why a Reservation is not scheduled at all."""
+        self._report(reserve_pod.pod.metadata.name, reserve_pod.uid, UNSCHEDULABLE, message)
+
     def _report(self, key: str, uid: str, reason: str, message: str) -> None:
-        pod = self._pod_of(key)
-        if pod is None or pod.metadata.uid != uid:
-            return
-        namespace, _, name = key.partition("/")
-        self._writers.status(PodStatus(namespace, name, uid, reason, message), shown(pod))
-        if reason != SCHEDULING_GATED:
+        reserve_pod = self._reserve_pods.get(uid)
+        if reserve_pod is not None:
+            refusal = ReservationRefusal(reserve_pod.name, uid, message)
+            self._writers.refuse_reservation(refusal)
+            about = reservation_reference(reserve_pod.name, uid)
+            controller = reserve_pod.pod.spec.scheduler_name
+        else:
+            pod = self._pod_of(key)
+            if pod is None or pod.metadata.uid != uid:
+                return
+            namespace, _, name = key.partition("/")
+            self._writers.status(PodStatus(namespace, name, uid, reason, message), shown(pod))
             about = pod_reference(namespace, name, uid)
-            self._writers.event(failed(about, message, controller=pod.spec.scheduler_name))
+            controller = pod.spec.scheduler_name
+        if reason != SCHEDULING_GATED:
+            self._writers.event(failed(about, message, controller=controller))
 
     def _report_gated(self) -> None:
         for gated in self._queue.take_gated():
@@ -260,3 +299,23 @@ def shown(pod: SchedulingPod) -> Shown:
         if condition.type == "PodScheduled":
             return Shown(condition.status, condition.reason, condition.message, nominated)
     return Shown(nominated_node=nominated)
+
+
+def _of_reservation(
+    reserve_pod: ReservePod, placed: Placed, annotations: Mapping[str, str | None]
+) -> ReservationPlacement:
+    """Return what is written to a Reservation. Labels of devices are for the pods that use it."""
+    present = reserve_pod.reservation.metadata.annotations
+    return ReservationPlacement(
+        name=reserve_pod.name,
+        uid=reserve_pod.uid,
+        node=placed.booking.node,
+        allocatable={name: str(amount) for name, amount in reserve_pod.allocatable.items()},
+        annotations={k: v for k, v in annotations.items() if v is not None or k in present},
+    )
+
+
+def _reference(placement: Placement | ReservationPlacement) -> ObjectReference:
+    if isinstance(placement, ReservationPlacement):
+        return reservation_reference(placement.name, placement.uid)
+    return pod_reference(placement.namespace, placement.name, placement.uid)

@@ -17,6 +17,7 @@ from apis.device import Device
 from apis.meta import format_time
 from apis.nodemetric import NodeMetric
 from apis.quota import ElasticQuota, PodGroup
+from apis.scheduling import Reservation
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from apis.topology import NodeResourceTopology
 from cluster.scheduler.attempts import Attempts, Writers
@@ -34,6 +35,7 @@ from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import kept_node, kept_pod
 from cluster.scheduler.sources.quotas import QuotaSource
+from cluster.scheduler.sources.reservations import ReservationSource
 from cluster.scheduler.sources.volumes import VolumeSource
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
@@ -50,6 +52,7 @@ from kube.resources import (
     NODES,
     POD_GROUPS,
     PODS,
+    RESERVATIONS,
 )
 
 
@@ -92,6 +95,14 @@ class SchedulerCore:
         )
         self.metrics = SchedulerMetrics(self.queue)
         self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
+        reservations = self.reservation_source = ReservationSource(
+            self.tables.reservations,
+            self.queue,
+            pod_event=lambda event: self.source.pod_event(event),
+            scheduler_names=self.plugins.reservations,
+            clock=clock,
+            refuse=lambda reserve_pod, why: self.attempts.refuse_reservation(reserve_pod, why),
+        )
         self.attempts = Attempts(
             self.scheduling,
             self.queue,
@@ -100,6 +111,7 @@ class SchedulerCore:
             writers,
             clock=clock,
             pod_of=self.pods.items.get,
+            reserve_pods=reservations.reserve_pods,
         )
         self._make_sources()
 
@@ -135,6 +147,7 @@ class SchedulerCore:
         devices: Cache[Device] = Cache(client, DEVICES, Device)
         namespaces: Cache[Namespace] = Cache(client, NAMESPACES, Namespace)
         self.pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
+        self.reservations: Cache[Reservation] = Cache(client, RESERVATIONS, Reservation)
         # Without the pods, which are read last: what a pod's workload is follows from the others.
         self.caches: tuple[Cache[Any], ...] = (
             self.nodes,
@@ -143,6 +156,7 @@ class SchedulerCore:
             topologies,
             devices,
             self.pod_groups,
+            self.reservations,
             *self.workloads.caches,
             *self.volumes.caches,
         )
@@ -159,6 +173,7 @@ class SchedulerCore:
         topologies.subscribe(facts.topology_event)
         devices.subscribe(facts.device_event)
         self.pod_groups.subscribe(gangs.pod_group_event)
+        self.reservations.subscribe(self.reservation_source.reservation_event)
         namespaces.subscribe(self._namespace_event)
 
     def _namespace_event(self, event: Event[Namespace]) -> None:

@@ -23,14 +23,22 @@ from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.placement import Outcome, Placement
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
+from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
+from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
+from cluster.scheduler.controllers.reservations import (
+    ControllerSettings,
+    ReservationController,
+)
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
+from cluster.scheduler.sources.bookings import reservation_of
 from kube.cache import Event, wait_all_synced
 from kube.client import Client
 from kube.leader import LeaderElection
@@ -89,6 +97,10 @@ class SchedulerProcess(SchedulerCore):
             reaches=self.tables.reaches_volume,
             timeouts=self.plugins.volume_timeouts,
         )
+        self.reservation_writer = ReservationWriter(client, self._outcome, now=clock)
+        self.reservation_controller: ReservationController | None = None
+        if self.plugins.reservations and RESERVATION in controllers:
+            self._keep_reservations()
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
@@ -107,6 +119,24 @@ class SchedulerProcess(SchedulerCore):
                     statuses.changed(key)
 
         self.pods.subscribe(pod_event)
+
+    def _keep_reservations(self) -> None:
+        # Reservations are of all profiles alike: the first that schedules them sets the times.
+        arguments = next(iter(self.plugins.reservations.values()))
+        kept = None if arguments.disable_garbage_collection else arguments.gc_duration_seconds
+        self.reservation_controller = ReservationController(
+            self.client,
+            ControllerSettings(
+                collect_after_s=kept,
+                collect_every_s=arguments.gc_interval_seconds,
+                look_again_s=arguments.resync_interval_seconds,
+            ),
+            reservations=self.reservations,
+            pods=self.pods,
+            nodes=self.nodes,
+            reservation_of=reservation_of,
+            clock=self._clock,
+        )
 
     def _woken(self, event: Event[Any]) -> None:
         self._wake.set()
@@ -171,10 +201,13 @@ class SchedulerProcess(SchedulerCore):
             )
             start("statuses", self.statuses.run())
             start("events", self.events.run())
+            start("reservations", self.reservation_writer.run())
+            if self.reservation_controller is not None:
+                start("reservation controller", self.reservation_controller.run())
             if self.pod_group_statuses is not None:
                 start("pod group statuses", self.pod_group_statuses.run())
             stack.push_async_callback(self.events.flush, 3.0)
-            stack.push_async_callback(self.binder.drain, self._drain_seconds())
+            stack.push_async_callback(self._drain)
             stack.push_async_callback(self.volume_binder.stop)
             self.ready = True
             start("scheduling", self._schedule())
@@ -183,6 +216,10 @@ class SchedulerProcess(SchedulerCore):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+
+    async def _drain(self) -> None:
+        seconds = self._drain_seconds()
+        await asyncio.gather(self.binder.drain(seconds), self.reservation_writer.drain(seconds))
 
     def _drain_seconds(self) -> float:
         """Return how long bindings may go on at a stop.
@@ -210,7 +247,7 @@ class SchedulerProcess(SchedulerCore):
                     pass
             await asyncio.sleep(0)
 
-    def _outcome(self, placement: Placement, outcome: Outcome) -> None:
+    def _outcome(self, placement: Placement | ReservationPlacement, outcome: Outcome) -> None:
         self.attempts.bound(placement, outcome)
         self._wake.set()
 
@@ -222,6 +259,14 @@ class SchedulerProcess(SchedulerCore):
             self.volume_binder.submit(placement)
         else:
             self.binder.submit(placement)
+
+    def reserve(self, placement: ReservationPlacement) -> None:
+        """Give a Reservation its node in the background."""
+        self.reservation_writer.submit(placement)
+
+    def refuse_reservation(self, refusal: ReservationRefusal) -> None:
+        """Write why a Reservation has no node, in the background."""
+        self.reservation_writer.refuse(refusal)
 
     def status(self, status: PodStatus, shown: Shown) -> None:
         """Write a pod's condition in the background."""

@@ -22,6 +22,7 @@ from cluster.scheduler.configuration.koordinator_arguments import (
     AllocationStrategy,
     LoadAwareSchedulingArgs,
     NUMACompat,
+    ReservationArgs,
     ScoringStrategy,
 )
 from cluster.scheduler.configuration.points import Point
@@ -113,6 +114,8 @@ class Plugins:
     """The table of quotas, if a profile schedules by them."""
     quota_admissions: Mapping[str, ElasticQuotaAdmission]
     """Of the profiles that schedule by quotas, by scheduler name."""
+    reservations: Mapping[str, ReservationArgs]
+    """Of the profiles that schedule reservations, by scheduler name."""
     not_decided: tuple[str, ...]
     """Names of enabled plugins that decide nothing."""
 
@@ -150,6 +153,11 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             for name, profile in profiles.items()
             for admission in profile.admissions
             if isinstance(admission, ElasticQuotaAdmission)
+        },
+        reservations={
+            each.scheduler_name: each.arguments.reservation
+            for each in configuration.profiles
+            if _RESERVATION in each.plugins.get(Point.RESERVE, ())
         },
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )

@@ -85,6 +85,7 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (CSI_STORAGE_CAPACITIES, "VolumeBinding: free storage"),
         (VOLUME_ATTACHMENTS, "NodeVolumeLimits"),
         (ELASTIC_QUOTAS, "ElasticQuota"),
+        (RESERVATIONS, "Reservation"),
     )
 )
 """One row for each cache."""
@@ -99,7 +100,9 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(POD_GROUPS, ("patch",), "the status of gangs"),
     Right(PERSISTENT_VOLUMES, ("get", "patch"), "the claim of a volume, before its pod is bound"),
     Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "the node that a volume is made for"),
+    Right(NODES, ("get",), "whether the node of a reservation is gone"),
     Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
+    Right(RESERVATIONS, ("delete",), "reservations that ended a day ago"),
     Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
     Right(TOKEN_REVIEWS, ("create",), "who asks at the secure port"),
     Right(ACCESS_REVIEWS, ("create",), "who may read what at the secure port"),

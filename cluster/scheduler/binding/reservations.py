@@ -38,14 +38,14 @@ class ReservationPlacement:
     """A Reservation and the node that keeps its resources.
 
     allocatable: what is reserved, resource name -> quantity as text, such as "4" or "8Gi".
-    annotations: set on the Reservation.
+    annotations: set on the Reservation; None removes one.
     """
 
     name: str
     uid: str
     node: str
     allocatable: Mapping[str, str]
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class _Metadata(msgspec.Struct, rename="camel"):

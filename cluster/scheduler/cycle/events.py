@@ -22,9 +22,10 @@ ANY_KIND: Final = "*"
 
 NODE: Final = "Node"
 POD: Final = "Pod"
-RESERVATION: Final = "Reservation"
 """A pod that has a node: placed, changed or gone. A pending pod's own change is no cluster event;
 `SchedulingQueue.update` handles it."""
+RESERVATION: Final = "Reservation"
+"""A Reservation that keeps resources, or kept them until now. A reserve pod is also a `POD`."""
 
 
 class Action(Flag):

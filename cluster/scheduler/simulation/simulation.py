@@ -24,7 +24,10 @@ from apis.keys import (
     ANNOTATION_RESOURCE_STATUS,
 )
 from apis.meta import format_time, unix_seconds
+from apis.quantity import parse_quantity
+from apis.scheduling import ReservationCondition, ReservationPhase, ReservationStatus
 from cluster.scheduler.binding.placement import Bound, Placement
+from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
@@ -90,6 +93,7 @@ class Simulation:
         mixed = Random(seed).getrandbits(64)
         self.core = SchedulerCore(client, configuration, self, seed=mixed, clock=lambda: self.now)
         self._placements: list[Placement] = []
+        self._reserved: list[ReservationPlacement] = []
         self._explained: dict[str, Explained] = {}
         self._taken = 0
 
@@ -98,6 +102,13 @@ class Simulation:
     def bind(self, placement: Placement) -> None:
         """Take a placement; it is confirmed after the attempt."""
         self._placements.append(placement)
+
+    def reserve(self, placement: ReservationPlacement) -> None:
+        """As `bind`, for a Reservation."""
+        self._reserved.append(placement)
+
+    def refuse_reservation(self, *_: Any) -> None:
+        """Conditions are not written."""
 
     def status(self, *_: Any) -> None:
         """Conditions are not written: `results` has them."""
@@ -184,7 +195,39 @@ class Simulation:
                     status=replace(pod.status, conditions=(condition,)),
                 )
             )
+        return self._confirm_reservations() or bool(placements)
+
+    def _confirm_reservations(self) -> bool:
+        """Make Reservations Available that got a node."""
+        placements, self._reserved = self._reserved, []
+        replace = msgspec.structs.replace
+        for placement in placements:
+            found = self.core.reservations.get(placement.name)
+            if found is None or found.metadata.uid != placement.uid:
+                continue
+            self.core.attempts.bound(placement, Bound())
+            annotations = {**found.metadata.annotations, **placement.annotations}
+            kept = {key: text for key, text in annotations.items() if text is not None}
+            self.core.reservations.put(
+                replace(
+                    found,
+                    metadata=replace(found.metadata, annotations=kept),
+                    status=self._available(placement),
+                )
+            )
         return bool(placements)
+
+    def _available(self, placement: ReservationPlacement) -> ReservationStatus:
+        moment = format_time(datetime.fromtimestamp(self.now, UTC))
+        scheduled = ReservationCondition("Scheduled", "True", last_transition_time=moment)
+        return ReservationStatus(
+            phase=ReservationPhase.AVAILABLE,
+            node_name=placement.node,
+            conditions=(scheduled,),
+            allocatable={
+                name: parse_quantity(text) for name, text in placement.allocatable.items()
+            },
+        )
 
     # --- results -------------------------------------------------------------------------------
 

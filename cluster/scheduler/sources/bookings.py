@@ -48,6 +48,17 @@ _parse_reservation: Final = remembered(
 )
 
 
+def reservation_of(pod: SchedulingPod) -> str:
+    """Return the UID of the reservation that a bound pod uses; "" if it uses or names none."""
+    text = pod.metadata.annotations.get(ANNOTATION_RESERVATION_ALLOCATED)
+    if not text or not pod.spec.node_name:
+        return ""
+    try:
+        return _parse_reservation(text, pod.ref).uid
+    except InputError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadBooking:
     """A booking, and why parts of its allocation are missing."""

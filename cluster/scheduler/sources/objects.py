@@ -16,6 +16,7 @@ from apis.core import ResourceRequirements
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
+    ANNOTATION_RESERVE_POD,
     BATCH_CPU,
     BATCH_MEMORY,
     DEPRECATED_RESOURCES,
@@ -38,11 +39,23 @@ _NOT_RESERVED: Final = frozenset({BATCH_CPU, BATCH_MEMORY})
 
 
 def kept_pod(pod: SchedulingPod) -> SchedulingPod:
-    """Return what the cache keeps of a pod."""
+    """Return what the cache keeps of a pod. The mark of a reserve pod is not a user's to set."""
+    return _kept(pod, {})
+
+
+def kept_reserve_pod(pod: SchedulingPod) -> SchedulingPod:
+    """Return a reserve pod in the form in which plugins see pods, with the mark of one."""
+    return _kept(pod, {ANNOTATION_RESERVE_POD: "true"})
+
+
+def _kept(pod: SchedulingPod, mark: Mapping[str, str]) -> SchedulingPod:
     spec, meta = pod.spec, pod.metadata
     annotations = {
-        key: text for key, text in meta.annotations.items() if len(text) <= _LARGEST_ANNOTATION
+        key: text
+        for key, text in meta.annotations.items()
+        if len(text) <= _LARGEST_ANNOTATION and key != ANNOTATION_RESERVE_POD
     }
+    annotations |= mark
     return msgspec.structs.replace(
         pod,
         metadata=msgspec.structs.replace(meta, annotations=annotations, finalizers=()),

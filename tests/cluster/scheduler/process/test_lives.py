@@ -110,6 +110,9 @@ class Lives(RuleBasedStateMachine):
     def _requested(self, node: str) -> int:
         return sum(milli(pod) for pod in self._on(node))
 
+    def _count(self, node: str) -> int:
+        return len(self._on(node))
+
     def _bind(self, placement: Placement) -> bool:
         pod = self.pods.get(placement.name)
         if pod is None or pod["metadata"]["uid"] != placement.uid or pod["spec"].get("nodeName"):
@@ -120,7 +123,7 @@ class Lives(RuleBasedStateMachine):
         self.late_pods.append(self._line("MODIFIED", pod))
         cpu, most = _NODES[placement.node]
         assert self._requested(placement.node) <= cpu
-        assert len(self._on(placement.node)) <= most
+        assert self._count(placement.node) <= most
         return True
 
     # --- what users do -------------------------------------------------------------------------
@@ -242,24 +245,28 @@ class Lives(RuleBasedStateMachine):
         for pod in self.pods.values():
             self.process.pods.take(self._line("ADDED", pod))
 
+    def _is_late(self) -> bool:
+        """Return whether the scheduler may not know of a pod that is bound."""
+        return any(pod["spec"].get("nodeName") for pod in self.pods.values()) and bool(
+            self.late_pods
+        )
+
     @invariant()
     def nothing_is_booked_beyond_what_the_scheduler_sees(self) -> None:
         nodes = self.process.tables.nodes
         rows = slice(0, len(nodes))
-        late = any(pod["spec"].get("nodeName") for pod in self.pods.values()) and self.late_pods
-        if not late:
+        if not self._is_late():
             alive = nodes.alive[rows]
             over = nodes.requested[rows, 0] > nodes.allocatable[rows, 0]
             assert not (over & alive).any()
 
     def teardown(self) -> None:
         for _ in range(12):
-            self.see_nodes(len(self.late_nodes) or 1)
-            self.see_pods(len(self.late_pods) or 1)
+            self._see_all()
             self.schedule(400.0)
             while self.binder.waiting:
                 self.carry_out(None)
-        self.see_pods(len(self.late_pods) or 1)
+        self._see_all()
         assert not self.process.attempts.held
         for pod in self.pods.values():
             spec = pod["spec"]
@@ -268,7 +275,7 @@ class Lives(RuleBasedStateMachine):
             if waits and spec["schedulerName"] != "nobody" and not self._held_back(pod):
                 for name in self.nodes:
                     cpu, most = _NODES[name]
-                    full = len(self._on(name)) >= most
+                    full = self._count(name) >= most
                     assert full or self._requested(name) + milli(pod) > cpu, (pod, name)
         self._compare_with_tables_made_from_objects()
 
@@ -283,21 +290,29 @@ class Lives(RuleBasedStateMachine):
         """Return whether something else than the nodes holds a pod back."""
         return False
 
+    def _see_all(self) -> None:
+        self.see_nodes(len(self.late_nodes) or 1)
+        self.see_pods(len(self.late_pods) or 1)
+
     def _compare_with_tables_made_from_objects(self) -> None:
         known, anew = self.process.tables, Tables()
         for node in self.process.nodes.items.values():
             anew.upsert_node(node)
         for booking in known.bookings.values():
             anew.place(booking)
-        assert {b.key.partition("/")[2]: b.node for b in known.bookings.values()} == {
-            name: pod["spec"]["nodeName"]
-            for name, pod in self.pods.items()
-            if pod["spec"].get("nodeName")
-        }
+        assert {b.key.partition("/")[2]: b.node for b in known.bookings.values()} == self._placed()
         for name in self.nodes:
             row, other = known.nodes.row(name), anew.nodes.row(name)
             assert np.array_equal(known.nodes.requested[row], anew.nodes.requested[other])
             assert known.nodes.pods[row] == anew.nodes.pods[other]
+
+    def _placed(self) -> dict[str, str]:
+        """Return the node of each pod that has one, by name."""
+        return {
+            name: pod["spec"]["nodeName"]
+            for name, pod in self.pods.items()
+            if pod["spec"].get("nodeName")
+        }
 
 
 def _gang(name: str) -> dict[str, str]:

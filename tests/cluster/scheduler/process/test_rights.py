@@ -14,7 +14,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
 from cluster.scheduler.binding.victims import Victim, evict_victim
 from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.reading import read_configuration
@@ -170,13 +169,36 @@ async def _do_everything(fresh: ApiServer) -> None:
         ahead = 40.0
         await admin.patch(PODS, "large", b'{"metadata":{"labels":{"a":"b"}}}', namespace="default")
         await eventually(lambda: process.events.counts.repeated and not process.events.waiting)
-        await _bind_a_reservation(admin, client)
         await _bind_volumes(admin)
         await _read_the_secure_port(fresh, process)
+        await _make_reservation(admin)
+
+        async def phase() -> str:
+            status = (await read(admin, RESERVATIONS, "r")).get("status", {})
+            return str(status.get("phase"))
+
+        async def available() -> bool:
+            return await phase() == "Available"
+
+        await eventually(available)
         victim = Victim("default", "plain", (await _uid(admin, "plain")))
         assert (
             await evict_victim(client, victim, controller="koord-scheduler", now=time.time) is None
         )
+        # The reservation ends with its node, and is deleted a day later.
+        await admin.delete(NODES, "n")
+
+        async def failed() -> bool:
+            return await phase() == "Failed"
+
+        await eventually(failed)
+        ahead = 2 * 24 * 3600.0
+        await admin.patch(RESERVATIONS, "r", b'{"metadata":{"labels":{"a":"b"}}}')
+
+        async def gone() -> bool:
+            return await admin.find(RESERVATIONS, "r", bytes) is None
+
+        await eventually(gone)
         stop.set()
         await task
         assert client.lost == set(_LOST)
@@ -249,26 +271,24 @@ async def _make_pods(admin: Client) -> None:
         await admin.create(PODS, encode_object(PODS, body), namespace="default")
 
 
-async def _bind_a_reservation(admin: Client, client: Client) -> None:
-    body = {
-        "metadata": {"name": "r"},
+async def _make_reservation(admin: Client) -> None:
+    """Make one that gets CPUs, which are recorded beside its status."""
+    amounts = {"cpu": "1", "memory": "1Gi"}
+    resources = {"requests": amounts, "limits": amounts}
+    template = {
+        "metadata": {"labels": {"koordinator.sh/qosClass": "LSR"}},
         "spec": {
-            "template": {"spec": {"containers": [{"name": "a", "image": "b"}]}},
-            "owners": [{"object": {"name": "pod", "namespace": "default"}}],
-            "ttl": "1h",
+            "schedulerName": "koord-scheduler",
+            "priority": 9500,
+            "containers": [{"name": "a", "image": "b", "resources": resources}],
         },
     }
+    owners = [{"object": {"name": "pod", "namespace": "default"}}]
+    body = {
+        "metadata": {"name": "r"},
+        "spec": {"template": template, "owners": owners, "ttl": "0s"},
+    }
     await admin.create(RESERVATIONS, encode_object(RESERVATIONS, body))
-    stored = await read(admin, RESERVATIONS, "r")
-    placement = ReservationPlacement(
-        name="r",
-        uid=stored["metadata"]["uid"],
-        node="n",
-        allocatable={"cpu": "1"},
-        annotations={"scheduling.koordinator.sh/resource-status": "{}"},
-    )
-    outcome = await bind_reservation(client, placement, now=time.time)
-    assert type(outcome).__name__ == "Bound", outcome
 
 
 async def _bind_volumes(admin: Client) -> None:

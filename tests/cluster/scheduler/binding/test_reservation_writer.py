@@ -1,0 +1,165 @@
+"""Bindings and refusals of Reservations: in order, once, and never about what changed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
+from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
+from cluster.scheduler.binding.reservations import ReservationPlacement
+from kube.resources import RESERVATIONS
+from tests.cluster.fake_api import FakeApi, in_virtual_time
+
+PATH = RESERVATIONS.path(name="r")
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.outcomes: list[tuple[str, Outcome]] = []
+        self.writer = ReservationWriter(self.api.client(), self._take, now=lambda: 0.0)
+
+    def _take(self, placement: ReservationPlacement, outcome: Outcome) -> None:
+        self.outcomes.append((placement.node, outcome))
+
+    def make(self, **status: Any) -> str:
+        metadata = {"name": "r", "annotations": {"old": "x"}}
+        stored = self.api.put(RESERVATIONS, {"metadata": metadata, "status": status})
+        uid: str = stored["metadata"]["uid"]
+        return uid
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        return self.api.objects[PATH]
+
+    @property
+    def scheduled(self) -> dict[str, Any]:
+        conditions = self.stored["status"].get("conditions", [])
+        return next((one for one in conditions if one["type"] == "Scheduled"), {})
+
+
+def place(uid: str) -> ReservationPlacement:
+    return ReservationPlacement("r", uid, "n1", {"cpu": "4"}, {"new": "y", "old": None})
+
+
+def play(scenario: Callable[[Bed], Awaitable[None]]) -> None:
+    async def run() -> None:
+        bed = Bed()
+        task = asyncio.create_task(bed.writer.run())
+        try:
+            await scenario(bed)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert not bed.writer.faults.count
+
+    in_virtual_time(run)
+
+
+def test_a_refusal_is_written_once_and_a_binding_takes_its_place() -> None:
+    async def scenario(bed: Bed) -> None:
+        other = {"type": "Other", "status": "True"}
+        uid = bed.make(conditions=[other])
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(1)
+        assert bed.scheduled["status"] == "False"
+        assert (bed.scheduled["reason"], bed.scheduled["message"]) == ("Unschedulable", "no room")
+        assert bed.stored["status"]["phase"] == "Pending"
+        assert bed.stored["status"]["conditions"][0] == other
+        writes = len(bed.api.writes)
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(1)
+        assert len(bed.api.writes) == writes
+        bed.writer.refuse(ReservationRefusal("r", uid, "still no room"))
+        bed.writer.submit(place(uid))
+        bed.writer.refuse(ReservationRefusal("r", uid, "later than the binding"))
+        await asyncio.sleep(1)
+        assert bed.outcomes == [("n1", Bound())]
+        assert bed.stored["status"]["phase"] == "Available"
+        assert bed.scheduled["status"] == "True"
+        assert bed.stored["metadata"]["annotations"] == {"new": "y"}
+        assert bed.writer.in_flight == 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "status", [{"phase": "Failed"}, {"phase": "Succeeded"}, {"nodeName": "n2"}]
+)
+def test_nothing_is_refused_that_ended_or_has_a_node(status: dict[str, Any]) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make(**status)
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(1)
+        assert bed.api.writes == []
+
+    play(scenario)
+
+
+def test_one_of_the_same_name_and_one_that_is_gone_are_left_alone() -> None:
+    async def scenario(bed: Bed) -> None:
+        bed.make()
+        bed.writer.refuse(ReservationRefusal("r", "another", "no room"))
+        bed.writer.refuse(ReservationRefusal("gone", "gone", "no room"))
+        bed.writer.submit(place("third"))
+        await asyncio.sleep(1)
+        assert bed.api.writes == []
+        ((_, outcome),) = bed.outcomes
+        assert isinstance(outcome, Refused) and outcome.why is Why.OTHER_UID
+
+    play(scenario)
+
+
+def test_a_refusal_waits_for_the_server_and_is_dropped_where_it_is_forbidden() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.api.refuse[PATH] = 503
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(10)
+        assert bed.scheduled == {}
+        bed.api.refuse[PATH] = 403
+        await asyncio.sleep(120)
+        writes = len(bed.api.writes)
+        await asyncio.sleep(600)
+        assert len(bed.api.writes) == writes
+        del bed.api.refuse[PATH]
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(1)
+        assert bed.scheduled["message"] == "no room"
+
+    play(scenario)
+
+
+def test_a_long_message_is_cut() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.writer.refuse(ReservationRefusal("r", uid, "x" * 100_000))
+        await asyncio.sleep(1)
+        assert len(bed.scheduled["message"]) == 16 * 1024
+
+    play(scenario)
+
+
+def test_draining_waits_for_what_is_in_flight_and_names_the_rest() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.writer.submit(place(uid))
+        assert await bed.writer.drain(5.0) == ()
+        assert bed.outcomes == [("n1", Bound())]
+        with pytest.raises(RuntimeError):
+            bed.writer.submit(place(uid))
+
+    play(scenario)
+
+    async def stuck(bed: Bed) -> None:
+        uid = bed.make()
+        bed.api.refuse[PATH] = 429
+        bed.writer.submit(place(uid))
+        assert await bed.writer.drain(5.0) == (place(uid),)
+        assert bed.outcomes == []
+
+    play(stuck)

@@ -1,0 +1,248 @@
+"""What of a Reservation becomes its reserve pod, and which Reservations cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apis.core import pod_requests
+from apis.decode import json_decoder
+from apis.keys import ANNOTATION_RESERVE_POD
+from apis.quantity import parse_quantity
+from apis.scheduling import Reservation
+from apis.scheduling_pod import NodeSelectorRequirement, SchedulingPod
+from cluster.scheduler.sources.objects import kept_pod
+from cluster.scheduler.sources.reserve_pods import ReservePod, read_reserve_pod
+
+_decode = json_decoder(Reservation)
+DEVICES = "scheduling.koordinator.sh/device-allocated"
+STATUS = "scheduling.koordinator.sh/resource-status"
+AFFINITY = "scheduling.koordinator.sh/reservation-affinity"
+RESIZE = "scheduling.koordinator.sh/reservation-resize-allocatable"
+
+
+def template(cpu: str = "4", **members: Any) -> dict[str, Any]:
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "containers": [{"name": "main", "resources": {"requests": {"cpu": cpu, "memory": "8Gi"}}}],
+        **members.pop("spec", {}),
+    }
+    return {"metadata": {"creationTimestamp": None, **members.pop("metadata", {})}, "spec": spec}
+
+
+def reservation(
+    template: Any = None,
+    *,
+    metadata: dict[str, Any] | None = None,
+    status: dict[str, Any] | None = None,
+    **spec: Any,
+) -> Reservation:
+    return _decode(
+        msgspec.json.encode(
+            {
+                "metadata": {"name": "r", "uid": "u", **(metadata or {})},
+                "spec": {"template": template, "owners": [{}], "ttl": "24h", **spec},
+                "status": status or {},
+            }
+        )
+    )
+
+
+def read(*args: Any, **members: Any) -> ReservePod:
+    return read_reserve_pod(reservation(*args, **members))
+
+
+def test_the_reservation_goes_over_its_template() -> None:
+    found = read(
+        template(
+            metadata={
+                "namespace": "team",
+                "labels": {"app": "web", "tier": "a"},
+                "annotations": {"koordinator.sh/x": "template", DEVICES: "of a pod", STATUS: "{}"},
+            }
+        ),
+        metadata={
+            "labels": {"tier": "b"},
+            "annotations": {"koordinator.sh/x": "own", AFFINITY: "{}"},
+        },
+    )
+    assert not found.problems
+    pod = found.pod
+    assert (pod.metadata.namespace, pod.metadata.name, pod.metadata.uid) == ("team", "u", "u")
+    assert pod.metadata.labels == {"app": "web", "tier": "b"}
+    assert pod.metadata.annotations == {"koordinator.sh/x": "own", ANNOTATION_RESERVE_POD: "true"}
+    assert pod.spec.scheduler_name == "koord-scheduler"
+    assert pod.spec.node_name == ""
+    assert {name: str(amount) for name, amount in found.allocatable.items()} == {
+        "cpu": "4",
+        "memory": "8Gi",
+    }
+
+
+def test_a_template_without_much_gets_kubernetes_defaults() -> None:
+    found = read({})
+    assert not found.problems
+    assert found.pod.metadata.namespace == "default"
+    assert found.pod.spec.scheduler_name == "default-scheduler"
+    assert found.allocatable == {}
+
+
+def test_a_pod_of_a_user_cannot_pass_for_a_reserve_pod() -> None:
+    pod = SchedulingPod()
+    marked = msgspec.structs.replace(
+        pod,
+        metadata=msgspec.structs.replace(
+            pod.metadata, annotations={ANNOTATION_RESERVE_POD: "true", "a": "b"}
+        ),
+    )
+    assert kept_pod(marked).metadata.annotations == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("in_template", "label", "expected"),
+    [
+        ({"priority": 5}, "9", 5),
+        ({}, "9", 9),
+        ({}, "-9", -9),
+        ({}, None, 2**31 - 1),
+    ],
+)
+def test_priority(in_template: dict[str, int], label: str | None, expected: int) -> None:
+    labels = {"koordinator.sh/priority": label} if label is not None else {}
+    found = read(template(spec=in_template), metadata={"labels": labels})
+    assert not found.problems
+    assert found.pod.spec.priority == expected
+
+
+def test_a_template_with_a_node_name_may_go_to_that_node_alone() -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, {}]}}
+    on_node = NodeSelectorRequirement(key="metadata.name", operator="In", values=("n1",))
+    for affinity, expressions in (({}, 0), ({"nodeAffinity": required}, 1)):
+        found = read(template(spec={"nodeName": "n1", "affinity": affinity}))
+        assert found.pod.spec.node_name == ""
+        wanted = found.pod.spec.affinity
+        assert wanted is not None and wanted.node_affinity is not None
+        assert wanted.node_affinity.required is not None
+        (only,) = wanted.node_affinity.required.node_selector_terms
+        assert only.match_fields == (on_node,)
+        assert len(only.match_expressions) == expressions
+
+
+def test_one_with_a_node_holds_what_its_status_says() -> None:
+    conditions = [
+        {"type": "Scheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    ]
+    status = {
+        "phase": "Available",
+        "nodeName": "n1",
+        "allocatable": {"cpu": "6", "memory": "8Gi"},
+        "conditions": conditions,
+    }
+    found = read(
+        template(spec={"overhead": {"cpu": "1"}}),
+        metadata={"annotations": {DEVICES: "own"}},
+        status=status,
+    )
+    pod = found.pod
+    assert pod.spec.node_name == "n1"
+    assert pod_requests(pod) == {"cpu": parse_quantity("6"), "memory": parse_quantity("8Gi")}
+    assert pod.metadata.annotations[DEVICES] == "own"
+    (condition,) = pod.status.conditions
+    assert (condition.type, condition.last_transition_time) == (
+        "PodScheduled",
+        "2026-01-01T00:00:00Z",
+    )
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_an_ended_one_is_an_ended_pod(phase: str) -> None:
+    assert read(template(), status={"phase": phase, "nodeName": "n"}).pod.status.phase == phase
+
+
+def test_resized_resources_go_over_those_of_the_template() -> None:
+    text = '{"resources": {"cpu": "2", "koordinator.sh/gpu-core": "100"}}'
+    found = read(template(), metadata={"annotations": {RESIZE: text}})
+    assert {name: str(amount) for name, amount in found.allocatable.items()} == {
+        "cpu": "2",
+        "memory": "8Gi",
+        "koordinator.sh/gpu-core": "100",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given_", "named"),
+    [
+        ({"template": None}, "spec.template"),
+        ({"template": "text"}, "spec.template"),
+        (
+            {"template": template(cpu="much")},
+            "spec.template.spec.containers[0].resources.requests",
+        ),
+        ({"template": template(spec={"nodeSelector": 5})}, "spec.template.spec.nodeSelector"),
+        ({"owners": []}, "spec.owners"),
+        (
+            {"owners": [{"labelSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}]},
+            "spec.owners[0].labelSelector",
+        ),
+        ({"ttl": None}, "expected ttl or expires"),
+        ({"ttl": "a while"}, "spec.ttl = 'a while'"),
+        ({"expires": "tomorrow"}, "spec.expires = 'tomorrow'"),
+        (
+            {"metadata": {"labels": {"koordinator.sh/priority": "high"}}},
+            "metadata.labels[\"koordinator.sh/priority\"] = 'high'",
+        ),
+        ({"metadata": {"annotations": {RESIZE: "4"}}}, RESIZE),
+    ],
+)
+def test_what_cannot_be_used_is_named_and_one_with_a_node_keeps_it(
+    given_: dict[str, Any], named: str
+) -> None:
+    members = {"template": template(), **given_}
+    found = read(**members)
+    assert named in "; ".join(str(problem) for problem in found.problems)
+    assert all(str(problem).startswith("Reservation r") for problem in found.problems)
+    status = {"phase": "Available", "nodeName": "n1", "allocatable": {"cpu": "3", "memory": "1Gi"}}
+    kept = read(**{**members, "status": status}).pod
+    assert kept.spec.node_name == "n1"
+    assert pod_requests(kept)["cpu"] == parse_quantity("3")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["metadata", "spec", "containers", "resources", "requests", "labels", "x"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(_JSON)
+def test_any_template_is_read_or_named(text: Any) -> None:
+    found = read(text)
+    assert found.pod.metadata.uid == "u"
+    for problem in found.problems:
+        assert problem.field.startswith("spec.template")
+
+
+def test_a_template_that_nests_too_deep_costs_itself_alone() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"x": nested}
+    broken = msgspec.structs.replace(
+        reservation(template()),
+        spec=msgspec.structs.replace(reservation(template()).spec, template=nested),
+    )
+    (problem,) = read_reserve_pod(broken).problems
+    assert problem.problem == "nested too deep"
