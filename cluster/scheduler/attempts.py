@@ -35,6 +35,7 @@ from cluster.scheduler.binding.statuses import (
 )
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
 from cluster.scheduler.cycle.explanations import Explanations
+from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
@@ -74,6 +75,22 @@ class Writers(Protocol):
         ...
 
 
+class Consultant(Protocol):
+    """Extenders. They are asked in the background."""
+
+    def concerns(self, pod: PodShape) -> bool:
+        """Return whether extenders are asked about the nodes of a pod."""
+        ...
+
+    def binds(self, pod: PodShape) -> bool:
+        """Return whether an extender binds a pod."""
+        ...
+
+    def ask(self, pod: PendingPod[PodShape]) -> None:
+        """Ask about a pod: take its `candidates`, and give the answer to `consulted`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A pod that has a node and is not bound yet. submitted: its binding is under way."""
@@ -110,6 +127,9 @@ class Attempts:
         self._pod_of = pod_of
         self._reserve_pods = reserve_pods
         self._held: dict[str, _Held] = {}
+        self._asked: dict[str, PendingPod[PodShape]] = {}
+        """Pods that extenders are asked about, by UID."""
+        self.consultant: Consultant | None = None
         self.explanations = Explanations()
         self.faults = Faults("scheduler")
 
@@ -139,9 +159,41 @@ class Attempts:
 
     def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
         pod = attempt.pod
+        if self.consultant is not None and self.consultant.concerns(pod.shape):
+            self._asked[pod.uid] = pod
+            self.consultant.ask(pod)
+        else:
+            self._conclude(pod, None, now)
+
+    def candidates(self, uid: str) -> tuple[str, ...] | None:
+        """Return the nodes that plugins pass for a pod that extenders are asked about.
+
+        None: it is not waited for any more.
+        """
+        pod = self._asked.get(uid)
+        if pod is None:
+            return None
+        return self._scheduling.feasible_nodes(pod.shape, pod.shape.scheduler_name)
+
+    def consulted(self, uid: str, opinion: Opinion | None, error: str = "") -> None:
+        """Take what extenders say about a pod, or why they could not be asked."""
+        pod = self._asked.pop(uid, None)
+        if pod is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+            return
+        now = self._clock()
+        if error:
+            self._abandon(pod, error, now)
+            return
+        try:
+            self._conclude(pod, opinion, now)
+        except Exception as problem:  # noqa: BLE001 - as in `next`
+            self.faults.note("scheduling a pod", about=pod.key)
+            self._abandon(pod, f"{type(problem).__name__}: {problem}", now)
+
+    def _conclude(self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float) -> None:
         profile = pod.shape.scheduler_name
         began = time.perf_counter()
-        outcome = self._decide(pod, now)
+        outcome = self._decide(pod, opinion, now)
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
             message = outcome.diagnosis.text
@@ -156,14 +208,21 @@ class Attempts:
         self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=now)
         self.follow(self._permit.placed(pod.uid, now))
 
-    def _decide(self, pod: PendingPod[PodShape], now: float) -> Placed | Unplaced:
+    def _decide(
+        self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float
+    ) -> Placed | Unplaced:
         if pod.gang:
             # A gang that is known not to fit takes no node from others, not even for a moment.
             short = self._scheduling.short_of(self._permit.wanted(pod.uid))
             if short is not None:
                 return Unplaced(short)
         return self._scheduling.schedule(
-            key=pod.key, uid=pod.uid, shape=pod.shape, profile=pod.shape.scheduler_name, now=now
+            key=pod.key,
+            uid=pod.uid,
+            shape=pod.shape,
+            profile=pod.shape.scheduler_name,
+            now=now,
+            opinion=opinion,
         )
 
     # --- what follows --------------------------------------------------------------------------
@@ -186,6 +245,7 @@ class Attempts:
 
         A binding under way goes on: its outcome and the watch say what became of it.
         """
+        self._asked.pop(uid, None)
         held = self._held.pop(uid, None)
         if held is not None and not held.submitted:
             self._free(held.pod)
@@ -212,6 +272,7 @@ class Attempts:
                     key for key, value in annotations.items() if value is None and key in present
                 ),
                 volumes=placed.booking.allocation.volumes,
+                delegated=self.consultant is not None and self.consultant.binds(pod.shape),
             )
         )
 

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LeadershipLost as error:
         _log.error("%s; exiting so that another replica can lead", error)
         return 1
-    except FlagError as error:
+    except (FlagError, InputError) as error:
         print(f"koord-scheduler: {error}", file=sys.stderr)
         return 2
     except (ApiError, Unreachable, OSError) as error:

@@ -37,11 +37,14 @@ from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
+from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
 from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
 from cluster.scheduler.sources.bookings import reservation_of
-from kube.cache import Event, wait_all_synced
+from kube.cache import Cache, Event, wait_all_synced
 from kube.client import Client
 from kube.leader import LeaderElection
+from kube.resources import NODES
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +84,17 @@ class SchedulerProcess(SchedulerCore):
         self.leading = False
         self.ready = False
         self._wake = asyncio.Event()
+        self.extenders = self._make_extenders()
         for cache in (*self.caches, self.pods):
             cache.subscribe(self._woken)
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
-        self.binder = Binder(client, self._outcome, before=self.statuses.settle)
+        self.binder = Binder(
+            client,
+            self._outcome,
+            before=self.statuses.settle,
+            delegate=self.extenders.bind if self.extenders is not None else None,
+        )
         self.volume_binder = VolumeBinder(
             client,
             # The binder as it is then: a test may put another in its place.
@@ -104,6 +113,24 @@ class SchedulerProcess(SchedulerCore):
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
+
+    def _make_extenders(self) -> Extenders | None:
+        """Return what asks the configured extenders, if any. Raises InputError."""
+        configured = self.configuration.extenders
+        if not configured:
+            return None
+        whole: Cache[WholeNode] | None = None
+        if needs_nodes(configured):
+            whole = Cache(self.client, NODES, WholeNode, decode=decode_whole_node)
+            self.caches = (*self.caches, whole)
+        self.attempts.consultant = extenders = Extenders(
+            self.client,
+            configured,
+            self.attempts,
+            nodes=WholeNodes({} if whole is None else whole.items),
+            decided=self._wake.set,
+        )
+        return extenders
 
     def _keep_pod_group_statuses(self) -> None:
         groups_of = self.gangs.pod_groups_of
@@ -207,8 +234,14 @@ class SchedulerProcess(SchedulerCore):
             if self.pod_group_statuses is not None:
                 start("pod group statuses", self.pod_group_statuses.run())
             stack.push_async_callback(self.events.flush, 3.0)
+            if self.extenders is not None:
+                # An extender may bind until the binder has drained.
+                self.extenders.open()
+                stack.push_async_callback(self.extenders.close)
             stack.push_async_callback(self._drain)
             stack.push_async_callback(self.volume_binder.stop)
+            if self.extenders is not None:
+                stack.push_async_callback(self.extenders.stop_asking)
             self.ready = True
             start("scheduling", self._schedule())
             # At a stop decisions end first: a binder that drains takes no more placements.

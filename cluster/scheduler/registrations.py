@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from apis.storage import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim
 from cluster.scheduler.cycle.events import (
+    ANY_KIND,
     NODE,
     POD,
     RESERVATION,
@@ -19,6 +20,7 @@ from cluster.scheduler.cycle.events import (
     Hint,
     Registration,
 )
+from cluster.scheduler.cycle.opinions import EXTENDER
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -68,6 +70,8 @@ _RESERVED: Final = Registration(RESERVATION, Action.ALL)
 """Room may be reserved for the pod from now on, or not reserved for others any more."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
+    # What an extender looks at is not known.
+    EXTENDER: (Registration(ANY_KIND, Action.ALL),),
     "NoNodes": (Registration(NODE, _NODE_ADDED),),
     "NodeUnschedulable": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
     "TaintToleration": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),

@@ -70,7 +70,8 @@ class Binder:
 
     on_outcome: called once for each placement, on the event loop; not for placements that `drain`
     leaves. before: awaited before a pod's first request; for writes about the same pod that must
-    not come later. at_once: requests in parallel.
+    not come later. at_once: requests in parallel. delegate: binds a delegated placement; False: it
+    does not want to, and the placement is bound here. It raises ApiError.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class Binder:
         *,
         at_once: int = 16,
         before: Callable[[str], Awaitable[None]] | None = None,
+        delegate: Callable[[Placement], Awaitable[bool]] | None = None,
     ) -> None:
         self._client = client
         self._on_outcome = on_outcome
         self._before = before
+        self._delegate = delegate
         self._at_once = at_once
         self._gate = asyncio.Semaphore(at_once)
         self._turns = Turns()
@@ -212,6 +215,9 @@ class Binder:
         body = binding_body(placement, resource_version=version)
 
         async def write() -> bytes:
+            delegate = self._delegate if placement.delegated else None
+            if delegate is not None and await delegate(placement):
+                return b""
             return await self._client.request("POST", path, body=body, tries=1)
 
         answer = await self._until_certain(placement, write, lambda _: None)

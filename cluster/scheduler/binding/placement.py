@@ -35,7 +35,8 @@ class Placement:
     annotation_bytes: of the annotations that the pod has besides, keys and values.
     resource_version: of the pod that the decision was made for; a pod that changed since is then
     refused as a conflict. "" binds the pod of this uid in whatever version.
-    volumes: written, and bound, before the pod.
+    volumes: written, and bound, before the pod. delegated: an extender binds the pod, so the
+    annotations are patched before.
     """
 
     namespace: str
@@ -48,6 +49,7 @@ class Placement:
     annotation_bytes: int = 0
     resource_version: str = ""
     volumes: PlannedVolumes = NO_VOLUMES
+    delegated: bool = False
 
     @property
     def key(self) -> str:
@@ -138,15 +140,18 @@ def binding_body(placement: Placement, *, resource_version: str) -> bytes:
 
 def patch_body(placement: Placement) -> bytes | None:
     """Return the merge patch that has to go before the Binding, None if there is none."""
-    if not placement.labels and not placement.removed_annotations:
+    annotations: dict[str, str | None] = dict.fromkeys(placement.removed_annotations)
+    if placement.delegated:
+        annotations |= placement.annotations
+    if not placement.labels and not annotations:
         return None
     metadata: dict[str, Any] = {"uid": placement.uid}
     if placement.resource_version:
         metadata["resourceVersion"] = placement.resource_version
     if placement.labels:
         metadata["labels"] = placement.labels
-    if placement.removed_annotations:
-        metadata["annotations"] = dict.fromkeys(placement.removed_annotations)
+    if annotations:
+        metadata["annotations"] = annotations
     return _ENCODER.encode({"metadata": metadata})
 
 

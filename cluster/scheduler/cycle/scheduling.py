@@ -12,6 +12,7 @@ from typing import Final
 
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile
+from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.slots import Room, most_placed, room_of
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
@@ -57,12 +58,28 @@ class Scheduling:
         self._advisor = Advisor()
         self._salt = seed % 2**64
 
+    def feasible_nodes(self, shape: PodShape, profile: str) -> tuple[str, ...]:
+        """Return the names of the nodes that all filters pass, without booking anything."""
+        try:
+            feasible = self._evaluators[profile].evaluate(shape).feasible
+        except Refusal:
+            return ()
+        return tuple(map(self.tables.nodes.name, feasible.tolist()))
+
     def schedule(
-        self, *, key: str, uid: str, shape: PodShape, profile: str, now: float
+        self,
+        *,
+        key: str,
+        uid: str,
+        shape: PodShape,
+        profile: str,
+        now: float,
+        opinion: Opinion | None = None,
     ) -> Placed | Unplaced:
         """Choose a node for a pod and book it there.
 
-        key: namespace/name. profile: the scheduler name. now: seconds since 1970.
+        key: namespace/name. profile: the scheduler name. now: seconds since 1970. opinion: what
+        extenders say about its nodes.
         """
         evaluator = self._evaluators[profile]
         name = key.partition("/")[2]
@@ -77,6 +94,9 @@ class Scheduling:
             for preference in evaluator.profile.preferences
             for row in preference.preferred(shape, self.tables)
         )
+        rejected: dict[int, tuple[str, Reason]] = {}
+        if opinion is not None:
+            evaluation, rejected = with_opinion(evaluation, opinion)
         refusing: dict[int, tuple[str, Reason]] = {}
         while len(refusing) < _MOST_TRIES:
             row = evaluation.first(preferred, without=refusing)
@@ -97,6 +117,7 @@ class Scheduling:
                 self.tables.place(booking)
                 return Placed(booking, self._record(evaluator.profile, shape, booking), evaluation)
             refusing[row] = allocation
+        refusing |= rejected
         diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
         return Unplaced(
             self._advised(

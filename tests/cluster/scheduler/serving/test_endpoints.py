@@ -8,15 +8,12 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from cluster.flags import FlagError
 from cluster.scheduler.configuration.flags import parse
@@ -28,6 +25,7 @@ from kube.certificates import make_certificates
 from kube.connection import Connection
 from kube.kept_client import KeptClient
 from service.http_server import MAX_CONNECTIONS, Peer, Request, Response
+from tests.cluster.scheduler.serving.client_certificates import client_certificate
 from tests.ports import free_ports
 
 
@@ -212,8 +210,8 @@ def test_what_is_no_tls_ends_its_own_connection_alone(data: bytes) -> None:
 
 
 def test_an_old_tls_version_and_a_strangers_certificate_are_refused(tmp_path: Path) -> None:
-    ca, _, _ = _client_certificate(tmp_path, "ours", "operator")
-    _, cert, key = _client_certificate(tmp_path, "theirs", "system:admin")
+    ca, _, _ = client_certificate(tmp_path, "ours", "operator")
+    _, cert, key = client_certificate(tmp_path, "theirs", "system:admin")
 
     async def scenario(_: Endpoints, plain: int, secure: int) -> None:
         old = _trusting()
@@ -262,42 +260,8 @@ def _write_pair(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-def _client_certificate(folder: Path, ca_name: str, user: str) -> tuple[Path, Path, Path]:
-    """Return the files of a CA, and of a client certificate and its key."""
-    now = datetime.now(UTC)
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-
-    def certificate(subject: str, public: Any, *, ca: bool) -> bytes:
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name)])
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(issuer)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .sign(ca_key, hashes.SHA256())
-            .public_bytes(serialization.Encoding.PEM)
-        )
-
-    files = tuple(folder / f"{ca_name}.{part}" for part in ("ca", "crt", "key"))
-    files[0].write_bytes(certificate(ca_name, ca_key.public_key(), ca=True))
-    files[1].write_bytes(certificate(user, key.public_key(), ca=False))
-    files[2].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return files[0], files[1], files[2]
-
-
 def test_a_client_certificate_names_the_user(tmp_path: Path) -> None:
-    ca, cert, key = _client_certificate(tmp_path, "ca", "operator")
+    ca, cert, key = client_certificate(tmp_path, "ca", "operator")
 
     async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
         seen: list[Request] = []

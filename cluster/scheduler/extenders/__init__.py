@@ -1,0 +1,1 @@
+"""Extenders: webhooks that filter, rank and bind pods besides the plugins."""
