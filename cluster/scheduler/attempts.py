@@ -38,7 +38,7 @@ from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
+from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.sources.reserve_pods import ReservePod
@@ -96,7 +96,7 @@ class _Held:
     """A pod that has a node and is not bound yet. submitted: its binding is under way."""
 
     pod: PendingPod[PodShape]
-    placed: Placed
+    decision: Decision
     submitted: bool
 
 
@@ -136,7 +136,7 @@ class Attempts:
     def waits_on(self, uid: str) -> str:
         """Return the node that a pod has although it is not known to be bound, or ""."""
         held = self._held.get(uid)
-        return "" if held is None else held.placed.booking.node
+        return "" if held is None else held.decision.booking.node
 
     @property
     def held(self) -> int:
@@ -203,7 +203,8 @@ class Attempts:
             self._report(pod.key, pod.uid, UNSCHEDULABLE, message)
             self.follow(decisions)
             return
-        self._held[pod.uid] = _Held(pod, outcome, submitted=False)
+        decision = Decision(outcome.booking, outcome.recorded)
+        self._held[pod.uid] = _Held(pod, decision, submitted=False)
         node = outcome.booking.node
         self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=now)
         self.follow(self._permit.placed(pod.uid, now))
@@ -251,13 +252,13 @@ class Attempts:
             self._free(held.pod)
 
     def _submit(self, held: _Held, gang: Mapping[str, str | None]) -> None:
-        pod, placed = held.pod, held.placed
+        pod, decision = held.pod, held.decision
         namespace, _, name = pod.key.partition("/")
-        annotations = {**placed.recorded.annotations, **gang}
-        self._held[pod.uid] = _Held(pod, placed, submitted=True)
+        annotations = {**decision.recorded.annotations, **gang}
+        self._held[pod.uid] = _Held(pod, decision, submitted=True)
         reserve_pod = self._reserve_pods.get(pod.uid)
         if reserve_pod is not None:
-            self._writers.reserve(_of_reservation(reserve_pod, placed, annotations))
+            self._writers.reserve(_of_reservation(reserve_pod, decision, annotations))
             return
         present = pod.shape.annotations
         self._writers.bind(
@@ -265,13 +266,13 @@ class Attempts:
                 namespace=namespace,
                 name=name,
                 uid=pod.uid,
-                node=placed.booking.node,
+                node=decision.booking.node,
                 annotations={k: v for k, v in annotations.items() if v is not None},
-                labels={k: v for k, v in placed.recorded.labels.items() if v is not None},
+                labels={k: v for k, v in decision.recorded.labels.items() if v is not None},
                 removed_annotations=tuple(
                     key for key, value in annotations.items() if value is None and key in present
                 ),
-                volumes=placed.booking.allocation.volumes,
+                volumes=decision.booking.allocation.volumes,
                 delegated=self.consultant is not None and self.consultant.binds(pod.shape),
             )
         )
@@ -363,14 +364,14 @@ def shown(pod: SchedulingPod) -> Shown:
 
 
 def _of_reservation(
-    reserve_pod: ReservePod, placed: Placed, annotations: Mapping[str, str | None]
+    reserve_pod: ReservePod, decision: Decision, annotations: Mapping[str, str | None]
 ) -> ReservationPlacement:
     """Return what is written to a Reservation. Labels of devices are for the pods that use it."""
     present = reserve_pod.reservation.metadata.annotations
     return ReservationPlacement(
         name=reserve_pod.name,
         uid=reserve_pod.uid,
-        node=placed.booking.node,
+        node=decision.booking.node,
         allocatable={name: str(amount) for name, amount in reserve_pod.allocatable.items()},
         annotations={k: v for k, v in annotations.items() if v is not None or k in present},
     )

@@ -33,11 +33,17 @@ _MIX: Final = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A decision that is in force in the tables."""
+class Decision:
+    """A decision that is in force in the tables, and what has to stand on the pod for it."""
 
     booking: Booking
     recorded: Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Decision):
+    """A decision with the verdicts on all nodes, some hundred KiB: not for keeping."""
+
     evaluation: Evaluation
 
 
