@@ -22,6 +22,7 @@ from kube.resources import (
     NODES,
     POD_GROUPS,
     PODS,
+    RESERVATIONS,
 )
 from tests.beds.apiserver import ApiServer, eventually
 
@@ -109,6 +110,7 @@ async def _clear(client: Client) -> None:
         (NODE_METRICS, ""),
         (NODE_RESOURCE_TOPOLOGIES, ""),
         (DEVICES, ""),
+        (RESERVATIONS, ""),
     ):
         path = f"{resource.path(namespace=namespace)}?gracePeriodSeconds=0"
         await client.request("DELETE", path)
