@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from apis.schedule_explanation import ScheduleExplanation
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.events import Event as EventToWrite
@@ -25,6 +26,7 @@ from cluster.scheduler.binding.placement import Outcome, Placement
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
 from cluster.scheduler.binding.reservations import ReservationPlacement
+from cluster.scheduler.binding.schedule_explanations import ScheduleExplanations
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
@@ -40,11 +42,12 @@ from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
 from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
+from cluster.scheduler.questions import Questions
 from cluster.scheduler.sources.bookings import reservation_of
 from kube.cache import Cache, Event, wait_all_synced
 from kube.client import Client
 from kube.leader import LeaderElection
-from kube.resources import NODES
+from kube.resources import NODES, SCHEDULE_EXPLANATIONS
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +90,13 @@ class SchedulerProcess(SchedulerCore):
         self.extenders = self._make_extenders()
         for cache in (*self.caches, self.pods):
             cache.subscribe(self._woken)
+        asked: Cache[ScheduleExplanation] = Cache(
+            client, SCHEDULE_EXPLANATIONS, ScheduleExplanation
+        )
+        self.caches += (asked,)
+        self.explanations = ScheduleExplanations(
+            client, asked=asked.items, answer=Questions(self).answer, now=clock
+        )
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
         self.binder = Binder(
@@ -231,6 +241,7 @@ class SchedulerProcess(SchedulerCore):
             start("reservations", self.reservation_writer.run())
             if self.reservation_controller is not None:
                 start("reservation controller", self.reservation_controller.run())
+            start("explanations", self.explanations.run())
             if self.pod_group_statuses is not None:
                 start("pod group statuses", self.pod_group_statuses.run())
             stack.push_async_callback(self.events.flush, 3.0)

@@ -35,6 +35,7 @@ from kube.resources import (
     POD_GROUPS,
     PODS,
     RESERVATIONS,
+    SCHEDULE_EXPLANATIONS,
     STORAGE_CLASSES,
     VOLUME_ATTACHMENTS,
     Resource,
@@ -86,6 +87,7 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (VOLUME_ATTACHMENTS, "NodeVolumeLimits"),
         (ELASTIC_QUOTAS, "ElasticQuota"),
         (RESERVATIONS, "Reservation"),
+        (SCHEDULE_EXPLANATIONS, "questions why pods are or are not scheduled"),
     )
 )
 """One row for each cache."""
@@ -104,6 +106,8 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
     Right(RESERVATIONS, ("delete",), "reservations that ended a day ago"),
     Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
+    Right(SCHEDULE_EXPLANATIONS, ("patch",), "the answers", "status"),
+    Right(SCHEDULE_EXPLANATIONS, ("delete",), "those whose time is over"),
     Right(TOKEN_REVIEWS, ("create",), "who asks at the secure port"),
     Right(ACCESS_REVIEWS, ("create",), "who may read what at the secure port"),
 )

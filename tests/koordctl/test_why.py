@@ -112,6 +112,23 @@ def test_scores_and_reasons_come_from_the_scheduler_and_conditions_without_it(
                     seen[name] = await asyncio.to_thread(
                         look, f"default/{name}", "--scheduler", url
                     )
+                explanation = {
+                    "apiVersion": SCHEDULE_EXPLANATIONS.api_version,
+                    "kind": SCHEDULE_EXPLANATIONS.kind,
+                    "metadata": {"name": "asked"},
+                    "spec": {"questionObjectKey": "default/huge"},
+                }
+                await client.create(
+                    SCHEDULE_EXPLANATIONS, json.dumps(explanation).encode(), namespace="default"
+                )
+
+                async def answered() -> bool:
+                    raw = await client.request(
+                        "GET", SCHEDULE_EXPLANATIONS.path(namespace="default", name="asked")
+                    )
+                    return bool(json.loads(raw).get("status"))
+
+                await eventually(answered, seconds=30)
                 seen["missing"] = await asyncio.to_thread(
                     _ask, capsys, "missing", "--scheduler", url
                 )
@@ -120,15 +137,6 @@ def test_scores_and_reasons_come_from_the_scheduler_and_conditions_without_it(
             finally:
                 stop.set()
                 await task
-            explanation = {
-                "apiVersion": SCHEDULE_EXPLANATIONS.api_version,
-                "kind": SCHEDULE_EXPLANATIONS.kind,
-                "metadata": {"name": "asked"},
-                "spec": {"questionObjectKey": "default/huge"},
-            }
-            await client.create(
-                SCHEDULE_EXPLANATIONS, json.dumps(explanation).encode(), namespace="default"
-            )
 
     asyncio.run(run())
     fits, huge = seen["fits"], seen["huge"]
@@ -146,6 +154,15 @@ def test_scores_and_reasons_come_from_the_scheduler_and_conditions_without_it(
     assert found["state"] == "unschedulable"
     assert found["message"] == huge["message"]
     assert found["source"] == "the pod's condition PodScheduled, and ScheduleExplanation asked"
+    assert found["explanation"]["failedMessage"] == huge["message"]
+    (domain,) = found["explanation"]["detailedExplanation"]
+    assert domain["scheduleExplanation"]["nodeFailedDetails"] == [
+        {
+            "failedPlugin": "NodeResourcesFit",
+            "reason": "Insufficient cpu",
+            "failedNodes": ["n1", "n2"],
+        }
+    ]
     assert look("fits", *config)["node"] == "n2"
     status, out, _ = _ask(capsys, "huge", *config)
     assert "source: the pod's condition PodScheduled" in out

@@ -162,6 +162,16 @@ class Scheduling:
                 )
         return None
 
+    def examine(self, shape: PodShape, profile: str) -> Evaluation | None:
+        """Return every node's verdict now, or None if a plugin refuses the pod by itself.
+
+        Nothing is placed. profile: the scheduler name.
+        """
+        try:
+            return self._evaluators[profile].evaluate_nodes(shape)
+        except Refusal:
+            return None
+
     def _advised(
         self,
         shape: PodShape,

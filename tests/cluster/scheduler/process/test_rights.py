@@ -32,6 +32,7 @@ from kube.resources import (
     POD_GROUPS,
     PODS,
     RESERVATIONS,
+    SCHEDULE_EXPLANATIONS,
     STORAGE_CLASSES,
 )
 from tests.beds.apiserver import ApiServer, api_server, eventually
@@ -169,6 +170,7 @@ async def _do_everything(fresh: ApiServer) -> None:
         ahead = 40.0
         await admin.patch(PODS, "large", b'{"metadata":{"labels":{"a":"b"}}}', namespace="default")
         await eventually(lambda: process.events.counts.repeated and not process.events.waiting)
+        await _ask_why(admin)
         await _bind_volumes(admin)
         await _read_the_secure_port(fresh, process)
         await _make_reservation(admin)
@@ -202,6 +204,23 @@ async def _do_everything(fresh: ApiServer) -> None:
         stop.set()
         await task
         assert client.lost == set(_LOST)
+
+
+async def _ask_why(admin: Client) -> None:
+    for name, ttl in (("kept", "1h"), ("over", "1ms")):
+        question = {
+            "metadata": {"name": name},
+            "spec": {"questionObjectKey": "default/large", "ttl": ttl},
+        }
+        body = encode_object(SCHEDULE_EXPLANATIONS, question)
+        await admin.create(SCHEDULE_EXPLANATIONS, body, namespace="default")
+
+    async def answered() -> bool:
+        kept = await read(admin, SCHEDULE_EXPLANATIONS, "kept", "default")
+        over = await read(admin, SCHEDULE_EXPLANATIONS, "over", "default")
+        return bool(kept.get("status")) and over is None
+
+    await eventually(answered)
 
 
 async def _read_the_secure_port(fresh: ApiServer, process: SchedulerProcess) -> None:

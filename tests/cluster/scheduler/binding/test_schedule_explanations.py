@@ -1,0 +1,157 @@
+"""When an answer is written, renewed and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from apis.core import ObjectMeta
+from apis.schedule_explanation import (
+    DetailedExplanation,
+    FeasibleSchedulingResult,
+    ScheduleExplanation,
+    ScheduleExplanationSpec,
+    ScheduleExplanationStatus,
+    SchedulingAttempt,
+)
+from cluster.scheduler.binding.schedule_explanations import ScheduleExplanations
+from kube.client import ApiError, Client
+
+_CREATED = 1_767_225_600.0
+"""2026-01-01T00:00:00Z"""
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.deleted: list[str] = []
+        self.fails: set[str] = set()
+
+    async def patch(self, resource: Any, name: str, body: bytes, **options: Any) -> bytes:
+        assert options["subresource"] == "status"
+        if name in self.fails:
+            raise ApiError(status=500, reason="x", message="y", what="z")
+        self.patches.append((name, msgspec.json.decode(body)["status"]))
+        return b"{}"
+
+    async def delete(self, resource: Any, name: str, *, namespace: str, uid: str) -> None:
+        assert uid == f"uid-{name}"
+        self.deleted.append(name)
+
+
+class _Bed:
+    def __init__(self) -> None:
+        self.client = _Client()
+        self.asked: dict[str, ScheduleExplanation] = {}
+        self.answers: dict[str, ScheduleExplanationStatus] = {}
+        self.now = _CREATED
+        self.explanations = ScheduleExplanations(
+            cast(Client, self.client),
+            asked=self.asked,
+            answer=lambda key: self.answers[key],
+            now=lambda: self.now,
+        )
+
+    def ask(self, name: str, ttl: str | None = None) -> None:
+        self.asked[f"default/{name}"] = ScheduleExplanation(
+            metadata=ObjectMeta(
+                name=name,
+                namespace="default",
+                uid=f"uid-{name}",
+                creation_timestamp="2026-01-01T00:00:00Z",
+            ),
+            spec=ScheduleExplanationSpec(question_object_key=f"default/{name}", ttl=ttl),
+        )
+        self.answers[f"default/{name}"] = ScheduleExplanationStatus(failed_message="first")
+
+    def look(self) -> None:
+        asyncio.run(self.explanations.look())
+
+
+def test_a_verdict_is_written_at_once_counts_later_and_nothing_new_once_a_minute() -> None:
+    bed = _Bed()
+    bed.ask("a")
+    bed.look()
+    assert bed.client.patches == [
+        (
+            "a",
+            {
+                "schedulable": False,
+                "schedulableAfterPreemption": False,
+                "failedMessage": "first",
+                "lastUpdateTime": "2026-01-01T00:00:00Z",
+                "detailedExplanation": [],
+            },
+        )
+    ]
+    bed.now += 5
+    bed.answers["default/a"] = ScheduleExplanationStatus(failed_message="second")
+    bed.look()
+    assert len(bed.client.patches) == 1
+    bed.now += 5
+    bed.look()
+    assert bed.client.patches[-1][1]["failedMessage"] == "second"
+    bed.now += 1
+    placed = FeasibleSchedulingResult(namespace="default", name="a", uid="u", node_name="n")
+    attempt = SchedulingAttempt(schedulable=True, feasible_scheduling_result=(placed,))
+    bed.answers["default/a"] = ScheduleExplanationStatus(
+        schedulable=True, detailed_explanation=(DetailedExplanation(schedule_explanation=attempt),)
+    )
+    bed.look()
+    status = bed.client.patches[-1][1]
+    assert (len(bed.client.patches), status["schedulable"]) == (3, True)
+    # The message that stood there is gone.
+    assert status["failedMessage"] == ""
+    bed.now += 59
+    bed.look()
+    assert len(bed.client.patches) == 3
+    bed.now += 1
+    bed.look()
+    assert bed.client.patches[-1][1]["lastUpdateTime"] == "2026-01-01T00:01:11Z"
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds", "over"),
+    [
+        ("1m", 59, False),
+        ("1m", 60, True),
+        (None, 24 * 3600 - 1, False),
+        (None, 24 * 3600, True),
+        ("0s", 10**8, False),
+        ("soon", 10**8, False),
+    ],
+)
+def test_an_explanation_whose_time_is_over_is_deleted(
+    ttl: str | None, seconds: float, over: bool
+) -> None:
+    bed = _Bed()
+    bed.ask("a", ttl)
+    bed.now += seconds
+    bed.look()
+    assert bool(bed.client.deleted) == over
+    assert bool(bed.client.patches) != over
+
+
+def test_one_explanation_that_fails_costs_itself_alone() -> None:
+    bed = _Bed()
+    for name in ("a", "b", "c"):
+        bed.ask(name)
+    del bed.answers["default/a"]
+    bed.client.fails.add("b")
+    bed.look()
+    assert [name for name, _ in bed.client.patches] == ["c"]
+    bed.client.fails.clear()
+    bed.look()
+    assert [name for name, _ in bed.client.patches] == ["c", "b"]
+
+
+def test_many_explanations_take_turns() -> None:
+    bed = _Bed()
+    for number in range(120):
+        bed.ask(f"e{number:03}")
+    for looks, written in ((1, 50), (2, 100), (3, 120)):
+        bed.look()
+        assert len({name for name, _ in bed.client.patches}) == written, looks
