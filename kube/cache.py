@@ -222,6 +222,12 @@ class Cache(Generic[T]):
         known = object_key(item) in self._items
         self._apply(Change.MODIFIED if known else Change.ADDED, item)
 
+    def drop(self, key: str) -> None:
+        """Remove an object by its key; for sources other than the API server."""
+        item = self._items.get(key)
+        if item is not None:
+            self._apply(Change.DELETED, item)
+
     def load(self, objects: Iterable[bytes]) -> None:
         """Take the whole list from elsewhere than the API server, as JSON of each object."""
         seen: dict[str, T] = {}

@@ -2,7 +2,8 @@
 
 A pod that is placed is bound at once, or waits on its node for the other members of its gang. What
 is taken back (a member whose gang was rejected, a binding that the API server refused) leaves the
-tables, and the queue learns which room became free.
+tables, and the queue learns which room became free. For a pod that no node takes, room may be made
+by evicting others (`evictions`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -23,7 +24,7 @@ from cluster.scheduler.binding.events import (
     reservation_reference,
     scheduled,
 )
-from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.statuses import (
@@ -33,14 +34,18 @@ from cluster.scheduler.binding.statuses import (
     PodStatus,
     Shown,
 )
+from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
 from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
+from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.cycle.waiting import Attempt, Place
+from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.sources.reserve_pods import ReservePod
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -53,7 +58,7 @@ _NO_NODES: Final = frozenset({"NoNodes"})
 _NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
 
-class Writers(Protocol):
+class Writers(EvictionWriters, Protocol):
     """Where the results go. All of it happens in the background."""
 
     def bind(self, placement: Placement) -> None: ...
@@ -130,6 +135,9 @@ class Attempts:
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
         self.consultant: Consultant | None = None
+        self.evictions = Evictions(
+            scheduling, queue, writers, clock=clock, take_back=self._preempt_waiting
+        )
         self.explanations = Explanations()
         self.faults = Faults("scheduler")
 
@@ -196,13 +204,10 @@ class Attempts:
         outcome = self._decide(pod, opinion, now)
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
-            message = outcome.diagnosis.text
-            self.explanations.refused(pod.key, pod.uid, outcome.diagnosis, at=now)
-            plugins = outcome.diagnosis.plugins or _NO_NODES
-            decisions = self._permit.refused(pod.uid, plugins, message, now)
-            self._report(pod.key, pod.uid, UNSCHEDULABLE, message)
-            self.follow(decisions)
+            self._unplaced(pod, outcome.diagnosis, now)
             return
+        if self._scheduling.nominator.node_of(pod.uid) not in ("", outcome.booking.node):
+            self.evictions.end_nomination(pod.uid)
         decision = Decision(outcome.booking, outcome.recorded)
         self._held[pod.uid] = _Held(pod, decision, submitted=False)
         node = outcome.booking.node
@@ -225,6 +230,42 @@ class Attempts:
             now=now,
             opinion=opinion,
         )
+
+    def _unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
+        """Take back a pod that no node takes, and make room for it where that helps."""
+        plugins = diagnosis.plugins or _NO_NODES
+        found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
+        nominated: str | None = None
+        if isinstance(found, Candidate):
+            nominated = self._tables.nodes.name(found.row)
+            self._metrics.preempts(len(found.victims))
+            for other in self.evictions.carry_out(pod, found):
+                self._unnominated(other)
+        else:
+            if found.remark:
+                diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
+            if not found.waits and self.evictions.end_nomination(pod.uid):
+                nominated = ""
+        message = diagnosis.text
+        self.explanations.refused(pod.key, pod.uid, diagnosis, at=now)
+        if isinstance(found, Candidate) or found.waits:
+            decisions = self._permit.refused_alone(pod.uid, plugins, now)
+        else:
+            decisions = self._permit.refused(pod.uid, plugins, message, now)
+        self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated)
+        self.follow(decisions)
+
+    def _preempt_waiting(self, uid: str, why: str) -> bool:
+        """Have a victim give the node back on which it waits. Returns whether it waited."""
+        held = self._held.get(uid)
+        if held is None or held.submitted:
+            return False
+        self._abandon(held.pod, why, self._clock(), reason=UNSCHEDULABLE)
+        return True
+
+    def evicted(self, victim: Victim, refused: Refused | None) -> None:
+        """Take the outcome of an eviction: None, or why the victim stays."""
+        self.evictions.evicted(victim.uid, refused)
 
     # --- what follows --------------------------------------------------------------------------
 
@@ -250,6 +291,7 @@ class Attempts:
         held = self._held.pop(uid, None)
         if held is not None and not held.submitted:
             self._free(held.pod)
+        self.evictions.gone(uid)
 
     def _submit(self, held: _Held, gang: Mapping[str, str | None]) -> None:
         pod, decision = held.pod, held.decision
@@ -292,6 +334,7 @@ class Attempts:
             controller = pod.shape.scheduler_name
             self._writers.event(scheduled(about, placement.node, controller=controller))
             self._writers.settled(placement.uid)
+            self.evictions.bound(placement.uid)
             self.follow(self._permit.bound(placement.uid, now))
         elif outcome.why in (Why.DELETED, Why.OTHER_UID):
             self._tables.remove(placement.uid)
@@ -300,12 +343,19 @@ class Attempts:
             _log.warning("%s", outcome.message)
             self._abandon(pod, outcome.message, now)
 
-    def _abandon(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
+    def _abandon(
+        self,
+        pod: PendingPod[PodShape],
+        message: str,
+        now: float,
+        *,
+        reason: str = SCHEDULER_ERROR,
+    ) -> None:
         """Give an attempt up because of an error; the pod is tried again after its back-off."""
         self._held.pop(pod.uid, None)
         self._free(pod, undoes=self._queue.order(pod.uid))
         decisions = self._permit.failed(pod.uid, message, now)
-        self._report(pod.key, pod.uid, SCHEDULER_ERROR, message)
+        self._report(pod.key, pod.uid, reason, message)
         self.follow(decisions)
 
     def _free(
@@ -329,7 +379,18 @@ class Attempts:
         """Say why a Reservation is not scheduled at all."""
         self._report(reserve_pod.pod.metadata.name, reserve_pod.uid, UNSCHEDULABLE, message)
 
-    def _report(self, key: str, uid: str, reason: str, message: str) -> None:
+    def _unnominated(self, pod: PendingPod[PodShape]) -> None:
+        """Show that a pod's nomination has ended, and nothing else about it."""
+        known = self._pod_of(pod.key)
+        if known is not None and known.metadata.uid == pod.uid:
+            said = shown(known)
+            namespace, _, name = pod.key.partition("/")
+            status = PodStatus(namespace, name, pod.uid, said.reason, said.message, "")
+            self._writers.status(status, said)
+
+    def _report(
+        self, key: str, uid: str, reason: str, message: str, nominated: str | None = None
+    ) -> None:
         reserve_pod = self._reserve_pods.get(uid)
         if reserve_pod is not None:
             refusal = ReservationRefusal(reserve_pod.name, uid, message)
@@ -341,7 +402,8 @@ class Attempts:
             if pod is None or pod.metadata.uid != uid:
                 return
             namespace, _, name = key.partition("/")
-            self._writers.status(PodStatus(namespace, name, uid, reason, message), shown(pod))
+            status = PodStatus(namespace, name, uid, reason, message, nominated)
+            self._writers.status(status, shown(pod))
             about = pod_reference(namespace, name, uid)
             controller = pod.spec.scheduler_name
         if reason != SCHEDULING_GATED:

@@ -31,6 +31,11 @@ from cluster.scheduler.plugins.quotas.elastic_quota import QuotaHint
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.registrations import registrations
 from cluster.scheduler.sources.cluster import ClusterSource
+from cluster.scheduler.sources.disruption_budgets import (
+    DISRUPTION_BUDGETS,
+    DisruptionBudget,
+    DisruptionBudgetSource,
+)
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import kept_node, kept_pod
@@ -92,6 +97,7 @@ class SchedulerCore:
             self.tables,
             self.plugins.profiles,
             seed=uuid.uuid4().int if seed is None else seed,
+            preemption=self.plugins.preemption,
         )
         self.metrics = SchedulerMetrics(self.queue)
         self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
@@ -136,6 +142,7 @@ class SchedulerCore:
             clock=self._clock,
             follow=follow,
             forget=self.attempts.forget,
+            nominator=self.scheduling.nominator,
             spread_by=self.workloads.selector_of,
             quotas=self.quota_source,
         )
@@ -148,10 +155,12 @@ class SchedulerCore:
         namespaces: Cache[Namespace] = Cache(client, NAMESPACES, Namespace)
         self.pod_groups: Cache[PodGroup] = Cache(client, POD_GROUPS, PodGroup)
         self.reservations: Cache[Reservation] = Cache(client, RESERVATIONS, Reservation)
+        budgets: Cache[DisruptionBudget] = Cache(client, DISRUPTION_BUDGETS, DisruptionBudget)
         # Without the pods, which are read last: what a pod's workload is follows from the others.
         self.caches: tuple[Cache[Any], ...] = (
             self.nodes,
             namespaces,
+            budgets,
             metrics,
             topologies,
             devices,
@@ -175,6 +184,7 @@ class SchedulerCore:
         self.pod_groups.subscribe(gangs.pod_group_event)
         self.reservations.subscribe(self.reservation_source.reservation_event)
         namespaces.subscribe(self._namespace_event)
+        budgets.subscribe(DisruptionBudgetSource(self.scheduling.budgets).event)
 
     def _namespace_event(self, event: Event[Namespace]) -> None:
         name = event.new.metadata.name

@@ -18,6 +18,9 @@ _DECISION_BOUNDS: Final = tuple(0.00005 * 2.0**power for power in range(16))
 _SLI_BOUNDS: Final = tuple(0.01 * 2.0**power for power in range(20))
 """kube-scheduler's, 10 ms to 1.5 h."""
 
+_VICTIMS_BOUNDS: Final = tuple(2.0**power for power in range(7))
+"""kube-scheduler's, 1 to 64."""
+
 
 class SchedulerMetrics:
     """All metrics of one process, in a registry of their own."""
@@ -41,6 +44,12 @@ class SchedulerMetrics:
             "From a pod's creation to its binding.",
             bounds=_SLI_BOUNDS,
         )
+        self.preemptions = self.registry.counter(
+            "scheduler_preemption_attempts_total", "Preemptions that found victims."
+        )
+        self.victims = self.registry.histogram(
+            "scheduler_preemption_victims", "Victims of a preemption.", bounds=_VICTIMS_BOUNDS
+        )
         self.registry.also(self._pending)
 
     def decided(self, outcome: Placed | Unplaced, profile: str, seconds: float) -> None:
@@ -55,6 +64,11 @@ class SchedulerMetrics:
         self.attempts.labels(result, pod.shape.scheduler_name).inc()
         if isinstance(outcome, Bound):
             self.waited.labels().observe(max(0.0, time.time() - pod.created))
+
+    def preempts(self, victims: int) -> None:
+        """Count a preemption."""
+        self.preemptions.labels().inc()
+        self.victims.labels().observe(victims)
 
     def _pending(self) -> Iterator[str]:
         name = "scheduler_pending_pods"

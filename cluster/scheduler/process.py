@@ -22,12 +22,14 @@ from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
-from cluster.scheduler.binding.placement import Outcome, Placement
+from cluster.scheduler.binding.evictor import Evictor
+from cluster.scheduler.binding.placement import Outcome, Placement, Refused
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.schedule_explanations import ScheduleExplanations
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
+from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
@@ -120,6 +122,7 @@ class SchedulerProcess(SchedulerCore):
         self.reservation_controller: ReservationController | None = None
         if self.plugins.reservations and RESERVATION in controllers:
             self._keep_reservations()
+        self.evictor = Evictor(client, self._evicted, now=clock)
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
@@ -249,6 +252,7 @@ class SchedulerProcess(SchedulerCore):
                 # An extender may bind until the binder has drained.
                 self.extenders.open()
                 stack.push_async_callback(self.extenders.close)
+            stack.push_async_callback(self.evictor.stop)
             stack.push_async_callback(self._drain)
             stack.push_async_callback(self.volume_binder.stop)
             if self.extenders is not None:
@@ -295,6 +299,10 @@ class SchedulerProcess(SchedulerCore):
         self.attempts.bound(placement, outcome)
         self._wake.set()
 
+    def _evicted(self, victim: Victim, refused: Refused | None) -> None:
+        self.attempts.evicted(victim, refused)
+        self._wake.set()
+
     # --- what the attempts write ---------------------------------------------------------------
 
     def bind(self, placement: Placement) -> None:
@@ -319,6 +327,10 @@ class SchedulerProcess(SchedulerCore):
     def event(self, event: EventToWrite) -> None:
         """Write an event in the background."""
         self.events.record(event)
+
+    def evict(self, victim: Victim, controller: str) -> None:
+        """Evict a victim of a preemption in the background."""
+        self.evictor.submit(victim, controller)
 
     def settled(self, uid: str) -> None:
         """Write nothing more about a pod's earlier attempts."""

@@ -29,6 +29,8 @@ from cluster.scheduler.configuration.points import Point
 from cluster.scheduler.configuration.profiles import Profile as ProfileConfiguration
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.permit import COSCHEDULING
+from cluster.scheduler.cycle.preemption import Arguments as PreemptionArguments
+from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.between_pods.pod_affinity import (
     InterPodAffinity,
@@ -89,11 +91,7 @@ from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.tables import Tables
 
-NOT_DECIDED: Final = frozenset(
-    {
-        "DefaultPreemption",
-    }
-)
+NOT_DECIDED: Final = frozenset[str]()
 """Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
 they would decide; what is asked for without the pod's doing is named when the process starts."""
 
@@ -116,6 +114,8 @@ class Plugins:
     """Of the profiles that schedule by quotas, by scheduler name."""
     reservations: Mapping[str, ReservationArgs]
     """Of the profiles that schedule reservations, by scheduler name."""
+    preemption: Mapping[str, PreemptionArguments]
+    """Of the profiles with DefaultPreemption, by scheduler name."""
     not_decided: tuple[str, ...]
     """Names of enabled plugins that decide nothing."""
 
@@ -158,6 +158,14 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             each.scheduler_name: each.arguments.reservation
             for each in configuration.profiles
             if _RESERVATION in each.plugins.get(Point.RESERVE, ())
+        },
+        preemption={
+            each.scheduler_name: PreemptionArguments(
+                each.arguments.default_preemption.min_candidate_nodes_percentage,
+                each.arguments.default_preemption.min_candidate_nodes_absolute,
+            )
+            for each in configuration.profiles
+            if Preemption.name in each.plugins.get(Point.POST_FILTER, ())
         },
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 from cluster.scheduler.binding.events import NEW_EVENTS
 from cluster.scheduler.serving.access import ACCESS_REVIEWS, TOKEN_REVIEWS
+from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from cluster.scheduler.sources.workloads import (
     REPLICA_SETS,
     REPLICATION_CONTROLLERS,
@@ -70,6 +71,7 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (PODS, "what waits for a node, and what runs where"),
         (NODES, "what there is"),
         (NAMESPACES, "namespaceSelector of pod affinity"),
+        (DISRUPTION_BUDGETS, "victims of a preemption"),
         (SERVICES, "the default spread of a workload"),
         (REPLICATION_CONTROLLERS, "the default spread of a workload"),
         (REPLICA_SETS, "the default spread of a workload"),

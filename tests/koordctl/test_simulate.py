@@ -115,6 +115,14 @@ def test_a_pod_of_the_cluster_that_stands_in_the_file_is_placed_again(cluster: C
     assert found["pods"][0]["was"] == "n1"
 
 
+def test_a_more_important_pod_evicts_others_and_gets_their_node(cluster: Cluster) -> None:
+    cluster.write(node("n1", 4), pod("old", "3", on="n1", priority=1))
+    found = cluster.ask("--pods", cluster.pods(pod("new", "4", priority=9), pod("old", "3")))
+    assert _states(found) == {"default/new": "n1", "default/old": "unschedulable"}
+    found = cluster.ask("--pods", cluster.pods(pod("new", "4", priority=9)))
+    assert _states(found) == {"default/new": "n1"}
+
+
 def test_replicas_of_a_file_spread_as_those_of_a_cluster_do(cluster: Cluster) -> None:
     zones = [node(f"n{number}") for number in range(4)]
     for number, each in enumerate(zones):

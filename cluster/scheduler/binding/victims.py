@@ -31,6 +31,10 @@ _MOST_FAILURES: Final = 6
 """Answers of 5xx or 409 in a row until the eviction is refused; as of bindings."""
 
 
+PREEMPTED: Final = "PreemptionByScheduler"
+"""Reason of the condition DisruptionTarget of a pod that a scheduler evicts for another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Victim:
     """A pod that makes room for another one."""
@@ -83,7 +87,7 @@ async def _evict(client: Client, victim: Victim, controller: str, now: float) ->
     condition = {
         "type": "DisruptionTarget",
         "status": "True",
-        "reason": "PreemptionByScheduler",
+        "reason": PREEMPTED,
         "message": f"{controller}: preempting to accommodate a higher priority pod",
         "lastTransitionTime": format_time(datetime.fromtimestamp(now, UTC)),
     }

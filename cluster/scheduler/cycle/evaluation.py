@@ -7,7 +7,7 @@ A plugin whose result depends on more than the row says so by its `cluster_versi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,6 +94,13 @@ class Evaluation:
         return None
 
 
+Held = Mapping[int, tuple[tuple[Filter, int], ...]]
+"""Row -> (filter, mask) of nodes that are held back for another reason than their own state."""
+
+Promises = Callable[[NDArray[np.intp]], Held]
+"""Rows that pass as they are -> those that do not once what is promised there counts too."""
+
+
 class Evaluator:
     """Evaluates pods of one profile. Refusals of plugins without a node dimension come first."""
 
@@ -102,13 +109,16 @@ class Evaluator:
         self._tables = tables
         self._kept: OrderedDict[PodShape, _Kept] = OrderedDict()
 
-    def evaluate(self, pod: PodShape) -> Evaluation:
-        """Return every node's verdict. Raises Refusal."""
+    def evaluate(self, pod: PodShape, promises: Promises | None = None) -> Evaluation:
+        """Return every node's verdict. Raises Refusal.
+
+        promises: decides further about the nodes that pass; None where nothing is promised.
+        """
         for admission in self.profile.admissions:
             admission.check(pod, self._tables)
-        return self.evaluate_nodes(pod)
+        return self.evaluate_nodes(pod, promises)
 
-    def evaluate_nodes(self, pod: PodShape) -> Evaluation:
+    def evaluate_nodes(self, pod: PodShape, promises: Promises | None = None) -> Evaluation:
         """Return every node's verdict, without asking the admissions. Raises Refusal."""
         tables = self._tables
         kept = self._kept.get(pod)
@@ -118,12 +128,29 @@ class Evaluator:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(pod)
         kept.follow()
-        feasible = kept.feasible()
+        feasible, masks = kept.feasible(), kept.masks()
+        held = promises(feasible) if promises is not None else None
+        if held:
+            feasible = feasible[~np.isin(feasible, list(held))]
+            masks = self._with_held(masks, held)
         parts = kept.weighted(feasible)
         totals = np.zeros(len(feasible), dtype=np.int64)
         for _, part in parts:
             totals += part
-        return Evaluation(kept.masks(), feasible, totals, tables, parts)
+        return Evaluation(masks, feasible, totals, tables, parts)
+
+    def _with_held(
+        self, masks: tuple[tuple[Filter, Mask], ...], held: Held
+    ) -> tuple[tuple[Filter, Mask], ...]:
+        """Return the masks with those of the rows that are held back, in the filters' order."""
+        merged = {id(plugin): mask.copy() for plugin, mask in masks}
+        for row, of_row in held.items():
+            for plugin, bits in of_row:
+                nothing = np.zeros(len(self._tables.nodes), dtype=np.int64)
+                merged.setdefault(id(plugin), nothing)[row] |= bits
+        return tuple(
+            (plugin, merged[id(plugin)]) for plugin in self.profile.filters if id(plugin) in merged
+        )
 
     def mask_of(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
         """Return (filter, mask) of one row as the tables are now, without keeping anything."""

@@ -9,6 +9,9 @@ What other kinds of preemption build on:
   beside the plugins is another one (`StillFits`). `Candidate.cost` compares nodes.
 - `tables.disruption_budgets`: the state of PodDisruptionBudgets.
 - `Preemption.find` below is DefaultPreemption's search; `default_victims` its predicate.
+- `PostFilter` is what runs for a pod that no node takes. Those of a profile stand in
+  `Scheduling.post_filters`, in their order; the first that finds victims ends the search, and
+  `attempts` carries out what it found.
 
 A pod may preempt unless its policy is Never, or a less important pod on the node that it is
 nominated for is being evicted already. Nodes come into question where evicting pods can help
@@ -24,18 +27,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apis.keys import LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
+from apis.keys import ANNOTATION_RESERVE_POD, LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, Costs, MayBeVictim, by_amounts, by_trial
+from cluster.scheduler.cycle.victims import (
+    NO_VICTIM,
+    Candidate,
+    Costs,
+    MayBeVictim,
+    by_amounts,
+    by_trial,
+)
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
 from cluster.scheduler.tables.pending import PendingPod
@@ -45,8 +56,9 @@ from cluster.scheduler.tables.tables import Tables
 NEVER: Final = "Never"
 """The preemptionPolicy of pods that preempt no others."""
 
-_POLICY_NEVER: Final = "not eligible due to preemptionPolicy=Never."
-_VICTIMS_END: Final = "not eligible due to a terminating pod on the nominated node."
+_POLICY_NEVER: Final = "preemption: not eligible due to preemptionPolicy=Never."
+_VICTIMS_END: Final = "preemption: not eligible due to a terminating pod on the nominated node."
+_RESERVES: Final = "preemption: not eligible due to being a Reservation."
 _NO_VICTIMS: Final = "No preemption victims found for incoming pod"
 _NOT_HELPFUL: Final = "Preemption is not helpful for scheduling"
 
@@ -60,6 +72,10 @@ _MORE_ROOM_NEVER_HURTS: Final = frozenset(
         "LoadAwareScheduling",
         "NodeNUMAResource",
         "DeviceShare",
+        "VolumeRestrictions",
+        "NodeVolumeLimits",
+        "VolumeBinding",
+        "VolumeZone",
     }
 )
 """Filters that pass a node with fewer pods if they pass it with more. Of these, a node that only
@@ -91,23 +107,55 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """No eviction helps now. remark: why, for the pod's condition. waits: victims of the pod's
-    former preemption are still there, so its nomination stays."""
+    """No eviction helps now.
+
+    remark: why, for the end of the pod's condition. waits: victims of the pod's former preemption
+    are still there, so its nomination stays.
+    """
 
     remark: str
     waits: bool = False
 
 
+class PostFilter(Protocol):
+    """Looks for a way to place a pod that no node takes as things are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def post_filter(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        *,
+        being_evicted: Callable[[Booking], bool],
+        salt: int,
+    ) -> Candidate | NotFound:
+        """Return the node to free with its victims, or why there is none.
+
+        being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
+        salt: draws between nodes of equal cost.
+        """
+        ...
+
+
 def default_victims(shape: PodShape) -> bool:
-    """Return whether pods of a shape may be evicted for others, by their labels."""
+    """Return whether pods of a shape may be evicted for others, by their labels.
+
+    What a Reservation keeps is not taken from it.
+    """
     labels = shape.labels
     return (
-        labels.get(LABEL_DISABLE_PREEMPTIBLE) != "true" and labels.get(LABEL_PREEMPTIBLE) != "false"
+        labels.get(LABEL_DISABLE_PREEMPTIBLE) != "true"
+        and labels.get(LABEL_PREEMPTIBLE) != "false"
+        and ANNOTATION_RESERVE_POD not in shape.annotations
     )
 
 
 class Preemption:
-    """The search for the cheapest node, for the pods of one profile."""
+    """The search for the cheapest node, for the pods of one profile. A PostFilter."""
+
+    name: Final = "DefaultPreemption"
 
     def __init__(
         self,
@@ -124,13 +172,28 @@ class Preemption:
         self._arguments = arguments or Arguments()
         self._checks = RowChecks(evaluator.profile, tables, nominator)
 
+    def post_filter(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        *,
+        being_evicted: Callable[[Booking], bool],
+        salt: int,
+    ) -> Candidate | NotFound:
+        """Return the node to free for a pod, with the victims there. See PostFilter."""
+        reason = self.why_not(pod, being_evicted)
+        if reason is not None:
+            return reason
+        # Evictions change nodes, not what refuses a pod before any node is looked at.
+        resolvable = np.zeros(0, dtype=np.intp) if diagnosis.refusal else diagnosis.resolvable
+        return self.find(pod, resolvable, salt=salt)
+
     def why_not(
         self, pod: PendingPod[PodShape], being_evicted: Callable[[Booking], bool]
     ) -> NotFound | None:
-        """Return why a pod may not preempt now, or None if it may.
-
-        being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
-        """
+        """Return why a pod may not preempt now, or None if it may."""
+        if ANNOTATION_RESERVE_POD in pod.shape.annotations:
+            return NotFound(_RESERVES)
         if pod.shape.preemption_policy == NEVER:
             return NotFound(_POLICY_NEVER)
         row = self._tables.nodes.row(self._nominator.node_of(pod.uid))
@@ -158,9 +221,8 @@ class Preemption:
         if not len(resolvable):
             return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
         try:
-            evaluation = self._evaluator.evaluate(pod.shape)
+            evaluation = self._evaluator.evaluate_nodes(pod.shape)
         except Refusal:
-            # Evictions would have to change what refuses the pod, not the nodes.
             return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
         ties = tables.nodes.order ^ np.uint64(salt)
         costs, by_hand = self._amounts(pod, evaluation, resolvable, may_be_victim)
@@ -197,9 +259,16 @@ class Preemption:
             row = self._tables.nodes.row(node)
             if row is not None and self._checks.nominated(pod, row):
                 short[row] = True
+        # Evicting a pod inside a reservation frees nothing beyond the reservation.
+        only[self._rows_with_reservations()] = False
         simple = (short & only)[resolvable]
         costs = self._by_amounts(pod, resolvable[simple], requested, may_be_victim)
         return costs, resolvable[~simple]
+
+    def _rows_with_reservations(self) -> NDArray[np.intp]:
+        return np.unique(
+            np.array([row for row, _ in self._tables.reservations.uses()], dtype=np.intp)
+        )
 
     def _by_amounts(
         self,
@@ -245,13 +314,16 @@ class Preemption:
         requested = next((each.looked_at(pod.shape) for each in fit), None)
         bounds = self._by_amounts(pod, rows, requested, may_be_victim)
         order = bounds.order(ties[bounds.rows])
+        first = [(int(bounds.rows[at]), int(bounds.highest[at])) for at in order]
+        # There a pod may fit in what is reserved, which the amounts of the node do not show.
+        inside = np.setdiff1d(np.intersect1d(rows, self._rows_with_reservations()), bounds.rows)
+        order_of_rows = [(int(row), NO_VICTIM) for row in inside] + first
         found: list[Candidate] = [] if best is None else [best]
         most = len(found) + _MOST_FOUND
-        for element in order[: self._arguments.most_tried(self._tables.nodes.count)]:
-            bound = (0, int(bounds.highest[element]))
+        for row, highest in order_of_rows[: self._arguments.most_tried(self._tables.nodes.count)]:
+            bound = (0, highest)
             if len(found) == most or any(each.cost[:2] < bound for each in found):
                 break
-            row = int(bounds.rows[element])
             candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
             if candidate is not None:
                 found.append(candidate)
@@ -262,4 +334,4 @@ def _none(nodes: int, reasons: Mapping[str, int]) -> str:
     """Return kube-scheduler's text for nodes that preemption does not free."""
     counts = Counter(reasons)
     parts = sorted(f"{count} {reason}" for reason, count in counts.items() if count)
-    return f"0/{nodes} nodes are available: {', '.join(parts)}."
+    return f"preemption: 0/{nodes} nodes are available: {', '.join(parts)}."

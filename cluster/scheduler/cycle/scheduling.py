@@ -7,19 +7,26 @@ writes it to the API server, and removes it again if that fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from cluster.scheduler.cycle.advice import Advisor
-from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile
+from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
+from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
+from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
 from cluster.scheduler.cycle.slots import Room, most_placed, room_of
+from cluster.scheduler.cycle.trial import RowChecks
+from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but_for, nearest
 from cluster.scheduler.reasons.diagnosis import Diagnosis, diagnose, refused
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
+from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
+from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -57,10 +64,29 @@ class Unplaced:
 class Scheduling:
     """Places pods of all profiles on one set of tables."""
 
-    def __init__(self, tables: Tables, profiles: Mapping[str, Profile], *, seed: int) -> None:
-        """profiles: by scheduler name. seed: with the same seed and inputs, the same placements."""
+    def __init__(
+        self,
+        tables: Tables,
+        profiles: Mapping[str, Profile],
+        *,
+        seed: int,
+        preemption: Mapping[str, Arguments] = MappingProxyType({}),
+    ) -> None:
+        """profiles: by scheduler name. seed: with the same seed and inputs, the same placements.
+        preemption: the arguments of the profiles with DefaultPreemption, by scheduler name.
+        """
         self.tables = tables
+        self.nominator: Nominator[PodShape] = Nominator()
+        self.budgets = DisruptionBudgets()
         self._evaluators = {name: Evaluator(profile, tables) for name, profile in profiles.items()}
+        self._checks = {
+            name: RowChecks(profile, tables, self.nominator) for name, profile in profiles.items()
+        }
+        self.post_filters: dict[str, list[PostFilter]] = {
+            name: [Preemption(self._evaluators[name], tables, self.nominator, self.budgets, given)]
+            for name, given in preemption.items()
+        }
+        """What runs for a pod that no node takes, by scheduler name, in order."""
         self._advisor = Advisor()
         self._salt = seed % 2**64
 
@@ -91,14 +117,19 @@ class Scheduling:
         name = key.partition("/")[2]
         booked, shape = shape, self.tables.reservations.shape_for(shape, name, uid)
         try:
-            evaluation = evaluator.evaluate(shape)
+            promises = self._promises(key, uid, shape, profile) if len(self.nominator) else None
+            evaluation = evaluator.evaluate(shape, promises)
         except Refusal as refusal:
             return Unplaced(self._refused(refusal, shape, profile, now))
         self._salt = (self._salt + _MIX) % 2**64
-        preferred = tuple(
-            row
-            for preference in evaluator.profile.preferences
-            for row in preference.preferred(shape, self.tables)
+        nominated = self.tables.nodes.row(self.nominator.node_of(uid))
+        preferred = (
+            *(() if nominated is None else (nominated,)),
+            *(
+                row
+                for preference in evaluator.profile.preferences
+                for row in preference.preferred(shape, self.tables)
+            ),
         )
         rejected: dict[int, tuple[str, Reason]] = {}
         if opinion is not None:
@@ -171,6 +202,36 @@ class Scheduling:
             return self._evaluators[profile].evaluate_nodes(shape)
         except Refusal:
             return None
+
+    def post_filter(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        being_evicted: Callable[[Booking], bool],
+    ) -> Candidate | NotFound:
+        """Return the victims whose eviction makes room for a pod that no node takes, or why none.
+
+        being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
+        """
+        name = pod.key.partition("/")[2]
+        pod = replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
+        remarks = []
+        waits = False
+        # Without any node there is nothing to free.
+        profile = pod.shape.scheduler_name if diagnosis.nodes else ""
+        for each in self.post_filters.get(profile, ()):
+            found = each.post_filter(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
+            if isinstance(found, Candidate):
+                return found
+            remarks.append(found.remark)
+            waits = waits or found.waits
+        return NotFound(" ".join(filter(None, remarks)), waits)
+
+    def _promises(self, key: str, uid: str, shape: PodShape, profile: str) -> Promises:
+        """Return what decides about the nodes for which other pods are nominated."""
+        pod = PendingPod(key, uid, shape.priority, shape, created=0.0)
+        checks = self._checks[profile]
+        return lambda feasible: checks.held_by_nominated(pod, feasible)
 
     def _advised(
         self,

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.evaluation import Held, Profile
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.plugins.contract import Filter, Reason
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
@@ -116,6 +117,27 @@ class RowChecks:
         return tuple(
             other for other in at_least if other.uid != pod.uid and other.uid not in bookings
         )
+
+    def held_by_nominated(self, pod: PendingPod[PodShape], feasible: NDArray[np.intp]) -> Held:
+        """Return those of `feasible`, ascending rows, that do not take a pod beside their nominated
+        pods. Each node is looked at with its own nominated pods alone, as kube-scheduler does."""
+        held: dict[int, tuple[tuple[Filter, int], ...]] = {}
+        for node in () if self._nominator is None else self._nominator.nodes():
+            row = self.tables.nodes.row(node)
+            if row is None:
+                continue
+            position = int(np.searchsorted(feasible, row))
+            if position == len(feasible) or feasible[position] != row:
+                continue
+            nominated = self.nominated(pod, row)
+            if not nominated:
+                continue
+            with Trial(self.tables) as trial:
+                self.place_nominated(trial, nominated, row)
+                masks = self.masks(pod.shape, row)
+            if any(bits for _, bits in masks):
+                held[row] = masks
+        return held
 
     def place_nominated(
         self, trial: Trial, nominated: tuple[PendingPod[PodShape], ...], row: int

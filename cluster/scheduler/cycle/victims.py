@@ -40,7 +40,8 @@ StillFits = Callable[[PendingPod[PodShape], int], bool]
 _LOWEST_PRIORITY: Final = -(2**31)
 """Of an int32. Sums of priorities count from here, so that a victim more never makes a sum less."""
 
-_NO_VICTIM: Final = _LOWEST_PRIORITY - 1
+NO_VICTIM: Final = _LOWEST_PRIORITY - 1
+"""The priority of the most important of no victims."""
 
 _NO_LIMIT: Final = 2**62
 
@@ -58,7 +59,7 @@ class Candidate:
     def cost(self) -> tuple[int, int, int, int, float]:
         """What nodes are compared by, the least first."""
         if not self.victims:
-            return 0, _NO_VICTIM, 0, 0, 0.0
+            return 0, NO_VICTIM, 0, 0, 0.0
         priorities = [victim.shape.priority for victim in self.victims]
         highest = max(priorities)
         return (
@@ -213,8 +214,8 @@ def by_amounts(
             stays = turn[:, at] & (back <= room).all(axis=1)
             room -= np.where(stays[:, None], back, 0)
             victims[:, at] &= ~stays
-    priorities = np.where(victims, occupants.priorities[numbers], _NO_VICTIM)
-    highest = priorities.max(axis=1, initial=_NO_VICTIM)
+    priorities = np.where(victims, occupants.priorities[numbers], NO_VICTIM)
+    highest = priorities.max(axis=1, initial=NO_VICTIM)
     important = victims & (priorities == highest[:, None])
     starts = np.where(important, occupants.starts[rows][:, :width], np.inf)
     return Costs(

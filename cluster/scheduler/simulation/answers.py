@@ -144,7 +144,9 @@ def _placed_again(
     simulation.run(progress=progress)
     pods = simulation.core.pods.items
     results = [
-        simulation.result(key, was=node) for key, node in cluster.moved.items() if key in pods
+        simulation.result(key, was=node)
+        for key, node in cluster.moved.items()
+        if key in pods or key in simulation.evicted
     ]
     return simulation, notes, results
 

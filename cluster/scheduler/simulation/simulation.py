@@ -1,7 +1,8 @@
 """One simulation: the scheduler's core over given objects, with time and bindings of its own.
 
 A binding succeeds at once and is seen as the watch would show it: on the pod, with the annotations
-that it records. Time goes on only where nothing can be decided otherwise (back-offs).
+that it records. A victim of a preemption is gone at once. Time goes on only where nothing can be
+decided otherwise (back-offs).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from apis.quantity import parse_quantity
 from apis.scheduling import ReservationCondition, ReservationPhase, ReservationStatus
 from cluster.scheduler.binding.placement import Bound, Placement
 from cluster.scheduler.binding.reservations import ReservationPlacement
+from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
@@ -56,7 +58,8 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 class PodResult:
     """What happened to one pod.
 
-    state: "placed", "waiting" (for its gang, on `node`), "gated" or "unschedulable". was: the node
+    state: "placed", "waiting" (for its gang, on `node`), "gated", "unschedulable", or "evicted" (by
+    the preemption of a more important pod). was: the node
     that it has in the cluster, or "". explained: why.
     """
 
@@ -96,6 +99,9 @@ class Simulation:
         self._reserved: list[ReservationPlacement] = []
         self._explained: dict[str, Explained] = {}
         self._taken = 0
+        self._victims: list[str] = []
+        self.evicted: set[str] = set()
+        """Keys of the pods that were evicted for others."""
 
     # --- writers -------------------------------------------------------------------------------
 
@@ -109,6 +115,10 @@ class Simulation:
 
     def refuse_reservation(self, *_: Any) -> None:
         """Conditions are not written."""
+
+    def evict(self, victim: Victim, controller: str) -> None:
+        """Take a victim; it is gone after the attempt."""
+        self._victims.append(f"{victim.namespace}/{victim.name}")
 
     def status(self, *_: Any) -> None:
         """Conditions are not written: `results` has them."""
@@ -164,7 +174,13 @@ class Simulation:
             self.now = max(upcoming, self.now + 0.001)
 
     def _confirm(self) -> bool:
-        """Bind what was placed, as the API server and the watch would show it."""
+        """Bind what was placed, as the API server and the watch would show it, and remove victims.
+
+        Returns whether there was anything."""
+        victims, self._victims = self._victims, []
+        for key in victims:
+            self.evicted.add(key)
+            self.core.pods.drop(key)
         placements, self._placements = self._placements, []
         for placement in placements:
             pod = self.core.pods.get(placement.name, namespace=placement.namespace)
@@ -195,7 +211,7 @@ class Simulation:
                     status=replace(pod.status, conditions=(condition,)),
                 )
             )
-        return self._confirm_reservations() or bool(placements)
+        return self._confirm_reservations() or bool(placements or victims)
 
     def _confirm_reservations(self) -> bool:
         """Make Reservations Available that got a node."""
@@ -233,6 +249,8 @@ class Simulation:
 
     def result(self, key: str, *, was: str = "") -> PodResult:
         """Return what happened to the pod namespace/name."""
+        if key in self.evicted:
+            return PodResult(key, "evicted", "", was, "evicted for a more important pod", None)
         why = self.core.why(key)
         if why is None:
             raise KeyError(key)

@@ -21,6 +21,7 @@ from apis.keys import (
 )
 from apis.meta import unix_seconds
 from apis.scheduling_pod import SchedulingPod
+from cluster.scheduler.binding.victims import PREEMPTED
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
 from cluster.scheduler.tables.numa.record import recorded_allocation
 from cluster.scheduler.tables.shapes import PodShape
@@ -80,6 +81,7 @@ def booking_of(pod: SchedulingPod, shape: PodShape) -> ReadBooking:
             start=_moment_of(pod, "PodScheduled") or unix_seconds(pod.metadata.creation_timestamp),
             initialized=_moment_of(pod, "Initialized"),
             terminating=pod.metadata.deletion_timestamp is not None,
+            preempted=_is_preempted(pod),
         ),
         tuple(problems),
     )
@@ -106,6 +108,15 @@ def _allocation(pod: SchedulingPod, problems: list[InputError]) -> Allocation:
         except InputError as error:
             problems.append(error)
     return Allocation(cpus, numa, devices, reservation)
+
+
+def _is_preempted(pod: SchedulingPod) -> bool:
+    return pod.metadata.deletion_timestamp is not None and any(
+        condition.type == "DisruptionTarget"
+        and condition.status == "True"
+        and condition.reason == PREEMPTED
+        for condition in pod.status.conditions
+    )
 
 
 def _moment_of(pod: SchedulingPod, kind: str) -> float:

@@ -14,6 +14,7 @@ from apis.core import is_terminated
 from apis.meta import LabelSelector, unix_seconds
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of
@@ -42,12 +43,14 @@ class ClusterSource:
         clock: Callable[[], float],
         follow: Callable[[Decisions], None],
         forget: Callable[[str], None],
+        nominator: Nominator[PodShape],
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
         quotas: QuotaSource | None = None,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
         change means for gangs. forget: called with the UID of a pod that is gone or is being
-        deleted. spread_by: selects the pods of the workload that a pod belongs to.
+        deleted. nominator: takes the nominations that pods show when they are first seen, which is
+        after a restart. spread_by: selects the pods of the workload that a pod belongs to.
         quotas: takes pods without a node, if a profile schedules by quotas.
         """
         self._tables = tables
@@ -56,6 +59,7 @@ class ClusterSource:
         self._gangs = gangs
         self._follow = follow
         self._forget_attempt = forget
+        self._nominator = nominator
         self._scheduler_names = scheduler_names
         self._clock = clock
         self._spread_by = spread_by
@@ -107,6 +111,7 @@ class ClusterSource:
 
     def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
+        self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
         key = read.booking.key
         if read.problems:
@@ -154,6 +159,10 @@ class ClusterSource:
             created=unix_seconds(new.metadata.creation_timestamp),
             gang=gang,
         )
+        if self._queue.place(uid) is not None:
+            self._nominator.update(pod)
+        elif new.status.nominated_node_name:
+            self._nominator.nominate(pod, new.status.nominated_node_name)
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.add(pod, self._clock(), defines=defines))
 

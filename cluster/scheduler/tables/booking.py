@@ -64,6 +64,7 @@ class Booking:
     key: namespace/name. start: when the pod started or was assumed, seconds since 1970.
     initialized: when the pod's init containers had ended, seconds since 1970, or 0.
     terminating: the pod is being deleted; it counts until it is gone, but not for spread.
+    preempted: it is being deleted to make room for another pod.
     """
 
     key: str
@@ -74,3 +75,4 @@ class Booking:
     start: float = 0.0
     initialized: float = 0.0
     terminating: bool = False
+    preempted: bool = False

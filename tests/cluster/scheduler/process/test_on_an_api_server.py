@@ -161,7 +161,8 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
         assert found["status"] == "False"
         assert found["reason"] == "Unschedulable"
         assert found["message"] == (
-            "0/4 nodes are available: 4 Insufficient cpu. "
+            "0/4 nodes are available: 4 Insufficient cpu. preemption: 0/4 nodes are available: "
+            "4 No preemption victims found for incoming pod. "
             "One change away: 4 of 4 nodes lack only 2 of cpu."
         )
 

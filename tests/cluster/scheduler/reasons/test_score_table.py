@@ -80,7 +80,8 @@ def test_a_refused_pod_shows_counts_and_the_nearest_nodes() -> None:
     found = _why(core, "a")
     assert (found["state"], found["node"]) == ("unschedulable", "")
     assert found["counts"] == {"Insufficient cpu": 1}
-    assert found["message"].startswith("0/1 nodes are available: 1 Insufficient cpu. One change")
+    assert found["message"].startswith("0/1 nodes are available: 1 Insufficient cpu. preemption: ")
+    assert ". One change away: 1 of 1" in found["message"]
     assert found["nearest"] == [
         {
             "text": "1 of 1 nodes lack only 1 of cpu",

@@ -1,0 +1,156 @@
+"""A scheduler without an API server: objects go in, and what it would write is kept."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from cluster.scheduler.binding.events import Event
+from cluster.scheduler.binding.placement import Bound, Placement
+from cluster.scheduler.binding.statuses import PodStatus, Shown
+from cluster.scheduler.binding.victims import Victim
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.core import SchedulerCore
+from kube.cache import Cache
+from kube.client import Client
+
+CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    permit: {enabled: [{name: Coscheduling}]}
+"""
+
+
+class Bed:
+    """The pods are those of the API server; the scheduler sees a change when it is `put`."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+        self.placements: list[Placement] = []
+        self.victims: list[Victim] = []
+        self.events: list[Event] = []
+        self.nominated: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self._version = 0
+        self.start()
+
+    def start(self) -> None:
+        """Begin with a scheduler that has seen nothing."""
+        self.core = SchedulerCore(
+            cast(Client, None),
+            read_configuration(CONFIGURATION, obj="test"),
+            self,
+            seed=1,
+            clock=lambda: self.now,
+        )
+
+    # --- Writers -------------------------------------------------------------------------------
+
+    def bind(self, placement: Placement) -> None:
+        self.placements.append(placement)
+
+    def status(self, status: PodStatus, shown: Shown) -> None:
+        self.messages[status.name] = status.message
+        if status.nominated_node is not None:
+            self.nominated[status.name] = status.nominated_node
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def settled(self, uid: str) -> None: ...
+    def reserve(self, placement: object) -> None: ...
+    def refuse_reservation(self, refusal: object) -> None: ...
+
+    def evict(self, victim: Victim, controller: str) -> None:
+        self.victims.append(victim)
+
+    # --- objects -------------------------------------------------------------------------------
+
+    def _take(self, cache: Cache[Any], kind: str, obj: dict[str, Any]) -> None:
+        self._version += 1
+        obj["metadata"]["resourceVersion"] = str(self._version)
+        cache.take(msgspec.json.encode({"type": kind, "object": obj}))
+
+    def node(self, name: str, cpu: int) -> None:
+        amounts = {"cpu": str(cpu), "memory": "64Gi", "pods": "110"}
+        self._take(
+            self.core.nodes,
+            "ADDED",
+            {"metadata": {"name": name}, "status": {"allocatable": amounts}},
+        )
+
+    def budget(self, name: str, app: str, allowed: int) -> None:
+        cache = next(c for c in self.core.caches if c.resource.kind == "PodDisruptionBudget")
+        self._take(
+            cache,
+            "ADDED",
+            {
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"selector": {"matchLabels": {"app": app}}},
+                "status": {"disruptionsAllowed": allowed},
+            },
+        )
+
+    def pod(
+        self,
+        name: str,
+        cpu: int,
+        priority: int,
+        *,
+        node: str = "",
+        app: str = "",
+        gang: int = 0,
+        nominated: str = "",
+        **spec: Any,
+    ) -> None:
+        """Make a pod. gang: the minimum of a gang "g" that the pod is in, 0 for none."""
+        prefix = "gang.scheduling.koordinator.sh"
+        annotations = {f"{prefix}/name": "g", f"{prefix}/min-available": str(gang)} if gang else {}
+        self.pods[name] = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": f"u-{name}",
+                "labels": {"app": app} if app else {},
+                "annotations": annotations,
+            },
+            "spec": {
+                "schedulerName": "koord-scheduler",
+                "nodeName": node,
+                "priority": priority,
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": str(cpu)}}}],
+                **spec,
+            },
+            "status": {"nominatedNodeName": nominated} if nominated else {},
+        }
+        self._take(self.core.pods, "ADDED", self.pods[name])
+
+    def change(self, name: str) -> None:
+        """Show a pod as it is in `pods`."""
+        self._take(self.core.pods, "MODIFIED", self.pods[name])
+
+    def gone(self, name: str) -> None:
+        self._take(self.core.pods, "DELETED", self.pods.pop(name))
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Let time pass and schedule; what is placed is bound."""
+        self.now += seconds
+        assert not self.core.schedule_for(10.0)
+        while self.placements:
+            placement = self.placements.pop(0)
+            self.pods[placement.name]["spec"]["nodeName"] = placement.node
+            self.core.attempts.bound(placement, Bound())
+            self.change(placement.name)
+
+    def node_of(self, name: str) -> str:
+        found: str = self.pods[name]["spec"].get("nodeName", "")
+        return found
+
+    def evicted(self) -> list[str]:
+        return sorted(victim.name for victim in self.victims)

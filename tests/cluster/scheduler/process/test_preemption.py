@@ -1,0 +1,186 @@
+"""What follows from a preemption: victims, nominations, and who gets the room."""
+
+from __future__ import annotations
+
+from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.cycle.waiting import Place
+from tests.cluster.scheduler.process.preemption_bed import Bed
+
+
+def _full() -> Bed:
+    """Return two nodes of 4 CPUs with two pods of 2 each, of priority 1."""
+    bed = Bed()
+    for node in ("a", "b"):
+        bed.node(node, 4)
+        for number in range(2):
+            bed.pod(f"{node}{number}", 2, 1, node=node)
+    return bed
+
+
+def test_victims_are_evicted_and_the_pod_gets_the_room_when_they_are_gone() -> None:
+    bed = _full()
+    bed.pod("new", 3, 10)
+    bed.run()
+    node = bed.nominated["new"]
+    assert bed.evicted() == [f"{node}0", f"{node}1"]
+    assert "nodes are available: 2 Insufficient cpu." in bed.messages["new"]
+    about = [event for event in bed.events if event.reason == "Preempted"]
+    assert [event.about.name for event in about] == [f"{node}0", f"{node}1"]
+    assert about[0].related is not None
+    assert about[0].related.name == "new"
+    # While the victims end, nothing more is evicted, however often the pod is tried.
+    bed.gone(f"{node}0")
+    bed.run(30.0)
+    assert len(bed.victims) == 2
+    assert "not eligible due to a terminating pod on the nominated node" in bed.messages["new"]
+    # A less important pod that would fit into the room does not get it.
+    bed.pod("small", 2, 1)
+    bed.run()
+    assert bed.node_of("small") == ""
+    bed.gone(f"{node}1")
+    bed.run(30.0)
+    assert bed.node_of("new") == node
+    assert len(bed.core.attempts.evictions) == 0
+    assert len(bed.core.scheduling.nominator) == 0
+
+
+def test_a_less_important_pod_takes_what_is_left_beside_the_nominated_one() -> None:
+    bed = _full()
+    bed.pod("new", 2, 10)
+    bed.run()
+    node = bed.nominated["new"]
+    (victim,) = bed.evicted()
+    bed.gone(victim)
+    other = next(name for name in (f"{node}0", f"{node}1") if name in bed.pods)
+    # Without its nomination, the room would go to the pod that is tried first.
+    bed.pod("low", 2, 5)
+    bed.gone(other)
+    bed.run()
+    assert bed.node_of("new") == bed.node_of("low") == node
+
+
+def test_pods_of_equal_priority_each_make_room_for_themselves() -> None:
+    bed = _full()
+    for name in ("x", "y"):
+        bed.pod(name, 4, 10)
+    bed.run()
+    assert {bed.nominated["x"], bed.nominated["y"]} == {"a", "b"}
+    assert bed.evicted() == ["a0", "a1", "b0", "b1"]
+    for victim in bed.evicted():
+        bed.gone(victim)
+    bed.run(30.0)
+    assert {bed.node_of("x"), bed.node_of("y")} == {"a", "b"}
+
+
+def test_a_pod_that_must_not_preempt_says_so() -> None:
+    bed = _full()
+    bed.pod("new", 3, 10, preemptionPolicy="Never")
+    bed.run()
+    assert bed.victims == []
+    assert "preemption: not eligible due to preemptionPolicy=Never." in bed.messages["new"]
+
+
+def test_the_node_whose_budget_allows_it_is_freed() -> None:
+    bed = _full()
+    for name in ("a0", "a1"):
+        bed.pods[name]["metadata"]["labels"] = {"app": "kept"}
+        bed.change(name)
+    bed.budget("kept", "kept", 1)
+    bed.pod("new", 4, 10)
+    bed.run()
+    assert bed.evicted() == ["b0", "b1"]
+
+
+def test_a_more_important_pod_takes_over_a_node_and_the_former_nomination_ends() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("old", 4, 1, node="a")
+    bed.pod("first", 4, 5)
+    bed.run()
+    bed.pod("second", 4, 9)
+    bed.run()
+    assert bed.nominated == {"first": "", "second": "a"}
+    assert bed.evicted() == ["old"]
+    bed.gone("old")
+    bed.run(30.0)
+    assert bed.node_of("second") == "a"
+    assert bed.node_of("first") == ""
+
+
+def test_a_nomination_is_read_back_after_a_restart() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("new", 4, 10, nominated="a")
+    bed.pod("low", 4, 5)
+    bed.core.queue.remove("u-new")
+    bed.run()
+    assert bed.node_of("low") == ""
+    assert bed.core.queue.place("u-low") is Place.UNSCHEDULABLE
+    # The nomination ends with the pod, and the room is given to the next.
+    bed.gone("new")
+    bed.run(30.0)
+    assert bed.node_of("low") == "a"
+
+
+def test_a_victim_that_ends_already_is_waited_for_after_a_restart() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("old", 4, 1, node="a")
+    bed.pods["old"]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    bed.pods["old"]["status"] = {
+        "conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        ]
+    }
+    bed.change("old")
+    bed.pod("new", 4, 10, nominated="a")
+    bed.run()
+    assert bed.victims == []
+    assert "not eligible due to a terminating pod" in bed.messages["new"]
+
+
+def test_an_eviction_that_is_refused_ends_the_nomination_and_is_tried_again() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("old", 4, 1, node="a")
+    bed.pod("new", 4, 10)
+    bed.run()
+    (victim,) = bed.victims
+    bed.core.attempts.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
+    assert len(bed.core.scheduling.nominator) == 0
+    bed.run(0.0)
+    bed.run(30.0)
+    assert len(bed.victims) == 2
+
+
+def test_a_nomination_that_helps_no_more_is_taken_back() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("new", 4, 10, nominated="a")
+    bed.pod("other", 4, 50, node="a")
+    bed.run()
+    assert bed.nominated == {"new": ""}
+    assert "1 No preemption victims found for incoming pod" in bed.messages["new"]
+
+
+def test_a_victim_that_waits_for_its_gang_gives_its_node_back_and_is_not_deleted() -> None:
+    bed = Bed()
+    for node in ("a", "b"):
+        bed.node(node, 4)
+    for number in range(2):
+        bed.pod(f"g{number}", 3, 1, gang=2)
+    # One member meets an error and backs off, so that the other waits on its node.
+    popped = bed.core.permit.pop(bed.now)
+    assert popped is not None
+    bed.core.permit.failed(popped.pod.uid, "an error", bed.now)
+    bed.core.attempts.next(bed.now)
+    (waiting,) = (uid for uid in ("u-g0", "u-g1") if bed.core.attempts.waits_on(uid))
+    node = bed.core.attempts.waits_on(waiting)
+    bed.pod("large", 4, 50, node="b" if node == "a" else "a")
+    bed.pod("new", 4, 10)
+    bed.core.attempts.next(bed.now)
+    assert bed.victims == []
+    assert not bed.core.attempts.waits_on(waiting)
+    assert "preempted by pod default/new" in bed.messages[waiting.removeprefix("u-")]
+    bed.run(30.0)
+    assert bed.node_of("new") == node
