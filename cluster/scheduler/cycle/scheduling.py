@@ -169,8 +169,11 @@ class Scheduling:
     def short_of(self, gangs: Iterable[Wanted[PodShape]]) -> Diagnosis | None:
         """Return why the members of `gangs` cannot be placed, where that is known beforehand.
 
-        Nothing is booked. The nodes may have too little room even when this returns None.
+        Nothing is booked. The nodes may have too little room even when this returns None. It does
+        where a reservation may be for one of the members alone.
         """
+        if self.tables.reservations.names_pods:
+            return None
         room: dict[PodShape, Room] = {}
         for wanted in gangs:
             try:

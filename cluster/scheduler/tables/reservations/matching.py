@@ -156,6 +156,11 @@ def _keys_of_owner(owner: ReservationOwner) -> Iterable[Key]:
     return (EVERY,)
 
 
+def names_pod(key: Key) -> bool:
+    """Return whether a key is of one pod, by its name or UID."""
+    return key[0] in ("uid", "name")
+
+
 def keys_of_pod(pod: PodShape) -> Iterator[Key]:
     """Yield the keys of a pod."""
     yield EVERY

@@ -32,6 +32,7 @@ from cluster.scheduler.tables.reservations.matching import (
     keys_of_pod,
     keys_of_reservation,
     match,
+    names_pod,
 )
 from cluster.scheduler.tables.shapes import PodShape, personal
 from cluster.scheduler.tables.use import Use, use_of
@@ -87,6 +88,7 @@ class ReservationTable:
         self._index: dict[Key, set[int]] = {}
         self._matches: WeakKeyDictionary[PodShape, _Matches] = WeakKeyDictionary()
         self._personal: dict[tuple[PodShape, str], PodShape] = {}
+        self._naming: set[int] = set()
         self._match_version = 0
         self._width = len(nodes.resources)
         self._changed = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
@@ -132,6 +134,11 @@ class ReservationTable:
         """Return the slot of a reservation."""
         return self._slot_of.get(uid)
 
+    @property
+    def names_pods(self) -> bool:
+        """Whether a reservation is for a pod by its name or UID: shapes do not say everything."""
+        return bool(self._naming)
+
     def owners_of(self, uid: str) -> frozenset[str]:
         """Return the UIDs of the pods that are booked with a reservation, on whatever node."""
         group = self._groups.get(uid)
@@ -156,7 +163,7 @@ class ReservationTable:
     def shape_for(self, shape: PodShape, name: str, uid: str) -> PodShape:
         """Return the shape to decide about a pod with: its own if a reservation names the pod."""
         index = self._index
-        if not index or (("uid", uid, "") not in index and ("name", name, "") not in index):
+        if not self._naming or (("uid", uid, "") not in index and ("name", name, "") not in index):
             return shape
         known = self._personal.get((shape, uid))
         if known is None:
@@ -226,6 +233,8 @@ class ReservationTable:
             self._unindex(slot)
             for key in keys_of_reservation(facts):
                 self._index.setdefault(key, set()).add(slot)
+                if names_pod(key):
+                    self._naming.add(slot)
             self._note(slot)
         if before is not None and self._uid_of_name.get(before.name) == facts.uid:
             del self._uid_of_name[before.name]
@@ -433,6 +442,7 @@ class ReservationTable:
 
     def _unindex(self, slot: int) -> None:
         facts = self._facts[slot]
+        self._naming.discard(slot)
         for key in keys_of_reservation(facts) if facts is not None else ():
             slots = self._index[key]
             slots.discard(slot)

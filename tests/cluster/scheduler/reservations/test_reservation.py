@@ -16,6 +16,7 @@ from apis.keys import (
     LABEL_RESERVATION_IGNORED,
 )
 from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
 from cluster.scheduler.plugins.reservations.reservation import Reservation
@@ -245,6 +246,29 @@ def test_a_pod_named_by_a_reservation_uses_it_and_its_replicas_do_not() -> None:
     assert cluster.placed(shape, "replica")[1] == ""
     assert cluster.placed(shape, "chosen") == ("m", "r")
     assert cluster.tables.bookings["uid-chosen"].shape is shape
+
+
+def _gang(cluster: _Cluster, app: str) -> PodShape:
+    return cluster.shapes.of(
+        make_pod("p", labels={"app": app}, requests={"cpu": "8"}, schedulerName="koord-scheduler")
+    )
+
+
+def test_room_that_is_reserved_counts_for_a_gang() -> None:
+    cluster = _Cluster()
+    for number in range(4):
+        cluster.reserve(make_facts(f"r{number}"))
+    gang = Wanted("default/g", 4, {_gang(cluster, "a"): 4})
+    assert cluster.scheduling.short_of([gang]) is None
+    short = cluster.scheduling.short_of([Wanted("default/g", 4, {_gang(cluster, "x"): 4})])
+    assert short is not None and "room for 0 at most" in short.message
+    # Members that a reservation names have room that their shape does not say.
+    named = make_facts("r0", owners=({"object": {"name": "chosen"}},))
+    cluster.tables.reservations.upsert(named)
+    other = [Wanted("default/g", 1, {_gang(cluster, "x"): 1})]
+    assert cluster.scheduling.short_of(other) is None
+    cluster.tables.reservations.delete("uid-r0")
+    assert cluster.scheduling.short_of(other) is not None
 
 
 # --- choice --------------------------------------------------------------------------------------
