@@ -7,7 +7,7 @@ written as a large part of 2^63, and sums of such limits must not overflow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from apis.errors import InputError
@@ -15,6 +15,7 @@ from apis.keys import (
     ANNOTATION_QUOTA_NAMESPACES,
     ANNOTATION_QUOTA_SHARED_WEIGHT,
     ANNOTATION_QUOTA_TOTAL_RESOURCE,
+    ANNOTATION_QUOTA_UNSCHEDULABLE_RESOURCE,
     CPU,
     DEPRECATED_RESOURCES,
     LABEL_QUOTA_IGNORE_DEFAULT_TREE,
@@ -36,7 +37,8 @@ class QuotaDefinition:
 
     parent: name of the quota above it. tree: id of its tree, "" for the default tree. total: the
     resources of the tree, where the quota is the root of a tree; None elsewhere. outside_default:
-    the resources of that tree stay in the default tree too. weight: by resource name, for each name
+    the resources of that tree stay in the default tree too. unschedulable: of these, what lies on
+    nodes that take no pods; it is shown and decides nothing. weight: by resource name, for each name
     of `most`.
     """
 
@@ -52,6 +54,7 @@ class QuotaDefinition:
     namespaces: tuple[str, ...] = ()
     total: Amounts | None = None
     outside_default: bool = False
+    unschedulable: Amounts = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -88,12 +91,12 @@ def define(quota: ElasticQuota) -> QuotaDefinition:
     least, most = whole_amounts(quota.spec.min), whole_amounts(quota.spec.max)
     weight_field = f'metadata.annotations["{ANNOTATION_QUOTA_SHARED_WEIGHT}"]'
     weight = whole_amounts(resource_annotation(quota, ANNOTATION_QUOTA_SHARED_WEIGHT))
-    for field, amounts in (("spec.min", least), ("spec.max", most), (weight_field, weight)):
+    for at, amounts in (("spec.min", least), ("spec.max", most), (weight_field, weight)):
         for name, amount in amounts.items():
             if amount < 0:
                 raise InputError(
                     obj=ref,
-                    field=f"{field}.{name}",
+                    field=f"{at}.{name}",
                     value=str(quantity_of(name, amount)),
                     problem="must not be negative",
                 )
@@ -105,9 +108,12 @@ def define(quota: ElasticQuota) -> QuotaDefinition:
                 value=str(quantity_of(name, amount)),
                 problem=f"must not be above spec.max, which is {quantity_of(name, most[name])}",
             )
-    total = None
+    total, unschedulable = None, {}
     if node.is_root and quota.metadata.annotations.get(ANNOTATION_QUOTA_TOTAL_RESOURCE):
         total = whole_amounts(resource_annotation(quota, ANNOTATION_QUOTA_TOTAL_RESOURCE))
+        unschedulable = whole_amounts(
+            resource_annotation(quota, ANNOTATION_QUOTA_UNSCHEDULABLE_RESOURCE)
+        )
     return QuotaDefinition(
         name=node.name,
         namespace=node.namespace,
@@ -121,6 +127,7 @@ def define(quota: ElasticQuota) -> QuotaDefinition:
         namespaces=names_annotation(quota, ANNOTATION_QUOTA_NAMESPACES),
         total=total,
         outside_default=quota.metadata.labels.get(LABEL_QUOTA_IGNORE_DEFAULT_TREE) == "true",
+        unschedulable=unschedulable,
     )
 
 

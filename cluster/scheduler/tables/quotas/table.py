@@ -256,6 +256,11 @@ class QuotaTable:
         self.settle()
         return self._nodes
 
+    @property
+    def total_names(self) -> list[str]:
+        """The names of the resources that the nodes have."""
+        return sorted(name for name, amount in self._total.items() if amount)
+
     def top(self, tree: str) -> QuotaNode | None:
         """Return the node above all quotas of a tree."""
         self.settle()
