@@ -100,6 +100,8 @@ class SchedulerCore:
             preemption=self.plugins.preemption,
         )
         self.metrics = SchedulerMetrics(self.queue)
+        if self.plugins.quotas is not None:
+            self.metrics.show_quotas(self.plugins.quotas)
         self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
         reservations = self.reservation_source = ReservationSource(
             self.tables.reservations,

@@ -12,11 +12,15 @@ from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.quotas.exposition import quota_lines
+from cluster.scheduler.tables.quotas.table import QuotaTable
 
 _DECISION_BOUNDS: Final = tuple(0.00005 * 2.0**power for power in range(16))
 """50 microseconds to 1.6 s. kube-scheduler's buckets begin at 1 ms, above most decisions here."""
 _SLI_BOUNDS: Final = tuple(0.01 * 2.0**power for power in range(20))
 """kube-scheduler's, 10 ms to 1.5 h."""
+_PATCH_BOUNDS: Final = tuple(0.001 * 2.0**power for power in range(15))
+"""Upstream's."""
 
 _VICTIMS_BOUNDS: Final = tuple(2.0**power for power in range(7))
 """kube-scheduler's, 1 to 64."""
@@ -51,6 +55,11 @@ class SchedulerMetrics:
             "scheduler_preemption_victims", "Victims of a preemption.", bounds=_VICTIMS_BOUNDS
         )
         self.registry.also(self._pending)
+        self.quota_statuses = self.registry.histogram(
+            "scheduler_update_elastic_quota_status_duration_seconds",
+            "Duration of a patch of an ElasticQuota's status.",
+            bounds=_PATCH_BOUNDS,
+        )
 
     def decided(self, outcome: Placed | Unplaced, profile: str, seconds: float) -> None:
         """Count a decision. One that placed the pod counts as scheduled when it is bound."""
@@ -69,6 +78,10 @@ class SchedulerMetrics:
         """Count a preemption."""
         self.preemptions.labels().inc()
         self.victims.labels().observe(victims)
+
+    def show_quotas(self, table: QuotaTable) -> None:
+        """Show the gauges of quotas from now on."""
+        self.registry.also(lambda: quota_lines(table))
 
     def _pending(self) -> Iterator[str]:
         name = "scheduler_pending_pods"

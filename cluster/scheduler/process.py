@@ -25,6 +25,7 @@ from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.evictor import Evictor
 from cluster.scheduler.binding.placement import Outcome, Placement, Refused
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
+from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.schedule_explanations import ScheduleExplanations
@@ -43,6 +44,7 @@ from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
+from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
 from cluster.scheduler.questions import Questions
 from cluster.scheduler.sources.bookings import reservation_of
@@ -126,6 +128,9 @@ class SchedulerProcess(SchedulerCore):
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
+        self.quota_upkeep: QuotaUpkeep | None = None
+        if ELASTIC_QUOTA in controllers:
+            self._keep_quotas()
 
     def _make_extenders(self) -> Extenders | None:
         """Return what asks the configured extenders, if any. Raises InputError."""
@@ -177,6 +182,20 @@ class SchedulerProcess(SchedulerCore):
             reservation_of=reservation_of,
             clock=self._clock,
         )
+
+    def _keep_quotas(self) -> None:
+        table, arguments = self.plugins.quotas, self.plugins.quota_arguments
+        if table is None or arguments is None:
+            return
+        upkeep = self.quota_upkeep = QuotaUpkeep(
+            self.client,
+            table,
+            self.quotas.items,
+            arguments,
+            record=self.event,
+            observe=self.metrics.quota_statuses.labels().observe,
+        )
+        self.quotas.subscribe(upkeep.statuses.seen)
 
     def _woken(self, event: Event[Any]) -> None:
         self._wake.set()
@@ -247,6 +266,8 @@ class SchedulerProcess(SchedulerCore):
             start("explanations", self.explanations.run())
             if self.pod_group_statuses is not None:
                 start("pod group statuses", self.pod_group_statuses.run())
+            if self.quota_upkeep is not None:
+                start("quota upkeep", self.quota_upkeep.run())
             stack.push_async_callback(self.events.flush, 3.0)
             if self.extenders is not None:
                 # An extender may bind until the binder has drained.

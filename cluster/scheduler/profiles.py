@@ -20,6 +20,7 @@ from cluster.scheduler.configuration.arguments import (
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.koordinator_arguments import (
     AllocationStrategy,
+    ElasticQuotaArgs,
     LoadAwareSchedulingArgs,
     NUMACompat,
     ReservationArgs,
@@ -110,6 +111,8 @@ class Plugins:
     """Of the profiles that schedule gangs, by scheduler name."""
     quotas: QuotaTable | None
     """The table of quotas, if a profile schedules by them."""
+    quota_arguments: ElasticQuotaArgs | None
+    """Of the first profile that schedules by quotas: they set how quotas count for all."""
     quota_admissions: Mapping[str, ElasticQuotaAdmission]
     """Of the profiles that schedule by quotas, by scheduler name."""
     reservations: Mapping[str, ReservationArgs]
@@ -122,7 +125,13 @@ class Plugins:
 
 def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugins:
     """Build every profile's plugins over one set of tables."""
-    making = _Making(tables, _quotas(configuration, tables))
+    quota_arguments = _quota_arguments(configuration)
+    quotas = None
+    if quota_arguments is not None:
+        quotas = QuotaTable(quota_settings(quota_arguments, configuration.gates))
+        tables.add_booking_part(quotas)
+        tables.add_node_part(_QuotaNodes(quotas))
+    making = _Making(tables, quotas)
     profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
     enabled = {
         name
@@ -147,7 +156,8 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             for each in configuration.profiles
             if COSCHEDULING in each.plugins.get(Point.PERMIT, ())
         },
-        quotas=making.quotas,
+        quotas=quotas,
+        quota_arguments=quota_arguments,
         quota_admissions={
             name: admission
             for name, profile in profiles.items()
@@ -171,15 +181,10 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
     )
 
 
-def _quotas(configuration: SchedulerConfiguration, tables: Tables) -> QuotaTable | None:
-    """Return the one table of quotas. The first profile with ElasticQuota sets how it counts."""
+def _quota_arguments(configuration: SchedulerConfiguration) -> ElasticQuotaArgs | None:
     for each in configuration.profiles:
         if ELASTIC_QUOTA in each.plugins.get(Point.PRE_FILTER, ()):
-            arguments = each.arguments.elastic_quota
-            quotas = QuotaTable(quota_settings(arguments, configuration.gates))
-            tables.add_booking_part(quotas)
-            tables.add_node_part(_QuotaNodes(quotas))
-            return quotas
+            return each.arguments.elastic_quota
     return None
 
 

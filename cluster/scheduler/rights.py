@@ -102,6 +102,8 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(PODS, ("delete",), "victims of a preemption"),
     Right(NEW_EVENTS, ("create", "patch"), "events, and the count of one that repeats"),
     Right(POD_GROUPS, ("patch",), "the status of gangs"),
+    Right(ELASTIC_QUOTAS, ("create", "patch"), "the built-in quotas, and the status of quotas"),
+    Right(PODS, ("create",), "pods of quotas that use too much", "eviction"),
     Right(PERSISTENT_VOLUMES, ("get", "patch"), "the claim of a volume, before its pod is bound"),
     Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "the node that a volume is made for"),
     Right(NODES, ("get",), "whether the node of a reservation is gone"),

@@ -35,11 +35,11 @@ _BINARY: Final = frozenset({MEMORY, "ephemeral-storage"})
 class QuotaDefinition:
     """What a user says about a quota.
 
-    parent: name of the quota above it. tree: id of its tree, "" for the default tree. total: the
-    resources of the tree, where the quota is the root of a tree; None elsewhere. outside_default:
-    the resources of that tree stay in the default tree too. unschedulable: of these, what lies on
-    nodes that take no pods; it is shown and decides nothing. weight: by resource name, for each name
-    of `most`.
+    parent: name of the quota above it. tree: id of its tree, "" for the default tree. weight: by
+    resource name, for each name of `most`. total: the resources of the tree, where the quota is the
+    root of a tree; None elsewhere. outside_default: the resources of that tree stay in the default
+    tree too. unschedulable: of these, what lies on nodes that take no pods; it is shown and decides
+    nothing.
     """
 
     name: str

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from apis.errors import InputError
 from apis.keys import (
+    ANNOTATION_RESERVE_POD,
     DEFAULT_QUOTA,
     LABEL_PREEMPTIBLE,
     LABEL_QUOTA_NAME,
@@ -369,6 +370,9 @@ class QuotaTable:
         return node
 
     def _belonging(self, shape: PodShape) -> PodQuota:
+        if ANNOTATION_RESERVE_POD in shape.annotations:
+            # The pods that use a reservation count, not the reservation.
+            return PodQuota(None, {})
         name = quota_of_pod(
             shape.labels,
             shape.namespace,

@@ -18,6 +18,7 @@ from cluster.scheduler.binding.victims import Victim, evict_victim
 from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.manifests import config_map, rbac
+from cluster.scheduler.plugins.quotas.overuse import Revoked
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, LEADING, Right
 from cluster.scheduler.serving.endpoints import Endpoints
@@ -97,6 +98,10 @@ def _granted(rights: Iterable[Right]) -> Iterator[_RightKey]:
 def _asked(log: Path) -> Iterator[tuple[_RightKey, str]]:
     for line in log.read_text().splitlines():
         event = json.loads(line)
+        if "objectRef" not in event:
+            # Discovery, which every user may read.
+            assert event["verb"] == "get"
+            continue
         about = event["objectRef"]
         parts = (about["resource"], about.get("subresource"))
         right = (about.get("apiGroup", ""), "/".join(filter(None, parts)), event["verb"])
@@ -187,6 +192,11 @@ async def _do_everything(fresh: ApiServer) -> None:
         assert (
             await evict_victim(client, victim, controller="koord-scheduler", now=time.time) is None
         )
+        upkeep = process.quota_upkeep
+        assert upkeep is not None
+        pinned = process.tables.bookings[await _uid(admin, "pinned")]
+        await upkeep.revoke(Revoked("q", (pinned,), {}, {}))
+        await eventually(lambda: upkeep.statuses.written)
         # The reservation ends with its node, and is deleted a day later.
         await admin.delete(NODES, "n")
 

@@ -1,0 +1,181 @@
+"""A scheduler with quotas on a real API server: lending, reclaiming, edits, statuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kube.client import Client, encode_object
+from kube.resources import ELASTIC_QUOTAS, NAMESPACES, PODS
+from tests.beds.apiserver import ApiServer, eventually
+from tests.cluster.scheduler.process.api import (
+    make_node,
+    make_pod,
+    nodes_of,
+    play,
+    pods,
+    refusal,
+    scheduler,
+)
+from tests.cluster.scheduler.quotas.making import PREFIX
+
+pytestmark = pytest.mark.apiserver
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+podInitialBackoffSeconds: 1
+podMaxBackoffSeconds: 1
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preFilter: {enabled: [{name: ElasticQuota}]}
+    reserve: {enabled: [{name: ElasticQuota}]}
+  pluginConfig:
+  - name: ElasticQuota
+    args:
+      quotaGroupNamespace: quota-test
+      monitorAllQuotas: true
+      delayEvictTime: 1s
+      revokePodInterval: 200ms
+"""
+_NAMESPACE = "quota-test"
+
+
+async def _quota(client: Client, name: str, least: int, most: int) -> None:
+    amounts = {"cpu": str(most), "memory": "64Gi"}
+    body = {
+        "metadata": {"name": name, "namespace": _NAMESPACE},
+        "spec": {"min": {"cpu": str(least)}, "max": amounts},
+    }
+    await client.create(ELASTIC_QUOTAS, encode_object(ELASTIC_QUOTAS, body), namespace=_NAMESPACE)
+
+
+async def _edit(client: Client, name: str, spec: dict[str, Any]) -> None:
+    body = json.dumps({"spec": spec}).encode()
+    await client.patch(ELASTIC_QUOTAS, name, body, namespace=_NAMESPACE)
+
+
+async def _read(client: Client, name: str) -> dict[str, Any]:
+    path = ELASTIC_QUOTAS.path(namespace=_NAMESPACE, name=name)
+    found: dict[str, Any] = json.loads(await client.request("GET", path))
+    return found
+
+
+async def _pod(client: Client, name: str, quota: str, **more: Any) -> None:
+    await make_pod(client, name, cpu="1", metadata={"labels": {PREFIX + "name": quota}}, **more)
+
+
+async def _bound(client: Client) -> set[str]:
+    return {name for name, node in (await nodes_of(client)).items() if node}
+
+
+async def _prepare(client: Client) -> None:
+    """Make the namespace, or take away the quotas of an earlier try."""
+    path = ELASTIC_QUOTAS.path(namespace=_NAMESPACE)
+    if await client.find(NAMESPACES, _NAMESPACE, bytes) is None:
+        body = encode_object(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
+        await client.create(NAMESPACES, body)
+    else:
+        await client.request("DELETE", path)
+
+
+async def _quotas_lend_reclaim_and_change_while_pods_wait(
+    server: ApiServer, client: Client
+) -> None:
+    await _prepare(client)
+    await make_node(client, "n0", cpu=8)
+    await _quota(client, "a", 4, 8)
+    await _quota(client, "b", 4, 8)
+    async with scheduler(server.connection(), _CONFIGURATION) as process:
+        # b lends what it does not request: a gets more than its minimum.
+        for number in range(7):
+            await _pod(client, f"a{number}", "a")
+
+        async def lent() -> bool:
+            return len(await _bound(client)) == 7
+
+        await eventually(lent, seconds=30)
+
+        async def status_shows() -> bool:
+            shown = await _read(client, "a")
+            annotations = shown["metadata"].get("annotations", {})
+            return bool(
+                shown.get("status", {}).get("used", {}).get("cpu") == "7"
+                and json.loads(annotations.get(PREFIX + "runtime", "{}")).get("cpu") == "7"
+                and json.loads(annotations.get(PREFIX + "request", "{}")).get("cpu") == "7"
+            )
+
+        await eventually(status_shows, seconds=30)
+
+        # b wants its minimum back: pods of a are evicted until a is at its runtime.
+        for number in range(4):
+            await _pod(client, f"b{number}", "b")
+
+        async def reclaimed() -> bool:
+            bound = await _bound(client)
+            of_a = {name for name in bound if name.startswith("a")}
+            return len(of_a) == 4 and len(bound - of_a) == 4
+
+        await eventually(reclaimed, seconds=60)
+
+        # More pods of a wait for the quota, and say so.
+        await _pod(client, "late", "a")
+
+        async def waits() -> bool:
+            (late,) = [pod for pod in await pods(client) if pod["metadata"]["name"] == "late"]
+            return "Insufficient quotas, quotaName: a, runtime: cpu:4," in refusal(late)
+
+        await eventually(waits, seconds=30)
+        # An edit that cannot be used changes nothing; one that can lets the pod in.
+        await _edit(client, "b", {"min": {"cpu": "9"}})
+        await eventually(lambda: process.quota_source is not None and process.quota_source.problems)
+        await make_node(client, "n1", cpu=8)
+
+        async def late_is_bound() -> bool:
+            return "late" in await _bound(client)
+
+        await eventually(late_is_bound, seconds=30)
+        await _edit(client, "b", {"min": {"cpu": "1"}, "max": {"cpu": "5"}})
+        await eventually(
+            lambda: process.quota_source is not None and not process.quota_source.problems
+        )
+        await _edit(client, "a", {"max": {"cpu": "5"}})
+        await _pod(client, "over", "a")
+
+        async def over_waits() -> bool:
+            (over,) = [pod for pod in await pods(client) if pod["metadata"]["name"] == "over"]
+            return "exceedDimensions: [cpu]" in refusal(over)
+
+        await eventually(over_waits, seconds=30)
+        await _edit(client, "a", {"max": {"cpu": "6"}})
+
+        async def over_is_bound() -> bool:
+            return "over" in await _bound(client)
+
+        await eventually(over_is_bound, seconds=30)
+        # A deleted pod gives its place in the quota to the next.
+        await _pod(client, "next", "a")
+        await client.delete(PODS, "over", namespace="default")
+
+        async def next_is_bound() -> bool:
+            return "next" in await _bound(client)
+
+        await eventually(next_is_bound, seconds=30)
+
+        async def built_in() -> bool:
+            path = ELASTIC_QUOTAS.path(namespace=_NAMESPACE)
+            items = json.loads(await client.request("GET", path))["items"]
+            return {
+                "koordinator-root-quota", "koordinator-system-quota", "koordinator-default-quota",
+            } <= {item["metadata"]["name"] for item in items}  # fmt: skip
+
+        await eventually(built_in, seconds=40)
+    await client.request("DELETE", ELASTIC_QUOTAS.path(namespace=_NAMESPACE))
+
+
+def test_quotas_lend_reclaim_and_change_while_pods_wait(server: ApiServer) -> None:
+    play(server, _quotas_lend_reclaim_and_change_while_pods_wait)
