@@ -3,17 +3,19 @@
     python -m benchmarks.scheduler_throughput [--nodes 5000] [--pods 3000] [--kinds plain,owned]
         [--beside]
 
-For each kind of pods: nodes and pods are made first, then a scheduler starts, and pods are counted
-as the API server shows them bound. `--beside` repeats each kind but gangs, which it does not have,
-with kube-scheduler, on an API server of its own, in the same run. Rate: between the first tenth and
-the last pod. CPU: of the scheduler's process in that time, user and system. API server, etcd and
-this program share the machine with it.
+For each kind of pods (`benchmarks.scheduler_kinds`): nodes and pods are made first, then a
+scheduler starts, and pods are counted as the API server shows them bound. koord-scheduler runs with
+the profile of Koordinator's chart. `--beside` repeats each kind that needs no feature of
+Koordinator with kube-scheduler, on an API server of its own, in the same run. Rate: between the
+first tenth and the last pod. CPU: of the scheduler's process in that time, user and system. API
+server, etcd and this program share the machine with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -28,43 +30,30 @@ from typing import Any
 
 import msgspec
 
-from apis.crd import KINDS, custom_resource_definition
+from apis.crd import KINDS as CRD_KINDS
+from apis.crd import custom_resource_definition
 from benchmarks.running import run_main
+from benchmarks.scheduler_kinds import KINDS, Kind
 from kube.client import ApiError, encode_object
 from kube.kept_client import KeptClient
-from kube.resources import CRDS, NODES, POD_GROUPS, PODS, Resource
+from kube.resources import (
+    CRDS,
+    DEVICES,
+    ELASTIC_QUOTAS,
+    NODE_RESOURCE_TOPOLOGIES,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    RESERVATIONS,
+    Resource,
+)
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.beds.kubernetes import API_SERVER, programs
+from tests.cluster.scheduler.configuration.files import chart_profile, file
 
-_REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet", True)
-_KINDS = ("plain", "owned", "shapes", "affinity", "spread", "anti", "gang")
-_GANG = 100
-"""Pods of a gang."""
 _AT_ONCE = 16
 """Requests in parallel while nodes and pods are made."""
-_CONFIGURATION = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-clientConnection: {{kubeconfig: {kubeconfig}, qps: 5000, burst: 5000}}
-leaderElection: {{leaderElect: false}}
-profiles:
-- schedulerName: bench
-{plugins}
-"""
-_PLUGINS = """
-  plugins:
-    filter:
-      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
-    score:
-      enabled:
-      - {name: LoadAwareScheduling, weight: 1}
-      - {name: NodeNUMAResource, weight: 1}
-      - {name: DeviceShare, weight: 1}
-    reserve:
-      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
-    preEnqueue: {enabled: [{name: Coscheduling}]}
-    permit: {enabled: [{name: Coscheduling}]}
-"""
+_SERVED = (DEVICES, ELASTIC_QUOTAS, NODE_RESOURCE_TOPOLOGIES, POD_GROUPS, RESERVATIONS)
 
 
 @dataclass(frozen=True)
@@ -74,55 +63,18 @@ class Result:
     bound: int
 
 
-def _pod(kind: str, number: int) -> dict[str, Any]:
-    labels = {"app": f"a{number % 20}"}
-    spec: dict[str, Any] = {}
-    metadata: dict[str, Any] = {"name": f"p{number}", "labels": labels}
-    selector = {"matchLabels": labels}
-    cpu = "100m"
-    if kind in ("shapes", "affinity"):
-        cpu = f"{100 + 10 * (number % 20)}m"
-    if kind == "affinity":
-        expression = {"key": "size", "operator": "In", "values": ["s0", "s1"]}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-        spec["affinity"] = {"nodeAffinity": required}
-    if kind == "spread":
-        constraint = {
-            "maxSkew": 1,
-            "topologyKey": "topology.kubernetes.io/zone",
-            "whenUnsatisfiable": "DoNotSchedule",
-            "labelSelector": selector,
-        }
-        spec["topologySpreadConstraints"] = [constraint]
-    if kind == "anti":
-        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
-        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        spec["affinity"] = {"podAntiAffinity": rule}
-    if kind == "gang":
-        labels["pod-group.scheduling.sigs.k8s.io"] = f"g{number // _GANG}"
-    if kind == "owned":
-        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
-        name = f"a{number % 20}"
-        metadata["ownerReferences"] = [{**owner, "name": name, "uid": f"uid-{name}"}]
-    resources = {"requests": {"cpu": cpu, "memory": "64Mi"}}
-    return {
-        "metadata": metadata,
-        "spec": {
-            "schedulerName": "bench",
-            "automountServiceAccountToken": False,
-            "containers": [{"name": "main", "image": "x", "resources": resources}],
-            **spec,
-        },
-    }
-
-
-async def _fill(server: ApiServer, kind: str, nodes: int, pods: int) -> None:
+async def _fill(server: ApiServer, kind: Kind, nodes: int, pods: int) -> None:
     gate = asyncio.Semaphore(_AT_ONCE)
     async with KeptClient(server.connection(), connections=_AT_ONCE) as client:
 
         async def node(number: int) -> None:
-            amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+            amounts = {
+                "cpu": "32",
+                "memory": "128Gi",
+                "pods": "110",
+                "koordinator.sh/gpu-core": "800",
+                "koordinator.sh/gpu-memory-ratio": "800",
+            }
             labels = {
                 "kubernetes.io/hostname": f"n{number}",
                 "topology.kubernetes.io/zone": f"z{number % 3}",
@@ -137,52 +89,37 @@ async def _fill(server: ApiServer, kind: str, nodes: int, pods: int) -> None:
                 # The API server taints new nodes as not ready.
                 await client.patch(NODES, f"n{number}", b'{"spec":{"taints":null}}')
 
-        async def pod(number: int) -> None:
+        async def put(resource: Resource, namespace: str, plain: dict[str, Any]) -> None:
             async with gate:
-                body = encode_object(PODS, _pod(kind, number))
-                await client.create(PODS, body, namespace="default")
+                body = encode_object(resource, plain)
+                await client.create(resource, body, namespace=namespace)
+                if resource is RESERVATIONS:
+                    status = msgspec.json.encode({"status": plain["status"]})
+                    name = plain["metadata"]["name"]
+                    await client.patch(resource, name, status, subresource="status")
 
-        if kind == "owned":
-            for number in range(20):
-                labels = {"app": f"a{number}"}
-                container = {"name": "main", "image": "x"}
-                body = {
-                    "metadata": {"name": f"a{number}"},
-                    "spec": {
-                        "replicas": 0,
-                        "selector": {"matchLabels": labels},
-                        "template": {
-                            "metadata": {"labels": labels},
-                            "spec": {"containers": [container]},
-                        },
-                    },
-                }
-                encoded = encode_object(_REPLICA_SETS, body)
-                await client.create(_REPLICA_SETS, encoded, namespace="default")
-        if kind == "gang":
-            await _make_groups(client, pods)
+        await _install(client)
         await asyncio.gather(*(node(number) for number in range(nodes)))
-        await asyncio.gather(*(pod(number) for number in range(pods)))
+        await asyncio.gather(*(put(*each) for each in kind.needs(nodes, pods)))
+        made = ((PODS, "default", kind.pod(number)) for number in range(pods))
+        await asyncio.gather(*(put(*each) for each in made))
 
 
-async def _make_groups(client: KeptClient, pods: int) -> None:
-    kind = next(kind for kind in KINDS if kind.plural == POD_GROUPS.plural)
-    definition = msgspec.json.encode(custom_resource_definition(kind))
-    await client.create(CRDS, definition)
+async def _install(client: KeptClient) -> None:
+    """Install the project's CRDs, and wait until they are served."""
+    for kind in CRD_KINDS:
+        definition = msgspec.json.encode(custom_resource_definition(kind))
+        await client.create(CRDS, definition)
 
     async def served() -> bool:
         try:
-            await client.request("GET", POD_GROUPS.path())
+            for resource in _SERVED:
+                await client.request("GET", resource.path())
         except ApiError:
             return False
         return True
 
-    await eventually(served)
-    for number in range(0, pods, _GANG):
-        least = min(_GANG, pods - number)
-        group = {"metadata": {"name": f"g{number // _GANG}"}, "spec": {"minMember": least}}
-        body = encode_object(POD_GROUPS, group)
-        await client.create(POD_GROUPS, body, namespace="default")
+    await eventually(served, seconds=60)
 
 
 async def _measure(server: ApiServer, pid: int, pods: int, seconds: float) -> Result:
@@ -222,8 +159,11 @@ def _scheduler(server: ApiServer, folder: Path, *, other: bool) -> Iterator[int]
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(server.kubeconfig())
     configuration = folder / "configuration.yaml"
-    plugins = "" if other else _PLUGINS
-    configuration.write_text(_CONFIGURATION.format(kubeconfig=kubeconfig, plugins=plugins))
+    profile = {"schedulerName": "bench"} if other else chart_profile("bench")
+    client = {"kubeconfig": str(kubeconfig), "qps": 5000, "burst": 5000}
+    tree = file(clientConnection=client, leaderElection={"leaderElect": False}, profiles=[profile])
+    # YAML is a superset of JSON.
+    configuration.write_text(json.dumps(tree))
     if other:
         program = str(programs(*API_SERVER, "kube-scheduler") / "kube-scheduler")
         command = [program, f"--config={configuration}", "--secure-port=0"]
@@ -243,13 +183,13 @@ def _scheduler(server: ApiServer, folder: Path, *, other: bool) -> Iterator[int]
                 process.wait()
 
 
-def _run(kind: str, nodes: int, pods: int, *, other: bool) -> Result:
+def _run(kind: Kind, nodes: int, pods: int, *, other: bool) -> Result:
     with api_server() as server, tempfile.TemporaryDirectory() as folder:
         asyncio.run(_fill(server, kind, nodes, pods))
 
         async def measure() -> Result:
             with _scheduler(server, Path(folder), other=other) as pid:
-                return await _measure(server, pid, pods, seconds=60)
+                return await _measure(server, pid, kind.bindable(pods), seconds=60)
 
         return asyncio.run(measure())
 
@@ -260,18 +200,20 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=3000)
-    parser.add_argument("--kinds", default="plain,owned", help=f"of {', '.join(_KINDS)}")
+    parser.add_argument("--kinds", default="plain,owned", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--beside", action="store_true", help="kube-scheduler too")
     given = parser.parse_args()
     print(f"{given.nodes} nodes, {given.pods} pods")
-    for kind in given.kinds.split(","):
-        if kind not in _KINDS:
-            parser.error(f"{kind!r} is none of {', '.join(_KINDS)}")
-        for other in (False, True) if given.beside and kind != "gang" else (False,):
+    for name in given.kinds.split(","):
+        kind = KINDS.get(name)
+        if kind is None:
+            parser.error(f"{name!r} is none of {', '.join(KINDS)}")
+        for other in (False, True) if given.beside and kind.kubernetes else (False,):
             result = _run(kind, given.nodes, given.pods, other=other)
-            name = "kube-scheduler" if other else "koord-scheduler"
+            program = "kube-scheduler" if other else "koord-scheduler"
             print(
-                f"{kind:10} {name:16} {result.rate:7.0f} pods/s {result.cpu_ms:7.2f} ms CPU a pod",
+                f"{name:10} {program:16} {result.rate:7.0f} pods/s"
+                f" {result.cpu_ms:7.2f} ms CPU a pod",
                 flush=True,
             )
 
