@@ -150,7 +150,9 @@ class CSINodeDriver(Wire, frozen=True):
 
 
 class CSINodeSpec(Wire, frozen=True):
-    drivers: tuple[CSINodeDriver, ...] = ()
+    """drivers: the API server shows null for none."""
+
+    drivers: tuple[CSINodeDriver, ...] | None = None
 
 
 class CSINode(Wire, frozen=True):

@@ -43,7 +43,7 @@ def limits_of(node: CSINode) -> DriverLimits:
     return DriverLimits(
         {
             driver.name: min(driver.allocatable.count, 2**31)
-            for driver in node.spec.drivers
+            for driver in node.spec.drivers or ()
             if driver.allocatable is not None and driver.allocatable.count is not None
         },
         frozenset(filter(None, plugins.split(","))),

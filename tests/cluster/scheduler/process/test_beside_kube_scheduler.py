@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.configuration.reading import read_configuration
@@ -32,7 +28,7 @@ from kube.client import Client
 from kube.kept_client import KeptClient
 from kube.resources import NODES, PODS, Resource
 from tests.beds.apiserver import ApiServer, eventually
-from tests.beds.kubernetes import programs
+from tests.beds.kube_scheduler import kube_scheduler
 from tests.cluster.scheduler.random_cluster import APPS, Tree, nodes, pod
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.kube_scheduler]
@@ -47,33 +43,6 @@ leaderElection: {leaderElect: false}
 profiles: [{schedulerName: koord-scheduler}]
 """
 _PREEMPTION = re.compile(r"\. (no new claims to deallocate, )?preemption: .*", re.DOTALL)
-
-
-@contextmanager
-def _kube_scheduler(server: ApiServer, folder: Path) -> Iterator[None]:
-    kubeconfig, configuration = folder / "kubeconfig", folder / "configuration"
-    kubeconfig.write_text(server.kubeconfig())
-    configuration.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "kubescheduler.config.k8s.io/v1",
-                "kind": "KubeSchedulerConfiguration",
-                "leaderElection": {"leaderElect": False},
-                "percentageOfNodesToScore": 100,
-                "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
-            }
-        )
-    )
-    program = programs("kube-scheduler") / "kube-scheduler"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, f"--config={configuration}", "--secure-port=0"], stdout=log, stderr=log
-        )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def _create(client: Client, resource: Resource, body: Tree, query: str = "") -> bytes:
@@ -154,7 +123,7 @@ async def _compare(server: ApiServer, folder: Path, seed: int) -> None:
         evaluator = Evaluator(process.plugins.profiles["koord-scheduler"], process.tables)
         try:
             await eventually(lambda: process.ready or task.done(), seconds=30)
-            with _kube_scheduler(server, folder):
+            with kube_scheduler(server, folder):
                 for number in range(_PENDING):
                     body = pod(random, f"p{number}", owners=owners)
                     # With the API server's defaults, but not seen by kube-scheduler yet.
@@ -187,5 +156,5 @@ async def _compare(server: ApiServer, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_verdicts_are_those_of_kube_scheduler(server: ApiServer, tmp_path: Path, seed: int) -> None:
+def test_verdicts_are_those_ofkube_scheduler(server: ApiServer, tmp_path: Path, seed: int) -> None:
     asyncio.run(_compare(server, tmp_path, seed))
