@@ -63,7 +63,9 @@ kind: KubeSchedulerConfiguration
 leaderElection: {leaderElect: false}
 profiles: [{schedulerName: koord-scheduler}]
 """
-_PREEMPTION = re.compile(r"\. (no new claims to deallocate, )?(preemption: .*|not found)", re.DOTALL)
+_PREEMPTION = re.compile(
+    r"\. (no new claims to deallocate, )?(preemption: .*|not found)", re.DOTALL
+)
 """What kube-scheduler adds; "not found" for pods that preemption does not look at any node for."""
 _STORAGE = (STORAGE_CLASSES, CSI_NODES, CSI_DRIVERS, CSI_STORAGE_CAPACITIES)
 
