@@ -13,9 +13,17 @@ import pytest
 
 from apis.meta import format_time
 from kube.client import Client, encode_object
-from kube.resources import EVENTS, PODS, RESERVATIONS
+from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, PODS, RESERVATIONS
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import make_node, make_pod, nodes_of, play, scheduler
+from tests.cluster.scheduler.process.api import (
+    make_node,
+    make_pod,
+    nodes_of,
+    play,
+    pods,
+    refusal,
+    scheduler,
+)
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,10 +38,10 @@ profiles:
   plugins:
     preEnqueue: {enabled: [{name: Coscheduling}]}
     preFilter: {enabled: [{name: Reservation}]}
-    filter: {enabled: [{name: Reservation}]}
+    filter: {enabled: [{name: Reservation}, {name: NodeNUMAResource}]}
     preScore: {enabled: [{name: Reservation}]}
     score: {enabled: [{name: Reservation, weight: 5000}]}
-    reserve: {enabled: [{name: Reservation}]}
+    reserve: {enabled: [{name: Reservation}, {name: NodeNUMAResource}]}
     permit: {enabled: [{name: Coscheduling}]}
     preBind: {enabled: [{name: Reservation}]}
     bind: {enabled: [{name: Reservation}]}
@@ -253,3 +261,57 @@ async def _a_gang_of_reservations_gets_nodes_together(server: ApiServer, client:
 
 def test_a_gang_of_reservations_gets_nodes_together(server: ApiServer) -> None:
     _play(server, _a_gang_of_reservations_gets_nodes_together)
+
+
+async def _a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus(
+    server: ApiServer, client: Client
+) -> None:
+    await make_node(client, "n0", cpu=8)
+    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
+    key = "node.koordinator.sh/cpu-topology"
+    topology = {
+        "metadata": {"name": "n0", "annotations": {key: json.dumps({"detail": detail})}},
+        "topologyPolicies": ["None"],
+        "zones": [],
+    }
+    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
+    await client.create(NODE_RESOURCE_TOPOLOGIES, body)
+    bound_to_cpus = {"koordinator.sh/qosClass": "LSR"}
+    demands = {"scheduling.koordinator.sh/reservation-affinity": json.dumps({"name": "kept"})}
+    async with scheduler(server.connection(), _CONFIGURATION):
+        metadata = {"labels": bound_to_cpus, "annotations": demands}
+        await make_pod(client, "chosen", cpu="2", metadata=metadata)
+
+        async def refused() -> bool:
+            (pod,) = await pods(client)
+            return "no reservations match reservation affinity" in refusal(pod)
+
+        await eventually(refused)
+        # The owner is the pod by its name; a replica would look the same otherwise.
+        owners = [{"object": {"name": "chosen", "namespace": "default"}}]
+        await _reserve(
+            client,
+            "kept",
+            cpu="4",
+            metadata={"labels": bound_to_cpus},
+            owners=owners,
+            allocatePolicy="Restricted",
+            allocateOnce=False,
+        )
+        found = (await _bound(client, "chosen"))["chosen"]["metadata"]["annotations"]
+        assert json.loads(found[_USES])["name"] == "kept"
+        status = "scheduling.koordinator.sh/resource-status"
+        kept = (await _reservation(client, "kept"))["metadata"]["annotations"]
+        assert json.loads(kept[status])["cpuset"] == "0-3"
+        assert json.loads(found[status])["cpuset"] == "0-1"
+        # The other half of what is kept is not for a replica.
+        metadata = {"labels": bound_to_cpus}
+        await make_pod(client, "other", cpu="4", metadata=metadata)
+        found = (await _bound(client, "other"))["other"]["metadata"]["annotations"]
+        assert json.loads(found[status])["cpuset"] == "4-7"
+
+
+def test_a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus(
+    server: ApiServer,
+) -> None:
+    _play(server, _a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus)
