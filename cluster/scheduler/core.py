@@ -38,9 +38,10 @@ from cluster.scheduler.sources.disruption_budgets import (
 )
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.node_facts import NodeFacts
-from cluster.scheduler.sources.objects import kept_node, kept_pod
+from cluster.scheduler.sources.objects import kept_node, pod_keeper
 from cluster.scheduler.sources.quotas import QuotaSource
 from cluster.scheduler.sources.reservations import ReservationSource
+from cluster.scheduler.sources.templates import TemplateSource
 from cluster.scheduler.sources.volumes import VolumeSource
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
@@ -102,7 +103,9 @@ class SchedulerCore:
         self.metrics = SchedulerMetrics(self.queue)
         if self.plugins.quotas is not None:
             self.metrics.show_quotas(self.plugins.quotas)
-        self.pods: Cache[SchedulingPod] = Cache(client, PODS, SchedulingPod, shrink=kept_pod)
+        self.pods: Cache[SchedulingPod] = Cache(
+            client, PODS, SchedulingPod, shrink=pod_keeper(configuration.gates)
+        )
         reservations = self.reservation_source = ReservationSource(
             self.tables.reservations,
             self.queue,
@@ -175,6 +178,16 @@ class SchedulerCore:
         if self.quota_source is not None:
             self.caches = (*self.caches, self.quotas)
             self.quotas.subscribe(self.quota_source.quota_event)
+        self.templates: TemplateSource | None = None
+        if self.plugins.templates is not None:
+            self.templates = TemplateSource(
+                client,
+                self.plugins.templates,
+                self.plugins.devices,
+                self.queue,
+                clock=self._clock,
+            )
+            self.caches = (*self.caches, self.templates.cache)
         facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
         # A node's row is made before its facts are looked for.
         self.nodes.subscribe(self.source.node_event)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from apis.keys import HUAWEI_NPU_CORE
 from cluster.manifests import (
     CONTAINER_SECURITY,
     NAMESPACE,
@@ -21,7 +22,14 @@ from cluster.manifests import (
     rule,
     spread_over_nodes,
 )
-from cluster.scheduler.rights import CLUSTER_WIDE, LEADING, LEASE_NAME, Right
+from cluster.scheduler.exact.devices.templates import DATA_KEY
+from cluster.scheduler.rights import (
+    CLUSTER_WIDE,
+    IN_NAMESPACE,
+    LEASE_NAME,
+    TEMPLATES_NAME,
+    Right,
+)
 
 ACCOUNT: Final = "koord-scheduler"
 IMAGE: Final = "koord-scheduler:0.1.0"
@@ -60,7 +68,7 @@ def rbac(namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         *account.role(
             "koord-scheduler-leader-election-role",
             "koord-scheduler-leader-election-rolebinding",
-            rules(LEADING),
+            rules(IN_NAMESPACE),
         ),
     ]
 
@@ -159,6 +167,81 @@ def config_map(namespace: str = NAMESPACE) -> dict[str, Any]:
     }
 
 
+def gpu_templates(namespace: str = NAMESPACE) -> dict[str, Any]:
+    """Return the ConfigMap with the sizes in which Huawei's NPUs can be divided, upstream's."""
+    tree = {
+        model: {
+            name: {
+                resource: amount
+                for resource, amount in zip(_NPU_RESOURCES, amounts.split("/"), strict=True)
+                if amount != "-"
+            }
+            for name, amounts in templates.items()
+        }
+        for models, templates in _NPU_TEMPLATES
+        for model in models
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": TEMPLATES_NAME, "namespace": namespace},
+        "data": {DATA_KEY: yaml.safe_dump(tree)},
+    }
+
+
+_NPU_RESOURCES: Final = (
+    HUAWEI_NPU_CORE,
+    "huawei.com/npu-cpu",
+    "huawei.com/npu-dvpp",
+    "koordinator.sh/gpu-memory",
+)
+_NPU_TEMPLATES: Final[tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]] = (
+    (
+        ("huawei-Ascend-310P", "huawei-Ascend-310P3"),
+        {
+            "vir01": "1/1/12/3Gi",
+            "vir02": "2/2/25/6Gi",
+            "vir02_1c": "2/1/25/6Gi",
+            "vir04": "4/4/50/12Gi",
+            "vir04_3c": "4/3/50/12Gi",
+            "vir04_3c_ndvpp": "4/3/-/12Gi",
+            "vir04_4c_dvpp": "4/4/100/12Gi",
+        },
+    ),
+    (
+        ("huawei-Ascend-910",),
+        {
+            "vir02": "2/1/-/2Gi",
+            "vir04": "4/1/-/4Gi",
+            "vir08": "8/3/-/8Gi",
+            "vir16": "16/7/-/16Gi",
+        },
+    ),
+    (
+        ("huawei-Ascend-910B1", "huawei-Ascend-910B2", "huawei-Ascend-910B2C"),
+        {
+            "vir03_1c_8g": "3/1/-/8Gi",
+            "vir06_1c_16g": "6/1/-/16Gi",
+            "vir12_3c_32g": "12/3/-/32Gi",
+        },
+    ),
+    (
+        ("huawei-Ascend-910B3",),
+        {"vir05_1c_16g": "5/1/-/16Gi", "vir10_3c_32g": "10/3/-/32Gi"},
+    ),
+    (
+        ("huawei-Ascend-910B4",),
+        {
+            "vir05_1c_8g": "5/1/25/8Gi",
+            "vir10_3c_16g": "10/3/50/16Gi",
+            "vir10_3c_16g_nm": "10/3/-/16Gi",
+            "vir10_4c_16g_m": "10/4/100/16Gi",
+        },
+    ),
+)
+"""Models, and the amounts of each template in the order of _NPU_RESOURCES."""
+
+
 def deployment(namespace: str = NAMESPACE) -> dict[str, Any]:
     """Return the Deployment: two replicas, of which one schedules."""
     labels = {"koord-app": "koord-scheduler"}
@@ -240,5 +323,6 @@ def files(namespace: str = NAMESPACE) -> dict[str, list[dict[str, Any]]]:
     return {
         "10-rbac.yaml": rbac(namespace),
         "20-config.yaml": [config_map(namespace)],
+        "25-gpu-templates.yaml": [gpu_templates(namespace)],
         "30-scheduler.yaml": [deployment(namespace)],
     }

@@ -21,6 +21,7 @@ from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.koordinator_arguments import (
     AllocationStrategy,
     ElasticQuotaArgs,
+    GPUSharedResourceTemplatesConfig,
     LoadAwareSchedulingArgs,
     NUMACompat,
     ReservationArgs,
@@ -52,6 +53,7 @@ from cluster.scheduler.plugins.contract import (
 )
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.device_share import DeviceShareFilter, DeviceShareScore
+from cluster.scheduler.plugins.devices.settings import Settings as DeviceSettings
 from cluster.scheduler.plugins.devices.settings import settings_of
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
@@ -105,6 +107,8 @@ class Plugins:
     loads: tuple[LoadTable, ...]
     numa: NumaTable
     devices: DeviceTable
+    templates: GPUSharedResourceTemplatesConfig | None
+    """Which ConfigMap has the templates of shared GPUs: of the first profile with DeviceShare."""
     volume_timeouts: Mapping[str, float]
     """How long the claims of a pod may take to be bound, in seconds, by scheduler name."""
     gangs: Mapping[str, GangDefaults]
@@ -131,7 +135,7 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         quotas = QuotaTable(quota_settings(quota_arguments, configuration.gates))
         tables.add_booking_part(quotas)
         tables.add_node_part(_QuotaNodes(quotas))
-    making = _Making(tables, quotas)
+    making = _Making(tables, quotas, configuration.gates)
     profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
     enabled = {
         name
@@ -144,6 +148,14 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         loads=tuple(making.loads.values()),
         numa=making.numa,
         devices=making.devices,
+        templates=next(
+            (
+                each.arguments.device_share.gpu_shared_resource_templates_config
+                for each in configuration.profiles
+                if "DeviceShare" in each.plugins.get(Point.FILTER, ())
+            ),
+            None,
+        ),
         volume_timeouts={
             each.scheduler_name: float(each.arguments.volume_binding.bind_timeout_seconds)
             for each in configuration.profiles
@@ -230,8 +242,11 @@ class _NumaNodes:
 class _Making:
     """Plugins by name, made when a profile first asks for them."""
 
-    def __init__(self, tables: Tables, quotas: QuotaTable | None) -> None:
+    def __init__(
+        self, tables: Tables, quotas: QuotaTable | None, gates: Mapping[str, bool]
+    ) -> None:
         self._tables = tables
+        self._gates = gates
         self.quotas = quotas
         self.loads: dict[bytes, LoadTable] = {}
         self.numa = NumaTable(tables.nodes)
@@ -274,7 +289,7 @@ class _Making:
             elif isinstance(each, Reservation):
                 set_scores.append((each, weight))
             elif isinstance(each, DeviceShareFilter):
-                settings = settings_of(of.arguments.device_share)
+                settings = self.device_settings(of)
                 scores.append((DeviceShareScore(self.devices, settings), weight))
             elif each is not None and not isinstance(each, VolumeBinding):
                 # VolumeBinding scores with an alpha feature only, whose `shape` is refused.
@@ -285,7 +300,7 @@ class _Making:
                 admissions.append(each)
                 allocators.append(each)
             elif isinstance(each, DeviceShareFilter):
-                settings = settings_of(of.arguments.device_share)
+                settings = self.device_settings(of)
                 allocators.append(DeviceShareAllocator(self.devices, settings, _restored(of)))
             elif isinstance(each, VolumeBinding):
                 allocators.append(each)
@@ -315,6 +330,11 @@ class _Making:
             allocators=tuple(allocators),
             preferences=tuple(preferences),
         )
+
+    def device_settings(self, of: ProfileConfiguration) -> DeviceSettings:
+        """Return what a profile and the gate say about devices."""
+        adaption = self._gates.get("DevicePluginAdaption", False)
+        return settings_of(of.arguments.device_share, adaption=adaption)
 
     def load(self, arguments: LoadAwareSchedulingArgs) -> LoadTable:
         """Return the table of load of these arguments, shared between equal ones."""
@@ -426,7 +446,7 @@ def _make_numa(making: _Making, of: ProfileConfiguration) -> NodeNUMAResource:
     devices = of.arguments.device_share
     shares = "DeviceShare" in of.plugins.get(Point.RESERVE, ())
     if shares and not devices.disable_device_numa_topology_alignment:
-        others = (DeviceShareAllocator(making.devices, settings_of(devices), _restored(of)),)
+        others = (DeviceShareAllocator(making.devices, making.device_settings(of), _restored(of)),)
     return NodeNUMAResource(
         making.numa,
         Settings(
@@ -470,7 +490,7 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
     "VolumeZone": lambda making, of: VolumeZone(),
     "LoadAwareScheduling": _make_load_aware,
     "DeviceShare": lambda making, of: DeviceShareFilter(
-        making.devices, settings_of(of.arguments.device_share), _restored(of)
+        making.devices, making.device_settings(of), _restored(of)
     ),
     "NodeNUMAResource": _make_numa,
     "NodeResourcesFitPlus": _make_fit_plus,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.scheduler.binding.events import NEW_EVENTS
+from cluster.scheduler.configuration.koordinator_arguments import GPUSharedResourceTemplatesConfig
 from cluster.scheduler.serving.access import ACCESS_REVIEWS, TOKEN_REVIEWS
 from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from cluster.scheduler.sources.workloads import (
@@ -21,6 +22,7 @@ from cluster.scheduler.sources.workloads import (
     STATEFUL_SETS,
 )
 from kube.resources import (
+    CONFIG_MAPS,
     CSI_DRIVERS,
     CSI_NODES,
     CSI_STORAGE_CAPACITIES,
@@ -46,6 +48,9 @@ FOLLOW: Final = ("list", "watch")
 """What a cache does."""
 LEASE_NAME: Final = "koord-scheduler"
 """Of the shipped configuration, and upstream's."""
+
+
+TEMPLATES_NAME: Final = GPUSharedResourceTemplatesConfig().config_map_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +121,12 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(ACCESS_REVIEWS, ("create",), "who may read what at the secure port"),
 )
 
-LEADING: Final[Sequence[Right]] = (
+IN_NAMESPACE: Final[Sequence[Right]] = (
     # A name cannot restrict create.
     Right(LEASES, ("create",), "leader election"),
     Right(LEASES, ("get", "update"), "leader election", names=(LEASE_NAME,)),
+    Right(CONFIG_MAPS, FOLLOW, "templates of shared GPUs", names=(TEMPLATES_NAME,)),
 )
-"""In the namespace of the lease alone."""
+"""In the namespace of the installation alone."""
 
 CLUSTER_WIDE: Final = (*FOLLOWED, *WRITTEN)

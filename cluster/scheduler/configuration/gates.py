@@ -47,6 +47,19 @@ GATES: Final[Mapping[str, Gate]] = {
     "PreemptionPolicyTransformer": OFF,
     "ReplaceResourcesTransformer": OFF,
 }
+WITH_EFFECT: Final = frozenset(
+    {
+        "DevicePluginAdaption",
+        "DisableDefaultQuota",
+        "ElasticQuotaGuaranteeUsage",
+        "ElasticQuotaIgnorePodOverhead",
+        "ElasticQuotaImmediateIgnoreTerminatingPod",
+        "MultiQuotaTree",
+        "PreemptionPolicyTransformer",
+        "PriorityTransformer",
+    }
+)
+"""Gates that change what is decided or written. docs/scheduler.md says why the others do not."""
 _STAGES: Final = frozenset({"AllAlpha", "AllBeta"})
 _COMPONENT: Final = "kube:"
 """kube-scheduler 1.36 takes gates with the name of a component in front."""

@@ -6,7 +6,7 @@ Which of the two counts is kube-scheduler's rule: --leader-elect* override the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from cluster.scheduler.configuration.configuration import (
     lease_problems,
 )
 from cluster.scheduler.configuration.flags import Settings
+from cluster.scheduler.configuration.gates import GATES, WITH_EFFECT
 from cluster.scheduler.configuration.reading import (
     LARGEST_FILE,
     default_configuration,
@@ -111,8 +112,16 @@ def _positive(flag: str, settings: Settings) -> Seconds:
     return Seconds(seconds)
 
 
-def _gate_notices(settings: Settings) -> tuple[str, ...]:
-    others = settings.gates.others
-    if not others:
-        return ()
-    return (f"feature gates of other components, which have no effect here: {', '.join(others)}",)
+def _gate_notices(settings: Settings) -> Iterator[str]:
+    gates = settings.gates
+    idle = [
+        f"{name}={'true' if on else 'false'}"
+        for name, on in gates.on.items()
+        if name not in WITH_EFFECT and on is not GATES[name].default
+    ]
+    for what, names in (
+        ("feature gates that have no effect here", idle),
+        ("feature gates of other components, which have no effect here", gates.others),
+    ):
+        if names:
+            yield f"{what}: {', '.join(names)}"

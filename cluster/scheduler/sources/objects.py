@@ -7,8 +7,9 @@ scheduler than its spec. docs/facts/scheduler.md, "Objects as plugins see them".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +21,8 @@ from apis.keys import (
     BATCH_CPU,
     BATCH_MEMORY,
     DEPRECATED_RESOURCES,
+    LABEL_PREEMPTION_POLICY,
+    LABEL_PRIORITY,
     LABEL_SCHEDULER_NAME,
 )
 from apis.quantity import ZERO, Quantity, ResourceList
@@ -34,6 +37,9 @@ from apis.topology import parse_node_reservation
 _LARGEST_ANNOTATION: Final = 64 * 1024
 """Characters. No plugin reads a larger annotation of a pod; it is dropped before it is kept."""
 
+_POLICIES: Final = ("Never", "PreemptLowerPriority")
+_WHOLE: Final = re.compile(r"-?[0-9]{1,10}")
+
 _NOT_RESERVED: Final = frozenset({BATCH_CPU, BATCH_MEMORY})
 """The manager has taken the reservation out of these already."""
 
@@ -41,6 +47,40 @@ _NOT_RESERVED: Final = frozenset({BATCH_CPU, BATCH_MEMORY})
 def kept_pod(pod: SchedulingPod) -> SchedulingPod:
     """Return what the cache keeps of a pod. The mark of a reserve pod is not a user's to set."""
     return _kept(pod, {})
+
+
+def pod_keeper(gates: Mapping[str, bool]) -> Callable[[SchedulingPod], SchedulingPod]:
+    """Return `kept_pod`, with what the gates change of pods.
+
+    PriorityTransformer: the label koordinator.sh/priority, if it is a whole number, replaces the
+    pod's priority. PreemptionPolicyTransformer: the label scheduling.koordinator.sh/
+    preemption-policy replaces its preemption policy; without the label it is Never.
+    """
+    priority = gates.get("PriorityTransformer", False)
+    policy = gates.get("PreemptionPolicyTransformer", False)
+    if not priority and not policy:
+        return kept_pod
+
+    def kept(pod: SchedulingPod) -> SchedulingPod:
+        pod = kept_pod(pod)
+        labels = pod.metadata.labels
+        changes: dict[str, Any] = {}
+        if priority and (number := _int32(labels.get(LABEL_PRIORITY, ""))) is not None:
+            changes["priority"] = number
+        if policy:
+            named = labels.get(LABEL_PREEMPTION_POLICY, "")
+            changes["preemption_policy"] = named if named in _POLICIES else "Never"
+        return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, **changes))
+
+    return kept
+
+
+def _int32(text: str) -> int | None:
+    """Return a whole number of 32 bits, which a priority is; None for any other text."""
+    if not _WHOLE.fullmatch(text):
+        return None
+    number = int(text)
+    return number if -(2**31) <= number < 2**31 else None
 
 
 def kept_reserve_pod(pod: SchedulingPod) -> SchedulingPod:

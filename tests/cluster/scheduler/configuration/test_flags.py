@@ -71,8 +71,10 @@ def test_lists_may_be_repeated() -> None:
     assert settings.gates.on["SyncBarrier"]
     assert not settings.gates.on["GangPendingPodsConditionPatch"]
     assert settings.controllers == {"Coscheduling", "Reservation"}
-    (notice,) = load(settings).notices
-    assert notice.endswith("no effect here: WatchList")
+    ours, others = load(settings).notices
+    assert ours.startswith("feature gates that have no effect here: ")
+    assert "SyncBarrier=true" in ours
+    assert others.endswith("no effect here: WatchList")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.manifests import config_map, rbac
 from cluster.scheduler.plugins.quotas.overuse import Revoked
 from cluster.scheduler.process import SchedulerProcess
-from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, LEADING, Right
+from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, IN_NAMESPACE, Right
 from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import Client, Unreachable, encode_object
 from kube.connection import Connection
@@ -67,7 +67,8 @@ def test_each_cache_of_the_process_has_a_right_and_each_such_right_a_cache() -> 
     process = SchedulerProcess(nowhere, read_configuration(_shipped(), obj="shipped"))
     caches = [cache.resource for cache in (*process.caches, process.pods)]
     assert len(caches) == len(set(caches))
-    assert {right.resource.path() for right in FOLLOWED} == {each.path() for each in caches}
+    followed = [*FOLLOWED, *(right for right in IN_NAMESPACE if right.verbs == FOLLOW)]
+    assert {right.resource.path() for right in followed} == {each.path() for each in caches}
     assert {right.verbs for right in FOLLOWED} == {FOLLOW}
 
 
@@ -86,7 +87,7 @@ def test_every_right_is_used_and_none_is_missing(tmp_path: Path) -> None:
     asked = dict(_asked(log))
     refused = {right for right, decision in asked.items() if decision != "allow"}
     assert refused == set()
-    assert set(asked) == set(_granted((*CLUSTER_WIDE, *LEADING)))
+    assert set(asked) == set(_granted((*CLUSTER_WIDE, *IN_NAMESPACE)))
 
 
 def _granted(rights: Iterable[Right]) -> Iterator[_RightKey]:
