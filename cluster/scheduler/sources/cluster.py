@@ -13,12 +13,13 @@ from collections.abc import Callable, Container
 from apis.core import is_terminated
 from apis.meta import LabelSelector, unix_seconds
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
-from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.events import NODE, POD, RESERVATION, Action, ClusterEvent
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of
 from cluster.scheduler.sources.gangs import GangSource
+from cluster.scheduler.sources.operating_pods import OperatingPods
 from cluster.scheduler.sources.quotas import QuotaSource
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.pending import PendingPod
@@ -65,6 +66,7 @@ class ClusterSource:
         self._spread_by = spread_by
         self._quotas = quotas
         self._shapes = Shapes()
+        self._operating = OperatingPods(tables.reservations)
         self.problems: dict[str, tuple[str, ...]] = {}
         """Pod key -> annotations of a bound pod that could not be read."""
 
@@ -125,6 +127,8 @@ class ClusterSource:
         known = self._tables.bookings.get(uid)
         if known != read.booking:
             self._tables.place(read.booking)
+        if self._operating.follow(new, read.booking.shape.requests):
+            self._tell(RESERVATION, Action.UPDATE_OTHER, old, new)
         if self._quotas is not None:
             self._quotas.waits_no_more(uid)
         gang = self._gangs.gang_of(new)
@@ -174,6 +178,7 @@ class ClusterSource:
         self._forget_attempt(uid)
         self._gangs.forget(pod)
         self.problems.pop(object_key(pod), None)
+        self._operating.forget(uid)
         if self._tables.remove(uid) is not None:
             self._tell(POD, Action.DELETE, pod, None)
 
