@@ -181,6 +181,69 @@ def test_devices_are_allocated_once(cluster: Cluster) -> None:
     assert Counter(_states(cluster.ask(*arguments)).values()) == {"n1": 2, "unschedulable": 1}
 
 
+def test_a_volume_is_used_once_and_a_provisioned_one_keeps_its_zone(cluster: Cluster) -> None:
+    nodes = [node("n1"), node("n2", cpu=4)]
+    for number, each in enumerate(nodes):
+        each["metadata"]["labels"]["topology.kubernetes.io/zone"] = f"z{number}"
+
+    def claim(name: str, storage_class: str) -> Tree:
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": storage_class,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+
+    classes = [
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": name},
+            "provisioner": provisioner,
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+        for name, provisioner in (
+            ("local", "kubernetes.io/no-provisioner"),
+            ("disk", "disk.example.com"),
+        )
+    ]
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "pv"},
+        "spec": {
+            "capacity": {"storage": "2Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "local",
+        },
+        "status": {"phase": "Available"},
+    }
+    claims = [claim("c0", "local"), claim("c1", "local"), claim("shared", "disk")]
+
+    def using(name: str, used: str, cpu: str) -> Tree:
+        source = {"name": "v", "persistentVolumeClaim": {"claimName": used}}
+        return pod(name, cpu, volumes=[source])
+
+    # One volume for two claims. The shared one is made with its first pod, which fits into the
+    # first zone alone; the second pod would go to the emptier node of the other zone.
+    pods = (
+        using("a", "c0", "1"),
+        using("b", "c1", "1"),
+        using("first", "shared", "5"),
+        using("second", "shared", "1"),
+    )
+    cluster.write(*nodes, *classes, volume, *claims, pod("x", "1", on="n1"))
+    found = cluster.ask("--pods", cluster.pods(*pods))
+    states = _states(found)
+    assert sorted((states["default/a"], states["default/b"]))[1] == "unschedulable"
+    assert states["default/first"] == "n1"
+    assert states["default/second"] == "n1"
+
+
 def test_measured_usage_counts_as_when_the_dump_was_made(cluster: Cluster) -> None:
     def metric(name: str, cpu: str) -> Tree:
         return {

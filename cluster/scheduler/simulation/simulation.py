@@ -35,6 +35,7 @@ from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
 from cluster.scheduler.cycle.scheduling import Unplaced
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
+from cluster.scheduler.simulation.volumes import confirm_volumes
 from kube.cache import Cache
 from kube.client import Client
 from kube.connection import Connection
@@ -190,6 +191,7 @@ class Simulation:
             if explained is not None:
                 self._explained[placement.key] = explained
             self._taken += 1
+            confirm_volumes(self.core, placement)
             self.core.attempts.bound(placement, Bound())
             annotations = {
                 key: text
