@@ -133,6 +133,9 @@ def text(found: Mapping[str, Any]) -> str:
         lines += ["", *_cluster_lines(found)]
     else:
         lines += ["", *_pod_lines(found["pods"])]
+        if found["evicted"]:
+            rows = ((each["pod"], each["was"]) for each in found["evicted"])
+            lines += ["", "pods that would be evicted for them", *_rows(("POD", "NOW ON"), rows)]
     if found["notes"]:
         lines += ["", heading("notes"), *(f"  {note}" for note in found["notes"])]
     return "\n".join(lines)

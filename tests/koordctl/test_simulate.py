@@ -121,6 +121,9 @@ def test_a_more_important_pod_evicts_others_and_gets_their_node(cluster: Cluster
     assert _states(found) == {"default/new": "n1", "default/old": "unschedulable"}
     found = cluster.ask("--pods", cluster.pods(pod("new", "4", priority=9)))
     assert _states(found) == {"default/new": "n1"}
+    assert found["evicted"] == [{"pod": "default/old", "was": "n1"}]
+    _, out, _ = cluster.run("--pods", cluster.pods(pod("new", "4", priority=9)))
+    assert "pods that would be evicted for them" in out
 
 
 def test_replicas_of_a_file_spread_as_those_of_a_cluster_do(cluster: Cluster) -> None:

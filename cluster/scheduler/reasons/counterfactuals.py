@@ -212,6 +212,10 @@ def _by_amount(
         return ((rows, f"lack only {amount_text(name, request)} of {name}"),)
     free = np.maximum(nodes.allocatable[rows, column] - nodes.requested[rows, column], 0)
     missing = request - free
+    if missing.min() <= 0:
+        # What counts there besides the pods on the node, such as nominated ones, is not in the
+        # columns.
+        return ((rows, f"lack only {name}"),)
     text, most = _rounded_up(name, int(missing.min()))
     near = missing <= most
     count = int(np.count_nonzero(near))

@@ -61,7 +61,15 @@ def place_pods(
     simulation.run(progress=progress)
     was = _nodes_of(question.cluster, {each.key for each in file.pods})
     results = [simulation.result(each.key, was=was.get(each.key, "")) for each in file.pods]
-    return _answer(question, simulation, notes) | {"pods": [_plain(each) for each in results]}
+    given = {each.key for each in file.pods}
+    return _answer(question, simulation, notes) | {
+        "pods": [_plain(each) for each in results],
+        "evicted": [
+            {"pod": key, "was": node}
+            for key, node in sorted(simulation.evicted.items())
+            if key not in given
+        ],
+    }
 
 
 def count_capacity(

@@ -59,9 +59,8 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 class PodResult:
     """What happened to one pod.
 
-    state: "placed", "waiting" (for its gang, on `node`), "gated", "unschedulable", or "evicted" (by
-    the preemption of a more important pod). was: the node
-    that it has in the cluster, or "". explained: why.
+    state: "placed", "waiting" (for its gang, on `node`), "gated", "unschedulable", or "evicted"
+    (for a more important pod). was: the node that it has in the cluster, or "". explained: why.
     """
 
     pod: str
@@ -101,8 +100,8 @@ class Simulation:
         self._explained: dict[str, Explained] = {}
         self._taken = 0
         self._victims: list[str] = []
-        self.evicted: set[str] = set()
-        """Keys of the pods that were evicted for others."""
+        self.evicted: dict[str, str] = {}
+        """Pods that were evicted for others -> the node that they had."""
 
     # --- writers -------------------------------------------------------------------------------
 
@@ -180,7 +179,8 @@ class Simulation:
         Returns whether there was anything."""
         victims, self._victims = self._victims, []
         for key in victims:
-            self.evicted.add(key)
+            found = self.core.pods.items.get(key)
+            self.evicted[key] = "" if found is None else found.spec.node_name
             self.core.pods.drop(key)
         placements, self._placements = self._placements, []
         for placement in placements:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,6 +67,15 @@ def test_the_missing_amount_is_named_with_the_nodes_that_lack_no_more(tables: Ta
     assert _sentence(tables, requests={"memory": "8Gi", "cpu": "2"}) == (
         "One change away: 2 of 3 nodes lack only 1Gi of memory."
     )
+
+
+def test_no_amount_is_named_where_more_counts_than_the_pods_on_the_node(tables: Tables) -> None:
+    tables.upsert_node(make_node("n"))
+    shape = Shapes().of(make_pod("a", requests={"cpu": "2"}))
+    fit = NodeResourcesFit()
+    held = np.array([1 << 1], dtype=np.int64)  # short of cpu, such as for a nominated pod
+    found = nearest(shape, tables, ((fit, held),))
+    assert found.sentence == "One change away: 1 of 1 nodes lack only cpu."
 
 
 def test_the_change_that_frees_most_nodes_comes_first(tables: Tables) -> None:
