@@ -136,7 +136,12 @@ class Attempts:
         """Pods that extenders are asked about, by UID."""
         self.consultant: Consultant | None = None
         self.evictions = Evictions(
-            scheduling, queue, writers, clock=clock, take_back=self._preempt_waiting
+            scheduling,
+            queue,
+            writers,
+            clock=clock,
+            take_back=self._preempt_waiting,
+            reference=self._reference_of,
         )
         self.explanations = Explanations()
         self.faults = Faults("scheduler")
@@ -365,6 +370,13 @@ class Attempts:
         if self._tables.remove(pod.uid) is not None:
             event = ClusterEvent(POD, Action.DELETE, old=pod, undoes=undoes, gangs=gangs)
             self._queue.cluster_event(event, self._clock())
+
+    def _reference_of(self, pod: PendingPod[PodShape]) -> ObjectReference:
+        reserve_pod = self._reserve_pods.get(pod.uid)
+        if reserve_pod is not None:
+            return reservation_reference(reserve_pod.name, pod.uid)
+        namespace, _, name = pod.key.partition("/")
+        return pod_reference(namespace, name, pod.uid)
 
     # --- what users see ------------------------------------------------------------------------
 

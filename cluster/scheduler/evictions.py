@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from apis.meta import ObjectReference
 from cluster.scheduler.binding.events import Event, pod_reference, preempted
 from cluster.scheduler.binding.placement import Refused
 from cluster.scheduler.binding.victims import Victim
@@ -49,15 +50,17 @@ class Evictions:
         *,
         clock: Callable[[], float],
         take_back: Callable[[str, str], bool],
+        reference: Callable[[PendingPod[PodShape]], ObjectReference],
     ) -> None:
         """clock: seconds since 1970. take_back: (UID, why) -> whether the pod had a node without
-        being bound there, and gave it back."""
+        being bound there, and gave it back. reference: to the object that a pod stands for."""
         self._scheduling = scheduling
         self._nominator = scheduling.nominator
         self._queue = queue
         self._writers = writers
         self._clock = clock
         self._take_back = take_back
+        self._reference = reference
         self._under_way: dict[str, PendingPod[PodShape]] = {}
         """UID of a victim that is not gone -> the pod for which it makes room."""
 
@@ -83,8 +86,7 @@ class Evictions:
             self._nominator.withdraw(other.uid)
         self._nominator.nominate(pod, node)
         controller = pod.shape.scheduler_name
-        namespace, _, name = pod.key.partition("/")
-        preemptor = pod_reference(namespace, name, pod.uid)
+        preemptor = self._reference(pod)
         for victim in candidate.victims:
             if self.being_evicted(victim):
                 continue

@@ -182,12 +182,9 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             if _RESERVATION in each.plugins.get(Point.RESERVE, ())
         },
         preemption={
-            each.scheduler_name: PreemptionArguments(
-                each.arguments.default_preemption.min_candidate_nodes_percentage,
-                each.arguments.default_preemption.min_candidate_nodes_absolute,
-            )
+            each.scheduler_name: arguments
             for each in configuration.profiles
-            if Preemption.name in each.plugins.get(Point.POST_FILTER, ())
+            if (arguments := _preemption_of(each)) is not None
         },
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )
@@ -218,6 +215,23 @@ class _QuotaNodes:
 
     def remove(self, booking: Booking, row: int) -> None:
         """Do nothing: the table follows all bookings."""
+
+
+def _preemption_of(profile: ProfileConfiguration) -> PreemptionArguments | None:
+    """Return the arguments of a profile's preemption; None without any.
+
+    Reservation with `enablePreemption` preempts too, for pods and for Reservations. Where both do,
+    the arguments of DefaultPreemption say how many nodes are tried.
+    """
+    points = profile.plugins.get(Point.POST_FILTER, ())
+    default, reservation = profile.arguments.default_preemption, profile.arguments.reservation
+    by_reservation = _RESERVATION in points and reservation.enable_preemption
+    if Preemption.name not in points and not by_reservation:
+        return None
+    of = default if Preemption.name in points else reservation
+    return PreemptionArguments(
+        of.min_candidate_nodes_percentage, of.min_candidate_nodes_absolute, by_reservation
+    )
 
 
 @dataclass(frozen=True, slots=True)

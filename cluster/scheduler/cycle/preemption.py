@@ -94,10 +94,14 @@ or where the exact allocation is refused."""
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """How many nodes are tried one by one: the larger of the two, at most all."""
+    """How many nodes are tried one by one: the larger of the two, at most all.
+
+    reservations: whether pods are evicted for Reservations too.
+    """
 
     candidates_percentage: int = 10
     candidates_absolute: int = 100
+    reservations: bool = False
 
     def most_tried(self, nodes: int) -> int:
         """Return how many of `nodes` are tried."""
@@ -192,7 +196,8 @@ class Preemption:
         self, pod: PendingPod[PodShape], being_evicted: Callable[[Booking], bool]
     ) -> NotFound | None:
         """Return why a pod may not preempt now, or None if it may."""
-        if ANNOTATION_RESERVE_POD in pod.shape.annotations:
+        reserves = ANNOTATION_RESERVE_POD in pod.shape.annotations
+        if reserves and not self._arguments.reservations:
             return NotFound(_RESERVES)
         if pod.shape.preemption_policy == NEVER:
             return NotFound(_POLICY_NEVER)

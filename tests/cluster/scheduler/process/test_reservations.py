@@ -7,7 +7,10 @@ import json
 from typing import Any, cast
 
 import msgspec
+import pytest
 
+from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client
 from tests.cluster.scheduler.process.test_lives import _Binder, _Silent
@@ -20,12 +23,12 @@ _WEB = [{"labelSelector": {"matchLabels": {"app": "web"}}}]
 class Bed:
     """A process whose objects come from the test. One node of 4 CPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, configuration: SchedulerConfiguration = _CONFIGURATION) -> None:
         self.now = 1_800_000_000.0
 
         async def make() -> SchedulerProcess:
             return SchedulerProcess(
-                cast(Client, None), _CONFIGURATION, seed=3, clock=lambda: self.now
+                cast(Client, None), configuration, seed=3, clock=lambda: self.now
             )
 
         self.process = asyncio.run(make())
@@ -34,6 +37,10 @@ class Bed:
         self.process.reservation_writer = self.writer  # type: ignore[assignment]
         self.process.statuses = _Silent()  # type: ignore[assignment]
         self.process.events = _Silent()  # type: ignore[assignment]
+        self.evicted: list[str] = []
+        self.process.evict = (  # type: ignore[method-assign]
+            lambda victim, controller: self.evicted.append(victim.name)
+        )
         self._version = 0
         amounts = {"cpu": "4", "memory": "64Gi", "pods": "10"}
         node = {"metadata": {"name": "n"}, "status": {"allocatable": amounts}}
@@ -53,6 +60,7 @@ class Bed:
         metadata: dict[str, Any] | None = None,
         node: str = "",
         ready: bool = False,
+        priority: int = 0,
     ) -> None:
         status: dict[str, Any] = {}
         if ready:
@@ -69,6 +77,7 @@ class Bed:
             "spec": {
                 "schedulerName": "koord-scheduler",
                 "nodeName": node,
+                "priority": priority,
                 "containers": [{"name": "c", "resources": resources}],
             },
             "status": status,
@@ -166,3 +175,54 @@ def test_a_reservation_that_is_deleted_while_a_pod_is_bound_to_use_it() -> None:
     bed.pod("web", "3", metadata=uses, node="n", kind="DELETED")
     assert bed.placed() == {"other": ""}
     assert not len(bed.process.tables.reservations)
+
+
+_PREEMPTS = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    postFilter: {enabled: [{name: Reservation}], disabled: [{name: %s}]}
+    reserve: {enabled: [{name: Reservation}]}
+    bind: {enabled: [{name: Reservation}]}
+  pluginConfig:
+  - name: Reservation
+    args: {enablePreemption: %s}
+"""
+
+
+@pytest.mark.parametrize("other", ["DefaultPreemption", "none"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pods_are_evicted_for_reservations_where_that_is_enabled(enabled: bool, other: str) -> None:
+    disabled = "DefaultPreemption" if other == "none" else "ImageLocality"
+    text = _PREEMPTS % (disabled, str(enabled).lower())
+    bed = Bed(read_configuration(text, obj="test"))
+    protected = {"labels": {"scheduling.koordinator.sh/disable-preemptible": "true"}}
+    bed.pod("protected", "1", node="n", metadata=protected)
+    bed.pod("victim", "2", node="n")
+    resources = {"requests": {"cpu": "3"}}
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "containers": [{"name": "c", "resources": resources}],
+    }
+    pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
+    bed.reservation("r", "3", template={"spec": spec}, status=pending)
+    assert bed.placed() == {}
+    assert bed.evicted == (["victim"] if enabled else [])
+    assert "Insufficient cpu" in bed.writer.refused["uid-r"]
+    if enabled:
+        # The room is the reservation's, not a less important pod's.
+        bed.pod("victim", "2", node="n", kind="DELETED")
+        bed.pod("late", "1", priority=10)
+        assert bed.placed() == {}
+        assert [placement.name for placement in bed.writer.waiting] == ["r"]
+
+
+def test_a_reservation_is_never_a_victim() -> None:
+    bed = Bed(read_configuration(_PREEMPTS % ("ImageLocality", "true"), obj="test"))
+    spec = {"schedulerName": "koord-scheduler", "priority": -5, "containers": []}
+    bed.reservation("r", "3", template={"spec": spec})
+    bed.pod("important", "3", priority=1000)
+    assert bed.placed() == {}
+    assert bed.evicted == []
