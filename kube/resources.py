@@ -86,6 +86,13 @@ POD_GROUPS: Final = Resource("scheduling.sigs.k8s.io", "v1alpha1", "podgroups", 
 QUOTA_PROFILES: Final = Resource(
     "quota.koordinator.sh", "v1alpha1", "elasticquotaprofiles", "ElasticQuotaProfile", True
 )
+CLUSTER_NETWORK_TOPOLOGIES: Final = Resource(
+    "scheduling.koordinator.sh",
+    "v1alpha1",
+    "clusternetworktopologies",
+    "ClusterNetworkTopology",
+    False,
+)
 NODE_RESOURCE_TOPOLOGIES: Final = Resource(
     "topology.node.k8s.io", "v1alpha1", "noderesourcetopologies", "NodeResourceTopology", False
 )

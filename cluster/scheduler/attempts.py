@@ -37,6 +37,7 @@ from cluster.scheduler.binding.statuses import (
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
 from cluster.scheduler.cycle.explanations import Explanations
+from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
@@ -47,6 +48,7 @@ from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.sources.reserve_pods import ReservePod
+from cluster.scheduler.tables.network_topology import NetworkTopology
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from kube.faults import Faults
@@ -119,10 +121,19 @@ class Attempts:
         clock: Callable[[], float],
         pod_of: Callable[[str], SchedulingPod | None],
         reserve_pods: Mapping[str, ReservePod] = _NO_RESERVATIONS,
+        network: NetworkTopology | None = None,
     ) -> None:
         """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen.
-        reserve_pods: by UID; what is decided about such a pod is written to its Reservation."""
+        reserve_pods: by UID; what is decided about such a pod is written to its Reservation.
+        network: the one in which gangs are gathered."""
         self._scheduling = scheduling
+        self._plans = GangPlans(
+            scheduling.tables,
+            scheduling.profile,
+            scheduling.evaluate,
+            network,
+            may_preempt=scheduling.may_preempt,
+        )
         self._tables = scheduling.tables
         self._queue = queue
         self._permit = permit
@@ -206,7 +217,11 @@ class Attempts:
     def _conclude(self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float) -> None:
         profile = pod.shape.scheduler_name
         began = time.perf_counter()
-        outcome = self._decide(pod, opinion, now)
+        try:
+            outcome = self._decide(pod, opinion, now)
+        except PlanOutdated as outdated:
+            self._abandon(pod, str(outdated), now)
+            return
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
             self._unplaced(pod, outcome.diagnosis, now)
@@ -222,19 +237,25 @@ class Attempts:
     def _decide(
         self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float
     ) -> Placed | Unplaced:
+        node = ""
         if pod.gang:
             # A gang that is known not to fit takes no node from others, not even for a moment.
-            short = self._scheduling.short_of(self._permit.wanted(pod.uid))
-            if short is not None:
-                return Unplaced(short)
-        return self._scheduling.schedule(
+            planned = self._plans.node_for(pod, self._permit.wanted(pod.uid))
+            if isinstance(planned, Diagnosis):
+                return Unplaced(planned)
+            node = planned
+        outcome = self._scheduling.schedule(
             key=pod.key,
             uid=pod.uid,
             shape=pod.shape,
             profile=pod.shape.scheduler_name,
             now=now,
             opinion=opinion,
+            node=node,
         )
+        if node and opinion is None and isinstance(outcome, Unplaced):
+            raise PlanOutdated(f"node {node}, planned for the pod, does not take it any more")
+        return outcome
 
     def _unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
         """Take back a pod that no node takes, and make room for it where that helps."""

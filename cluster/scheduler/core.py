@@ -15,6 +15,7 @@ from typing import Any
 from apis.core import Namespace
 from apis.device import Device
 from apis.meta import format_time
+from apis.network_topology import ClusterNetworkTopology
 from apis.nodemetric import NodeMetric
 from apis.quota import ElasticQuota, PodGroup
 from apis.scheduling import Reservation
@@ -37,6 +38,7 @@ from cluster.scheduler.sources.disruption_budgets import (
     DisruptionBudgetSource,
 )
 from cluster.scheduler.sources.gangs import GangSource
+from cluster.scheduler.sources.network_topology import NetworkTopologySource
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import kept_node, pod_keeper
 from cluster.scheduler.sources.quotas import QuotaSource
@@ -50,6 +52,7 @@ from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Event
 from kube.client import Client
 from kube.resources import (
+    CLUSTER_NETWORK_TOPOLOGIES,
     DEVICES,
     ELASTIC_QUOTAS,
     NAMESPACES,
@@ -123,6 +126,7 @@ class SchedulerCore:
             clock=clock,
             pod_of=self.pods.items.get,
             reserve_pods=reservations.reserve_pods,
+            network=self.plugins.network,
         )
         self._make_sources()
 
@@ -188,6 +192,13 @@ class SchedulerCore:
                 clock=self._clock,
             )
             self.caches = (*self.caches, self.templates.cache)
+        self.networks: Cache[ClusterNetworkTopology] = Cache(
+            client, CLUSTER_NETWORK_TOPOLOGIES, ClusterNetworkTopology
+        )
+        if self.plugins.gangs:
+            self.caches = (*self.caches, self.networks)
+            networks = NetworkTopologySource(self.plugins.network, self.queue, clock=self._clock)
+            self.networks.subscribe(networks.topology_event)
         facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
         # A node's row is made before its facts are looked for.
         self.nodes.subscribe(self.source.node_event)

@@ -96,6 +96,7 @@ async def _run(
         configuration,
         longest_unschedulable_s=settings.seconds("pod-max-in-unschedulable-pods-duration"),
         controllers=settings.controllers,
+        network_status=settings.on("enable-network-topology-manager"),
     )
     endpoints = Endpoints(process, settings)
     if process.plugins.not_decided:

@@ -23,6 +23,7 @@ from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.evictor import Evictor
+from cluster.scheduler.binding.network_topology import NetworkTopologyStatus
 from cluster.scheduler.binding.placement import Outcome, Placement, Refused
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
@@ -48,6 +49,7 @@ from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
 from cluster.scheduler.questions import Questions
 from cluster.scheduler.sources.bookings import reservation_of
+from cluster.scheduler.sources.network_topology import NAME as NETWORK_NAME
 from kube.cache import Cache, Event, wait_all_synced
 from kube.client import Client
 from kube.leader import LeaderElection
@@ -76,10 +78,12 @@ class SchedulerProcess(SchedulerCore):
         clock: Callable[[], float] = time.time,
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
         controllers: Container[str] = CONTROLLERS,
+        network_status: bool = False,
     ) -> None:
         """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
         longest_unschedulable_s: see SchedulingQueue. controllers: names of the plugins that also
-        write the status of their objects."""
+        write the status of their objects. network_status: whether the domains of the network are
+        written into the ClusterNetworkTopology."""
         super().__init__(
             client,
             configuration,
@@ -125,6 +129,11 @@ class SchedulerProcess(SchedulerCore):
         if self.plugins.reservations and RESERVATION in controllers:
             self._keep_reservations()
         self.evictor = Evictor(client, self._evicted, now=clock)
+        self.network_status: NetworkTopologyStatus | None = None
+        if self.plugins.gangs and network_status:
+            self.network_status = NetworkTopologyStatus(
+                client, self.plugins.network, lambda: self.networks.get(NETWORK_NAME)
+            )
         self.pod_group_statuses: PodGroupStatuses | None = None
         if self.plugins.gangs and COSCHEDULING in controllers:
             self._keep_pod_group_statuses()
@@ -264,6 +273,8 @@ class SchedulerProcess(SchedulerCore):
             if self.reservation_controller is not None:
                 start("reservation controller", self.reservation_controller.run())
             start("explanations", self.explanations.run())
+            if self.network_status is not None:
+                start("network topology status", self.network_status.run())
             if self.pod_group_statuses is not None:
                 start("pod group statuses", self.pod_group_statuses.run())
             if self.quota_upkeep is not None:

@@ -34,6 +34,7 @@ from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.preemption import Arguments as PreemptionArguments
 from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.exact.numa import Scoring
+from cluster.scheduler.plugins.between_pods.near_pods import NetworkTopologyScore
 from cluster.scheduler.plugins.between_pods.pod_affinity import (
     InterPodAffinity,
     InterPodAffinityScore,
@@ -90,6 +91,7 @@ from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.devices.table import DeviceTable
 from cluster.scheduler.tables.gang_definitions import GangDefaults
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
+from cluster.scheduler.tables.network_topology import NetworkTopology
 from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.tables import Tables
@@ -111,6 +113,7 @@ class Plugins:
     """Which ConfigMap has the templates of shared GPUs: of the first profile with DeviceShare."""
     volume_timeouts: Mapping[str, float]
     """How long the claims of a pod may take to be bound, in seconds, by scheduler name."""
+    network: NetworkTopology
     gangs: Mapping[str, GangDefaults]
     """Of the profiles that schedule gangs, by scheduler name."""
     quotas: QuotaTable | None
@@ -160,10 +163,12 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             each.scheduler_name: float(each.arguments.volume_binding.bind_timeout_seconds)
             for each in configuration.profiles
         },
+        network=making.network,
         gangs={
             each.scheduler_name: GangDefaults(
                 wait_s=float(each.arguments.coscheduling.default_timeout),
                 match_policy=each.arguments.coscheduling.default_match_policy,
+                gathers=each.arguments.coscheduling.aware_network_topology,
             )
             for each in configuration.profiles
             if COSCHEDULING in each.plugins.get(Point.PERMIT, ())
@@ -265,6 +270,7 @@ class _Making:
         self.loads: dict[bytes, LoadTable] = {}
         self.numa = NumaTable(tables.nodes)
         tables.add_node_part(_NumaNodes(self.numa))
+        self.network = NetworkTopology(tables.nodes)
         self.devices = DeviceTable(tables.nodes)
         tables.add_part(self.devices)
 
@@ -302,6 +308,9 @@ class _Making:
                 set_scores.append((InterPodAffinityScore(each), weight))
             elif isinstance(each, Reservation):
                 set_scores.append((each, weight))
+            elif name == COSCHEDULING:
+                if of.arguments.coscheduling.aware_network_topology:
+                    set_scores.append((NetworkTopologyScore(self.network), weight))
             elif isinstance(each, DeviceShareFilter):
                 settings = self.device_settings(of)
                 scores.append((DeviceShareScore(self.devices, settings), weight))

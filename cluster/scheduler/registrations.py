@@ -136,6 +136,10 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration("NodeResourceTopology", Action.ALL),
         _RESERVED,
     ),
+    "Coscheduling": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+        Registration("ClusterNetworkTopology", Action.ALL),
+    ),
     "SchedulingHint": (Registration(NODE, _NODE_ADDED),),
     "DeviceShare": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),

@@ -22,6 +22,7 @@ from cluster.scheduler.sources.workloads import (
     STATEFUL_SETS,
 )
 from kube.resources import (
+    CLUSTER_NETWORK_TOPOLOGIES,
     CONFIG_MAPS,
     CSI_DRIVERS,
     CSI_NODES,
@@ -95,6 +96,7 @@ FOLLOWED: Final[Sequence[Right]] = tuple(
         (ELASTIC_QUOTAS, "ElasticQuota"),
         (RESERVATIONS, "Reservation"),
         (SCHEDULE_EXPLANATIONS, "questions why pods are or are not scheduled"),
+        (CLUSTER_NETWORK_TOPOLOGIES, "gangs that are gathered in the network"),
     )
 )
 """One row for each cache."""
@@ -112,6 +114,7 @@ WRITTEN: Final[Sequence[Right]] = (
     Right(PERSISTENT_VOLUMES, ("get", "patch"), "the claim of a volume, before its pod is bound"),
     Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "the node that a volume is made for"),
     Right(NODES, ("get",), "whether the node of a reservation is gone"),
+    Right(CLUSTER_NETWORK_TOPOLOGIES, ("patch",), "the domains of the network", "status"),
     Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
     Right(RESERVATIONS, ("delete",), "reservations that ended a day ago"),
     Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),

@@ -103,8 +103,10 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "controller-plugins": Flag(
         "*", _T, "plugins that also write the status of their objects, such as Coscheduling"
     ),
+    "enable-network-topology-manager": Flag(
+        "false", _B, "write the domains of the network into the ClusterNetworkTopology"
+    ),
     # without effect: accepted, so that manifests start
-    "enable-network-topology-manager": Flag("false", _B),
     "sync-barrier-pod-namespace": Flag("kube-system", _T),
     "sync-barrier-pod-name": Flag("koord-scheduler-sync-barrier", _T),
     "sync-hard-timeout": Flag("1m", _D),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -83,6 +83,11 @@ class Evaluation:
             return int(ties[0])
         order = self.tables.nodes.order[ties] ^ np.uint64(salt)
         return int(ties[order.argmin()])
+
+    def only(self, row: int | None) -> Evaluation:
+        """Return the same verdicts with no other row than this one to choose from."""
+        here = self.feasible == (-1 if row is None else row)
+        return replace(self, feasible=self.feasible[here], totals=self.totals[here])
 
     def first(self, rows: Iterable[int], *, without: Container[int] = ()) -> int | None:
         """Return the first of `rows` that is feasible, or None."""

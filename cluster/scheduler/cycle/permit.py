@@ -13,7 +13,6 @@ No I/O and no clock: `now` is in seconds, as for the queue. docs/facts/scheduler
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.waiting import Attempt, Gate
 from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
 from cluster.scheduler.tables.gangs import Gang, Gangs, Step
+from cluster.scheduler.tables.gather import Gather
 from cluster.scheduler.tables.pending import PendingPod, Shape
 
 S = TypeVar("S", bound=Shape)
@@ -72,12 +72,14 @@ def gang_gate(gangs: Gangs) -> Gate[Any]:
 class Wanted(Generic[S]):
     """What has to be placed at one time so that the members of a gang are bound.
 
-    gang: its id. least: pods. members: how many of each shape are there to be placed.
+    gang: its id. least: pods. pods: those that are there to be placed. gather: how they are to be
+    gathered in the network, or None.
     """
 
     gang: str
     least: int
-    members: Mapping[S, int]
+    pods: tuple[PendingPod[S], ...]
+    gather: Gather | None = None
 
 
 class _Wait(OrderedItem):
@@ -204,10 +206,12 @@ class Permit(Generic[S]):
         """Return what a member's group needs room for, when it is the first that is tried.
 
         Nothing while members wait on nodes, for pods without a gang, and for groups whose members
-        need not wait for each other any more.
+        need not wait for each other any more, unless they are to be gathered.
         """
         gang = self._gangs.of(uid)
-        if gang is None or self._gangs.may_skip_group(gang):
+        if gang is None or gang.definition is None:
+            return ()
+        if self._gangs.may_skip_group(gang) and gang.definition.gather is None:
             return ()
         peers = tuple(self._gangs.peers(gang))
         if any(other.members[Step.WAITING] for other in peers):
@@ -216,9 +220,9 @@ class Permit(Generic[S]):
 
     def _wanted(self, gang: Gang) -> Wanted[S]:
         uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING)
-        pods = (self._queue.pod(uid) for uid in uids)
-        members = Counter(pod.shape for pod in pods if pod is not None)
-        return Wanted(gang.id, self._gangs.missing(gang), members)
+        pods = tuple(pod for uid in uids if (pod := self._queue.pod(uid)) is not None)
+        gather = None if gang.definition is None else gang.definition.gather
+        return Wanted(gang.id, self._gangs.missing(gang), pods, gather)
 
     def placed(self, uid: str, now: float) -> Decisions:
         """Decide about a pod that has a node: it is allowed, waits, or gives the node back.

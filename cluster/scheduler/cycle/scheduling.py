@@ -6,7 +6,7 @@ writes it to the API server, and removes it again if that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -15,9 +15,7 @@ from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
-from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
-from cluster.scheduler.cycle.slots import Room, most_placed, room_of
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
@@ -90,6 +88,14 @@ class Scheduling:
         self._advisor = Advisor()
         self._salt = seed % 2**64
 
+    def profile(self, name: str) -> Profile:
+        """Return the profile of a scheduler name."""
+        return self._evaluators[name].profile
+
+    def evaluate(self, shape: PodShape) -> Evaluation:
+        """Return every node's verdict on a pod. Raises Refusal."""
+        return self._evaluators[shape.scheduler_name].evaluate(shape)
+
     def feasible_nodes(self, shape: PodShape, profile: str) -> tuple[str, ...]:
         """Return the names of the nodes that all filters pass, without booking anything."""
         try:
@@ -107,11 +113,12 @@ class Scheduling:
         profile: str,
         now: float,
         opinion: Opinion | None = None,
+        node: str = "",
     ) -> Placed | Unplaced:
         """Choose a node for a pod and book it there.
 
         key: namespace/name. profile: the scheduler name. now: seconds since 1970. opinion: what
-        extenders say about its nodes.
+        extenders say about its nodes. node: the only one that may be chosen; "" for any.
         """
         evaluator = self._evaluators[profile]
         name = key.partition("/")[2]
@@ -134,6 +141,8 @@ class Scheduling:
         rejected: dict[int, tuple[str, Reason]] = {}
         if opinion is not None:
             evaluation, rejected = with_opinion(evaluation, opinion)
+        if node:
+            evaluation = evaluation.only(self.tables.nodes.row(node))
         refusing: dict[int, tuple[str, Reason]] = {}
         while len(refusing) < _MOST_TRIES:
             row = evaluation.first(preferred, without=refusing)
@@ -166,35 +175,14 @@ class Scheduling:
             )
         )
 
-    def short_of(self, gangs: Iterable[Wanted[PodShape]]) -> Diagnosis | None:
-        """Return why the members of `gangs` cannot be placed, where that is known beforehand.
-
-        Nothing is booked. The nodes may have too little room even when this returns None. It does
-        where a reservation may be for one of the members alone.
-        """
-        if self.tables.reservations.names_pods:
-            return None
-        room: dict[PodShape, Room] = {}
-        for wanted in gangs:
-            try:
-                for shape in wanted.members:
-                    if shape not in room:
-                        evaluator = self._evaluators[shape.scheduler_name]
-                        room[shape] = room_of(shape, evaluator.evaluate(shape))
-            except Refusal:
-                # The attempt of that member will say why.
-                continue
-            most = most_placed(wanted.members, room)
-            if most < wanted.least:
-                return Diagnosis(
-                    nodes=self.tables.nodes.count,
-                    plugins=frozenset().union(*(room[shape].plugins for shape in wanted.members)),
-                    refusal=(
-                        f"gang {wanted.gang} needs room for {wanted.least} pods together,"
-                        f" and there is room for {most} at most"
-                    ),
-                )
-        return None
+    def may_preempt(self, pod: PendingPod[PodShape]) -> bool:
+        """Return whether pods are placed that a pod could make room for itself by evicting."""
+        shape = pod.shape
+        return (
+            bool(self.post_filters.get(shape.scheduler_name))
+            and shape.preemption_policy != "Never"
+            and any(other.priority < pod.priority for other in self.tables.matches.shapes())
+        )
 
     def examine(self, shape: PodShape, profile: str) -> Evaluation | None:
         """Return every node's verdict now, or None if a plugin refuses the pod by itself.

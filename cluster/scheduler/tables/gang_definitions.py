@@ -31,6 +31,7 @@ from apis.keys import (
 from apis.meta import parse_duration
 from apis.quota import PodGroup
 from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
+from cluster.scheduler.tables.gather import Gather, gather_of
 
 _NANOSECONDS: Final = 1_000_000_000
 _LARGEST_NUMBER: Final = 2**31 - 1
@@ -51,10 +52,14 @@ class GangMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GangDefaults:
-    """What holds where a gang does not say: from the arguments of Coscheduling."""
+    """What holds where a gang does not say: from the arguments of Coscheduling.
+
+    gathers: gangs may ask to be gathered in the network; else that is ignored.
+    """
 
     wait_s: float = 600.0
     match_policy: GangMatchPolicy = GangMatchPolicy.ONCE_SATISFIED
+    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class GangDefinition:
 
     id: namespace/name. min_member: pods that have to be placed together. total: pods that there
     will be. wait_s: how long a placed pod waits for the others. group: ids of the gangs that are
-    placed together, this one included, sorted.
+    placed together, this one included, sorted. gather: how the pods are to be gathered in the
+    network; None where it does not matter.
     """
 
     id: str
@@ -73,6 +79,7 @@ class GangDefinition:
     wait_s: float
     group: tuple[str, ...]
     match_policy: GangMatchPolicy
+    gather: Gather | None = None
 
     @property
     def group_id(self) -> str:
@@ -184,6 +191,7 @@ class _Values:
             wait_s=defaults.wait_s if wait_s is None else wait_s,
             group=self._group(gang),
             match_policy=self._match_policy(defaults.match_policy),
+            gather=self._gather() if defaults.gathers else None,
         )
         return Read(definition, tuple(self._errors))
 
@@ -215,6 +223,13 @@ class _Values:
                 except ValueError:
                     self.bad(_field(key), text, f"expected one of {', '.join(GangMatchPolicy)}")
         return default
+
+    def _gather(self) -> Gather | None:
+        try:
+            return gather_of(self._annotations, obj=self._obj)
+        except InputError as error:
+            self._errors.append(error)
+            return None
 
     def _group(self, gang: str) -> tuple[str, ...]:
         text = self._annotations.get(ANNOTATION_GANG_GROUPS)

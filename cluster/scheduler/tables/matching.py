@@ -92,6 +92,10 @@ class MatchTable:
         """Grows when a shape with terms about other pods gets its first booking, or loses its last
         one."""
 
+    def shapes(self) -> Iterator[PodShape]:
+        """Yield the shapes that have bookings on known nodes."""
+        return iter(self._rows)
+
     def shapes_with_affinity(self) -> Iterator[PodShape]:
         """Yield the shapes with terms about other pods that have bookings on known nodes."""
         return iter(self._with_affinity)

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.gang_plans import GangPlans
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
@@ -30,6 +33,7 @@ class _Cluster:
         self.tables = Tables()
         plugins = make_plugins(_CONFIGURATION, self.tables)
         self.scheduling = Scheduling(self.tables, plugins.profiles, seed=1)
+        self.plans = GangPlans(self.tables, self.scheduling.profile, self.scheduling.evaluate, None)
         for number, node in enumerate(nodes):
             self.tables.upsert_node(make_node(f"n{number}", **node))
         self.shapes = Shapes()
@@ -43,9 +47,20 @@ class _Cluster:
     def room(self, shape: PodShape, count: int) -> int:
         """Return the most pods for which there is room, up to `count`."""
         for least in range(count, 0, -1):
-            if self.scheduling.short_of([Wanted("ns/g", least, {shape: count})]) is None:
+            if self.short(least, {shape: count}) is None:
                 return least
         return 0
+
+    def short(self, least: int, members: dict[PodShape, int]) -> Diagnosis | None:
+        """Return why there is too little room for `least` members, or None."""
+        pods = tuple(
+            PendingPod(f"ns/m{number}", f"m{number}", 0, shape, 0.0, "ns/g")
+            for number, shape in enumerate(
+                shape for shape, count in members.items() for _ in range(count)
+            )
+        )
+        found = self.plans.node_for(pods[0], [Wanted("ns/g", least, pods)])
+        return found if isinstance(found, Diagnosis) else None
 
     def placed_one_by_one(self, shape: PodShape, count: int) -> int:
         for number in range(count):
@@ -128,21 +143,21 @@ def test_members_of_several_shapes_count_together() -> None:
     large, small = cluster.shape(3000), cluster.shape(500)
     members = {large: 3, small: 2}
     # One large and two small ones, each looked at alone.
-    assert cluster.scheduling.short_of([Wanted("ns/g", 3, members)]) is None
-    assert cluster.scheduling.short_of([Wanted("ns/g", 4, members)]) is not None
+    assert cluster.short(3, members) is None
+    assert cluster.short(4, members) is not None
 
 
 @pytest.mark.parametrize("least", [0, 3])
 def test_enough_room_is_no_refusal(least: int) -> None:
     cluster = _Cluster([{"allocatable": {"cpu": "4"}}])
     shape = cluster.shape(1000)
-    assert cluster.scheduling.short_of([Wanted("ns/g", least, {shape: 3})]) is None
+    assert cluster.short(least, {shape: 3}) is None
 
 
 def test_a_refusal_says_how_many_fit_and_which_plugins_limit_that() -> None:
     cluster = _Cluster([{"allocatable": {"cpu": "4"}}, {"unschedulable": True}])
     shape = cluster.shape(1500)
-    found = cluster.scheduling.short_of([Wanted("ns/g", 5, {shape: 7})])
+    found = cluster.short(5, {shape: 7})
     assert found is not None
     assert found.message == (
         "0/2 nodes are available: gang ns/g needs room for 5 pods together,"

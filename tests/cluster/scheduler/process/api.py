@@ -15,6 +15,7 @@ from kube.client import Client, encode_object
 from kube.connection import Connection
 from kube.kept_client import KeptClient
 from kube.resources import (
+    CLUSTER_NETWORK_TOPOLOGIES,
     DEVICES,
     EVENTS,
     NODE_METRICS,
@@ -28,11 +29,18 @@ from tests.beds.apiserver import ApiServer, eventually
 
 
 @asynccontextmanager
-async def scheduler(connection: Connection, configuration: str) -> AsyncIterator[SchedulerProcess]:
+async def scheduler(
+    connection: Connection, configuration: str, *, network_status: bool = False
+) -> AsyncIterator[SchedulerProcess]:
     """Run a scheduler until the block ends. configuration: the text of its file."""
     stop = asyncio.Event()
     async with KeptClient(connection, user_agent="koord-scheduler") as client:
-        process = SchedulerProcess(client, read_configuration(configuration, obj="test"), seed=1)
+        process = SchedulerProcess(
+            client,
+            read_configuration(configuration, obj="test"),
+            seed=1,
+            network_status=network_status,
+        )
         task = asyncio.create_task(process.run(stop))
         try:
             await eventually(lambda: process.ready or task.done(), seconds=60)
@@ -111,6 +119,7 @@ async def _clear(client: Client) -> None:
         (NODE_RESOURCE_TOPOLOGIES, ""),
         (DEVICES, ""),
         (RESERVATIONS, ""),
+        (CLUSTER_NETWORK_TOPOLOGIES, ""),
     ):
         path = f"{resource.path(namespace=namespace)}?gracePeriodSeconds=0"
         await client.request("DELETE", path)

@@ -26,6 +26,7 @@ from kube.client import Client, Unreachable, encode_object
 from kube.connection import Connection
 from kube.kept_client import KeptClient
 from kube.resources import (
+    CLUSTER_NETWORK_TOPOLOGIES,
     NODE_RESOURCE_TOPOLOGIES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -150,7 +151,7 @@ async def _do_everything(fresh: ApiServer) -> None:
     ):
         await grant(admin, USER, *rbac())
         await _make_node(admin)
-        process = SchedulerProcess(client, configuration, seed=1, clock=clock)
+        process = SchedulerProcess(client, configuration, seed=1, clock=clock, network_status=True)
         task = asyncio.create_task(process.run(stop))
         await eventually(lambda: process.ready or task.done(), seconds=30)
         assert process.ready
@@ -167,6 +168,7 @@ async def _do_everything(fresh: ApiServer) -> None:
         await eventually(condition)
         await eventually(bound)
         await eventually(lambda: process.events.counts.written >= 3)
+        await _make_topology(admin, process)
         group = encode_object(POD_GROUPS, {"metadata": {"name": "g"}, "spec": {"minMember": 2}})
         await admin.create(POD_GROUPS, group, namespace="default")
         statuses = process.pod_group_statuses
@@ -232,6 +234,18 @@ async def _ask_why(admin: Client) -> None:
         return bool(kept.get("status")) and over is None
 
     await eventually(answered)
+
+
+async def _make_topology(admin: Client, process: SchedulerProcess) -> None:
+    layer = {"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": "ClusterTopologyLayer"}
+    plain = {"metadata": {"name": "default"}, "spec": {"networkTopologySpec": [layer]}}
+    body = encode_object(CLUSTER_NETWORK_TOPOLOGIES, plain)
+    await admin.create(CLUSTER_NETWORK_TOPOLOGIES, body)
+    status = process.network_status
+    assert status is not None
+    await eventually(lambda: process.networks.get("default"))
+    await status.write()
+    assert status.written
 
 
 async def _read_the_secure_port(fresh: ApiServer, process: SchedulerProcess) -> None:

@@ -16,6 +16,7 @@ from apis.keys import (
     LABEL_RESERVATION_IGNORED,
 )
 from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.gang_plans import GangPlans
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
@@ -24,6 +25,8 @@ from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.plugins.reservations.room import scores_in
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.plugins.resources.resource_scores import LeastAllocated
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy, ReservationFacts
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -248,27 +251,34 @@ def test_a_pod_named_by_a_reservation_uses_it_and_its_replicas_do_not() -> None:
     assert cluster.tables.bookings["uid-chosen"].shape is shape
 
 
-def _gang(cluster: _Cluster, app: str) -> PodShape:
-    return cluster.shapes.of(
+def _short(cluster: _Cluster, app: str, *names: str) -> Diagnosis | None:
+    """Return why a gang of pods with these names, each of 8 CPUs, is refused beforehand."""
+    shape = cluster.shapes.of(
         make_pod("p", labels={"app": app}, requests={"cpu": "8"}, schedulerName="koord-scheduler")
     )
+    pods = tuple(
+        PendingPod(f"default/{name}", f"uid-{name}", 0, shape, 0.0, "default/g") for name in names
+    )
+    scheduling = cluster.scheduling
+    plans = GangPlans(cluster.tables, scheduling.profile, scheduling.evaluate, None)
+    found = plans.node_for(pods[0], [Wanted("default/g", len(pods), pods)])
+    return found if isinstance(found, Diagnosis) else None
 
 
 def test_room_that_is_reserved_counts_for_a_gang() -> None:
     cluster = _Cluster()
     for number in range(4):
         cluster.reserve(make_facts(f"r{number}"))
-    gang = Wanted("default/g", 4, {_gang(cluster, "a"): 4})
-    assert cluster.scheduling.short_of([gang]) is None
-    short = cluster.scheduling.short_of([Wanted("default/g", 4, {_gang(cluster, "x"): 4})])
+    assert _short(cluster, "a", "w0", "w1", "w2", "w3") is None
+    short = _short(cluster, "x", "w0", "w1", "w2", "w3")
     assert short is not None and "room for 0 at most" in short.message
-    # Members that a reservation names have room that their shape does not say.
+    # A member that a reservation names has room that the others do not have.
     named = make_facts("r0", owners=({"object": {"name": "chosen"}},))
     cluster.tables.reservations.upsert(named)
-    other = [Wanted("default/g", 1, {_gang(cluster, "x"): 1})]
-    assert cluster.scheduling.short_of(other) is None
+    assert _short(cluster, "x", "chosen") is None
+    assert _short(cluster, "x", "other") is not None
     cluster.tables.reservations.delete("uid-r0")
-    assert cluster.scheduling.short_of(other) is not None
+    assert _short(cluster, "x", "chosen") is not None
 
 
 # --- choice --------------------------------------------------------------------------------------

@@ -1,0 +1,243 @@
+"""What is known about a gang before its first member is tried: whether it fits, and on which nodes.
+
+A gang with too little room is refused at once, so that it takes no node from others. A gang that
+is to be gathered in the network gets a node for each of its pods. A plan is worked out from counts
+of slots and then tried on the tables; where a node takes fewer pods than it counted (exact CPUs and
+devices, pods that keep apart), its slots are corrected and the gang is planned again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cluster.scheduler.cycle.evaluation import Evaluation, Profile
+from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
+from cluster.scheduler.cycle.permit import COSCHEDULING, Wanted
+from cluster.scheduler.cycle.slots import Room, most_placed, room_of
+from cluster.scheduler.cycle.trial import RowChecks, Trial
+from cluster.scheduler.plugins.between_pods.near_pods import same_job
+from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.gather import Gather, index_of
+from cluster.scheduler.tables.network_topology import NetworkTopology, NetworkTree
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_MOST_PLANS: Final = 1_000
+"""Gangs whose plan is kept. Chosen: a plan lives until its pods were tried, a few milliseconds."""
+_MOST_TRIES: Final = 64
+"""Plans of one gang that are tried on the tables. Each corrects the slots of its nodes, so that two
+or three are enough mostly. Chosen: as many as nodes that one pod is tried on."""
+_NUMBERS: Final = re.compile(r"(\d+)")
+
+NO_TOPOLOGY: Final = "no cluster network topology"
+
+
+class PlanOutdated(Exception):
+    """The gang has to be planned again; the message says why."""
+
+
+class GangPlans:
+    """Looks at a gang as a whole when its first member is to be tried."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        profiles: Callable[[str], Profile],
+        evaluate: Callable[[PodShape], Evaluation],
+        network: NetworkTopology | None,
+        *,
+        may_preempt: Callable[[PendingPod[PodShape]], bool] = lambda pod: False,
+    ) -> None:
+        """profiles: by scheduler name. evaluate: raises Refusal. network: None where no profile is
+        aware of the network; gangs are not gathered then. may_preempt: whether a pod could make
+        room for itself."""
+        self._tables = tables
+        self._profiles = profiles
+        self._evaluate = evaluate
+        self._network = network
+        self._may_preempt = may_preempt
+        self._plans: OrderedDict[str, dict[str, str]] = OrderedDict()
+        """Gang -> UID of its pod -> node. Gangs of one group share a plan."""
+
+    def node_for(
+        self, pod: PendingPod[PodShape], wanted: Sequence[Wanted[PodShape]]
+    ) -> str | Diagnosis:
+        """Return the node that is planned for a member, "" for any, or why it cannot be placed.
+
+        wanted: of the member's group if it is the first that is tried, else nothing. Raises
+        PlanOutdated where other members have nodes by a plan without this one.
+        """
+        if wanted and not self._still_planned(pod, wanted):
+            refused = self._begin(wanted)
+            if refused is not None:
+                return refused
+        plan = self._plans.get(pod.gang)
+        if plan is None:
+            return ""
+        node = plan.pop(pod.uid, "")
+        if not node or not plan:
+            del self._plans[pod.gang]
+        if not node:
+            raise PlanOutdated(f"gang {pod.gang} was gathered before this pod came")
+        return node
+
+    def _still_planned(self, pod: PendingPod[PodShape], wanted: Sequence[Wanted[PodShape]]) -> bool:
+        """Return whether a plan goes on although no member waits, as each is bound at once."""
+        at_once = all(each.least == 0 for each in wanted)
+        return at_once and pod.uid in self._plans.get(pod.gang, {})
+
+    def _begin(self, wanted: Sequence[Wanted[PodShape]]) -> Diagnosis | None:
+        for each in wanted:
+            self._plans.pop(each.gang, None)
+        wanted = [replace(each, pods=tuple(map(self._as_seen, each.pods))) for each in wanted]
+        evaluations: dict[PodShape, Evaluation] = {}
+        try:
+            for shape in {pod.shape: None for each in wanted for pod in each.pods}:
+                evaluations[shape] = self._evaluate(shape)
+        except Refusal:
+            # The attempt of that member will say why.
+            return None
+        room = {shape: room_of(shape, found) for shape, found in evaluations.items()}
+        short = self._short(wanted, room)
+        if short is not None and any(
+            self._may_preempt(each.pods[0]) for each in wanted if each.pods
+        ):
+            # What its members lack, they may free.
+            return None
+        gather = next((each.gather for each in wanted if each.gather is not None), None)
+        if short is not None or self._network is None or gather is None:
+            return short
+        tree = self._network.tree()
+        if tree is None:
+            return self._refuse(NO_TOPOLOGY, room, COSCHEDULING)
+        pods = sorted((pod for each in wanted for pod in each.pods), key=_place_in_gang)
+        try:
+            plan = self._gathered(tree, gather, pods, evaluations, room)
+        except NotGathered as error:
+            return self._refuse(str(error), room, COSCHEDULING)
+        self._keep(plan, wanted)
+        return None
+
+    def _as_seen(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
+        """Return a pod with the shape that reservations see, which may know its name."""
+        name = pod.key.partition("/")[2]
+        shape = self._tables.reservations.shape_for(pod.shape, name, pod.uid)
+        return pod if shape is pod.shape else replace(pod, shape=shape)
+
+    def _keep(self, plan: dict[str, str], wanted: Iterable[Wanted[PodShape]]) -> None:
+        for each in wanted:
+            own = {pod.uid: plan[pod.uid] for pod in each.pods}
+            if own:
+                self._plans[each.gang] = own
+        while len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)
+
+    def _short(
+        self, wanted: Sequence[Wanted[PodShape]], room: dict[PodShape, Room]
+    ) -> Diagnosis | None:
+        for each in wanted:
+            members = Counter(pod.shape for pod in each.pods)
+            most = most_placed(members, room)
+            if most < each.least:
+                return self._refuse(
+                    f"gang {each.gang} needs room for {each.least} pods together,"
+                    f" and there is room for {most} at most",
+                    {shape: room[shape] for shape in members},
+                )
+        return None
+
+    def _refuse(self, message: str, room: dict[PodShape, Room], *plugins: str) -> Diagnosis:
+        limiting = frozenset(plugins).union(*(each.plugins for each in room.values()))
+        return Diagnosis(nodes=self._tables.nodes.count, plugins=limiting, refusal=message)
+
+    # --- gathering -------------------------------------------------------------------------------
+
+    def _gathered(
+        self,
+        tree: NetworkTree,
+        gather: Gather,
+        pods: Sequence[PendingPod[PodShape]],
+        evaluations: dict[PodShape, Evaluation],
+        room: dict[PodShape, Room],
+    ) -> dict[str, str]:
+        """Return a node for each pod, by UID. Raises NotGathered."""
+        length = len(self._tables.nodes)
+        slots = np.zeros(length, dtype=np.int64)
+        for shape, count in Counter(pod.shape for pod in pods).items():
+            slots += np.minimum(room[shape].slots, count)
+        first = pods[0].shape
+        scores = np.zeros(length, dtype=np.int64)
+        scores[evaluations[first].feasible] = evaluations[first].totals
+        counter = same_job(first, self._tables)
+        existing = np.zeros(length, dtype=np.int64)
+        if counter is not None:
+            existing = counter.column(length).copy()
+        for _ in range(_MOST_TRIES):
+            offers = Offers(slots, existing, scores)
+            filled = Gathering(tree, self._tables.nodes, gather, offers, len(pods)).choose()
+            nodes, taken = self._try(filled, pods)
+            if len(nodes) == len(pods):
+                return nodes
+            slots = slots.copy()
+            for row, count in taken.items():
+                slots[row] = count
+        raise NotGathered(f"none of {_MOST_TRIES} plans for the gang could be carried out")
+
+    def _try(
+        self, filled: Sequence[tuple[int, int]], pods: Sequence[PendingPod[PodShape]]
+    ) -> tuple[dict[str, str], dict[int, int]]:
+        """Fill nodes with pods in their order, passing over those that do not fit on a node.
+
+        Returns the node of each pod, by UID, and how many pods each node took.
+        """
+        nodes: dict[str, str] = {}
+        taken: dict[int, int] = {}
+        left = list(pods)
+        with Trial(self._tables) as trial:
+            for row, count in filled:
+                node = self._tables.nodes.name(row)
+                unfit: set[PodShape] = set()
+                over: list[PendingPod[PodShape]] = []
+                taken[row] = 0
+                for pod in left:
+                    booking = None
+                    if taken[row] < count and pod.shape not in unfit:
+                        booking = self._booking(pod, node, row)
+                    if booking is None:
+                        unfit.add(pod.shape)
+                        over.append(pod)
+                        continue
+                    trial.place(booking)
+                    nodes[pod.uid] = node
+                    taken[row] += 1
+                left = over
+        return nodes, taken
+
+    def _booking(self, pod: PendingPod[PodShape], node: str, row: int) -> Booking | None:
+        """Return the booking of a pod on a node as the tables are now, None if it does not fit."""
+        checks = RowChecks(self._profiles(pod.shape.scheduler_name), self._tables)
+        if not checks.passes(pod.shape, row):
+            return None
+        allocation = checks.allocation(pod.shape, row)
+        if not isinstance(allocation, Allocation):
+            return None
+        return Booking(pod.key, pod.uid, pod.shape, node, allocation)
+
+
+def _place_in_gang(pod: PendingPod[PodShape]) -> tuple[int, list[tuple[int, int, str]], str]:
+    """Return what sorts the pods of a gang: index, then name, with numbers by their value."""
+    parts = [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in _NUMBERS.split(pod.key)
+        if part
+    ]
+    return index_of(pod.shape), parts, pod.uid

@@ -1,0 +1,193 @@
+"""Which nodes a gang gets so that its pods are close to each other in the network.
+
+The deepest layer is found at which one domain has slots for all pods, below one domain of each
+layer where the gang must be gathered. Its domains are candidates: those with more pods of the same
+job first, then those with fewer slots, which leaves wide domains to other gangs, then those with
+higher scores. Within a candidate, the domains with the most slots are filled first, so the pods are
+spread over few. Source: Koordinator; docs/scheduler.md, "Network topology".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.scheduler.tables.gather import Gather
+from cluster.scheduler.tables.network_topology import NODE, ROOT, NetworkTree
+from cluster.scheduler.tables.nodes import NodeTable
+
+Column = NDArray[np.int64]
+
+_MOST_NAMED: Final = 5
+"""Domains that a message names. Chosen: a condition is read by people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What each node offers, by row.
+
+    slots: pods of the gang that it could take. existing: pods of the same job on it. scores: of the
+    gang's first pod.
+    """
+
+    slots: Column
+    existing: Column
+    scores: Column
+
+
+class NotGathered(Exception):
+    """No domain has room for the gang; the message says which come closest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A domain, or a node (`row`) below the lowest layer."""
+
+    domain: int
+    row: int | None = None
+
+
+class Gathering:
+    """The choice for one gang."""
+
+    def __init__(
+        self, tree: NetworkTree, nodes: NodeTable, gather: Gather, offers: Offers, pods: int
+    ) -> None:
+        """pods: how many have to be placed. Raises NotGathered for a layer that is not there."""
+        self._tree = tree
+        self._nodes = nodes
+        self._pods = pods
+        self._offers = offers
+        self._multiples = dict(gather.multiples)
+        layers = (*tree.layers, NODE)
+        for layer in (*gather.must, *gather.prefer, *self._multiples):
+            if layer not in layers:
+                raise NotGathered(f"the cluster network topology has no layer {layer}")
+        self._lowest_must = max((layers.index(layer) for layer in gather.must), default=0)
+        self._row_slots = self._rounded(offers.slots, NODE)
+        self._slots = self._slots_of_domains()
+        self._existing = tree.sums(offers.existing)
+        self._scores = tree.sums(np.where(self._row_slots > 0, offers.scores, 0))
+
+    def _rounded(self, slots: Column, layer: str) -> Column:
+        return slots - slots % self._multiples.get(layer, 1)
+
+    def _slots_of_domains(self) -> Column:
+        """Return the slots of each domain: the sum of those below, down to the multiple."""
+        tree = self._tree
+        sums = np.zeros(len(tree.domains), dtype=np.int64)
+        inside = tree.domain_of >= 0
+        np.add.at(sums, tree.domain_of[inside], self._row_slots[inside])
+        for number in range(len(tree.domains) - 1, -1, -1):
+            domain = tree.domains[number]
+            sums[number] -= sums[number] % self._multiples.get(tree.layers[domain.depth], 1)
+            if number != ROOT:
+                sums[domain.parent] += sums[number]
+        return sums
+
+    # --- one domain or node ----------------------------------------------------------------------
+
+    def _slots_at(self, place: _Place) -> int:
+        return int(self._slots[place.domain] if place.row is None else self._row_slots[place.row])
+
+    def _children(self, place: _Place) -> list[_Place]:
+        if place.row is not None:
+            return []
+        tree = self._tree
+        if tree.domains[place.domain].depth == len(tree.layers) - 1:
+            return [_Place(place.domain, int(row)) for row in tree.rows(place.domain)]
+        return [_Place(child) for child in tree.children[place.domain]]
+
+    def _name(self, place: _Place) -> str:
+        if place.row is not None:
+            return self._nodes.name(place.row)
+        return self._tree.domains[place.domain].name
+
+    def _order(self, place: _Place, *, widest: bool) -> tuple[object, ...]:
+        """Return what sorts places, the best first; see the module's text."""
+        above = tuple(self._tree.above(place.domain))
+        existing = tuple(-int(self._existing[number]) for number in above)
+        slots = tuple(int(self._slots[number]) for number in above)
+        score = int(self._scores[place.domain])
+        if place.row is not None:
+            existing = (-int(self._offers.existing[place.row]), *existing)
+            slots = (int(self._row_slots[place.row]), *slots)
+            score = int(self._offers.scores[place.row])
+        if widest:
+            slots = tuple(-number for number in slots)
+        names = tuple(self._tree.domains[number].name for number in above)
+        return existing, slots, -score, (self._name(place), *names)
+
+    # --- the choice ------------------------------------------------------------------------------
+
+    def choose(self) -> list[tuple[int, int]]:
+        """Return (row, pods) in the order in which nodes are filled. Raises NotGathered."""
+        for candidate in self._candidates():
+            filled: list[tuple[int, int]] = []
+            if self._fill(candidate, self._pods, filled) == self._pods:
+                return filled
+        raise NotGathered(self._why_none())
+
+    def _starts(self) -> list[_Place]:
+        """Return the domains of the lowest layer at which the gang must be gathered."""
+        lowest = len(self._tree.layers) - 1
+        depth = min(self._lowest_must, lowest)
+        domains = enumerate(self._tree.domains)
+        starts = [_Place(number) for number, domain in domains if domain.depth == depth]
+        if self._lowest_must > lowest:
+            return [node for start in starts for node in self._children(start)]
+        return starts
+
+    def _candidates(self) -> list[_Place]:
+        """Return the places of the deepest layer that have slots for all pods, the best first."""
+        level = [place for place in self._starts() if self._slots_at(place) >= self._pods]
+        while True:
+            below = [
+                child
+                for place in level
+                for child in self._children(place)
+                if self._slots_at(child) >= self._pods
+            ]
+            if not below:
+                return sorted(level, key=lambda place: self._order(place, widest=False))
+            level = below
+
+    def _fill(self, place: _Place, pods: int, filled: list[tuple[int, int]]) -> int:
+        """Place up to `pods` pods below a place; return how many, down to its layer's multiple."""
+        if place.row is not None:
+            taken = min(pods, self._slots_at(place))
+            taken -= taken % self._multiples.get(NODE, 1)
+            if taken:
+                filled.append((place.row, taken))
+            return taken
+        layer = self._tree.layers[self._tree.domains[place.domain].depth]
+        most = min(pods, self._slots_at(place))
+        most -= most % self._multiples.get(layer, 1)
+        taken = 0
+        begun = len(filled)
+        with_slots = [child for child in self._children(place) if self._slots_at(child) > 0]
+        for child in sorted(with_slots, key=lambda child: self._order(child, widest=True)):
+            if taken == most:
+                break
+            taken += self._fill(child, most - taken, filled)
+        if taken % self._multiples.get(layer, 1):
+            del filled[begun:]
+            return 0
+        return taken
+
+    def _why_none(self) -> str:
+        depth = self._lowest_must
+        layer = (*self._tree.layers, NODE)[depth]
+        found = sorted(
+            ((self._slots_at(place), self._name(place) or "all nodes") for place in self._starts()),
+            key=lambda each: (-each[0], each[1]),
+        )
+        named = ", ".join(f"{name} {slots}" for slots, name in found[:_MOST_NAMED])
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return (
+            "no candidate topology nodes can accommodate job,"
+            f" desiredOfferSlot: {self._pods}, {layer}: {named or 'none'}{more}"
+        )

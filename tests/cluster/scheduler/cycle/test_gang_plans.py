@@ -1,0 +1,218 @@
+"""Gangs that are gathered in the network: planned as a whole, then tried member by member."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
+from cluster.scheduler.cycle.permit import Wanted
+from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.plugins.between_pods.near_pods import NetworkTopologyScore
+from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.gather import Gather
+from cluster.scheduler.tables.network_topology import Layer
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.making import make_node, make_pod
+
+_CONFIGURATION = read_configuration(
+    "apiVersion: kubescheduler.config.k8s.io/v1\n"
+    "kind: KubeSchedulerConfiguration\n"
+    "profiles: [{schedulerName: koord-scheduler}]\n",
+    obj="test",
+)
+_RACK = Gather(must=("RackLayer",))
+_SELECTOR = {"scheduling.koordinator.sh/network-topology-selector": "job"}
+_ALONE = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}
+        ]
+    }
+}
+
+
+class _Bed:
+    """Racks A (a0, a1) and B (b0, b1, b2); nodes of A have 8 CPUs, those of B have 4."""
+
+    def __init__(self, *, topology: bool = True) -> None:
+        self.tables = Tables()
+        plugins = make_plugins(_CONFIGURATION, self.tables)
+        self.network = plugins.network
+        if topology:
+            self.network.set((Layer("RackLayer", ("rack",)),))
+        self.scheduling = Scheduling(self.tables, plugins.profiles, seed=1)
+        self.plans = GangPlans(
+            self.tables, self.scheduling.profile, self.scheduling.evaluate, self.network
+        )
+        for name in ("a0", "a1", "b0", "b1", "b2"):
+            cpu = "8" if name[0] == "a" else "4"
+            labels = {"rack": name[0].upper()}
+            self.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": cpu}))
+        self.shapes = Shapes()
+
+    def pod(
+        self, name: str, cpu: int = 4, *, index: int | None = None, **spec: Any
+    ) -> PendingPod[PodShape]:
+        annotations = dict(_SELECTOR)
+        if index is not None:
+            annotations["gang.scheduling.koordinator.sh/network-topology-index"] = str(index)
+        shape = self.shapes.of(
+            make_pod(
+                name,
+                requests={"cpu": str(cpu)},
+                labels={"job": "j"},
+                annotations=annotations,
+                schedulerName="koord-scheduler",
+                **spec,
+            )
+        )
+        return PendingPod(f"default/{name}", name, 0, shape, 0.0, "default/g")
+
+    def nodes_of(self, pods: list[PendingPod[PodShape]], gather: Gather = _RACK) -> dict[str, str]:
+        """Return the planned node of each pod."""
+        wanted = [Wanted("default/g", len(pods), tuple(pods), gather)]
+        found = {}
+        for pod in pods:
+            node = self.plans.node_for(pod, wanted)
+            assert isinstance(node, str), node.message
+            found[pod.uid] = node
+            wanted = []
+        return found
+
+    def refusal(self, pods: list[PendingPod[PodShape]], gather: Gather = _RACK) -> Diagnosis:
+        wanted = [Wanted("default/g", len(pods), tuple(pods), gather)]
+        found = self.plans.node_for(pods[0], wanted)
+        assert isinstance(found, Diagnosis)
+        return found
+
+
+def test_pods_are_planned_into_one_rack_in_the_order_of_their_names() -> None:
+    bed = _Bed()
+    pods = [bed.pod(f"worker-{number}") for number in (10, 9, 2)]
+    # B has three slots and A four: the narrower one is taken.
+    assert bed.nodes_of(pods) == {"worker-2": "b0", "worker-9": "b1", "worker-10": "b2"}
+    assert not bed.tables.bookings
+
+
+def test_an_index_counts_before_the_name() -> None:
+    bed = _Bed()
+    pods = [bed.pod("a", index=3), bed.pod("b", index=2), bed.pod("c", index=1)]
+    assert bed.nodes_of(pods) == {"c": "b0", "b": "b1", "a": "b2"}
+
+
+def test_what_only_a_trial_shows_corrects_the_plan() -> None:
+    bed = _Bed()
+    pods = [bed.pod(f"w{number}", cpu=1, affinity=_ALONE) for number in range(3)]
+    # By their requests all fit on one node, but they keep apart.
+    assert sorted(bed.nodes_of(pods).values()) == ["b0", "b1", "b2"]
+    pods.append(bed.pod("w3", cpu=1, affinity=_ALONE))
+    refusal = bed.refusal(pods)
+    assert refusal.message.startswith(
+        "0/5 nodes are available: no candidate topology nodes can accommodate job,"
+        " desiredOfferSlot: 4, RackLayer: "
+    )
+    assert "Coscheduling" in refusal.plugins
+    assert not bed.tables.bookings
+
+
+def test_pods_of_several_shapes_are_planned_together() -> None:
+    bed = _Bed()
+    pods = [bed.pod("large", cpu=7), bed.pod("small-1", cpu=1), bed.pod("small-2", cpu=1)]
+    nodes = bed.nodes_of(pods)
+    assert {node[0] for node in nodes.values()} == {"a"}
+    for pod in pods:
+        bed.tables.place(Booking(pod.key, pod.uid, pod.shape, nodes[pod.uid]))
+    requested = bed.tables.nodes.requested[:5, 0]
+    assert (requested <= bed.tables.nodes.allocatable[:5, 0]).all()
+
+
+def test_without_a_topology_a_gang_that_asks_for_one_waits() -> None:
+    bed = _Bed(topology=False)
+    refusal = bed.refusal([bed.pod("w")])
+    assert refusal.message == "0/5 nodes are available: no cluster network topology."
+    assert "Coscheduling" in refusal.plugins
+
+
+def test_too_little_room_is_said_before_the_network_is_looked_at() -> None:
+    bed = _Bed(topology=False)
+    refusal = bed.refusal([bed.pod(f"w{number}") for number in range(8)])
+    assert "gang default/g needs room for 8 pods together, and there is room for 7" in (
+        refusal.message
+    )
+
+
+def test_a_pod_that_comes_while_a_plan_is_carried_out_has_the_gang_planned_again() -> None:
+    bed = _Bed()
+    first, second, late = (bed.pod(name) for name in ("w0", "w1", "w2"))
+    wanted = [Wanted("default/g", 2, (first, second), _RACK)]
+    assert bed.plans.node_for(first, wanted) != ""
+    with pytest.raises(PlanOutdated, match="gathered before this pod came"):
+        bed.plans.node_for(late, [])
+    # The old plan is not used any more.
+    assert bed.plans.node_for(second, []) == ""
+
+
+def test_members_that_are_bound_at_once_share_one_plan() -> None:
+    bed = _Bed()
+    pods = [bed.pod(name) for name in ("w0", "w1", "w2")]
+    wanted = [Wanted("default/g", 0, tuple(pods), _RACK)]
+    nodes = {}
+    for number, pod in enumerate(pods):
+        node = bed.plans.node_for(pod, [Wanted("default/g", 0, tuple(pods[number:]), _RACK)])
+        assert isinstance(node, str)
+        nodes[pod.uid] = node
+        bed.tables.place(Booking(pod.key, pod.uid, pod.shape, node))
+    assert set(nodes.values()) == {"b0", "b1", "b2"}
+    assert len(wanted[0].pods) == 3
+
+
+def test_a_gang_that_is_not_gathered_has_no_plan() -> None:
+    bed = _Bed()
+    pods = [bed.pod("w0")]
+    assert bed.plans.node_for(pods[0], [Wanted("default/g", 1, tuple(pods))]) == ""
+
+
+# --- the score of single pods --------------------------------------------------------------------
+
+
+def _scores(bed: _Bed, pod: PendingPod[PodShape]) -> dict[str, int]:
+    feasible = np.arange(5, dtype=np.intp)
+    scores = NetworkTopologyScore(bed.network).score_set(pod.shape, bed.tables, feasible)
+    return {bed.tables.nodes.name(row): int(score) for row, score in enumerate(scores)}
+
+
+def test_a_pod_is_drawn_to_the_pods_of_its_job_by_the_layers_of_the_network() -> None:
+    bed = _Bed()
+    pod = bed.pod("w")
+    # Without pods of the job, the rack with fewer nodes comes first, then names decide.
+    assert _scores(bed, pod) == {"a0": 100, "a1": 75, "b0": 50, "b1": 25, "b2": 0}
+    other = bed.pod("w1")
+    bed.tables.place(Booking(other.key, other.uid, other.shape, "b1"))
+    assert _scores(bed, pod) == {"b1": 100, "b0": 75, "b2": 50, "a0": 25, "a1": 0}
+
+
+def test_a_node_outside_of_the_network_comes_last() -> None:
+    bed = _Bed()
+    bed.network.set((Layer("SpineLayer", ("spine",)), Layer("RackLayer", ("rack",))))
+    for name in ("a1", "b2"):
+        rack = name[0].upper()
+        bed.tables.upsert_node(make_node(name, labels={"rack": rack, "spine": "s"}))
+    scores = _scores(bed, bed.pod("w"))
+    assert sorted(scores, key=lambda name: -scores[name])[:2] == ["a1", "b2"]
+
+
+def test_the_score_counts_only_for_pods_that_name_their_job() -> None:
+    bed = _Bed()
+    plugin = NetworkTopologyScore(bed.network)
+    assert plugin.applies(bed.pod("w").shape, bed.tables)
+    plain = bed.shapes.of(make_pod("p", annotations={"x": json.dumps({})}))
+    assert not plugin.applies(plain, bed.tables)
