@@ -23,6 +23,8 @@ from tests.cluster.scheduler.simulation.dumps import (
     workload,
     write,
 )
+from tests.cluster.scheduler.volumes.making import HOST, volume_json
+from tests.cluster.scheduler.volumes.making import on as terms_on
 
 
 class Cluster:
@@ -245,6 +247,40 @@ def test_a_volume_is_used_once_and_a_provisioned_one_keeps_its_zone(cluster: Clu
     assert sorted((states["default/a"], states["default/b"]))[1] == "unschedulable"
     assert states["default/first"] == "n1"
     assert states["default/second"] == "n1"
+
+
+def test_volumes_are_given_once_and_claims_are_made_from_templates(cluster: Cluster) -> None:
+    def volume(name: str, on: str) -> Tree:
+        made = volume_json(name, class_name="local", terms=terms_on(HOST, on))
+        return {"apiVersion": "v1", "kind": "PersistentVolume", **made}
+
+    storage_class = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {
+            "name": "local",
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    volumes = (volume("a", "n1"), volume("b", "n2"), volume("c", "n2"))
+    cluster.write(node("n1"), node("n2"), node("n3"), storage_class, *volumes)
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    replicas = workload("StatefulSet", "web", 3)
+    replicas["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": spec}]
+    states = _states(cluster.ask("--pods", cluster.pods(replicas)))
+    assert Counter(states.values()) == {"n1": 1, "n2": 2}
+    ephemeral = {"name": "tmp", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
+    found = cluster.ask("--pods", cluster.pods(replicas, pod("late", volumes=[ephemeral])))
+    states = _states(found)
+    assert Counter(states.values()) == {"n1": 1, "n2": 2, "unschedulable": 1}
+    (refused,) = (each for each in found["pods"] if each["state"] == "unschedulable")
+    assert "3 node(s) didn't find available persistent volumes to bind" in refused["message"]
+    del replicas["spec"]["volumeClaimTemplates"][0]["metadata"]
+    status, _, errors = cluster.run("--pods", cluster.pods(replicas))
+    assert status == 2
+    assert "spec.volumeClaimTemplates[0].metadata.name" in errors
 
 
 def test_measured_usage_counts_as_when_the_dump_was_made(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from apis.errors import InputError
 from apis.meta import format_time
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.simulation.claims import default_class
 from cluster.scheduler.simulation.objects import FileObject, Progress
 from cluster.scheduler.simulation.pods import Defaults, PodFile, pods_of, priorities_of
 from cluster.scheduler.simulation.simulation import Capacity, PodResult, Simulation, emptied
@@ -169,6 +170,7 @@ def _prepared(
         priorities=priorities_of(classes),
         created=format_time(datetime.fromtimestamp(question.now, UTC)),
         scheduler_name=question.scheduler_name,
+        storage_class=default_class(question.cluster),
     )
     file = pods_of(objects, defaults)
     if not file.pods:

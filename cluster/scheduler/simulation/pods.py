@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.errors import InputError
+from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes
 from cluster.scheduler.simulation.objects import FileObject, tree_of
 
 _BUILT_IN: Final = {
@@ -57,6 +58,8 @@ class Defaults:
     created: str
     scheduler_name: str = ""
     """Replaces what the pods name."""
+    storage_class: str = ""
+    """Of claims that name none."""
 
 
 def priorities_of(classes: Iterable[FileObject]) -> dict[str, int]:
@@ -83,7 +86,7 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
         if each.kind == "Pod" and each.group == "":
             found: Iterable[tuple[str, dict[str, Any]]] = ((each.name, tree_of(each)),)
         elif each.kind in _REPLICAS_FIELD:
-            found, owner = _from_template(each)
+            found, owner = _from_template(each, defaults.storage_class)
             others += owner
         else:
             others.append(each)
@@ -92,6 +95,7 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
             spec = _spec_of(tree, each)
             unnamed += not spec.get("schedulerName")
             pods.append(_complete(each, name, tree, spec, defaults, f"simulated-{next(numbers)}"))
+            others += ephemeral_claims(pods[-1], defaults.storage_class)
             if len(pods) > _MOST_PODS:
                 raise InputError(
                     obj=each.ref, field="", value="", problem=f"more than {_MOST_PODS} pods"
@@ -107,9 +111,10 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
 
 
 def _from_template(
-    each: FileObject,
+    each: FileObject, storage_class: str
 ) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[FileObject]]:
-    """Return the pods of a workload, and the object that selects them for the default spread."""
+    """Return the pods of a workload, and what belongs to them: the object that selects them for
+    the default spread, and their claims."""
     tree = tree_of(each)
     spec = _mapping(tree, "spec", each)
     template = _mapping(spec, "template", each, "spec.template")
@@ -142,12 +147,24 @@ def _from_template(
             )
         ]
 
+    templates = spec.get("volumeClaimTemplates") if kind == "StatefulSet" else None
+    volumes: list[list[dict[str, Any]]] = []
+    for number in range(replicas) if templates else ():
+        of_replica, claims = replica_volumes(
+            each, templates, f"{each.name}-{number}", storage_class
+        )
+        volumes.append(of_replica)
+        owners += claims
+
     def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         for number in range(replicas):
             made = msgspec.json.decode(msgspec.json.encode(template))
             meta = made.setdefault("metadata", {})
             meta["namespace"] = namespace
             meta["ownerReferences"] = [owner]
+            if volumes:
+                spec = made.setdefault("spec", {})
+                spec["volumes"] = [*(spec.get("volumes") or ()), *volumes[number]]
             yield f"{each.name}-{number}", made
 
     return pods(), owners

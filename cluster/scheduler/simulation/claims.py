@@ -1,0 +1,80 @@
+"""Claims that Kubernetes makes for pods: of a StatefulSet's templates, of ephemeral volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from apis.errors import InputError
+from cluster.scheduler.simulation.objects import FileObject, tree_of
+
+_IS_DEFAULT: Final = "storageclass.kubernetes.io/is-default-class"
+"""Annotation of the StorageClass of claims that name none."""
+
+Tree = dict[str, Any]
+
+
+def default_class(objects: Iterable[FileObject]) -> str:
+    """Return the name of the StorageClass of claims that name none, or ""."""
+    for each in objects:
+        if each.kind == "StorageClass":
+            annotations = tree_of(each)["metadata"].get("annotations") or {}
+            if annotations.get(_IS_DEFAULT) == "true":
+                return each.name
+    return ""
+
+
+def replica_volumes(
+    workload: FileObject, templates: object, name: str, storage_class: str
+) -> tuple[list[Tree], list[FileObject]]:
+    """Return the volumes of one replica of a StatefulSet, and the claims that are made for it.
+
+    Raises InputError.
+    """
+    volumes: list[Tree] = []
+    claims: list[FileObject] = []
+    for number, template in enumerate(templates if isinstance(templates, list) else ()):
+        meta = template.get("metadata") if isinstance(template, dict) else None
+        volume = meta.get("name") if isinstance(meta, dict) else None
+        if not isinstance(volume, str) or not volume:
+            raise InputError(
+                obj=workload.ref,
+                field=f"spec.volumeClaimTemplates[{number}].metadata.name",
+                value=volume,
+                problem="is missing",
+            )
+        claim = f"{volume}-{name}"
+        volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
+        namespace = workload.namespace or "default"
+        claims.append(_claim(template, namespace, claim, storage_class, workload.where))
+    return volumes, claims
+
+
+def ephemeral_claims(pod: FileObject, storage_class: str) -> list[FileObject]:
+    """Return the claims that are made for the generic ephemeral volumes of a pod."""
+    tree = tree_of(pod)
+    owner = {"kind": "Pod", "name": pod.name, "uid": tree["metadata"]["uid"], "controller": True}
+    claims = []
+    for volume in tree["spec"].get("volumes") or ():
+        # What is malformed here is named when the pod is read.
+        source = volume.get("ephemeral") if isinstance(volume, dict) else None
+        template = source.get("volumeClaimTemplate") if isinstance(source, dict) else None
+        if isinstance(template, dict):
+            name = f"{pod.name}-{volume.get('name')}"
+            owned: Tree = {"metadata": {"ownerReferences": [owner]}, "spec": template.get("spec")}
+            claims.append(_claim(owned, pod.namespace, name, storage_class, pod.where))
+    return claims
+
+
+def _claim(
+    template: Mapping[str, Any], namespace: str, name: str, storage_class: str, where: str
+) -> FileObject:
+    spec = dict(template.get("spec") or {})
+    if spec.get("storageClassName") is None and storage_class:
+        spec["storageClassName"] = storage_class
+    metadata = {**template["metadata"], "name": name, "namespace": namespace}
+    body = {"metadata": metadata | {"uid": f"simulated-{namespace}-{name}"}, "spec": spec}
+    raw = msgspec.json.encode(body)
+    return FileObject("", "PersistentVolumeClaim", namespace, name, raw, where)
