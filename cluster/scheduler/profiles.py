@@ -46,6 +46,7 @@ from cluster.scheduler.plugins.between_pods.topology_spread import (
 from cluster.scheduler.plugins.contract import (
     Admission,
     Allocator,
+    Explainer,
     Filter,
     Preference,
     Restored,
@@ -281,6 +282,7 @@ class _Making:
         reserves = _RESERVATION in of.plugins.get(Point.RESERVE, ())
         admissions: list[Admission] = [Unsupported(reservations=reserves)]
         allocators: list[Allocator] = []
+        explainers: list[Explainer] = []
         made: dict[str, Any] = {}
 
         def plugin(name: str) -> Any:
@@ -334,6 +336,7 @@ class _Making:
             reservation = replace(plugin(_RESERVATION), others=tuple(allocators))
             admissions.append(reservation)
             allocators.insert(0, reservation)
+            explainers.append(reservation)
         if self.quotas is not None and ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
             arguments = of.arguments.elastic_quota
             # The last: a pod that asks for what no node has is refused with that.
@@ -352,6 +355,7 @@ class _Making:
             set_scores=tuple(set_scores),
             allocators=tuple(allocators),
             preferences=tuple(preferences),
+            explainers=tuple(explainers),
         )
 
     def device_settings(self, of: ProfileConfiguration) -> DeviceSettings:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cluster.scheduler.plugins.contract import (
     Admission,
     Allocator,
+    Explainer,
     Filter,
     Mask,
     Preference,
@@ -51,6 +52,7 @@ class Profile:
     set_scores: tuple[tuple[SetScore, int], ...] = ()
     allocators: tuple[Allocator, ...] = ()
     preferences: tuple[Preference, ...] = ()
+    explainers: tuple[Explainer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

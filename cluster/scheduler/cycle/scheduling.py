@@ -165,6 +165,11 @@ class Scheduling:
             refusing[row] = allocation
         refusing |= rejected
         diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
+        sentences = (
+            explainer.explain(shape, self.tables, evaluation.masks)
+            for explainer in evaluator.profile.explainers
+        )
+        diagnosis = replace(diagnosis, remarks=tuple(filter(None, sentences)))
         return Unplaced(
             self._advised(
                 shape,

@@ -9,6 +9,7 @@ tables belongs to a table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -212,6 +213,14 @@ class Restored(Protocol):
 
     def restricted(self, tables: Tables, uid: str) -> frozenset[str]:
         """Return the resources that pods get from this reservation alone."""
+        ...
+
+
+class Explainer(Protocol):
+    """Adds a sentence to the reasons of a pod that no node takes."""
+
+    def explain(self, pod: PodShape, tables: Tables, masks: Sequence[tuple[Filter, Mask]]) -> str:
+        """Return the sentence, "" for none. masks: of every filter, by row."""
         ...
 
 

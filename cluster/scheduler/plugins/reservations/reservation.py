@@ -18,6 +18,7 @@ from apis.decode import canonical_json
 from apis.keys import ANNOTATION_RESERVATION_ALLOCATED
 from cluster.scheduler.plugins.contract import (
     Allocator,
+    Filter,
     Mask,
     Reason,
     Recorded,
@@ -25,6 +26,7 @@ from cluster.scheduler.plugins.contract import (
     Scores,
     to_largest,
 )
+from cluster.scheduler.plugins.reservations.explaining import explained
 from cluster.scheduler.plugins.reservations.room import (
     MOST_NAMES,
     Room,
@@ -55,7 +57,7 @@ _FIRST_INSIDE: Final = _FIRST + MOST_NAMES + 1
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Admission, Filter, SetScore and Allocator.
+    """Admission, Filter, SetScore, Explainer and Allocator.
 
     ignored, ignored_groups: extended resources that are not looked at, by name and by prefix.
     others: allocators of NUMA nodes and devices, which a reservation on the chosen node is tried
@@ -162,6 +164,11 @@ class Reservation:
             chosen = lowest[tables.nodes.order[rows[lowest]].argmin()]
             result[at[chosen]] = result.max() + 1
         return to_largest(result)
+
+    # --- reasons ----------------------------------------------------------------------------------
+
+    def explain(self, pod: PodShape, tables: Tables, masks: Sequence[tuple[Filter, Mask]]) -> str:
+        return explained(pod, tables, masks, name=self.name)
 
     # --- allocation ------------------------------------------------------------------------------
 

@@ -87,6 +87,9 @@ class ReservationTable:
         self._on_row: dict[int, list[int]] = {}
         self._index: dict[Key, set[int]] = {}
         self._matches: WeakKeyDictionary[PodShape, _Matches] = WeakKeyDictionary()
+        self._verdicts: WeakKeyDictionary[
+            PodShape, tuple[tuple[int, int], tuple[tuple[int, Match], ...]]
+        ] = WeakKeyDictionary()
         self._personal: dict[tuple[PodShape, str], PodShape] = {}
         self._naming: set[int] = set()
         self._match_version = 0
@@ -211,11 +214,15 @@ class ReservationTable:
         here = [slot for row in rows.tolist() for slot in self._on_row.get(row, ())]
         return np.array(sorted(here), dtype=np.intp)
 
-    def verdicts(self, pod: PodShape) -> Iterator[tuple[ReservationFacts, Match]]:
-        """Yield which step decides about the pod and each reservation; for messages."""
-        for slot, facts in enumerate(self._facts):
-            if facts is not None:
-                yield facts, self._match(pod, slot)
+    def verdicts(self, pod: PodShape) -> tuple[tuple[int, Match], ...]:
+        """Return the slots whose owners mean a pod, with the step that decides, for messages."""
+        version = (self._match_version, self._nodes.membership)
+        known = self._verdicts.get(pod)
+        if known is None or known[0] != version:
+            found = ((slot, self._match(pod, slot)) for slot in sorted(self._candidates(pod)))
+            decided = tuple(each for each in found if each[1] is not Match.OWNER)
+            known = self._verdicts[pod] = (version, decided)
+        return known[1]
 
     # --- changing: objects ---------------------------------------------------------------------
 
@@ -415,11 +422,15 @@ class ReservationTable:
         labels = self._nodes.labels.of(row) if row != NO_ROW else {}
         return match(pod, self.facts(slot), labels)
 
-    def _first_matches(self, pod: PodShape) -> Slots:
+    def _candidates(self, pod: PodShape) -> set[int]:
+        """Return the slots whose owners may mean a pod."""
         candidates: set[int] = set()
         for key in keys_of_pod(pod):
             candidates |= self._index.get(key, set())
-        matched = {slot for slot in candidates if self._match(pod, slot) is Match.YES}
+        return candidates
+
+    def _first_matches(self, pod: PodShape) -> Slots:
+        matched = {slot for slot in self._candidates(pod) if self._match(pod, slot) is Match.YES}
         slots = np.array(sorted(matched), dtype=np.intp)
         self._matches[pod] = _Matches(self._match_version, self._nodes.membership, matched, slots)
         return slots

@@ -20,6 +20,7 @@ from cluster.scheduler.cycle.gang_plans import GangPlans
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
+from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable
 from cluster.scheduler.plugins.reservations.reservation import Reservation
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.plugins.reservations.room import scores_in
@@ -39,10 +40,16 @@ _PLUGIN = Reservation()
 _PROFILE = Profile(
     "koord-scheduler",
     admissions=(_PLUGIN,),
-    filters=(NodePorts(_RESTORING), NodeResourcesFit(restored=_RESTORING), _PLUGIN),
+    filters=(
+        NodeUnschedulable(),
+        NodePorts(_RESTORING),
+        NodeResourcesFit(restored=_RESTORING),
+        _PLUGIN,
+    ),
     scores=((LeastAllocated(), 1),),
     set_scores=((_PLUGIN, 5000),),
     allocators=(_PLUGIN,),
+    explainers=(_PLUGIN,),
 )
 _ANY: dict[str, Any] = {"requiredDuringSchedulingIgnoredDuringExecution": None}
 """An affinity that every reservation satisfies."""
@@ -279,6 +286,38 @@ def test_room_that_is_reserved_counts_for_a_gang() -> None:
     assert _short(cluster, "x", "other") is not None
     cluster.tables.reservations.delete("uid-r0")
     assert _short(cluster, "x", "chosen") is not None
+
+
+def test_the_message_says_what_became_of_every_reservation_for_the_pod() -> None:
+    cluster = _Cluster("n", "m", cpu="64")
+    cluster.reserve(make_facts("away", labels={"zone": "z2"}), "m")
+    cluster.reserve(make_facts("closed", unschedulable=True, labels={"zone": "z1"}))
+    cluster.reserve(make_facts("tainted", taints=(("kept", "NoSchedule"),)))
+    cluster.reserve(make_facts("small", labels={"zone": "z1"}))
+    cluster.reserve(make_facts("used", once=True, labels={"zone": "z1"}))
+    use(cluster.tables, cluster.pod("1"), "o", "n", "used")
+    cluster.tables.reservations.upsert(make_facts("coming", available=False, labels={"zone": "z1"}))
+    cluster.reserve(make_facts("others", owners=()))
+    message = cluster.message(cluster.pod("9", affinity={"reservationSelector": {"zone": "z1"}}))
+    assert (
+        "0/6 reservations are available: 1 Reservation(s) didn't match affinity rules, "
+        "1 Reservation(s) had untolerated taint {kept: }, 1 Reservation(s) is not available, "
+        "1 Reservation(s) is unschedulable, 1 Reservation(s) is used by another pod, "
+        "6 Reservation(s) matched owner total."
+    ) in message
+    assert "1 Reservation(s) Insufficient cpu" in message
+    message = cluster.message(cluster.pod("9", affinity={"name": "small"}))
+    assert (
+        "0/6 reservations are available: "
+        "1 Reservation(s) exactly matches the requested reservation name, "
+        "5 Reservation(s) didn't match the requested reservation name, "
+        "6 Reservation(s) matched owner total."
+    ) in message
+    cluster.tables.upsert_node(make_node("n", unschedulable=True, allocatable={"cpu": "64"}))
+    message = cluster.message(cluster.pod("9", affinity={"name": "small"}))
+    assert "1 Reservation(s) for node reason that node(s) were unschedulable" in message
+    # Pods that no reservation is for read nothing about them.
+    assert "reservations" not in cluster.message(cluster.pod("999", app="x"))
 
 
 # --- choice --------------------------------------------------------------------------------------
