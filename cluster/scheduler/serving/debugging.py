@@ -15,6 +15,7 @@ import msgspec
 
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.serving import dumps
+from cluster.scheduler.tables.quotas.table import QuotaTable
 from service.http_server import Handler, Request, Response, json
 
 _ROOT: Final = "/apis/v1"
@@ -45,6 +46,9 @@ class Debugging:
             f"{plugins}/NodeNUMAResource/nodes/:nodeName": self._numa,
             f"{plugins}/DeviceShare/nodeDeviceSummaries": self._all_devices,
             f"{plugins}/DeviceShare/nodeDeviceSummaries/:name": self._devices,
+            f"{plugins}/Reservation/nodeReservations/:nodeName": self._reservations,
+            f"{plugins}/ElasticQuota/quotas": self._quotas,
+            f"{plugins}/ElasticQuota/quotas/:name": self._quota,
             f"{plugins}/Coscheduling/gangs": self._gangs,
             f"{plugins}/Coscheduling/gang/:namespace/:name": self._gang,
         }
@@ -114,6 +118,34 @@ class Debugging:
 
         return await _object(entry, range(len(nodes)))
 
+    async def _reservations(self, request: Request, values: tuple[str, ...]) -> Response:
+        return json(dumps.reservations(self._core, self._row(values[0])))
+
+    def _quota_table(self) -> QuotaTable:
+        table = self._core.plugins.quotas
+        if table is None:
+            raise _NotFound("no profile enables ElasticQuota")
+        return table
+
+    async def _quotas(self, request: Request, values: tuple[str, ...]) -> Response:
+        """Answer with the quotas by name, of one tree if the query names it."""
+        table, pods = self._quota_table(), _with_pods(request)
+        tree = request.query.get("tree", "")
+
+        def entry(name: str) -> tuple[str, Any] | None:
+            found = dumps.quota(table, name, pods=pods)
+            if found is None or (tree and found["tree"] != tree):
+                return None
+            return name, found
+
+        return await _object(entry, sorted(table.quotas))
+
+    async def _quota(self, request: Request, values: tuple[str, ...]) -> Response:
+        found = dumps.quota(self._quota_table(), values[0], pods=_with_pods(request))
+        if found is None:
+            raise _NotFound(f"quota {values[0]!r} is not known")
+        return json(found)
+
     async def _gangs(self, request: Request, values: tuple[str, ...]) -> Response:
         table = self._core.gang_table
 
@@ -140,6 +172,10 @@ def debugging_page(core: SchedulerCore, *, leading: Callable[[], bool]) -> Handl
         return _message(404, "not found") if found is None else found
 
     return answer
+
+
+def _with_pods(request: Request) -> bool:
+    return request.query.get("includePods") == "true"
 
 
 def _match(pattern: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+import numpy as np
+
 from apis.cpuset import CpuSet
-from apis.keys import CPU, EPHEMERAL_STORAGE, MEMORY
+from apis.decode import encode
+from apis.keys import ANNOTATION_RESERVE_POD, CPU, EPHEMERAL_STORAGE, MEMORY
 from apis.meta import format_duration, format_time
 from apis.quantity import Quantity
 from cluster.scheduler.core import SchedulerCore
@@ -17,6 +21,8 @@ from cluster.scheduler.tables.devices.node import NodeDevices
 from cluster.scheduler.tables.gangs import Gang, Step
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.numa.facts import NO_RATIO
+from cluster.scheduler.tables.quotas.figures import figures
+from cluster.scheduler.tables.quotas.table import QuotaTable
 
 Tree = dict[str, Any]
 
@@ -281,3 +287,84 @@ def _key(core: SchedulerCore, uid: str) -> str:
     if booking is not None:
         return booking.key
     return core.queue.key(uid) or uid
+
+
+# --- quotas ------------------------------------------------------------------------------------
+
+
+def quota(table: QuotaTable, name: str, *, pods: bool) -> Tree | None:
+    """Return what a quota says, has and uses; None if it is not in force. pods: with its pods."""
+    found = figures(table, name)
+    if found is None:
+        return None
+    tree: Tree = {
+        "name": found.name,
+        "parentName": found.parent,
+        "isParent": found.is_parent,
+        "tree": found.tree,
+        "allowLentResource": found.lends,
+    }
+    for member, amounts in (
+        ("max", found.most),
+        ("min", found.least),
+        ("autoScaleMin", found.scaled_least),
+        ("sharedWeight", found.weight),
+        ("runtime", found.runtime),
+        ("used", found.used),
+        ("request", found.request),
+        ("childRequest", found.child_request),
+        ("nonPreemptibleUsed", found.firm_used),
+        ("nonPreemptibleRequest", found.firm_request),
+        ("selfUsed", found.own_used),
+        ("selfRequest", found.own_request),
+        ("selfNonPreemptibleUsed", found.own_firm_used),
+        ("selfNonPreemptibleRequest", found.own_firm_request),
+        ("allocated", found.allocated),
+        ("guaranteed", found.guaranteed),
+    ):
+        tree[member] = quantities(amounts)
+    node_of_tree = table.quotas.get(name)
+    if pods and node_of_tree is not None:
+        tree["podCache"] = {
+            booking.key: {"uid": booking.uid, "node": booking.node}
+            for booking in _by_key(table.pods(node_of_tree))
+        }
+    return tree
+
+
+# --- reservations ------------------------------------------------------------------------------
+
+
+def reservations(core: SchedulerCore, row: int) -> Tree:
+    """Return the reservations on a node, and the pods that use them."""
+    table = core.tables.reservations
+    return {"items": [_reservation(core, slot) for slot in table.slots_on(row)]}
+
+
+def _reservation(core: SchedulerCore, slot: int) -> Tree:
+    tables = core.tables
+    table = tables.reservations
+    facts = table.facts(slot)
+    own = tables.bookings.get(facts.uid)
+    is_object = own is not None and ANNOTATION_RESERVE_POD in own.shape.annotations
+    kind = "Unknown" if own is None else "Reservation" if is_object else "Pod"
+    names = tables.resources
+    used = names.amounts(table.used[slot].tolist())
+    left = names.amounts(table.remainder(np.array([slot], dtype=np.intp))[0].tolist())
+    users = [tables.bookings[uid] for uid in table.owners_of(facts.uid) if uid in tables.bookings]
+    return {
+        "name": facts.name,
+        "namespace": own.key.rpartition("/")[0] if own is not None and not is_object else "",
+        "uid": facts.uid,
+        "kind": kind,
+        "available": facts.available,
+        "allocateOnce": facts.once,
+        "allocatePolicy": facts.policy.name.capitalize(),
+        "owners": msgspec.json.decode(encode(facts.owners)),
+        "allocatable": quantities(facts.allocatable),
+        "reserved": quantities(facts.reserved),
+        "allocated": quantities(used),
+        "availableResource": quantities(left),
+        "allocatedResource": quantities(used),
+        "assignedPods": [_named(booking) for booking in _by_key(users)],
+    }

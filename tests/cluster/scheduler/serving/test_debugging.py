@@ -11,11 +11,13 @@ import pytest
 from apis.cpuset import CpuSet
 from apis.decode import decode_object
 from apis.device import Device, parse_device_allocated
+from apis.quota import ElasticQuota
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.manifests import config_map
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.serving.debugging import debugging_page
 from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.reservations.facts import ReservationFacts
 from cluster.scheduler.tables.shapes import Shapes
 from kube.cache import Change, Event
 from kube.connection import Connection
@@ -32,10 +34,15 @@ def _process() -> SchedulerProcess:
 
 
 def _get(
-    process: SchedulerProcess, path: str, *, leading: bool = True, method: str = "GET"
+    process: SchedulerProcess,
+    path: str,
+    *,
+    leading: bool = True,
+    method: str = "GET",
+    **query: str,
 ) -> tuple[int, Any]:
     page: Any = debugging_page(process, leading=lambda: leading)
-    response = asyncio.run(page(Request(method, path, {}, b"")))
+    response = asyncio.run(page(Request(method, path, query, b"")))
     assert response.content_type == "application/json"
     return response.status, json.loads(response.body)
 
@@ -133,6 +140,68 @@ def test_a_gang_shows_its_members_by_how_far_they_are(process: SchedulerProcess)
     assert gang["waitTime"] == "10m0s"
     status, gangs = _get(process, "/apis/v1/plugins/Coscheduling/gangs")
     assert (status, gangs) == (200, {"default/train": gang})
+
+
+def test_quotas_show_limits_and_use_and_their_pods_on_request(process: SchedulerProcess) -> None:
+    quota = {
+        "metadata": {"name": "team", "namespace": "default"},
+        "spec": {"min": {"cpu": "1"}, "max": {"cpu": "4", "memory": "8Gi"}},
+    }
+    assert process.quota_source is not None
+    decoded = decode_object(json.dumps(quota).encode(), ElasticQuota, obj="team")
+    process.quota_source.quota_event(Event(Change.ADDED, None, decoded))
+    pod = make_pod(
+        "q",
+        requests={"cpu": "1500m", "memory": "2Gi"},
+        labels={"quota.scheduling.koordinator.sh/name": "team"},
+    )
+    shape = Shapes().of(pod)
+    process.tables.place(Booking(key="default/q", uid="q", shape=shape, node="n1"))
+    plugin = "/apis/v1/plugins/ElasticQuota/quotas"
+    status, team = _get(process, f"{plugin}/team")
+    assert status == 200
+    assert (team["max"], team["min"]) == ({"cpu": "4", "memory": "8Gi"}, {"cpu": "1"})
+    assert team["used"] == team["selfUsed"] == {"cpu": "1500m", "memory": "2Gi"}
+    assert team["parentName"] == "koordinator-root-quota"
+    assert "podCache" not in team
+    _, team = _get(process, f"{plugin}/team", includePods="true")
+    assert team["podCache"] == {"default/q": {"uid": "q", "node": "n1"}}
+    status, quotas = _get(process, plugin)
+    assert status == 200
+    assert set(quotas) >= {"team", "koordinator-default-quota", "koordinator-system-quota"}
+    assert _get(process, plugin, tree="other") == (200, {})
+    assert _get(process, f"{plugin}/absent")[0] == 404
+
+
+def test_reservations_of_a_node_show_what_is_left_of_them(process: SchedulerProcess) -> None:
+    facts = ReservationFacts(
+        name="r", uid="r-uid", owners=(), allocatable={"cpu": 4000, "memory": 8 << 30}
+    )
+    process.tables.reservations.upsert(facts)
+    mark = {"scheduling.koordinator.sh/reserve-pod": "true"}
+    held = make_pod("r", requests={"cpu": "4", "memory": "8Gi"}, annotations=mark)
+    process.tables.place(Booking(key="/r", uid="r-uid", shape=Shapes().of(held), node="n1"))
+    user = make_pod("u", requests={"cpu": "1", "memory": "2Gi"})
+    process.tables.place(
+        Booking(
+            key="default/u",
+            uid="u",
+            shape=Shapes().of(user),
+            node="n1",
+            allocation=Allocation(reservation="r-uid"),
+        )
+    )
+    path = "/apis/v1/plugins/Reservation/nodeReservations"
+    status, found = _get(process, f"{path}/n1")
+    assert status == 200
+    (item,) = found["items"]
+    assert (item["name"], item["kind"], item["available"]) == ("r", "Reservation", True)
+    assert item["allocatable"] == {"cpu": "4", "memory": "8Gi"}
+    assert item["allocated"] == {"cpu": "1", "memory": "2Gi"}
+    assert item["availableResource"] == {"cpu": "3", "memory": "6Gi"}
+    assert item["assignedPods"] == [{"namespace": "default", "name": "u", "uid": "u"}]
+    assert item["allocatePolicy"] == "Default"
+    assert _get(process, f"{path}/n0") == (200, {"items": []})
 
 
 @pytest.mark.parametrize(
