@@ -17,6 +17,8 @@ from cluster.scheduler.tables.quotas.table import QuotaTable
 
 _DECISION_BOUNDS: Final = tuple(0.00005 * 2.0**power for power in range(16))
 """50 microseconds to 1.6 s. kube-scheduler's buckets begin at 1 ms, above most decisions here."""
+_NODE_BOUNDS: Final = tuple(2.0**power for power in range(24))
+"""Upstream's, 1 to 8,388,608."""
 _SLI_BOUNDS: Final = tuple(0.01 * 2.0**power for power in range(20))
 """kube-scheduler's, 10 ms to 1.5 h."""
 _PATCH_BOUNDS: Final = tuple(0.001 * 2.0**power for power in range(15))
@@ -43,6 +45,23 @@ class SchedulerMetrics:
             "Duration of a decision.",
             bounds=_DECISION_BOUNDS,
         )
+        self.tried = self.registry.histogram(
+            "scheduler_scheduling_attempt_duration_seconds",
+            "Duration of a decision, by its result: scheduled or unschedulable.",
+            "result",
+            "profile",
+            bounds=_DECISION_BOUNDS,
+        )
+        self.evaluated = self.registry.histogram(
+            "scheduler_pod_scheduling_evaluated_nodes",
+            "Nodes that a pod was tried on.",
+            bounds=_NODE_BOUNDS,
+        )
+        self.feasible = self.registry.histogram(
+            "scheduler_pod_scheduling_feasible_nodes",
+            "Nodes that could take a pod.",
+            bounds=_NODE_BOUNDS,
+        )
         self.waited = self.registry.histogram(
             "scheduler_pod_scheduling_sli_duration_seconds",
             "From a pod's creation to its binding.",
@@ -64,7 +83,19 @@ class SchedulerMetrics:
     def decided(self, outcome: Placed | Unplaced, profile: str, seconds: float) -> None:
         """Count a decision. One that placed the pod counts as scheduled when it is bound."""
         self.decisions.labels().observe(seconds)
+        unplaced = isinstance(outcome, Unplaced)
+        result = "unschedulable" if unplaced else "scheduled"
+        self.tried.labels(result, profile).observe(seconds)
         if isinstance(outcome, Unplaced):
+            nodes, feasible = outcome.diagnosis.nodes, 0
+        else:
+            nodes, feasible = (
+                outcome.evaluation.tables.nodes.count,
+                len(outcome.evaluation.feasible),
+            )
+        self.evaluated.labels().observe(nodes)
+        self.feasible.labels().observe(feasible)
+        if unplaced:
             self.attempts.labels("unschedulable", profile).inc()
 
     def bound(self, outcome: Outcome, pod: PendingPod[Any]) -> None:

@@ -83,6 +83,17 @@ class SchedulingQueue(Generic[S]):
         """Return how many pods are at a place."""
         return len(self._in_flight) if place is Place.IN_FLIGHT else self._counts[place]
 
+    def refusing(self) -> Iterator[tuple[str, S, int]]:
+        """Yield which plugins hold unschedulable pods back: plugin, shape, count of pods.
+
+        Pods that several plugins refused come with each.
+        """
+        for plugin, waiting in self._waiting_for.items():
+            for held in waiting:
+                first = next(iter(held.pods.values()), None)
+                if first is not None:
+                    yield plugin, first.pod.shape, len(held.pods)
+
     def place(self, uid: str) -> Place | None:
         """Return where a pod is; None when it is not known."""
         entry = self._entries.get(uid)

@@ -22,6 +22,7 @@ from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.serving.access import Access, AccessSettings
 from cluster.scheduler.serving.certificates import ServingTls
 from cluster.scheduler.serving.debugging import debugging_page
+from cluster.scheduler.serving.exposition import show_state
 from kube.client import Client
 from kube.connection import ConnectionConfigError, load_connection
 from service.http_server import Handler, Peer, Request, Response, Server, json, text
@@ -43,6 +44,7 @@ class Endpoints:
         self._settings = settings
         self._tls = ServingTls(settings) if settings.port("secure-port") else None
         self._others = debugging_page(process, leading=lambda: process.leading)
+        show_state(process)
         self.plain: Server | None = None
         self.secure: Server | None = None
 
