@@ -160,6 +160,32 @@ def test_gangs_wait_as_they_do_in_a_cluster(cluster: Cluster) -> None:
     assert {each["state"] for each in found["pods"]} == {"gated"}
 
 
+def test_a_pod_beyond_its_quota_learns_that_nodes_would_take_it(cluster: Cluster) -> None:
+    quota = {
+        "apiVersion": "scheduling.sigs.k8s.io/v1alpha1",
+        "kind": "ElasticQuota",
+        "metadata": {
+            "name": "team",
+            "namespace": "default",
+            "labels": {"quota.scheduling.koordinator.sh/is-parent": "false"},
+        },
+        "spec": {"min": {"cpu": "2"}, "max": {"cpu": "2"}},
+    }
+    cluster.write(node("n1"), node("n2"), quota)
+    labels = {"labels": {"quota.scheduling.koordinator.sh/name": "team"}}
+    koord = [
+        pod(name, "2", metadata=labels, schedulerName="koord-scheduler") for name in ("a", "b")
+    ]
+    config = KOORDINATOR + "    preFilter: {enabled: [{name: ElasticQuota}]}\n"
+    config += "    postFilter: {enabled: [{name: ElasticQuota}]}\n"
+    config = config.replace("reserve: {enabled: [", "reserve: {enabled: [{name: ElasticQuota}, ")
+    found = cluster.ask("--pods", cluster.pods(*koord), "--config", cluster.config(config))
+    refused = [each for each in found["pods"] if each["state"] == "unschedulable"]
+    assert len(refused) == 1
+    assert "team" in refused[0]["message"]
+    assert "Without ElasticQuota 2 of 2 nodes would take the pod." in refused[0]["message"]
+
+
 def test_devices_are_allocated_once(cluster: Cluster) -> None:
     gpu = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     devices = [

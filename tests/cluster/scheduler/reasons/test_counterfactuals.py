@@ -22,11 +22,13 @@ from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.reasons.counterfactuals import (
     NONE,
+    Constraint,
     Counterfactuals,
     amount_text,
     nearest,
 )
 from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
@@ -66,6 +68,31 @@ def test_the_missing_amount_is_named_with_the_nodes_that_lack_no_more(tables: Ta
         tables.delete_node(name)
     assert _sentence(tables, requests={"memory": "8Gi", "cpu": "2"}) == (
         "One change away: 2 of 3 nodes lack only 1Gi of memory."
+    )
+
+
+def test_pods_on_a_node_count_for_what_is_missing(tables: Tables) -> None:
+    tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    shape = Shapes().of(make_pod("x", requests={"cpu": "3"}))
+    tables.place(Booking(key="default/x", uid="x", shape=shape, node="n"))
+    assert _sentence(tables, requests={"cpu": "2500m"}) == (
+        "One change away: 1 of 1 nodes lack only 1500m of cpu."
+    )
+
+
+def test_a_resource_that_no_node_has_is_missing_whole(tables: Tables) -> None:
+    tables.upsert_node(make_node("n"))
+    assert _sentence(tables, requests={"example.com/fpga": "2"}) == (
+        "One change away: 1 of 1 nodes lack only 2 of example.com/fpga."
+    )
+
+
+def test_cordoned_and_full_nodes_say_so(tables: Tables) -> None:
+    tables.upsert_node(make_node("off", unschedulable=True))
+    tables.upsert_node(make_node("full", allocatable={"pods": "0"}))
+    assert _sentence(tables) == (
+        "One change away: 1 of 2 nodes lack only room for one more pod; "
+        "1 of 2 nodes pass all but being cordoned (spec.unschedulable)."
     )
 
 
@@ -116,7 +143,9 @@ def test_without_a_single_change_the_smallest_set_of_changes_is_named(tables: Ta
     for number in range(2):
         tables.upsert_node(make_node(f"n{number}", taints=_TAINT, allocatable={"cpu": "1"}))
     tables.upsert_node(make_node("n2", taints=_TAINT, allocatable={"cpu": "1", "pods": "0"}))
-    assert _sentence(tables, requests={"cpu": "2"}) == (
+    found = _nearest(tables, Shapes().of(make_pod("a", requests={"cpu": "2"})))
+    assert found.changes[0].examples == ("n0", "n1")
+    assert found.sentence == (
         "2 changes away: 2 of 3 nodes have only: "
         "node(s) had untolerated taint(s) and Insufficient cpu."
     )
@@ -129,10 +158,11 @@ def test_nodes_that_refuse_the_exact_allocation_count(tables: Tables) -> None:
         Shapes().of(make_pod("a")),
         tables,
         (),
-        refused_rows={1: ("DeviceShare", Reason("no whole GPU"))},
+        refused_rows={1: ("DeviceShare", Reason("no whole, healthy GPU"))},
     )
+    # Without the comma at which tools split.
     assert found.sentence == (
-        "One change away: 1 of 2 nodes pass all but DeviceShare (no whole GPU)."
+        "One change away: 1 of 2 nodes pass all but DeviceShare (no whole and healthy GPU)."
     )
 
 
@@ -150,6 +180,7 @@ def test_without_nodes_there_is_nothing_to_say(tables: Tables) -> None:
         ("memory", (1 << 30) + 1, "1025Mi"),
         ("memory", 25 * (1 << 30) + 1, "26Gi"),
         ("memory", 700, "700"),
+        ("memory", 5 << 10, "5Ki"),
         ("kubernetes.io/batch-cpu", 1500, "1500"),
         ("kubernetes.io/batch-memory", 3 << 20, "3Mi"),
         ("nvidia.com/gpu", 2, "2"),
@@ -209,6 +240,8 @@ def test_a_pod_held_by_its_quota_learns_how_many_nodes_would_take_it(
     diagnosis = _refusal(tables, profile, requests={"cpu": cpu})
     assert diagnosis.text == f"0/3 nodes are available: quota q is used up. {text}"
     assert not tables.bookings
+    (change,) = diagnosis.counterfactuals.changes
+    assert change.constraints == (Constraint("ElasticQuota", "quota q is used up"),)
 
 
 # --- for equal pods once --------------------------------------------------------------------------
