@@ -49,6 +49,7 @@ GATES: Final[Mapping[str, Gate]] = {
 }
 WITH_EFFECT: Final = frozenset(
     {
+        "CleanExpiredReservationAllocated",
         "DevicePluginAdaption",
         "DisableDefaultQuota",
         "ElasticQuotaGuaranteeUsage",
