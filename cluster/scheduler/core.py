@@ -219,6 +219,10 @@ class SchedulerCore:
         else:
             self.tables.namespaces.set(name, event.new.metadata.labels)
 
+    def prepare(self) -> None:
+        """Work out beforehand what the first preemption would have to, once all is read."""
+        self.tables.occupants.follow()
+
     def schedule_for(self, seconds: float) -> bool:
         """Schedule pods for so long; return whether more may be waiting."""
         now = self._clock()

@@ -265,6 +265,7 @@ class SchedulerProcess(SchedulerCore):
                 for cache in caches:
                     start(f"cache {cache.resource.plural}", cache.run())
                 await wait_all_synced(*caches)
+            self.prepare()
             _log.info(
                 "%d nodes, %d pods on them, %d waiting, read in %.1f s",
                 self.tables.nodes.count,

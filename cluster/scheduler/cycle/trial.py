@@ -118,19 +118,23 @@ class RowChecks:
             other for other in at_least if other.uid != pod.uid and other.uid not in bookings
         )
 
+    def promised(self, pod: PendingPod[PodShape]) -> dict[int, tuple[PendingPod[PodShape], ...]]:
+        """Return `nominated` of each row where it is not empty."""
+        found = {}
+        for node in () if self._nominator is None else self._nominator.nodes():
+            row = self.tables.nodes.row(node)
+            nominated = () if row is None else self.nominated(pod, row)
+            if row is not None and nominated:
+                found[row] = nominated
+        return found
+
     def held_by_nominated(self, pod: PendingPod[PodShape], feasible: NDArray[np.intp]) -> Held:
         """Return those of `feasible`, ascending rows, that do not take a pod beside their nominated
         pods. Each node is looked at with its own nominated pods alone, as kube-scheduler does."""
         held: dict[int, tuple[tuple[Filter, int], ...]] = {}
-        for node in () if self._nominator is None else self._nominator.nodes():
-            row = self.tables.nodes.row(node)
-            if row is None:
-                continue
+        for row, nominated in self.promised(pod).items():
             position = int(np.searchsorted(feasible, row))
             if position == len(feasible) or feasible[position] != row:
-                continue
-            nominated = self.nominated(pod, row)
-            if not nominated:
                 continue
             with Trial(self.tables) as trial:
                 self.place_nominated(trial, nominated, row)

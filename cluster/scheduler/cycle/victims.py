@@ -16,8 +16,9 @@ docs/facts/scheduler.md, "Preemption".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -161,7 +162,7 @@ def by_amounts(
     requested: Sequence[tuple[str, int]] | None,
     may_be_victim: MayBeVictim,
     budgets: DisruptionBudgets,
-    promised: Callable[[int], Sequence[PendingPod[PodShape]]] = lambda row: (),
+    promised: Mapping[int, Sequence[PendingPod[PodShape]]] = MappingProxyType({}),
 ) -> Costs:
     """Return the victims on those of `rows` where the pod fits without them.
 
@@ -171,62 +172,98 @@ def by_amounts(
     """
     occupants = tables.occupants
     occupants.follow()
-    numbers = occupants.numbers[rows]
-    may_go_by_number = _may_go_by_number(tables, pod, numbers, may_be_victim)
-    evictable = may_go_by_number[numbers]
-    some = evictable.any(axis=1)
-    rows, numbers, evictable = rows[some], numbers[some], evictable[some]
-    # Positions are looked at up to the last one that may be a victim.
-    width = int(np.flatnonzero(evictable.any(axis=0))[-1]) + 1 if len(rows) else 0
-    numbers, evictable = numbers[:, :width], evictable[:, :width]
-
-    counts_pods = requested is not None
-    requested = requested or ()
-    columns = [tables.nodes.resources.find(name) for name, _ in requested]
-    if any(column is None for column in columns):
-        rows, numbers, evictable = rows[:0], numbers[:0], evictable[:0]
-    used = [column for column in columns if column is not None]
-    # One more column counts the pods themselves.
-    each = np.ones((len(occupants.requests), len(used) + 1), dtype=np.int64)
-    each[:, :-1] = occupants.requests[:, used]
-    each[NOBODY] = 0
-    own = np.array([*(amount for _, amount in requested), 1], dtype=np.int64)
-    nodes = tables.nodes
-    room = np.empty((len(rows), len(own)), dtype=np.int64)
-    room[:, :-1] = nodes.allocatable[rows][:, used] - nodes.requested[rows][:, used]
-    room[:, -1] = nodes.allowed_pods[rows] - nodes.pods[rows] if counts_pods else _NO_LIMIT
-    room -= own
-    for element, row in enumerate(rows):
-        for other in promised(int(row)):
-            amounts = [other.shape.requests.get(name, 0) for name, _ in requested]
-            room[element] -= np.array([*amounts, 1], dtype=np.int64)
-    for at in range(width):
-        room += np.where(evictable[:, at, None], each[numbers[:, at]], 0)
-    fits = (room >= 0).all(axis=1)
-    rows, numbers, evictable, room = rows[fits], numbers[fits], evictable[fits], room[fits]
+    if requested is not None and any(
+        tables.nodes.resources.find(name) is None for name, _ in requested
+    ):
+        rows = rows[:0]
+    # Below, the first axis is the position on the node, so that one step is one pass.
+    rows, numbers, evictable = _evictable(tables, pod, rows, may_be_victim)
+    taken = _taken(tables, numbers, requested or ())
+    room = _room(tables, rows, requested, promised)
+    room += (taken * evictable).sum(axis=1)
+    fits = (room >= 0).all(axis=0)
+    rows, numbers, evictable = rows[fits], numbers[:, fits], evictable[:, fits]
+    taken, room = taken[:, :, fits], room[:, fits]
 
     beyond = _beyond_budgets(tables, rows, numbers, evictable, budgets)
     victims = evictable.copy()
     turns = (beyond, evictable & ~beyond) if beyond.any() else (evictable,)
     for turn in turns:
-        for at in range(width):
-            back = each[numbers[:, at]]
-            stays = turn[:, at] & (back <= room).all(axis=1)
-            room -= np.where(stays[:, None], back, 0)
-            victims[:, at] &= ~stays
+        for at in np.flatnonzero(turn.any(axis=1)):
+            stays = turn[at].copy()
+            for back, left in zip(taken[:, at], room, strict=True):
+                stays &= back <= left
+            room -= taken[:, at] * stays
+            victims[at] &= ~stays
     priorities = np.where(victims, occupants.priorities[numbers], NO_VICTIM)
-    highest = priorities.max(axis=1, initial=NO_VICTIM)
-    important = victims & (priorities == highest[:, None])
-    starts = np.where(important, occupants.starts[rows][:, :width], np.inf)
+    highest = priorities.max(axis=0, initial=NO_VICTIM)
+    important = victims & (priorities == highest)
+    starts = np.where(important, occupants.starts[rows, : len(numbers)].T, np.inf)
     return Costs(
         rows=rows,
-        victims=victims,
-        violations=np.count_nonzero(victims & beyond, axis=1),
+        victims=victims.T,
+        violations=np.count_nonzero(victims & beyond, axis=0),
         highest=highest,
-        total=np.where(victims, priorities - _LOWEST_PRIORITY, 0).sum(axis=1),
-        count=np.count_nonzero(victims, axis=1),
-        earliest=starts.min(axis=1, initial=np.inf),
+        total=np.where(victims, priorities - _LOWEST_PRIORITY, 0).sum(axis=0),
+        count=np.count_nonzero(victims, axis=0),
+        earliest=starts.min(axis=0, initial=np.inf),
     )
+
+
+def _evictable(
+    tables: Tables,
+    pod: PendingPod[PodShape],
+    rows: NDArray[np.intp],
+    may_be_victim: MayBeVictim,
+) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.bool_]]:
+    """Return the rows with pods that may be victims, and by [position, element] the numbers of
+    their shapes and which may be."""
+    numbers = tables.occupants.numbers[rows]
+    evictable = _may_go_by_number(tables, pod, numbers, may_be_victim)[numbers]
+    some = evictable.any(axis=1)
+    rows, numbers, evictable = rows[some], numbers[some], evictable[some]
+    # Positions are looked at up to the last one that may be a victim.
+    width = int(np.flatnonzero(evictable.any(axis=0))[-1]) + 1 if len(rows) else 0
+    return (
+        rows,
+        np.ascontiguousarray(numbers[:, :width].T),
+        np.ascontiguousarray(evictable[:, :width].T),
+    )
+
+
+def _taken(
+    tables: Tables, numbers: NDArray[np.int32], requested: Sequence[tuple[str, int]]
+) -> NDArray[np.int64]:
+    """Return by [resource, position, element] what each pod takes; the last resource is a place."""
+    occupants = tables.occupants
+    each = np.ones((len(requested) + 1, len(occupants.requests)), dtype=np.int64)
+    for number, (name, _) in enumerate(requested):
+        column = tables.nodes.resources.find(name)
+        each[number] = 0 if column is None else occupants.requests[:, column]
+    each[:, NOBODY] = 0
+    return each[:, numbers]
+
+
+def _room(
+    tables: Tables,
+    rows: NDArray[np.intp],
+    requested: Sequence[tuple[str, int]] | None,
+    promised: Mapping[int, Sequence[PendingPod[PodShape]]],
+) -> NDArray[np.int64]:
+    """Return by [resource, element] what is free beside the pod and those that are promised."""
+    nodes = tables.nodes
+    room = np.full((len(requested or ()) + 1, len(rows)), _NO_LIMIT, dtype=np.int64)
+    for number, (name, amount) in enumerate(requested or ()):
+        column = nodes.resources.find(name)
+        if column is not None:
+            room[number] = nodes.allocatable[rows, column] - nodes.requested[rows, column] - amount
+    if requested is not None:
+        room[-1] = nodes.allowed_pods[rows] - nodes.pods[rows] - 1
+    for row, pods in promised.items():
+        for other in pods:
+            amounts = [other.shape.requests.get(name, 0) for name, _ in requested or ()]
+            room[:, rows == row] -= np.array([*amounts, 1], dtype=np.int64)[:, None]
+    return room
 
 
 def _may_go_by_number(
@@ -238,6 +275,8 @@ def _may_go_by_number(
     """Return for each number of a shape whether its pods may be victims."""
     occupants = tables.occupants
     present = np.zeros(len(occupants.priorities), dtype=np.bool_)
+    if occupants.priorities.min() >= pod.priority:
+        return present
     present[numbers] = True
     present &= occupants.priorities < pod.priority
     present[NOBODY] = False
@@ -254,53 +293,62 @@ def _beyond_budgets(
     evictable: NDArray[np.bool_],
     budgets: DisruptionBudgets,
 ) -> NDArray[np.bool_]:
-    """Return which evictions go beyond a budget, counting on each node from the most important."""
+    """Return which evictions go beyond a budget, counting on each node from the most important.
+
+    All by [position, element].
+    """
     beyond = np.zeros(evictable.shape, dtype=np.bool_)
     if not len(budgets) or not len(rows):
         return beyond
     occupants = tables.occupants
-    selected: dict[int, tuple[int, ...]] = {}
-    """Number of a shape -> numbers of the budgets that select it."""
+    present = np.zeros(len(occupants.priorities), dtype=np.bool_)
+    present[numbers[evictable]] = True
     known: dict[str, int] = {}
-    allowed: list[int] = []
-    with_names: set[int] = set()
-    for number in np.unique(numbers[evictable]):
+    limits: list[int] = []
+    # Number of a shape -> numbers of the budgets that select it.
+    selected: dict[int, list[int]] = {}
+    with_names = np.zeros(len(present), dtype=np.bool_)
+    for number in np.flatnonzero(present).tolist():
         shape = occupants.shapes[number]
-        found = budgets.of(shape) if shape is not None else ()
-        if not found:
-            continue
-        for budget in found:
-            if budget.key not in known:
-                known[budget.key] = len(allowed)
-                allowed.append(budgets.allowed(budget))
+        for budget in () if shape is None else budgets.of(shape):
+            place = known.setdefault(budget.key, len(limits))
+            if place == len(limits):
+                limits.append(budgets.allowed(budget))
             if budget.disrupted:
-                with_names.add(int(number))
-        selected[int(number)] = tuple(known[budget.key] for budget in found)
+                with_names[number] = True
+            selected.setdefault(number, []).append(place)
     if not selected:
         return beyond
     # Budgets with names of disrupted pods are rare; those nodes are counted pod by pod.
-    counted = np.isin(numbers, list(with_names)) & evictable
-    slow: NDArray[np.bool_] = np.any(counted, axis=1)
-    for element in np.flatnonzero(slow):
+    slow: NDArray[np.bool_] = np.any(with_names[numbers] & evictable, axis=0)
+    for element in np.flatnonzero(slow).tolist():
         of_row = occupants.bookings[int(rows[element])]
-        places = np.flatnonzero(evictable[element])
-        uids = budgets.violating(of_row[int(at)] for at in places)
-        beyond[element, [at for at in places if of_row[int(at)].uid in uids]] = True
-    most = max(len(found) for found in selected.values())
-    table = np.full((len(occupants.priorities), most), -1, dtype=np.int64)
-    for number, found_numbers in selected.items():
-        table[number, : len(found_numbers)] = found_numbers
-    limits = np.array(allowed, dtype=np.int64)
-    elements, places = np.nonzero(evictable & ~slow[:, None])
+        may_go_at = np.flatnonzero(evictable[:, element]).tolist()
+        uids = budgets.violating(of_row[at] for at in may_go_at)
+        beyond[[at for at in may_go_at if of_row[at].uid in uids], element] = True
+    most = max(map(len, selected.values()))
+    table = np.full((most, len(present)), -1, dtype=np.int64)
+    for number, found in selected.items():
+        table[: len(found), number] = found
+    elements, places = np.nonzero((evictable & ~slow).T)
     # One entry for each pod and budget, in the order of importance on each node.
-    budget_of = table[numbers[elements, places]]
+    budget_of = table[:, numbers[places, elements]].T
     entries, which = np.nonzero(budget_of >= 0)
-    groups = elements[entries] * len(allowed) + budget_of[entries, which]
+    found_budgets = budget_of[entries, which]
+    over = entries[_beyond_limits(elements[entries], found_budgets, np.array(limits))]
+    beyond[places[over], elements[over]] = True
+    return beyond
+
+
+def _beyond_limits(
+    elements: NDArray[np.intp], budgets: NDArray[np.int64], limits: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which entries come after as many of the same element and budget as the limit says."""
+    groups = elements * len(limits) + budgets
     order = np.argsort(groups, kind="stable")
     in_order = groups[order]
-    begins = np.flatnonzero(np.r_[True, in_order[1:] != in_order[:-1]]) if len(order) else order
-    lengths = np.diff(np.r_[begins, len(order)])
-    rank = np.arange(len(order)) - np.repeat(begins, lengths)
-    over = entries[order][rank >= limits[in_order % len(allowed)]]
-    beyond[elements[over], places[over]] = True
-    return beyond
+    begins = np.flatnonzero(np.r_[True, in_order[1:] != in_order[:-1]][: len(order)])
+    rank = np.arange(len(order)) - np.repeat(begins, np.diff(np.r_[begins, len(order)]))
+    result = np.zeros(len(order), dtype=np.bool_)
+    result[order] = rank >= limits[budgets[order]]
+    return result

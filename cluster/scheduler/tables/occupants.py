@@ -19,6 +19,8 @@ from cluster.scheduler.tables.shapes import PodShape
 
 NOBODY: Final = 0
 """The number that stands for no shape, where a row has fewer pods than the widest one."""
+NO_PRIORITY: Final = 2**31
+"""Of a number that stands for no shape; above every priority, which are int32."""
 _FIRST_ROWS: Final = 64
 _FIRST_WIDTH: Final = 16
 
@@ -32,7 +34,8 @@ class Occupants:
     """Columns by [row, position in the order of importance].
 
     numbers: the shape of the pod, as a number. starts: when it started, seconds since 1970.
-    By number: `shapes`, `priorities`, and `requests` with a column for each resource.
+    By number: `shapes`, `priorities` (NO_PRIORITY where there is no shape), and `requests` with a
+    column for each resource.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Occupants:
         self.starts: NDArray[np.float64] = np.zeros((_FIRST_ROWS, _FIRST_WIDTH))
         self.bookings: list[tuple[Booking, ...]] = [()] * _FIRST_ROWS
         self.shapes: list[PodShape | None] = [None]
-        self.priorities: NDArray[np.int64] = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        self.priorities: NDArray[np.int64] = np.full(_FIRST_ROWS, NO_PRIORITY)
         self.requests: NDArray[np.int64] = np.zeros((_FIRST_ROWS, len(resources)), dtype=np.int64)
         self._number_of: dict[PodShape, int] = {}
         self._pods_of: list[int] = [0]
@@ -96,7 +99,8 @@ class Occupants:
                 self.shapes.append(None)
                 self._pods_of.append(0)
                 if number == len(self.priorities):
-                    self.priorities = np.pad(self.priorities, (0, number))
+                    unused = np.full(number, NO_PRIORITY)
+                    self.priorities = np.concatenate((self.priorities, unused))
                     self.requests = np.pad(self.requests, ((0, number), (0, 0)))
             self._number_of[shape] = number
             self.shapes[number] = shape
@@ -113,6 +117,7 @@ class Occupants:
             if not self._pods_of[number]:
                 del self._number_of[shape]
                 self.shapes[number] = None
+                self.priorities[number] = NO_PRIORITY
                 self._free.append(number)
 
     def _reach(self, rows: int, width: int) -> None:

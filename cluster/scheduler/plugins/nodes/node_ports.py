@@ -17,6 +17,9 @@ from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
+_FEW: Final = 64
+"""Up to so many rows are looked up one by one. Chosen: a port may be in use on thousands of nodes,
+and mostly the one row is asked for on which a pod was placed."""
 _IN_USE: Final = (Reason("node(s) didn't have free ports for the requested pod ports"),)
 
 
@@ -42,14 +45,20 @@ class NodePorts:
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         mask = np.zeros(len(tables.nodes), dtype=np.int64)
-        for port in pod.ports:
-            for row in tables.ports.rows_in_conflict(port.protocol, port.host_port, port.host_ip):
-                mask[row] = 1
+        if not isinstance(rows, slice) and len(rows) <= _FEW:
+            mask[[row for row in rows.tolist() if tables.ports.conflicts(pod.ports, row)]] = 1
+        else:
+            self._hold_all(mask, pod, tables)
         if self.restored is not None and mask.any():
             for row in self.restored.rows(pod, tables).tolist():
                 if mask[row] and not self._in_use(pod, tables, row, self.restored):
                     mask[row] = 0
         return mask[rows]
+
+    def _hold_all(self, mask: Mask, pod: PodShape, tables: Tables) -> None:
+        for port in pod.ports:
+            for row in tables.ports.rows_in_conflict(port.protocol, port.host_port, port.host_ip):
+                mask[row] = 1
 
     def _in_use(self, pod: PodShape, tables: Tables, row: int, restored: Restored) -> bool:
         """Return whether a port is in use by others than the pod's reservations."""

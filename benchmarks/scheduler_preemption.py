@@ -1,0 +1,147 @@
+"""How long it takes to find the victims of a preemption.
+
+    python -m benchmarks.scheduler_preemption [--nodes 5000] [--pods-per-node 20] [--times 50]
+
+No API server: every node is full. `amounts`: pods are in the way by what they request. `budgets`:
+each pod also belongs to one of 500 PodDisruptionBudgets. `ports`: a host port is taken too, so that
+nodes are tried one by one. `spread`: a hard spread constraint, likewise. `none`: nothing is less
+important. Each time a node changes first, as it does in a cluster that lives; `first` is the search
+that sees every node for the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from random import Random
+
+import msgspec
+
+from apis.meta import LabelSelector
+from apis.scheduling_pod import SchedulingPod, decode_scheduling_node, decode_scheduling_pod
+from benchmarks.quantiles import quantile
+from benchmarks.running import run_main
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.preemption import NotFound
+from cluster.scheduler.cycle.scheduling import Placed, Scheduling
+from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.disruption_budgets import Budget
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: bench
+  plugins:
+    filter:
+      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+    reserve:
+      enabled: [{name: LoadAwareScheduling}, {name: NodeNUMAResource}, {name: DeviceShare}]
+"""
+_NOW = 1_800_000_000.0
+_APPS = 500
+
+
+def _pod(*, app: str, cpu: int, priority: int, **spec: object) -> SchedulingPod:
+    ports = [{"containerPort": 1, "hostPort": 80}] if spec.pop("port", False) else []
+    resources = {"requests": {"cpu": f"{cpu}m", "memory": "64Mi"}}
+    body = {
+        "metadata": {"name": "p", "namespace": "default", "labels": {"app": app}},
+        "spec": {
+            "schedulerName": "bench",
+            "priority": priority,
+            "containers": [{"name": "c", "image": "x", "resources": resources, "ports": ports}],
+            **spec,
+        },
+    }
+    return decode_scheduling_pod(msgspec.json.encode(body))
+
+
+def _full_cluster(nodes: int, pods: int, shapes: Shapes, *, ports: bool) -> Scheduling:
+    tables = Tables()
+    plugins = make_plugins(read_configuration(_CONFIGURATION, obj="benchmark"), tables)
+    for load in plugins.loads:
+        load.advance(_NOW)
+    random = Random(1)
+    kinds = [
+        shapes.of(_pod(app=f"a{number}", cpu=1000, priority=random.choice((0, 10, 100))))
+        for number in range(_APPS)
+    ]
+    with_port = shapes.of(_pod(app="port", cpu=1000, priority=100, port=True))
+    for number in range(nodes):
+        name = f"n{number}"
+        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"z{number % 3}"}
+        amounts = {"cpu": str(pods), "memory": "128Gi", "pods": "110"}
+        node = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
+        tables.upsert_node(decode_scheduling_node(msgspec.json.encode(node)))
+        for at in range(pods):
+            shape = with_port if ports and not at else random.choice(kinds)
+            uid = f"{name}-{at}"
+            tables.place(Booking(f"default/{uid}", uid, shape, name, start=random.random()))
+    return Scheduling(tables, plugins.profiles, seed=1, preemption=plugins.preemption)
+
+
+def _measure(scheduling: Scheduling, shape: PodShape, times: int) -> tuple[float, list[float]]:
+    """Return the milliseconds of the first search and of the others."""
+    result = []
+    random = Random(2)
+    found = 0
+    for _ in range(times + 1):
+        row = random.randrange(scheduling.tables.nodes.count)
+        booking = next(iter(scheduling.tables.on(row).values()))
+        scheduling.tables.place(booking)
+        outcome = scheduling.schedule(
+            key="default/new", uid="new", shape=shape, profile="bench", now=_NOW
+        )
+        if isinstance(outcome, Placed):
+            raise SystemExit("the pod was placed without any preemption")
+        pod = PendingPod("default/new", "new", shape.priority, shape, 0.0)
+        began = time.perf_counter()
+        answer = scheduling.post_filter(pod, outcome.diagnosis, lambda booking: False)
+        result.append((time.perf_counter() - began) * 1e3)
+        found += not isinstance(answer, NotFound)
+    if found not in (0, times + 1):
+        raise SystemExit(f"{found} of {times + 1} searches found victims")
+    return result[0], result[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods-per-node", type=int, default=20)
+    parser.add_argument("--times", type=int, default=50)
+    given = parser.parse_args()
+    print(f"{given.nodes} nodes with {given.pods_per_node} pods each; milliseconds")
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "new"}},
+    }
+    for kind in ("amounts", "budgets", "ports", "spread", "none"):
+        shapes = Shapes()
+        cluster = _full_cluster(given.nodes, given.pods_per_node, shapes, ports=kind == "ports")
+        if kind == "budgets":
+            for number in range(_APPS):
+                selector = LabelSelector(match_labels={"app": f"a{number}"})
+                cluster.budgets.set(Budget("default", f"b{number}", selector, number % 2))
+        spec: dict[str, object] = {}
+        if kind == "ports":
+            spec["port"] = True
+        if kind == "spread":
+            spec["topologySpreadConstraints"] = [spread]
+        priority = 0 if kind == "none" else 1000
+        shape = shapes.of(_pod(app="new", cpu=3000, priority=priority, **spec))
+        first, others = _measure(cluster, shape, given.times)
+        p50, p99 = quantile(others, 0.5), quantile(others, 0.99)
+        print(f"{kind:8} first {first:7.1f}  p50 {p50:7.1f}  p99 {p99:7.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    run_main(main)
