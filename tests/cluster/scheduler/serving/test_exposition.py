@@ -58,8 +58,8 @@ def test_nodes_pods_and_refusals_are_counted(
         'scheduler_unschedulable_pods{plugin="NodeResourcesFit",profile="koord-scheduler"} 2',
         'scheduler_schedule_attempts_total{result="unschedulable",profile="koord-scheduler"} 2',
         "scheduler_waiting_gang_group_number 0",
-        'scheduler_pod_scheduling_feasible_nodes_bucket{le="2.0"} 2',
-        'scheduler_pod_scheduling_feasible_nodes_bucket{le="4.0"} 3',
+        'scheduler_pod_scheduling_feasible_nodes_bucket{le="2"} 2',
+        'scheduler_pod_scheduling_feasible_nodes_bucket{le="4"} 3',
         "scheduler_pod_scheduling_evaluated_nodes_sum 9",
         'koord_scheduler_faults{part="scheduler"} 0',
     ):
