@@ -102,6 +102,7 @@ class SchedulerCore:
             self.plugins.profiles,
             seed=uuid.uuid4().int if seed is None else seed,
             preemption=self.plugins.preemption,
+            quota_preemption=self.plugins.quota_preemption,
         )
         self.metrics = SchedulerMetrics(self.queue)
         if self.plugins.quotas is not None:

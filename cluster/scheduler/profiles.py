@@ -119,6 +119,9 @@ class Plugins:
     """Of the profiles that schedule gangs, by scheduler name."""
     quotas: QuotaTable | None
     """The table of quotas, if a profile schedules by them."""
+    quota_preemption: Mapping[str, bool]
+    """Of the profiles where pods of a quota preempt each other, by scheduler name: whether those of
+    the default quota do so too."""
     quota_arguments: ElasticQuotaArgs | None
     """Of the first profile that schedules by quotas: they set how quotas count for all."""
     quota_admissions: Mapping[str, ElasticQuotaAdmission]
@@ -176,6 +179,12 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         },
         quotas=quotas,
         quota_arguments=quota_arguments,
+        quota_preemption={
+            each.scheduler_name: not each.arguments.elastic_quota.disable_default_quota_preemption
+            for each in configuration.profiles
+            if ELASTIC_QUOTA in each.plugins.get(Point.POST_FILTER, ())
+            and ELASTIC_QUOTA in each.plugins.get(Point.PRE_FILTER, ())
+        },
         quota_admissions={
             name: admission
             for name, profile in profiles.items()

@@ -16,9 +16,11 @@ from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, P
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
+from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
+from cluster.scheduler.plugins.quotas.elastic_quota import ElasticQuotaAdmission
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but_for, nearest
 from cluster.scheduler.reasons.diagnosis import Diagnosis, diagnose, refused
@@ -69,9 +71,12 @@ class Scheduling:
         *,
         seed: int,
         preemption: Mapping[str, Arguments] = MappingProxyType({}),
+        quota_preemption: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         """profiles: by scheduler name. seed: with the same seed and inputs, the same placements.
         preemption: the arguments of the profiles with DefaultPreemption, by scheduler name.
+        quota_preemption: by scheduler name of the profiles where pods of a quota preempt each
+        other, whether those of the default quota do so too.
         """
         self.tables = tables
         self.nominator: Nominator[PodShape] = Nominator()
@@ -85,6 +90,24 @@ class Scheduling:
             for name, given in preemption.items()
         }
         """What runs for a pod that no node takes, by scheduler name, in order."""
+        for name, default_quota in quota_preemption.items():
+            evaluator = self._evaluators[name]
+            admission = next(
+                each
+                for each in evaluator.profile.admissions
+                if isinstance(each, ElasticQuotaAdmission)
+            )
+            self.post_filters.setdefault(name, []).append(
+                QuotaPreemption(
+                    Preemption(evaluator, tables, self.nominator, self.budgets),
+                    evaluator,
+                    tables,
+                    self.nominator,
+                    self.budgets,
+                    admission,
+                    default_quota=default_quota,
+                )
+            )
         self._advisor = Advisor()
         self._salt = seed % 2**64
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kube.client import Client, encode_object
-from kube.resources import ELASTIC_QUOTAS, NAMESPACES, PODS
+from kube.resources import ELASTIC_QUOTAS, NAMESPACES, PODS, Resource
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.scheduler.process.api import (
     make_node,
@@ -33,6 +33,7 @@ profiles:
 - schedulerName: koord-scheduler
   plugins:
     preFilter: {enabled: [{name: ElasticQuota}]}
+    postFilter: {enabled: [{name: ElasticQuota}]}
     reserve: {enabled: [{name: ElasticQuota}]}
   pluginConfig:
   - name: ElasticQuota
@@ -43,6 +44,10 @@ profiles:
       revokePodInterval: 200ms
 """
 _NAMESPACE = "quota-test"
+_URGENT = "quota-test-urgent"
+_PRIORITY_CLASSES = Resource(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+)
 
 
 async def _quota(client: Client, name: str, least: int, most: int) -> None:
@@ -79,6 +84,8 @@ async def _prepare(client: Client) -> None:
     if await client.find(NAMESPACES, _NAMESPACE, bytes) is None:
         body = encode_object(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
         await client.create(NAMESPACES, body)
+        urgent = {"metadata": {"name": _URGENT}, "value": 1000}
+        await client.create(_PRIORITY_CLASSES, encode_object(_PRIORITY_CLASSES, urgent))
     else:
         await client.request("DELETE", path)
 
@@ -165,6 +172,15 @@ async def _quotas_lend_reclaim_and_change_while_pods_wait(
             return "next" in await _bound(client)
 
         await eventually(next_is_bound, seconds=30)
+
+        # The quota is full: an important pod takes the place of one that is not.
+        await _pod(client, "urgent", "a", priorityClassName=_URGENT)
+
+        async def urgent_is_bound() -> bool:
+            bound = await _bound(client)
+            return "urgent" in bound and len({name for name in bound if name[0] != "b"}) == 6
+
+        await eventually(urgent_is_bound, seconds=30)
 
         async def built_in() -> bool:
             path = ELASTIC_QUOTAS.path(namespace=_NAMESPACE)
