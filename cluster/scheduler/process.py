@@ -35,7 +35,6 @@ from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
-from cluster.scheduler.controllers.reservation_exposition import reservation_lines
 from cluster.scheduler.controllers.reservations import (
     ControllerSettings,
     ReservationController,
@@ -176,7 +175,6 @@ class SchedulerProcess(SchedulerCore):
         self.pods.subscribe(pod_event)
 
     def _keep_reservations(self) -> None:
-        self.metrics.registry.also(lambda: reservation_lines(self.reservations.items.values()))
         # Reservations are of all profiles alike: the first that schedules them sets the times.
         arguments = next(iter(self.plugins.reservations.values()))
         kept = None if arguments.disable_garbage_collection else arguments.gc_duration_seconds

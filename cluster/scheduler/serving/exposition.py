@@ -113,8 +113,11 @@ def _faults(process: SchedulerProcess) -> Iterator[str]:
         process.binder.faults,
         process.statuses.faults,
         process.events.faults,
+        process.reservation_writer.faults,
         *(cache.faults for cache in (*process.caches, process.pods)),
     ]
+    if process.reservation_controller is not None:
+        parts.append(process.reservation_controller.queue.faults)
     if process.extenders is not None:
         parts.append(process.extenders.faults)
     for each in parts:
