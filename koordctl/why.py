@@ -24,6 +24,9 @@ from koordctl.tables import heading, table, when
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:10251"
 """The scheduler's plain port, as `kubectl port-forward` brings it to this machine."""
+_NAMESPACE: Final = "koordinator-system"
+_LEASE: Final = "koord-scheduler"
+"""The lease of the shipped configuration."""
 _TIMEOUT_S: Final = 5.0
 """Chosen: far above the answer of a busy scheduler; a person waits no longer for the other
 source."""
@@ -31,6 +34,14 @@ source."""
 
 class _Listed(msgspec.Struct):
     items: tuple[ScheduleExplanation, ...] = ()
+
+
+class _LeaseSpec(msgspec.Struct, rename="camel"):
+    holder_identity: str = ""
+
+
+class _Lease(msgspec.Struct):
+    spec: _LeaseSpec
 
 
 class _NoAnswer(Exception):
@@ -102,6 +113,7 @@ async def _from_api_server(
         connection = load_connection(kubeconfig or os.environ.get("KUBECONFIG") or None)
         async with Client(connection, user_agent="koordctl") as client:
             pod = await client.get(PODS, name, decode_scheduling_pod, namespace=namespace)
+            leader = await _leader(client)
             explanation = await _explanation_of(client, namespace, name)
     except (ApiError, Unreachable, ConnectionConfigError) as error:
         raise CommandError(f"{error} (and {without})") from None
@@ -124,10 +136,29 @@ async def _from_api_server(
         found["message"] = condition.message
     if condition is not None and condition.last_transition_time:
         found["decidedAt"] = condition.last_transition_time
+    if leader:
+        found["leader"] = leader
     if explanation is not None:
         found["source"] += f", and ScheduleExplanation {explanation.metadata.name}"
         found["explanation"] = to_plain(explanation.status)
     return found
+
+
+async def _leader(client: Any) -> str:
+    """Return the pod of the scheduler that leads, "" if the lease may not be read or is not there.
+
+    The holder of a lease is the host name, which is the pod's, and a random part.
+    """
+    from kube.client import ApiError
+    from kube.resources import LEASES
+
+    try:
+        raw = await client.request("GET", LEASES.path(namespace=_NAMESPACE, name=_LEASE))
+    except ApiError as error:
+        if error.status in (403, 404):
+            return ""
+        raise
+    return msgspec.json.decode(raw, type=_Lease).spec.holder_identity.rpartition("_")[0]
 
 
 async def _explanation_of(client: Any, namespace: str, name: str) -> Any:
@@ -159,6 +190,8 @@ def text(found: Mapping[str, Any]) -> str:
     lines.append(f"  {decided}by {found['schedulerName']}; source: {found['source']}")
     if "withoutScheduler" in found:
         lines.append(f"  scores and nearest nodes need the scheduler: {found['withoutScheduler']}")
+    if "leader" in found:
+        lines.append(f"  kubectl -n {_NAMESPACE} port-forward {found['leader']} 10251")
     if found.get("message"):
         lines += ["", found["message"]]
     nearest = found.get("nearest")

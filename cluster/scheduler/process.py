@@ -98,12 +98,12 @@ class SchedulerProcess(SchedulerCore):
         self.extenders = self._make_extenders()
         for cache in (*self.caches, self.pods):
             cache.subscribe(self._woken)
-        asked: Cache[ScheduleExplanation] = Cache(
+        # Apart from the others: decisions do not wait for it, also where the CRD is missing.
+        self.asked: Cache[ScheduleExplanation] = Cache(
             client, SCHEDULE_EXPLANATIONS, ScheduleExplanation
         )
-        self.caches += (asked,)
         self.explanations = ScheduleExplanations(
-            client, asked=asked.items, answer=Questions(self).answer, now=clock
+            client, asked=self.asked.items, answer=Questions(self).answer, now=clock
         )
         self.statuses = StatusWriter(client, now=clock)
         self.events = EventWriter(client, instance=_identity(), now=clock)
@@ -276,6 +276,7 @@ class SchedulerProcess(SchedulerCore):
             start("reservations", self.reservation_writer.run())
             if self.reservation_controller is not None:
                 start("reservation controller", self.reservation_controller.run())
+            start(f"cache {self.asked.resource.plural}", self.asked.run())
             start("explanations", self.explanations.run())
             if self.network_status is not None:
                 start("network topology status", self.network_status.run())

@@ -16,9 +16,9 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.serving.debugging import debugging_page
 from koordctl.main import main
-from kube.client import Client
+from kube.client import Client, encode_object
 from kube.kept_client import KeptClient
-from kube.resources import NODES, PODS, SCHEDULE_EXPLANATIONS
+from kube.resources import LEASES, NODES, PODS, SCHEDULE_EXPLANATIONS
 from service.http_server import Server
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import install, kubeconfig
@@ -134,6 +134,12 @@ def test_scores_and_reasons_come_from_the_scheduler_and_conditions_without_it(
                 )
                 seen["text"] = await asyncio.to_thread(_ask, capsys, "fits", "--scheduler", url)
                 seen["refused"] = await asyncio.to_thread(_ask, capsys, "huge", "--scheduler", url)
+                lease = {
+                    "metadata": {"name": "koord-scheduler"},
+                    "spec": {"holderIdentity": "koord-scheduler-abc_0f1e"},
+                }
+                body = encode_object(LEASES, lease)
+                await client.create(LEASES, body, namespace="koordinator-system")
             finally:
                 stop.set()
                 await task
@@ -166,6 +172,7 @@ def test_scores_and_reasons_come_from_the_scheduler_and_conditions_without_it(
     assert look("fits", *config)["node"] == "n2"
     status, out, _ = _ask(capsys, "huge", *config)
     assert "source: the pod's condition PodScheduled" in out
+    assert "kubectl -n koordinator-system port-forward koord-scheduler-abc 10251" in out
     assert f"need the scheduler: {_NOWHERE}: no scheduler answers" in " ".join(out.split())
     status, _, err = _ask(capsys, "missing", *config)
     assert (status, '"missing" not found' in err) == (2, True)

@@ -1,7 +1,7 @@
 """Objects of a cluster from files, as `kubectl get -o json` and `-o yaml` write them.
 
 A file holds objects, lists of objects, or several YAML documents. JSON is split into objects
-without reading them; YAML takes fifty times as long. Nothing is skipped silently: a file or object
+without reading them; YAML takes twenty times as long. Nothing is skipped silently: a file or object
 that cannot be read is an error that names it, and kinds that scheduling does not read are counted.
 """
 

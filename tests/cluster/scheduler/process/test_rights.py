@@ -66,7 +66,7 @@ def _shipped() -> str:
 def test_each_cache_of_the_process_has_a_right_and_each_such_right_a_cache() -> None:
     nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
     process = SchedulerProcess(nowhere, read_configuration(_shipped(), obj="shipped"))
-    caches = [cache.resource for cache in (*process.caches, process.pods)]
+    caches = [cache.resource for cache in (*process.caches, process.pods, process.asked)]
     assert len(caches) == len(set(caches))
     followed = [*FOLLOWED, *(right for right in IN_NAMESPACE if right.verbs == FOLLOW)]
     assert {right.resource.path() for right in followed} == {each.path() for each in caches}
