@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from cluster.scheduler.plugins.contract import (
     Explainer,
     Filter,
     Mask,
+    OfNodeAlone,
     Preference,
     Score,
+    ScoredAsIs,
     Scores,
     SetScore,
 )
@@ -55,19 +57,28 @@ class Profile:
     explainers: tuple[Explainer, ...] = ()
 
 
+class Part(NamedTuple):
+    """What one plugin adds to the totals: weight * scores, which are by row and 0..100."""
+
+    name: str
+    weight: int
+    scores: Scores
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Every node's verdict on a pod at one moment. Valid until the tables change.
 
     masks: (filter, mask by row) in the filters' order. feasible: rows that pass, ascending.
-    totals: weighted sum of the scores of each feasible row. parts: what each plugin adds to it.
+    totals: weighted sum of the scores of each feasible row. parts: what it consists of; valid until
+    the shape is evaluated again.
     """
 
     masks: tuple[tuple[Filter, Mask], ...]
     feasible: NDArray[np.intp]
     totals: Scores
     tables: Tables
-    parts: tuple[tuple[str, Scores], ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def best(self, salt: int, *, without: Sequence[int] = ()) -> int | None:
         """Return the row with the highest total, or None. Equal totals are drawn by `salt`.
@@ -140,10 +151,7 @@ class Evaluator:
         if held:
             feasible = feasible[~np.isin(feasible, list(held))]
             masks = self._with_held(masks, held)
-        parts = kept.weighted(feasible)
-        totals = np.zeros(len(feasible), dtype=np.int64)
-        for _, part in parts:
-            totals += part
+        totals, parts = kept.totals(feasible)
         return Evaluation(masks, feasible, totals, tables, parts)
 
     def _with_held(
@@ -185,6 +193,13 @@ class _Kept:
         self._score_versions = [-1] * len(self._scores)
         self._masks: list[Mask] = [np.zeros(0, dtype=np.int64) for _ in self._filters]
         self._raw: list[Scores] = [np.zeros(0, dtype=np.int64) for _ in self._scores]
+        self._as_is = tuple(
+            (number, weight)
+            for number, (score, weight) in enumerate(self._scores)
+            if isinstance(score, ScoredAsIs)
+        )
+        self._sum = np.zeros(0, dtype=np.int64)
+        """Weighted sum of the scores that need no normalising, by row."""
         self._passes = np.zeros(0, dtype=np.bool_)
 
     def membership_of_plugins(self, pod: PodShape, profile: Profile, tables: Tables) -> bool:
@@ -200,28 +215,33 @@ class _Kept:
             self._length = length
             self._filter_versions = [-1] * len(self._filters)
             self._score_versions = [-1] * len(self._scores)
-        every: Rows = slice(0, length)
+        every = slice(0, length)
         changed: Rows = every
+        of_objects: Rows = every
         if self._version >= 0:
-            few = nodes.changed_since(self._version)
-            changed = few if len(few) * _FEW <= length else every
-        nothing = not isinstance(changed, slice) and len(changed) == 0
-        any_mask = not nothing
+            changed = _few(nodes.changed_since(self._version), every)
+            of_objects = _few(nodes.objects_changed_since(self._version), every)
+        any_mask = _some(changed)
         for number, plugin in enumerate(self._filters):
             version = plugin.cluster_version(self._pod, self._tables)
-            if version != self._filter_versions[number] or isinstance(changed, slice):
+            rows = of_objects if isinstance(plugin, OfNodeAlone) else changed
+            if version != self._filter_versions[number] or isinstance(rows, slice):
                 self._masks[number] = plugin.filter(self._pod, self._tables, every)
                 self._filter_versions[number] = version
                 any_mask = True
-            elif not nothing:
-                self._masks[number][changed] = plugin.filter(self._pod, self._tables, changed)
+            elif len(rows):
+                self._masks[number][rows] = plugin.filter(self._pod, self._tables, rows)
+        sums = changed
         for number, (score, _) in enumerate(self._scores):
             version = score.cluster_version(self._pod, self._tables)
-            if version != self._score_versions[number] or isinstance(changed, slice):
+            rows = of_objects if isinstance(score, OfNodeAlone) else changed
+            if version != self._score_versions[number] or isinstance(rows, slice):
                 self._raw[number] = score.score(self._pod, self._tables, every)
                 self._score_versions[number] = version
-            elif not nothing:
-                self._raw[number][changed] = score.score(self._pod, self._tables, changed)
+                sums = every
+            elif len(rows):
+                self._raw[number][rows] = score.score(self._pod, self._tables, rows)
+        self._add_up(sums, length)
         if any_mask or len(self._passes) != length:
             passes = nodes.alive[:length].copy()
             for mask in self._masks:
@@ -235,17 +255,45 @@ class _Kept:
     def masks(self) -> tuple[tuple[Filter, Mask], ...]:
         return tuple(zip(self._filters, self._masks, strict=True))
 
-    def weighted(self, feasible: NDArray[np.intp]) -> tuple[tuple[str, Scores], ...]:
-        """Return what each plugin adds to the totals of the feasible rows."""
-        parts = [
-            (score.name, weight * score.normalize(raw[feasible]))
-            for (score, weight), raw in zip(self._scores, self._raw, strict=True)
-        ]
-        parts += [
-            (score.name, weight * score.score_set(self._pod, self._tables, feasible))
-            for score, weight in self._set_scores
-        ]
-        return tuple(parts)
+    def totals(self, feasible: NDArray[np.intp]) -> tuple[Scores, tuple[Part, ...]]:
+        """Return the totals of the feasible rows, and what they consist of."""
+        totals = self._sum[feasible]
+        parts: list[Part] = []
+        for (score, weight), raw in zip(self._scores, self._raw, strict=True):
+            if isinstance(score, ScoredAsIs):
+                parts.append(Part(score.name, weight, raw))
+            else:
+                scores = score.normalize(raw[feasible])
+                totals += weight * scores
+                parts.append(Part(score.name, weight, self._by_row(feasible, scores)))
+        for set_score, weight in self._set_scores:
+            scores = set_score.score_set(self._pod, self._tables, feasible)
+            totals += weight * scores
+            parts.append(Part(set_score.name, weight, self._by_row(feasible, scores)))
+        return totals, tuple(parts)
+
+    def _add_up(self, rows: Rows, length: int) -> None:
+        """Work out the sum of the scores that need no normalising, for rows or for all."""
+        if isinstance(rows, slice):
+            self._sum = np.zeros(length, dtype=np.int64)
+        else:
+            self._sum[rows] = 0
+        for number, weight in self._as_is:
+            self._sum[rows] += weight * self._raw[number][rows]
+
+    def _by_row(self, feasible: NDArray[np.intp], scores: Scores) -> Scores:
+        result = np.zeros(self._length, dtype=np.int64)
+        result[feasible] = scores
+        return result
+
+
+def _few(rows: NDArray[np.intp], every: slice) -> Rows:
+    """Return `rows`, or `every` row where these are many."""
+    return rows if len(rows) * _FEW <= every.stop else every
+
+
+def _some(rows: Rows) -> bool:
+    return isinstance(rows, slice) or len(rows) > 0
 
 
 def _applied(pod: PodShape, profile: Profile, tables: Tables) -> tuple[bool, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.cycle.evaluation import Evaluation
+from cluster.scheduler.cycle.evaluation import Evaluation, Part
 from cluster.scheduler.plugins.contract import Reason
 
 EXTENDER: Final = "Extender"
@@ -47,9 +47,11 @@ def with_opinion(
             keep[position] = False
         else:
             added[position] = opinion.scores.get(name, 0)
-    parts = tuple((plugin, scores[keep]) for plugin, scores in evaluation.parts)
+    parts = evaluation.parts
     if opinion.scores:
-        parts += ((EXTENDER, added[keep]),)
+        by_row = np.zeros(len(evaluation.tables.nodes), dtype=np.int64)
+        by_row[evaluation.feasible] = added
+        parts += (Part(EXTENDER, 1, by_row),)
     kept = replace(
         evaluation,
         feasible=evaluation.feasible[keep],

@@ -113,6 +113,24 @@ class Score(Protocol):
         ...
 
 
+class OfNodeAlone:
+    """A filter or score whose result for a row follows from the Node object alone.
+
+    It is not asked again when pods are placed on the node or removed from it.
+    """
+
+    __slots__ = ()
+
+
+class ScoredAsIs:
+    """A score whose raw numbers are 0..100 already."""
+
+    __slots__ = ()
+
+    def normalize(self, raw: Scores) -> Scores:
+        return raw
+
+
 class SetScore(Protocol):
     """Ranks nodes by the whole set of feasible nodes; evaluated in each cycle."""
 
@@ -222,11 +240,6 @@ class Explainer(Protocol):
     def explain(self, pod: PodShape, tables: Tables, masks: Sequence[tuple[Filter, Mask]]) -> str:
         """Return the sentence, "" for none. masks: of every filter, by row."""
         ...
-
-
-def as_is(raw: Scores) -> Scores:
-    """Normalise scores that are 0..100 already."""
-    return raw
 
 
 def to_largest(raw: Scores) -> Scores:

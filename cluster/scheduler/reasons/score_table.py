@@ -60,15 +60,15 @@ def score_table(
     tables: Tables,
     feasible: NDArray[np.intp],
     totals: Scores,
-    parts: Sequence[tuple[str, Scores]],
+    parts: Sequence[tuple[str, int, Scores]],
     chosen: int,
     *,
     most: int = BEST,
 ) -> ScoreTable | None:
     """Return the table of the best feasible rows, and of the chosen one.
 
-    totals, parts: by position in `feasible`. None if the chosen row is not among these: it was not
-    chosen by its score.
+    totals: by position in `feasible`. parts: plugin, weight, scores by row. None if the chosen row
+    is not among these: it was not chosen by its score.
     """
     if len(feasible) > most:
         best = np.argpartition(totals, len(totals) - most)[-most:]
@@ -85,7 +85,7 @@ def score_table(
         (place, *others.tolist()),
         key=lambda position: (-int(totals[position]), position != place, int(feasible[position])),
     )
-    columns = [part[positions] for _, part in parts]
+    columns = [weight * scores[feasible[positions]] for _, weight, scores in parts]
     rows = tuple(
         NodeScore(
             tables.nodes.name(int(feasible[position])),
@@ -98,6 +98,6 @@ def score_table(
         nodes=tables.nodes.count,
         feasible=len(feasible),
         chosen=tables.nodes.name(chosen),
-        plugins=tuple(name for name, _ in parts),
+        plugins=tuple(name for name, _, _ in parts),
         rows=rows,
     )

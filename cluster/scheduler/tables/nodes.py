@@ -27,6 +27,7 @@ Rows = slice | NDArray[np.intp]
 
 _FIRST_CAPACITY: Final = 64
 
+_NO_ROWS: Final[NDArray[np.intp]] = np.zeros(0, dtype=np.intp)
 _NO_TAINTS: Final[tuple[Taint, ...]] = ()
 
 
@@ -41,9 +42,12 @@ class NodeTable:
         self.resources = resources
         self.version = 0
         """Grows with every change of a row."""
+        self.object_version = 0
+        """The `version` of the last change of a Node object."""
         self.membership = 0
         """Grows when a node appears or goes, or its labels or taints change."""
         self.row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self.object_row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self.alive = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.unschedulable = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.allocatable = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
@@ -90,12 +94,24 @@ class NodeTable:
         """Return the rows that changed after `version`."""
         return np.flatnonzero(self.row_version[: len(self)] > version)
 
+    def objects_changed_since(self, version: int) -> NDArray[np.intp]:
+        """Return the rows whose Node objects changed after `version`; placements do not count."""
+        if self.object_version <= version:
+            return _NO_ROWS
+        return np.flatnonzero(self.object_row_version[: len(self)] > version)
+
     # --- changing ------------------------------------------------------------------------------
 
     def touch(self, row: int) -> None:
         """Mark a row as changed: masks and scores of this row are worked out again."""
         self.version += 1
         self.row_version[row] = self.version
+
+    def _touch_object(self, row: int) -> None:
+        """As `touch`, where the Node object itself is new."""
+        self.touch(row)
+        self.object_version = self.version
+        self.object_row_version[row] = self.version
 
     def upsert(self, node: SchedulingNode) -> int:
         """Add a node or take its new state; return its row. Requests of pods stay."""
@@ -117,7 +133,7 @@ class NodeTable:
             self.membership += 1
         if self.labels.set(row, node.metadata.labels):
             self.membership += 1
-        self.touch(row)
+        self._touch_object(row)
         return row
 
     def delete(self, name: str) -> int | None:
@@ -132,7 +148,7 @@ class NodeTable:
         self.taint_set[row] = 0
         self._free.append(row)
         self.membership += 1
-        self.touch(row)
+        self._touch_object(row)
         return row
 
     def place(self, row: int, shape: PodShape) -> None:
@@ -200,6 +216,7 @@ class NodeTable:
     def _grow(self, capacity: int) -> None:
         for column in (
             "row_version",
+            "object_row_version",
             "alive",
             "unschedulable",
             "allocatable",

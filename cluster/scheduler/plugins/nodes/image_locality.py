@@ -12,7 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, Scores, as_is
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    OfNodeAlone,
+    ScoredAsIs,
+    Scores,
+)
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -29,7 +34,7 @@ def _full_names(pod: PodShape) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLocality:
+class ImageLocality(OfNodeAlone, ScoredAsIs):
     name: str = "ImageLocality"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -49,6 +54,3 @@ class ImageLocality:
         largest = _LARGEST * max(len(pod.images), 1)
         within = np.clip(total[rows], _SMALLEST, largest)
         return MAX_SCORE * (within - _SMALLEST) // (largest - _SMALLEST)
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)

@@ -16,7 +16,13 @@ import numpy as np
 
 from apis.scheduling_pod import NodeAffinity as Terms
 from apis.scheduling_pod import NodeSelectorTerm
-from cluster.scheduler.plugins.contract import Mask, Reason, Scores, to_largest
+from cluster.scheduler.plugins.contract import (
+    Mask,
+    OfNodeAlone,
+    Reason,
+    Scores,
+    to_largest,
+)
 from cluster.scheduler.tables.node_terms import Truth, node_term_holds
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -29,7 +35,7 @@ _NO_MATCH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAffinity:
+class NodeAffinity(OfNodeAlone):
     """added: terms of the profile that apply to all of its pods in addition to their own."""
 
     added: Terms | None = None

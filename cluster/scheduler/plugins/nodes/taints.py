@@ -16,7 +16,13 @@ import numpy as np
 
 from apis.core import Taint
 from apis.taints import tolerated
-from cluster.scheduler.plugins.contract import Mask, Reason, Scores, to_largest_reversed
+from cluster.scheduler.plugins.contract import (
+    Mask,
+    OfNodeAlone,
+    Reason,
+    Scores,
+    to_largest_reversed,
+)
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -27,7 +33,7 @@ _UNSCHEDULABLE_TAINT: Final = Taint(key="node.kubernetes.io/unschedulable", effe
 
 
 @dataclass(frozen=True, slots=True)
-class TaintToleration:
+class TaintToleration(OfNodeAlone):
     name: str = "TaintToleration"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -67,7 +73,7 @@ class TaintToleration:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUnschedulable:
+class NodeUnschedulable(OfNodeAlone):
     name: str = "NodeUnschedulable"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:

@@ -28,8 +28,8 @@ from cluster.scheduler.plugins.contract import (
     Recorded,
     Refusal,
     Restored,
+    ScoredAsIs,
     Scores,
-    as_is,
 )
 from cluster.scheduler.plugins.numa.asked import (
     DEFAULT_SETTINGS,
@@ -97,7 +97,7 @@ class HintProvider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeNUMAResource:
+class NodeNUMAResource(ScoredAsIs):
     """Admission, Filter, Score and Allocator.
 
     others: aligned together with CPUs and memory. restored: reserved room counts for a pod that may
@@ -249,9 +249,6 @@ class NodeNUMAResource:
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         return node_scores(self.table, self.settings, pod, tables, rows)
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
 
     # --- allocation ------------------------------------------------------------------------------
 

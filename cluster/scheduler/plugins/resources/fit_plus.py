@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, Scores, as_is
+from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores
 from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -31,7 +31,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFitPlus:
+class NodeResourcesFitPlus(ScoredAsIs):
     resources: tuple[tuple[str, Strategy], ...] = ()
     name: str = "NodeResourcesFitPlus"
 
@@ -57,12 +57,9 @@ class NodeResourcesFitPlus:
             weights += strategy.weight
         return total // max(weights, 1)
 
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
-
 
 @dataclass(frozen=True, slots=True)
-class ScarceResourceAvoidance:
+class ScarceResourceAvoidance(ScoredAsIs):
     scarce: frozenset[str] = frozenset()
     name: str = "ScarceResourceAvoidance"
 
@@ -82,6 +79,3 @@ class ScarceResourceAvoidance:
         avoided = np.count_nonzero(has & unasked & scarce, axis=1)
         some = np.maximum(all_of_it, 1)
         return np.where(avoided > 0, (all_of_it - avoided) * MAX_SCORE // some, MAX_SCORE)
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)

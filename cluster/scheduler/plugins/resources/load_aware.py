@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apis.qos import PriorityClass
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores, as_is
+from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, ScoredAsIs, Scores
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
@@ -26,7 +26,7 @@ from cluster.scheduler.tables.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAwareScheduling:
+class LoadAwareScheduling(ScoredAsIs):
     """hold_back_expired: whether a node whose report is too old is held back at all.
     pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
     the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
@@ -116,9 +116,6 @@ class LoadAwareScheduling:
             total += self.dominant_weight * lowest
             weights += self.dominant_weight
         return total // np.maximum(weights, 1)
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import CPU, MEMORY
-from cluster.scheduler.plugins.contract import MAX_SCORE, Scores, as_is
+from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -53,7 +53,7 @@ def capacity_and_use(
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighted:
+class _Weighted(ScoredAsIs):
     weights: Weights = _DEFAULT_WEIGHTS
     name: str = "NodeResourcesFit"
 
@@ -62,9 +62,6 @@ class _Weighted:
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         return 0
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         total = np.zeros_like(tables.nodes.pods[rows])
@@ -103,7 +100,7 @@ class MostAllocated(_Weighted):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedToCapacityRatio:
+class RequestedToCapacityRatio(ScoredAsIs):
     """Prefers nodes by a function of how full they would be. points: (utilization, score 0..10) by
     ascending utilization."""
 
@@ -116,9 +113,6 @@ class RequestedToCapacityRatio:
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         return 0
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         by_percent = np.array([self.at(percent) for percent in range(101)], dtype=np.int64)
@@ -152,7 +146,7 @@ class RequestedToCapacityRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class BalancedAllocation:
+class BalancedAllocation(ScoredAsIs):
     """Prefers nodes whose resources would be used evenly. resources: at least one."""
 
     resources: tuple[str, ...] = (CPU, MEMORY)
@@ -163,9 +157,6 @@ class BalancedAllocation:
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         return 0
-
-    def normalize(self, raw: Scores) -> Scores:
-        return as_is(raw)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         before: list[NDArray[np.float64]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,8 @@ def test_what_is_kept_equals_what_is_worked_out_afresh(steps: list[tuple[str, in
             fresh = Evaluator(_PROFILE, tables).evaluate(shape)
             assert found.feasible.tolist() == fresh.feasible.tolist()
             assert found.totals.tolist() == fresh.totals.tolist()
+            added = sum(weight * scores[found.feasible] for _, weight, scores in found.parts)
+            assert found.totals.tolist() == np.broadcast_to(added, found.totals.shape).tolist()
             for (plugin, mask), (other, expected) in zip(found.masks, fresh.masks, strict=True):
                 assert plugin == other
                 assert mask.tolist() == expected.tolist()

@@ -130,10 +130,12 @@ def test_the_table_has_the_highest_totals_and_the_chosen_node(count: int) -> Non
     for number in range(count + 3):
         tables.upsert_node(make_node(f"n{number}"))
     feasible = np.sort(np.array(random.sample(range(count + 3), count), dtype=np.intp))
-    totals = np.array([random.randrange(4) for _ in feasible], dtype=np.int64)
+    scores = np.array([random.randrange(4) for _ in range(count + 3)], dtype=np.int64)
+    totals = 2 * scores[feasible]
     for chosen in feasible.tolist():
-        table = score_table(tables, feasible, totals, (("P", totals),), chosen)
+        table = score_table(tables, feasible, totals, (("P", 2, scores),), chosen)
         assert table is not None
+        assert [row.parts for row in table.rows] == [(row.total,) for row in table.rows]
         shown = [row.total for row in table.rows]
         assert len(shown) == min(count, 5)
         assert table.chosen in {row.node for row in table.rows}
