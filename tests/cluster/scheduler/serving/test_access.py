@@ -41,7 +41,12 @@ class _Server:
         return json.dumps({"status": {"allowed": (spec["user"], path) in _RIGHTS}}).encode()
 
 
-_RIGHTS = {("prometheus", "/metrics"), ("operator", "/configz")}
+_RIGHTS = {
+    ("prometheus", "/metrics"),
+    ("prometheus", "/apis/v1/nodes/n"),
+    ("operator", "/configz"),
+    ("operator", "/debug/apis/v1/nodes/n"),
+}
 
 
 class _Time:
@@ -90,6 +95,8 @@ _OPERATOR = {"subject": ((("organizationName", "ops"),), (("commonName", "operat
         (_request("/configz", certificate=_OPERATOR), 200),
         (_request("/metrics", "good", certificate=_OPERATOR), 403),
         (_request("/healthz/../metrics"), 403),
+        (_request("/apis/v1/nodes/n", "good"), 403),
+        (_request("/apis/v1/nodes/n", certificate=_OPERATOR), 200),
     ],
 )
 def test_the_api_server_decides_who_reads_a_page(request_: Request, status: int) -> None:
