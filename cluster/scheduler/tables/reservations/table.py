@@ -63,6 +63,9 @@ def _group_of(booking: Booking) -> str:
     return booking.allocation.reservation or booking.uid
 
 
+_NO_MATCHES: Final = _Matches(0, 0, set(), _NO_SLOTS)
+
+
 class ReservationTable:
     """Columns by slot; `own`, `used` and the three masks have one more axis: the resource's column.
 
@@ -177,11 +180,14 @@ class ReservationTable:
 
     def matched(self, pod: PodShape) -> Slots:
         """Return the slots that a pod may use by what it is, in whatever state these are."""
+        return self._matches_of(pod).slots
+
+    def _matches_of(self, pod: PodShape) -> _Matches:
         if not self._slot_of:
-            return _NO_SLOTS
+            return _NO_MATCHES
         asked = pod.derived(asked_of)
         if asked.ignores or asked.reserves or asked.error is not None:
-            return _NO_SLOTS
+            return _NO_MATCHES
         known = self._matches.get(pod)
         if known is None:
             return self._first_matches(pod)
@@ -189,16 +195,20 @@ class ReservationTable:
         if known.version != self._match_version or by_labels:
             since = -1 if by_labels else known.version
             self._follow(pod, known, np.flatnonzero(self._changed[: len(self._facts)] > since))
-        return known.slots
+        return known
 
     def usable(self, pod: PodShape, rows: Rows) -> Slots:
         """Return the slots on these rows that a pod may use now: available, and not used up."""
-        slots = self.matched(pod)
+        matches = self._matches_of(pod)
+        slots = matches.slots
         if not len(slots):
             return slots
         if not isinstance(rows, slice):
-            here = [slot for row in rows.tolist() for slot in self._on_row.get(row, ())]
-            slots = slots[np.isin(slots, here)] if here else _NO_SLOTS
+            of_row, matched = self._on_row.get, matches.matched
+            here = [slot for row in rows.tolist() for slot in of_row(row, ()) if slot in matched]
+            if not here:
+                return _NO_SLOTS
+            slots = np.array(sorted(here), dtype=np.intp)
         open_: NDArray[np.bool_] = (
             self.available[slots]
             & (self.row[slots] != NO_ROW)
@@ -429,11 +439,12 @@ class ReservationTable:
             candidates |= self._index.get(key, set())
         return candidates
 
-    def _first_matches(self, pod: PodShape) -> Slots:
+    def _first_matches(self, pod: PodShape) -> _Matches:
         matched = {slot for slot in self._candidates(pod) if self._match(pod, slot) is Match.YES}
         slots = np.array(sorted(matched), dtype=np.intp)
-        self._matches[pod] = _Matches(self._match_version, self._nodes.membership, matched, slots)
-        return slots
+        known = _Matches(self._match_version, self._nodes.membership, matched, slots)
+        self._matches[pod] = known
+        return known
 
     def _follow(self, pod: PodShape, known: _Matches, changed: Slots) -> None:
         """Bring the matches of a shape in line with slots that changed."""
