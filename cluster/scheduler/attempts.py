@@ -40,12 +40,14 @@ from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
+from cluster.scheduler.cycle.preemption import NotFound
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.sources.reserve_pods import ReservePod
 from cluster.scheduler.tables.network_topology import NetworkTopology
@@ -57,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _NO_NODES: Final = frozenset({"NoNodes"})
 """Stands for a plugin where there is no node that one could hold back."""
+_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
 
@@ -259,6 +262,9 @@ class Attempts:
 
     def _unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
         """Take back a pod that no node takes, and make room for it where that helps."""
+        if self._scheduling.preempts_for_gangs(pod) and ELASTIC_QUOTA not in diagnosis.plugins:
+            self._unplaced_member(pod, diagnosis, now)
+            return
         plugins = diagnosis.plugins or _NO_NODES
         found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
         nominated: str | None = None
@@ -281,6 +287,32 @@ class Attempts:
         self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated)
         self.follow(decisions)
 
+    def _unplaced_member(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
+        """Take back the gang of a pod that no node takes, and make room for all of it at once.
+
+        All members give back what they have, and wait until their victims are gone.
+        """
+        gangs = self._permit.unbound(pod.uid)
+        found = self._scheduling.seats(pod, gangs, self.evictions.being_evicted)
+        nominated: dict[str, str] = {}
+        if isinstance(found, NotFound):
+            diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
+            if not found.waits:
+                uids = [member.uid for each in gangs for member in each.pods]
+                nominated = {uid: "" for uid in uids if self.evictions.end_nomination(uid)}
+        else:
+            self._metrics.preempts(sum(len(seat.candidate.victims) for seat in found))
+            for seat in found:
+                nominated[seat.pod.uid] = self._tables.nodes.name(seat.candidate.row)
+                for other in self.evictions.carry_out(seat.pod, seat.candidate):
+                    self._unnominated(other)
+        message = diagnosis.text
+        self.explanations.refused(pod.key, pod.uid, diagnosis, at=now)
+        plugins = diagnosis.plugins or _NO_NODES
+        decisions = self._permit.refused(pod.uid, plugins, message, now)
+        self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated.pop(pod.uid, None))
+        self.follow(decisions, nominated)
+
     def _preempt_waiting(self, uid: str, why: str) -> bool:
         """Have a victim give the node back on which it waits. Returns whether it waited."""
         held = self._held.get(uid)
@@ -295,8 +327,8 @@ class Attempts:
 
     # --- what follows --------------------------------------------------------------------------
 
-    def follow(self, decisions: Decisions) -> None:
-        """Carry out what an input means for gangs."""
+    def follow(self, decisions: Decisions, nominated: Mapping[str, str] = _NOBODY) -> None:
+        """Carry out what an input means for gangs. nominated: UID -> node, where that changed."""
         for decision in decisions:
             for uid in decision.allow:
                 held = self._held.get(uid)
@@ -306,7 +338,8 @@ class Attempts:
                 held = self._held.pop(uid, None)
                 if held is not None:
                     self._free(held.pod, undoes=decision.undoes, gangs=decision.gangs)
-            self._report_all((*decision.give_back, *decision.held_up), decision.message)
+            uids = (*decision.give_back, *decision.held_up)
+            self._report_all(uids, decision.message, nominated)
 
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone or being deleted, and free the node that it waits on.
@@ -401,12 +434,12 @@ class Attempts:
 
     # --- what users see ------------------------------------------------------------------------
 
-    def _report_all(self, uids: Iterable[str], message: str) -> None:
+    def _report_all(self, uids: Iterable[str], message: str, nominated: Mapping[str, str]) -> None:
         for uid in uids:
             key = self._queue.key(uid)
             if key is not None:
                 self.explanations.held_up(key, uid, message, at=self._clock())
-                self._report(key, uid, UNSCHEDULABLE, message)
+                self._report(key, uid, UNSCHEDULABLE, message, nominated.get(uid))
 
     def refuse_reservation(self, reserve_pod: ReservePod, message: str) -> None:
         """Say why a Reservation is not scheduled at all."""

@@ -103,6 +103,7 @@ class SchedulerCore:
             seed=uuid.uuid4().int if seed is None else seed,
             preemption=self.plugins.preemption,
             quota_preemption=self.plugins.quota_preemption,
+            gang_preemption=self.plugins.gang_preemption,
         )
         self.metrics = SchedulerMetrics(self.queue)
         if self.plugins.quotas is not None:

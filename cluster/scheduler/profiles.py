@@ -129,7 +129,9 @@ class Plugins:
     reservations: Mapping[str, ReservationArgs]
     """Of the profiles that schedule reservations, by scheduler name."""
     preemption: Mapping[str, PreemptionArguments]
-    """Of the profiles with DefaultPreemption, by scheduler name."""
+    """Of the profiles that preempt, by scheduler name."""
+    gang_preemption: frozenset[str]
+    """Scheduler names of the profiles in which a gang makes room for all of its pods at once."""
     not_decided: tuple[str, ...]
     """Names of enabled plugins that decide nothing."""
 
@@ -201,6 +203,9 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             for each in configuration.profiles
             if (arguments := _preemption_of(each)) is not None
         },
+        gang_preemption=frozenset(
+            each.scheduler_name for each in configuration.profiles if _preempts_for_gangs(each)
+        ),
         not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )
 
@@ -232,16 +237,22 @@ class _QuotaNodes:
         """Do nothing: the table follows all bookings."""
 
 
+def _preempts_for_gangs(profile: ProfileConfiguration) -> bool:
+    points = profile.plugins.get(Point.POST_FILTER, ())
+    return COSCHEDULING in points and profile.arguments.coscheduling.enable_preemption
+
+
 def _preemption_of(profile: ProfileConfiguration) -> PreemptionArguments | None:
     """Return the arguments of a profile's preemption; None without any.
 
-    Reservation with `enablePreemption` preempts too, for pods and for Reservations. Where both do,
-    the arguments of DefaultPreemption say how many nodes are tried.
+    Reservation with `enablePreemption` preempts too, for pods and for Reservations, and so does
+    Coscheduling with `enablePreemption`, for pods without a gang. Where DefaultPreemption is
+    enabled, its arguments say how many nodes are tried.
     """
     points = profile.plugins.get(Point.POST_FILTER, ())
     default, reservation = profile.arguments.default_preemption, profile.arguments.reservation
     by_reservation = _RESERVATION in points and reservation.enable_preemption
-    if Preemption.name not in points and not by_reservation:
+    if Preemption.name not in points and not by_reservation and not _preempts_for_gangs(profile):
         return None
     of = default if Preemption.name in points else reservation
     return PreemptionArguments(

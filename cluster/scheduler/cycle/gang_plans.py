@@ -119,7 +119,7 @@ class GangPlans:
         tree = self._network.tree()
         if tree is None:
             return self._refuse(NO_TOPOLOGY, room, COSCHEDULING)
-        pods = sorted((pod for each in wanted for pod in each.pods), key=_place_in_gang)
+        pods = sorted((pod for each in wanted for pod in each.pods), key=place_in_gang)
         try:
             plan = self._gathered(tree, gather, pods, evaluations, room)
         except NotGathered as error:
@@ -233,7 +233,7 @@ class GangPlans:
         return Booking(pod.key, pod.uid, pod.shape, node, allocation)
 
 
-def _place_in_gang(pod: PendingPod[PodShape]) -> tuple[int, list[tuple[int, int, str]], str]:
+def place_in_gang(pod: PendingPod[PodShape]) -> tuple[int, list[tuple[int, int, str]], str]:
     """Return what sorts the pods of a gang: index, then name, with numbers by their value."""
     parts = [
         (0, int(part), "") if part.isdigit() else (1, 0, part)

@@ -218,11 +218,24 @@ class Permit(Generic[S]):
             return ()
         return tuple(self._wanted(other) for other in peers if other.definition is not None)
 
-    def _wanted(self, gang: Gang) -> Wanted[S]:
-        uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING)
+    def unbound(self, uid: str) -> tuple[Wanted[S], ...]:
+        """Return what the group of a member needs room for, as if none of its members waited."""
+        gang = self._gangs.of(uid)
+        if gang is None:
+            return ()
+        return tuple(
+            self._wanted(other, Step.WAITING)
+            for other in self._gangs.peers(gang)
+            if other.definition is not None
+        )
+
+    def _wanted(self, gang: Gang, *steps: Step) -> Wanted[S]:
+        """Return what a gang needs room for. steps: of members that count beside the untried."""
+        uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING, *steps)
+        least = self._gangs.missing(gang) + (gang.count(*steps) if steps else 0)
         pods = tuple(pod for uid in uids if (pod := self._queue.pod(uid)) is not None)
         gather = None if gang.definition is None else gang.definition.gather
-        return Wanted(gang.id, self._gangs.missing(gang), pods, gather)
+        return Wanted(gang.id, least, pods, gather)
 
     def placed(self, uid: str, now: float) -> Decisions:
         """Decide about a pod that has a node: it is allowed, waits, or gives the node back.

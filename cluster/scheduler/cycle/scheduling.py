@@ -6,15 +6,17 @@ writes it to the API server, and removes it again if that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
+from cluster.scheduler.cycle.gang_preemption import GangPreemption, Seat
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
+from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
 from cluster.scheduler.cycle.trial import RowChecks
@@ -72,11 +74,13 @@ class Scheduling:
         seed: int,
         preemption: Mapping[str, Arguments] = MappingProxyType({}),
         quota_preemption: Mapping[str, bool] = MappingProxyType({}),
+        gang_preemption: Container[str] = (),
     ) -> None:
         """profiles: by scheduler name. seed: with the same seed and inputs, the same placements.
         preemption: the arguments of the profiles with DefaultPreemption, by scheduler name.
         quota_preemption: by scheduler name of the profiles where pods of a quota preempt each
         other, whether those of the default quota do so too.
+        gang_preemption: names of those in which a gang makes room for all of its pods at once.
         """
         self.tables = tables
         self.nominator: Nominator[PodShape] = Nominator()
@@ -108,6 +112,14 @@ class Scheduling:
                     default_quota=default_quota,
                 )
             )
+        self._gang_preemption = gang_preemption
+        self._gangs = GangPreemption(
+            tables,
+            self._checks.__getitem__,
+            self.evaluate,
+            self.budgets,
+            self.nominator.node_of,
+        )
         self._advisor = Advisor()
         self._salt = seed % 2**64
 
@@ -206,11 +218,30 @@ class Scheduling:
     def may_preempt(self, pod: PendingPod[PodShape]) -> bool:
         """Return whether pods are placed that a pod could make room for itself by evicting."""
         shape = pod.shape
+        if self.preempts_for_gangs(pod):
+            # The gang makes room for all of its pods when it is refused.
+            return False
         return (
             bool(self.post_filters.get(shape.scheduler_name))
             and shape.preemption_policy != "Never"
             and any(other.priority < pod.priority for other in self.tables.matches.shapes())
         )
+
+    def preempts_for_gangs(self, pod: PendingPod[PodShape]) -> bool:
+        """Return whether room is made for the gang of a pod as a whole."""
+        return bool(pod.gang) and pod.shape.scheduler_name in self._gang_preemption
+
+    def seats(
+        self,
+        pod: PendingPod[PodShape],
+        gangs: Sequence[Wanted[PodShape]],
+        being_evicted: Callable[[Booking], bool],
+    ) -> tuple[Seat, ...] | NotFound:
+        """Return where the members of a group get room by evictions, or why they do not.
+
+        See GangPreemption.find.
+        """
+        return self._gangs.find(pod, gangs, being_evicted=being_evicted, salt=self._salt)
 
     def examine(self, shape: PodShape, profile: str) -> Evaluation | None:
         """Return every node's verdict now, or None if a plugin refuses the pod by itself.

@@ -6,7 +6,8 @@ room. Evictions of its own count against a budget until the budget's status is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -93,6 +94,15 @@ class DisruptionBudgets:
         for budget in self.of(booking.shape):
             if _name(booking) not in budget.disrupted:
                 self._spent[budget.key] = self._spent.get(budget.key, 0) + 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Take back at the end of the block what is spent in it."""
+        spent = dict(self._spent)
+        try:
+            yield
+        finally:
+            self._spent = spent
 
     def violating(self, bookings: Iterable[Booking]) -> frozenset[str]:
         """Return the UIDs of the pods whose eviction goes beyond a budget.

@@ -29,7 +29,8 @@ profiles:
 class Bed:
     """The pods are those of the API server; the scheduler sees a change when it is `put`."""
 
-    def __init__(self) -> None:
+    def __init__(self, configuration: str = CONFIGURATION) -> None:
+        self._configuration = configuration
         self.now = 1_800_000_000.0
         self.placements: list[Placement] = []
         self.victims: list[Victim] = []
@@ -44,7 +45,7 @@ class Bed:
         """Begin with a scheduler that has seen nothing."""
         self.core = SchedulerCore(
             cast(Client, None),
-            read_configuration(CONFIGURATION, obj="test"),
+            read_configuration(self._configuration, obj="test"),
             self,
             seed=1,
             clock=lambda: self.now,

@@ -1,0 +1,217 @@
+"""A gang makes room for all of its pods at once, or evicts nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.scheduler.binding.placement import Refused, Why
+from tests.cluster.scheduler.process.preemption_bed import Bed
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    postFilter: {enabled: [{name: Coscheduling}], disabled: [{name: "*"}]}
+    permit: {enabled: [{name: Coscheduling}]}
+  pluginConfig:
+  - name: Coscheduling
+    args: {enablePreemption: true}
+"""
+
+
+def _bed(*, nodes: int = 3, low: int = 1) -> Bed:
+    """Return nodes n0, n1, ... of 4 CPUs, each with pods of 2 CPUs and the priority `low`."""
+    bed = Bed(_CONFIGURATION)
+    for node in range(nodes):
+        bed.node(f"n{node}", 4)
+        for number in range(2):
+            bed.pod(f"low-{node}-{number}", 2, low, node=f"n{node}")
+    return bed
+
+
+def _gang(bed: Bed, count: int, cpu: int, *, priority: int = 10, least: int = 0) -> list[str]:
+    names = [f"g{number}" for number in range(count)]
+    for name in names:
+        bed.pod(name, cpu, priority, gang=least or count)
+    return names
+
+
+def test_victims_are_evicted_for_all_members_at_once_and_each_gets_its_node() -> None:
+    bed = _bed()
+    names = _gang(bed, 3, 3)
+    bed.run()
+    # Each member needs a node of its own, and both pods of that node.
+    assert len(bed.evicted()) == 6
+    assert sorted(bed.nominated[name] for name in names) == ["n0", "n1", "n2"]
+    assert not any(bed.node_of(name) for name in names)
+    # While victims end, nothing more is evicted, and no less important pod gets the room.
+    for victim in bed.evicted()[:3]:
+        bed.gone(victim)
+    bed.pod("small", 2, 1)
+    bed.run(30.0)
+    assert len(bed.victims) == 6
+    assert bed.node_of("small") == ""
+    assert "not eligible due to terminating pods on the nominated nodes" in bed.messages["g0"]
+    nominated = dict(bed.nominated)
+    for victim in bed.evicted()[3:]:
+        bed.gone(victim)
+    bed.run(30.0)
+    assert {name: bed.node_of(name) for name in names} == {name: nominated[name] for name in names}
+    assert len(bed.core.scheduling.nominator) == 0
+
+
+def test_a_gang_that_does_not_fit_even_then_evicts_nobody() -> None:
+    bed = _bed()
+    names = _gang(bed, 4, 3)
+    bed.run()
+    assert bed.victims == []
+    assert bed.nominated == {}
+    assert (
+        "preemption: gang default/g needs room for 4 pods, and without less important pods there"
+        " is room for 3." in bed.messages[names[0]]
+    )
+    assert len(bed.core.tables.bookings) == 6
+
+
+def test_members_use_free_room_first() -> None:
+    bed = _bed(nodes=2)
+    bed.node("free", 4)
+    names = _gang(bed, 2, 4)
+    bed.run()
+    assert len(bed.victims) == 2
+    assert "free" in {bed.nominated[name] for name in names}
+    # The member that waits for the free node is promised it.
+    bed.pod("small", 1, 1)
+    bed.run(1.0)
+    assert bed.node_of("small") == ""
+
+
+def test_members_that_seats_suffice_for_are_counted_against_the_minimum() -> None:
+    bed = _bed(nodes=2)
+    names = _gang(bed, 3, 4, least=2)
+    bed.run()
+    assert len(bed.evicted()) == 4
+    assert sorted(bed.nominated[name] for name in names if name in bed.nominated) == ["n0", "n1"]
+
+
+def test_members_on_one_node_do_not_count_its_room_twice() -> None:
+    bed = _bed(nodes=1)
+    _gang(bed, 2, 3)
+    bed.run()
+    # One member would fit without the two pods; the second would not.
+    assert bed.victims == []
+
+
+def test_budgets_are_used_up_by_the_members_before() -> None:
+    bed = _bed(nodes=3)
+    for node in range(3):
+        for number in range(2):
+            name = f"low-{node}-{number}"
+            bed.pods[name]["metadata"]["labels"] = {"app": f"app{min(node, 1)}"}
+            bed.change(name)
+    bed.budget("app0", "app0", 0)
+    bed.budget("app1", "app1", 4)
+    _gang(bed, 2, 4)
+    bed.run()
+    assert bed.evicted() == ["low-1-0", "low-1-1", "low-2-0", "low-2-1"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "remark"),
+    [
+        ({"preemptionPolicy": "Never"}, "preemption: not eligible due to preemptionPolicy=Never."),
+        ({}, "without less important pods there is room for 0."),
+    ],
+)
+def test_a_gang_that_may_not_preempt_says_so(spec: dict[str, str], remark: str) -> None:
+    bed = _bed(low=10 if not spec else 1)
+    for name in ("g0", "g1"):
+        bed.pod(name, 3, 10, gang=2, **spec)
+    bed.run()
+    assert bed.victims == []
+    assert remark in bed.messages["g0"]
+
+
+def test_a_refused_eviction_ends_the_nomination_and_the_gang_is_tried_again() -> None:
+    bed = _bed(nodes=2)
+    _gang(bed, 2, 3)
+    bed.run()
+    for victim in tuple(bed.victims):
+        bed.core.attempts.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
+    assert len(bed.core.scheduling.nominator) == 0
+    bed.run(30.0)
+    assert len(bed.victims) == 8
+
+
+def test_a_pod_without_a_gang_preempts_by_itself() -> None:
+    bed = _bed(nodes=1)
+    bed.pod("new", 2, 10)
+    bed.run()
+    assert len(bed.victims) == 1
+    assert bed.nominated == {"new": "n0"}
+
+
+def test_a_member_that_is_deleted_gives_up_its_nomination() -> None:
+    bed = _bed(nodes=2)
+    _gang(bed, 3, 4, least=2)
+    bed.run()
+    nominated = [name for name, node in bed.nominated.items() if node]
+    bed.gone(nominated[0])
+    assert len(bed.core.scheduling.nominator) == len(nominated) - 1
+    for victim in bed.evicted():
+        bed.gone(victim)
+    bed.run(30.0)
+    bed.run(30.0)
+    assert sorted(bed.node_of(name) for name in bed.pods) == ["n0", "n1"]
+
+
+_NODES = st.lists(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=3), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=_NODES,
+    members=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    priority=st.integers(0, 4),
+)
+def test_once_the_victims_are_gone_the_whole_gang_is_bound(
+    nodes: list[list[tuple[int, int]]], members: list[int], priority: int
+) -> None:
+    bed = Bed(_CONFIGURATION)
+    for number, pods in enumerate(nodes):
+        bed.node(f"n{number}", 6)
+        left = 6
+        for index, (cpu, low) in enumerate(pods):
+            if cpu <= left:
+                left -= cpu
+                bed.pod(f"low-{number}-{index}", cpu, low, node=f"n{number}")
+    names = [f"g{number}" for number in range(len(members))]
+    for name, cpu in zip(names, members, strict=True):
+        bed.pod(name, cpu, priority, gang=len(members))
+    before = dict.fromkeys(bed.pods)
+    bed.run()
+    victims = bed.evicted()
+    assert all(bed.pods[name]["spec"]["priority"] < priority for name in victims)
+    if not victims:
+        assert len({bool(bed.node_of(name)) for name in names}) == 1
+        return
+    assert not any(bed.node_of(name) for name in names)
+    for name in victims:
+        bed.gone(name)
+    bed.run(30.0)
+    assert all(bed.node_of(name) for name in names)
+    assert set(bed.pods) == set(before) - set(victims)
+    used = Counter[str]()
+    for pod in bed.pods.values():
+        cpu = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+        used[pod["spec"]["nodeName"]] += int(cpu)
+    assert all(amount <= 6 for amount in used.values())
