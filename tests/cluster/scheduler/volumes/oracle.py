@@ -254,7 +254,7 @@ def _not_made(claim: Tree, node: Tree, storage: Storage) -> str:
         return ""
     for report in storage.capacities:
         selector = report["nodeTopology"]["matchLabels"]
-        left = report.get("maximumVolumeSize", report["capacity"])
+        left: str = report.get("maximumVolumeSize") or report["capacity"]
         if (
             report["storageClassName"] == claim["spec"]["storageClassName"]
             and selector.items() <= labels.items()
@@ -270,7 +270,9 @@ def _zones(pod: Tree, node: Tree, storage: Storage) -> list[str]:
         return []
     for name in claims_of(pod):
         volume = storage.volumes.get(storage.claims[name]["spec"].get("volumeName", ""))
-        for label in _ZONE_LABELS if volume is not None else ():
+        if volume is None:
+            continue
+        for label in _ZONE_LABELS:
             zones = volume["metadata"]["labels"].get(label)
             if zones is not None and labels.get(label) not in zones.split("__"):
                 return ["node(s) had no available volume zone"]
