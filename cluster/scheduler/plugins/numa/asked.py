@@ -93,6 +93,17 @@ def own_policy(settings: Settings, pod: PodShape) -> tuple[CPUBindPolicy, bool]:
     return own_bind_policy(pod.derived(pod_specs), milli, settings.default_bind_policy)
 
 
+def asks_anything(table: NumaTable, settings: Settings, pod: PodShape) -> bool:
+    """Return whether the pod or any node has a policy about CPUs or NUMA nodes."""
+    table.follow()
+    return bool(
+        own_policy(settings, pod)[0]
+        or pod.derived(pod_specs).numa.numa_topology_policy
+        or table.bind_policy.any()
+        or table.policy.any()
+    )
+
+
 def asked_of(
     table: NumaTable, settings: Settings, pod: PodShape, rows: NDArray[np.intp]
 ) -> tuple[Asked, Mask]:

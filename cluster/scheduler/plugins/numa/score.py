@@ -8,6 +8,7 @@ MostAllocated; docs/scheduler.md, "NodeNUMAResource".
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apis.keys import CPU
 from cluster.scheduler.exact.numa import Scoring
@@ -18,13 +19,19 @@ from cluster.scheduler.plugins.numa.asked import (
     Settings,
     amplified,
     asked_of,
+    asks_anything,
     at_positions,
     numbers_of,
     with_bound_cpus,
 )
 from cluster.scheduler.plugins.numa.room import chosen_sets, groups, needs, scores_of_sets
-from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
+from cluster.scheduler.plugins.resources.resource_scores import (
+    capacities_and_uses,
+    looked_at,
+    weighted_mean,
+)
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.numa.facts import NO_RATIO
 from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -35,8 +42,11 @@ def node_scores(
 ) -> Scores:
     """Return the score, 0..100, of each of `rows`; 0 where pod and node contradict each other."""
     numbers = numbers_of(tables, rows)
+    if not asks_anything(table, settings, pod):
+        return _whole_node(table, settings.scoring, pod, tables, numbers, None)
     asked, contradictions = asked_of(table, settings, pod, numbers)
-    scores = _whole_node(table, settings.scoring, pod, tables, asked)
+    bound = asked.binding != UNBOUND
+    scores = _whole_node(table, settings.scoring, pod, tables, numbers, bound)
     scores[contradictions != 0] = 0
     at = np.flatnonzero((asked.policy > 0) & (table.slots[numbers] > 0))
     if len(at):
@@ -45,29 +55,32 @@ def node_scores(
 
 
 def _whole_node(
-    table: NumaTable, scoring: Scoring, pod: PodShape, tables: Tables, asked: Asked
+    table: NumaTable,
+    scoring: Scoring,
+    pod: PodShape,
+    tables: Tables,
+    rows: NDArray[np.intp],
+    bound: NDArray[np.bool_] | None,
 ) -> Scores:
-    total = np.zeros(len(asked.rows), dtype=np.int64)
-    weights = np.zeros_like(total)
-    for name, weight in scoring.weights.items():
-        request = pod.requests.get(name, 0)
-        if "/" in name and not request:
-            continue
-        most, used = capacity_and_use(pod, tables, asked.rows, name, with_defaults=False)
-        if name == CPU and request > 0:
-            ratio = table.cpu_ratio[asked.rows]
-            bound = asked.binding != UNBOUND
-            own = np.where(bound, amplified(np.int64(request), ratio), request)
-            used = with_bound_cpus(table, used - request, asked.rows) + own
-        has = most > 0
-        most = np.where(has, most, 1)
-        if scoring.most_allocated:
-            share = np.minimum(used, most) * 100 // most
-        else:
-            share = np.maximum(0, most - used) * 100 // most
-        total += np.where(has, weight * share, 0)
-        weights += np.where(has, weight, 0)
-    return total // np.maximum(weights, 1)
+    """bound: by row, whether the pod gets CPUs of its own there; None: nowhere."""
+    weights = looked_at(pod, tables, scoring.weights.items())
+    resources = [resource for resource, _ in weights]
+    most, used = capacities_and_uses(pod, tables, rows, resources, with_defaults=False)
+    request = pod.requests.get(CPU, 0)
+    if request > 0 and CPU in resources:
+        ratio = table.cpu_ratio[rows]
+        if (ratio != NO_RATIO).any():
+            own = np.full(len(rows), request, dtype=np.int64)
+            if bound is not None:
+                own = np.where(bound, amplified(own, ratio), own)
+            cpu = resources.index(CPU)
+            used[:, cpu] = with_bound_cpus(table, used[:, cpu] - request, rows) + own
+    some = np.maximum(most, 1)
+    if scoring.most_allocated:
+        share = np.minimum(used, some) * 100 // some
+    else:
+        share = np.maximum(0, some - used) * 100 // some
+    return weighted_mean(share, most > 0, weights)
 
 
 def _numa_scores(table: NumaTable, settings: Settings, asked: Asked) -> Scores:

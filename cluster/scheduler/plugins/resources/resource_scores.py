@@ -18,6 +18,7 @@ Source: kube-scheduler; docs/facts/scheduler.md, "Resource scores".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +53,41 @@ def capacity_and_use(
     return cap, nodes.requested[rows, column] + pod.requests.get(resource, 0)
 
 
+def capacities_and_uses(
+    pod: PodShape, tables: Tables, rows: Rows, resources: Sequence[str], *, with_defaults: bool
+) -> tuple[Scores, Scores]:
+    """Return (cap, req), each by row and by position in `resources`, which all have columns."""
+    nodes = tables.nodes
+    columns = [nodes.resources.column(resource) for resource in resources]
+    cap = nodes.allocatable[rows][:, columns]
+    req = nodes.requested[rows][:, columns]
+    own = [pod.requests.get(resource, 0) for resource in resources]
+    for position, column in enumerate(columns) if with_defaults else ():
+        if column in (CPU_COLUMN, MEMORY_COLUMN):
+            req[:, position] = nodes.scored[rows, column]
+            own[position] = pod.scored[resources[position]]
+    req += np.array(own, dtype=np.int64)
+    return cap, req
+
+
+def looked_at(pod: PodShape, tables: Tables, weights: Iterable[tuple[str, int]]) -> Weights:
+    """Return the resources that count: nodes have them, and the pod requests extended ones."""
+    return tuple(
+        (resource, weight)
+        for resource, weight in weights
+        if tables.nodes.resources.find(resource) is not None
+        and ("/" not in resource or pod.requests.get(resource))
+    )
+
+
+def weighted_mean(parts: Scores, present: NDArray[np.bool_], weights: Weights) -> Scores:
+    """Return sum of w * part // sum of w over the resources that are present, for each row; 0
+    where none is. parts, present: by row and by position in `weights`."""
+    counted = present * np.array([weight for _, weight in weights], dtype=np.int64)
+    mean: Scores = (parts * counted).sum(axis=1) // np.maximum(counted.sum(axis=1), 1)
+    return mean
+
+
 @dataclass(frozen=True, slots=True)
 class _Weighted(ScoredAsIs):
     weights: Weights = _DEFAULT_WEIGHTS
@@ -64,16 +100,10 @@ class _Weighted(ScoredAsIs):
         return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        total = np.zeros_like(tables.nodes.pods[rows])
-        weights = np.zeros_like(total)
-        for resource, weight in self.weights:
-            if "/" in resource and not pod.requests.get(resource):
-                continue
-            cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
-            has = cap > 0
-            total += np.where(has, weight * self.part(req, np.where(has, cap, 1)), 0)
-            weights += np.where(has, weight, 0)
-        return total // np.maximum(weights, 1)
+        weights = looked_at(pod, tables, self.weights)
+        resources = [resource for resource, _ in weights]
+        cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=True)
+        return weighted_mean(self.part(req, np.maximum(cap, 1)), cap > 0, weights)
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         raise NotImplementedError
@@ -159,46 +189,32 @@ class BalancedAllocation(ScoredAsIs):
         return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        before: list[NDArray[np.float64]] = []
-        after: list[NDArray[np.float64]] = []
-        present: list[NDArray[np.bool_]] = []
-        for resource in self.resources:
-            own = pod.requests.get(resource, 0)
-            if "/" in resource and not own:
-                continue
-            cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=False)
-            has = cap > 0
-            some = np.where(has, cap, 1)
-            before.append(np.where(has, np.minimum(1.0, (req - own) / some), 0.0))
-            after.append(np.where(has, np.minimum(1.0, req / some), 0.0))
-            present.append(has)
-        change = _evenness(after, present) - _evenness(before, present)
-        return _UNCHANGED + change // 2
+        weights = looked_at(pod, tables, ((resource, 1) for resource in self.resources))
+        resources = [resource for resource, _ in weights]
+        cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=False)
+        amounts = [pod.requests.get(resource, 0) for resource in resources]
+        own = np.array(amounts, dtype=np.int64)
+        present = cap > 0
+        some = np.maximum(cap, 1)
+        # With and without the pod, side by side: (2, rows, resources).
+        uses = np.minimum(1.0, np.stack((req, req - own)) / some)
+        evenness = ((1 - _deviation(uses * present, present)) * MAX_SCORE).astype(np.int64)
+        score: Scores = _UNCHANGED + (evenness[0] - evenness[1]) // 2
+        return score
 
 
 _UNCHANGED: Final = 75
 """kube-scheduler's score of a node that a pod leaves as even as it was."""
 
 
-def _evenness(fractions: list[NDArray[np.float64]], present: list[NDArray[np.bool_]]) -> Scores:
-    """Return 100 where all fractions are equal, down to 50."""
-    return ((1 - _deviation(fractions, present)) * MAX_SCORE).astype(np.int64)
-
-
-def _deviation(
-    fractions: list[NDArray[np.float64]], present: list[NDArray[np.bool_]]
-) -> NDArray[np.float64]:
-    """Return the deviation between the fractions that are present: half the difference of two,
-    the population's standard deviation of more, 0 of one."""
-    count = sum(has.astype(np.int64) for has in present)
-    at_least_one = np.maximum(count, 1)
-    mean = sum(fractions) / at_least_one
-    squares = sum(
-        np.where(has, (fraction - mean) ** 2, 0.0)
-        for fraction, has in zip(fractions, present, strict=True)
-    )
+def _deviation(fractions: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the deviation between the fractions that are present, along the last axis: half the
+    difference of two, the population's standard deviation of more, 0 of one."""
+    if fractions.shape[-1] == 2:
+        both = present[:, 0] & present[:, 1]
+        return np.where(both, np.abs(fractions[..., 0] - fractions[..., 1]) / 2, 0.0)
+    at_least_one = np.maximum(present.sum(axis=-1), 1)
+    mean = fractions.sum(axis=-1) / at_least_one
+    squares = np.where(present, (fractions - mean[..., None]) ** 2, 0.0).sum(axis=-1)
     deviation: NDArray[np.float64] = np.sqrt(squares / at_least_one)
-    if len(fractions) == 2:
-        both = present[0] & present[1]
-        deviation = np.where(both, np.abs(fractions[0] - fractions[1]) / 2, deviation)
     return deviation
