@@ -228,12 +228,12 @@ class Cache(Generic[T]):
         if item is not None:
             self._apply(Change.DELETED, item)
 
-    def load(self, objects: Iterable[bytes]) -> None:
-        """Take the whole list from elsewhere than the API server, as JSON of each object."""
+    def load(self, objects: Mapping[str, bytes]) -> None:
+        """Take the whole list from elsewhere than the API server: the JSON of objects by key."""
         seen: dict[str, T] = {}
         undecodable: dict[str, str] = {}
-        for raw in objects:
-            item = self._read(msgspec.Raw(raw), undecodable)
+        for key, raw in objects.items():
+            item = self._read(msgspec.Raw(raw), undecodable, key=key)
             if item is not None:
                 seen[object_key(item)] = item
         self._take_list(seen, undecodable)
@@ -391,11 +391,11 @@ class Cache(Generic[T]):
         else:
             self._apply(Change.MODIFIED if key in self._items else Change.ADDED, item)
 
-    def _read(self, raw: msgspec.Raw, undecodable: dict[str, str]) -> T | None:
+    def _read(self, raw: msgspec.Raw, undecodable: dict[str, str], *, key: str = "") -> T | None:
         try:
             item = self._decode(bytes(raw))
         except (msgspec.ValidationError, RecursionError) as error:
-            key = object_key(_decode_deep(raw, _BareMeta))
+            key = key or object_key(_decode_deep(raw, _BareMeta))
             problem = str(error)
             if undecodable.get(key) != problem and self.undecodable.get(key) != problem:
                 _log.warning(

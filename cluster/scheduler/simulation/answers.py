@@ -17,7 +17,7 @@ from apis.errors import InputError
 from apis.meta import format_time
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.simulation.claims import default_class
-from cluster.scheduler.simulation.objects import FileObject, Progress
+from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.pods import Defaults, PodFile, pods_of, priorities_of
 from cluster.scheduler.simulation.simulation import Capacity, PodResult, Simulation, emptied
 from kube.resources import PRIORITY_CLASSES
@@ -201,11 +201,14 @@ def _without_name(pod: FileObject) -> bytes:
 
 
 def _nodes_of(cluster: Iterable[FileObject], keys: set[str]) -> dict[str, str]:
-    return {
-        each.key: (msgspec.json.decode(each.raw).get("spec") or {}).get("nodeName") or ""
-        for each in cluster
-        if each.kind == "Pod" and not each.group and each.key in keys
-    }
+    """Return the nodes that pods with these keys have in the cluster."""
+    result: dict[str, str] = {}
+    for each in cluster:
+        if each.kind == "Pod" and not each.group and each.key in keys:
+            spec = tree_of(each).get("spec")
+            node = spec.get("nodeName") if isinstance(spec, dict) else None
+            result[each.key] = node if isinstance(node, str) else ""
+    return result
 
 
 def _answer(question: Question, simulation: Simulation, notes: Sequence[str]) -> dict[str, Any]:

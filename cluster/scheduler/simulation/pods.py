@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.errors import InputError
+from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes
 from cluster.scheduler.simulation.objects import FileObject, tree_of
 
@@ -92,7 +93,7 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
             others.append(each)
             continue
         for name, tree in found:
-            spec = _spec_of(tree, each)
+            spec = _checked(tree, each)
             unnamed += not spec.get("schedulerName")
             pods.append(_complete(each, name, tree, spec, defaults, f"simulated-{next(numbers)}"))
             others += ephemeral_claims(pods[-1], defaults.storage_class)
@@ -159,7 +160,8 @@ def _from_template(
     def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         for number in range(replicas):
             made = msgspec.json.decode(msgspec.json.encode(template))
-            meta = made.setdefault("metadata", {})
+            made.setdefault("metadata", {})
+            meta = _mapping(made, "metadata", each, "spec.template.metadata")
             meta["namespace"] = namespace
             meta["ownerReferences"] = [owner]
             if volumes:
@@ -192,9 +194,9 @@ def _complete(
         spec["priority"] = _priority_of(spec, ref, defaults.priorities)
     for member in ("containers", "initContainers"):
         for container in spec.get(member) or ():
-            resources = container.get("resources") if isinstance(container, dict) else None
-            if isinstance(resources, dict) and isinstance(resources.get("limits"), dict):
-                resources["requests"] = resources["limits"] | (resources.get("requests") or {})
+            resources = container.get("resources") or {}
+            if limits := resources.get("limits"):
+                resources["requests"] = limits | (resources.get("requests") or {})
     return FileObject("", "Pod", namespace, name, msgspec.json.encode(tree), each.where)
 
 
@@ -229,8 +231,14 @@ def _priority_of(spec: dict[str, Any], ref: str, priorities: Mapping[str, int]) 
     )
 
 
-def _spec_of(tree: dict[str, Any], each: FileObject) -> dict[str, Any]:
-    return _mapping(tree, "spec", each)
+def _checked(tree: dict[str, Any], each: FileObject) -> dict[str, Any]:
+    """Return the spec of a pod after all of it was read once. Raises InputError."""
+    spec = _mapping(tree, "spec", each)
+    try:
+        decode_scheduling_pod(msgspec.json.encode(tree))
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InputError(obj=each.ref, field="", value="", problem=str(error)) from None
+    return spec
 
 
 def _mapping(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.core import Condition
+from apis.core import Condition, is_terminated
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_DEVICE_ALLOCATED,
@@ -27,10 +27,14 @@ from apis.keys import (
 from apis.meta import format_time, unix_seconds
 from apis.quantity import parse_quantity
 from apis.scheduling import ReservationCondition, ReservationPhase, ReservationStatus
+from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.binding.placement import Bound, Placement
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.victims import Victim
-from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.configuration.configuration import (
+    DEFAULT_SCHEDULER_NAME,
+    SchedulerConfiguration,
+)
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
 from cluster.scheduler.cycle.scheduling import Unplaced
@@ -321,7 +325,7 @@ def _load(cache: Cache[Any], found: list[FileObject]) -> list[str]:
                 problem=f"stands in {by_key[each.key].where} too",
             )
         by_key[each.key] = each
-    cache.load(each.raw for each in found)
+    cache.load({each.key: each.raw for each in found})
     return [
         f"{by_key[key].ref if key in by_key else key} is left out: {problem}"
         for key, problem in cache.undecodable.items()
@@ -380,10 +384,11 @@ def emptied(
     result: list[FileObject] = []
     moved: dict[str, str] = {}
     for each in objects:
-        tree = tree_of(each) if each.kind == "Pod" and not each.group else None
-        if tree is None or not _moves(tree, names, everything=bool(scheduler_name)):
+        is_pod = each.kind == "Pod" and not each.group
+        if not is_pod or not _moves(each, names, everything=bool(scheduler_name)):
             result.append(each)
             continue
+        tree = tree_of(each)
         meta, spec = tree["metadata"], tree["spec"]
         moved[each.key] = spec.pop("nodeName", None) or ""
         if scheduler_name:
@@ -404,15 +409,17 @@ def emptied(
     return Emptied(tuple(result), MappingProxyType(moved))
 
 
-def _moves(tree: Mapping[str, Any], names: frozenset[str], *, everything: bool) -> bool:
-    meta, spec, status = tree.get("metadata"), tree.get("spec"), tree.get("status") or {}
-    if not isinstance(meta, dict) or not isinstance(spec, dict) or not isinstance(status, dict):
+def _moves(each: FileObject, names: frozenset[str], *, everything: bool) -> bool:
+    """Return whether a pod is placed again. One that cannot be read is not: loading names it."""
+    try:
+        pod = decode_scheduling_pod(each.raw)
+    except (msgspec.ValidationError, RecursionError):
         return False
-    owners = meta.get("ownerReferences") or ()
+    meta = pod.metadata
     return not (
-        status.get("phase") in ("Succeeded", "Failed")
-        or meta.get("deletionTimestamp")
-        or _MIRROR in (meta.get("annotations") or {})
-        or any(owner.get("kind") == "DaemonSet" for owner in owners)
-        or (not everything and spec.get("schedulerName", "default-scheduler") not in names)
+        is_terminated(pod)
+        or meta.deletion_timestamp
+        or _MIRROR in meta.annotations
+        or any(owner.kind == "DaemonSet" for owner in meta.owner_references)
+        or (not everything and (pod.spec.scheduler_name or DEFAULT_SCHEDULER_NAME) not in names)
     )
