@@ -144,6 +144,8 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         quotas = QuotaTable(quota_settings(quota_arguments, configuration.gates))
         tables.add_booking_part(quotas)
         tables.add_node_part(_QuotaNodes(quotas))
+    if configuration.gates.get("OmitNodeLabelsForReservation", False):
+        tables.reservations.omit_node_labels()
     making = _Making(tables, quotas, configuration.gates)
     profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
     enabled = {

@@ -56,6 +56,7 @@ WITH_EFFECT: Final = frozenset(
         "ElasticQuotaIgnorePodOverhead",
         "ElasticQuotaImmediateIgnoreTerminatingPod",
         "MultiQuotaTree",
+        "OmitNodeLabelsForReservation",
         "PreemptionPolicyTransformer",
         "PriorityTransformer",
     }

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
-from weakref import WeakKeyDictionary
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,9 @@ from cluster.scheduler.tables.reservations.matching import (
 from cluster.scheduler.tables.shapes import PodShape, personal
 from cluster.scheduler.tables.use import Use, use_of
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 Slots = NDArray[np.intp]
 
 NO_ROW: Final = -1
@@ -44,8 +46,12 @@ NO_LIMIT: Final = -1
 
 _NO_SLOTS: Final = np.zeros(0, dtype=np.intp)
 _FIRST_CAPACITY: Final = 16
-_MOST_PERSONAL: Final = 1024
-"""Shapes of single pods that reservations name; chosen: more such pods than wait at a time."""
+_MOST_KEPT: Final = 1024
+"""Shapes whose matches are kept, and shapes of single pods that reservations name. Chosen: several
+times as many as have masks kept; one that matches 2,000 reservations takes 100 KB."""
+
+Verdicts = tuple[tuple[int, Match], ...]
+"""Slots whose owners mean a pod, each with the step that decides."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,12 @@ class _Matches:
 def _group_of(booking: Booking) -> str:
     """Return the UID of the reservation that a pod uses, else the pod's own."""
     return booking.allocation.reservation or booking.uid
+
+
+def _drop_oldest(kept: dict[K, V]) -> None:
+    """Make room for one more entry."""
+    if len(kept) >= _MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 _NO_MATCHES: Final = _Matches(0, 0, set(), _NO_SLOTS)
@@ -89,12 +101,11 @@ class ReservationTable:
         self._free: list[int] = []
         self._on_row: dict[int, list[int]] = {}
         self._index: dict[Key, set[int]] = {}
-        self._matches: WeakKeyDictionary[PodShape, _Matches] = WeakKeyDictionary()
-        self._verdicts: WeakKeyDictionary[
-            PodShape, tuple[tuple[int, int], tuple[tuple[int, Match], ...]]
-        ] = WeakKeyDictionary()
+        self._matches: dict[PodShape, _Matches] = {}
+        self._verdicts: dict[PodShape, tuple[tuple[int, int], Verdicts]] = {}
         self._personal: dict[tuple[PodShape, str], PodShape] = {}
         self._naming: set[int] = set()
+        self._node_labels = True
         self._match_version = 0
         self._width = len(nodes.resources)
         self._changed = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
@@ -173,8 +184,7 @@ class ReservationTable:
             return shape
         known = self._personal.get((shape, uid))
         if known is None:
-            while len(self._personal) >= _MOST_PERSONAL:
-                del self._personal[next(iter(self._personal))]
+            _drop_oldest(self._personal)
             known = self._personal[shape, uid] = personal(shape, name, uid)
         return known
 
@@ -224,15 +234,20 @@ class ReservationTable:
         here = [slot for row in rows.tolist() for slot in self._on_row.get(row, ())]
         return np.array(sorted(here), dtype=np.intp)
 
-    def verdicts(self, pod: PodShape) -> tuple[tuple[int, Match], ...]:
+    def verdicts(self, pod: PodShape) -> Verdicts:
         """Return the slots whose owners mean a pod, with the step that decides, for messages."""
         version = (self._match_version, self._nodes.membership)
         known = self._verdicts.get(pod)
         if known is None or known[0] != version:
             found = ((slot, self._match(pod, slot)) for slot in sorted(self._candidates(pod)))
             decided = tuple(each for each in found if each[1] is not Match.OWNER)
+            _drop_oldest(self._verdicts)
             known = self._verdicts[pod] = (version, decided)
         return known[1]
+
+    def omit_node_labels(self) -> None:
+        """Compare affinity with the labels of reservations alone. Call it before there are any."""
+        self._node_labels = False
 
     # --- changing: objects ---------------------------------------------------------------------
 
@@ -429,7 +444,7 @@ class ReservationTable:
 
     def _match(self, pod: PodShape, slot: int) -> Match:
         row = int(self.row[slot])
-        labels = self._nodes.labels.of(row) if row != NO_ROW else {}
+        labels = self._nodes.labels.of(row) if row != NO_ROW and self._node_labels else {}
         return match(pod, self.facts(slot), labels)
 
     def _candidates(self, pod: PodShape) -> set[int]:
@@ -443,6 +458,7 @@ class ReservationTable:
         matched = {slot for slot in self._candidates(pod) if self._match(pod, slot) is Match.YES}
         slots = np.array(sorted(matched), dtype=np.intp)
         known = _Matches(self._match_version, self._nodes.membership, matched, slots)
+        _drop_oldest(self._matches)
         self._matches[pod] = known
         return known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from apis.keys import (
@@ -14,9 +15,12 @@ from apis.keys import (
     LABEL_RESERVATION_IGNORED,
 )
 from apis.scheduling_pod import decode_scheduling_pod
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.reservations.matching import Match, match
 from cluster.scheduler.tables.shapes import PodShape, Shapes, personal
 from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.configuration.files import file
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.reservations.making import make_facts, put
 
@@ -214,6 +218,32 @@ def test_pods_that_ignore_reservations_and_reservations_themselves_match_none() 
     ):
         assert len(tables.reservations.matched(pod)) == 0
     assert len(tables.reservations.matched(_pod())) == 1
+
+
+def test_with_the_gate_only_labels_of_the_reservation_count() -> None:
+    for gate, expected in (("true", 0), ("false", 1)):
+        tables = Tables()
+        gates = {"OmitNodeLabelsForReservation": gate == "true"}
+        configuration = read_configuration(
+            json.dumps(file(profiles=[{"schedulerName": "koord-scheduler"}])), obj="test"
+        )
+        make_plugins(msgspec.structs.replace(configuration, gates=gates), tables)
+        tables.upsert_node(make_node("n", labels={"zone": "z1"}))
+        put(tables, Shapes(), make_facts("r"), "n", {"cpu": "8"})
+        pod = _pod({"reservationSelector": {"zone": "z1"}})
+        assert len(tables.reservations.matched(pod)) == expected
+
+
+def test_matches_of_many_shapes_are_kept_within_bounds() -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("n"))
+    put(tables, Shapes(), make_facts("r"), "n", {"cpu": "8"})
+    shapes = Shapes()
+    pods = [shapes.of(make_pod("p", labels={"app": "a", "n": str(n)})) for n in range(1500)]
+    for _ in range(2):
+        assert all(len(tables.reservations.matched(pod)) == 1 for pod in pods)
+    tables.reservations.delete("uid-r")
+    assert not any(len(tables.reservations.matched(pod)) for pod in pods)
 
 
 def test_matches_follow_labels_of_nodes() -> None:
