@@ -59,6 +59,11 @@ _log = logging.getLogger(__name__)
 
 _NO_NODES: Final = frozenset({"NoNodes"})
 """Stands for a plugin where there is no node that one could hold back."""
+_AS_A_WHOLE: Final = NotFound(
+    "preemption: not eligible due to other members of the gang without a node."
+)
+"""Pods that are evicted for one member are evicted for nothing if the others find no node. With
+`enablePreemption` of Coscheduling, room is made for the gang as a whole."""
 _NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
@@ -266,7 +271,9 @@ class Attempts:
             self._unplaced_member(pod, diagnosis, now)
             return
         plugins = diagnosis.plugins or _NO_NODES
-        found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
+        found: Candidate | NotFound = _AS_A_WHOLE
+        if not self._permit.needs_others(pod.uid):
+            found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
         nominated: str | None = None
         if isinstance(found, Candidate):
             nominated = self._tables.nodes.name(found.row)
@@ -477,9 +484,12 @@ class Attempts:
 
     def _report_gated(self) -> None:
         for gated in self._queue.take_gated():
+            # It may wait for long, and nobody else would get the room.
+            ended = self.evictions.end_nomination(gated.pod.uid)
             # The API server itself writes the condition of pods with scheduling gates.
             if gated.plugin != "SchedulingGates":
-                self._report(gated.pod.key, gated.pod.uid, SCHEDULING_GATED, gated.reason)
+                pod, nominated = gated.pod, "" if ended else None
+                self._report(pod.key, pod.uid, SCHEDULING_GATED, gated.reason, nominated)
 
 
 def shown(pod: SchedulingPod) -> Shown:

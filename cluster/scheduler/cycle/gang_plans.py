@@ -108,10 +108,13 @@ class GangPlans:
             return None
         room = {shape: room_of(shape, found) for shape, found in evaluations.items()}
         short = self._short(wanted, room)
-        if short is not None and any(
-            self._may_preempt(each.pods[0]) for each in wanted if each.pods
+        alone = sum(each.least for each in wanted) <= 1
+        if (
+            short is not None
+            and alone
+            and any(self._may_preempt(each.pods[0]) for each in wanted if each.pods)
         ):
-            # What its members lack, they may free.
+            # What it lacks, it may free. A pod that needs others does not preempt alone.
             return None
         gather = next((each.gather for each in wanted if each.gather is not None), None)
         if short is not None or self._network is None or gather is None:

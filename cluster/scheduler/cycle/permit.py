@@ -229,6 +229,13 @@ class Permit(Generic[S]):
             if other.definition is not None
         )
 
+    def needs_others(self, uid: str) -> bool:
+        """Return whether a pod is bound only if other members of its group get nodes as well."""
+        gang = self._gangs.of(uid)
+        if gang is None or self._gangs.may_skip_group(gang):
+            return False
+        return sum(each.least for each in self.unbound(uid)) > 1
+
     def _wanted(self, gang: Gang, *steps: Step) -> Wanted[S]:
         """Return what a gang needs room for. steps: of members that count beside the untried."""
         uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING, *steps)

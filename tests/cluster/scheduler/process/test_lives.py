@@ -36,7 +36,7 @@ profiles:
 """,
     obj="test",
 )
-_NODES = {"n0": (4000, 3), "n1": (2000, 10), "n2": (7000, 4)}
+NODES = {"n0": (4000, 3), "n1": (2000, 10), "n2": (7000, 4)}
 """Name -> milli-cores, pods."""
 
 
@@ -60,6 +60,8 @@ class _Silent:
 
 class Lives(RuleBasedStateMachine):
     configuration = _CONFIGURATION
+    priority = 0
+    """Of the next pod."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +74,9 @@ class Lives(RuleBasedStateMachine):
         self.made = 0
         self.bound: set[str] = set()
         self._start()
-        for name in _NODES:
+        for name in NODES:
             self._put_node(name)
-        self.see_nodes(len(_NODES))
+        self.see_nodes(len(NODES))
         for number in range(6):
             self.create(number, 500 * number, "koord-scheduler", gated=False)
 
@@ -98,7 +100,7 @@ class Lives(RuleBasedStateMachine):
         return msgspec.json.encode({"type": kind, "object": obj})
 
     def _put_node(self, name: str) -> None:
-        cpu, pods = _NODES[name]
+        cpu, pods = NODES[name]
         kind = "MODIFIED" if name in self.nodes else "ADDED"
         amounts = {"cpu": f"{cpu}m", "memory": "64Gi", "pods": str(pods)}
         self.nodes[name] = {"metadata": {"name": name}, "status": {"allocatable": amounts}}
@@ -121,7 +123,7 @@ class Lives(RuleBasedStateMachine):
         self.bound.add(placement.uid)
         pod["spec"]["nodeName"] = placement.node
         self.late_pods.append(self._line("MODIFIED", pod))
-        cpu, most = _NODES[placement.node]
+        cpu, most = NODES[placement.node]
         assert self._requested(placement.node) <= cpu
         assert self._count(placement.node) <= most
         return True
@@ -152,6 +154,7 @@ class Lives(RuleBasedStateMachine):
             "spec": {
                 "schedulerName": scheduler,
                 "schedulingGates": gates,
+                "priority": self.priority,
                 "containers": [{"name": "c", "resources": {"requests": {"cpu": f"{milli}m"}}}],
             },
         }
@@ -193,7 +196,7 @@ class Lives(RuleBasedStateMachine):
         if node is not None:
             self.late_nodes.append(self._line("DELETED", node))
 
-    @rule(name=st.sampled_from(sorted(_NODES)))
+    @rule(name=st.sampled_from(sorted(NODES)))
     def node_comes(self, name: str) -> None:
         self._put_node(name)
 
@@ -274,7 +277,7 @@ class Lives(RuleBasedStateMachine):
             waits = alone and not spec.get("nodeName") and not spec["schedulingGates"]
             if waits and spec["schedulerName"] != "nobody" and not self._held_back(pod):
                 for name in self.nodes:
-                    cpu, most = _NODES[name]
+                    cpu, most = NODES[name]
                     full = self._count(name) >= most
                     assert full or self._requested(name) + milli(pod) > cpu, (pod, name)
         self._compare_with_tables_made_from_objects()

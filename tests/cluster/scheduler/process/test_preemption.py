@@ -184,3 +184,31 @@ def test_a_victim_that_waits_for_its_gang_gives_its_node_back_and_is_not_deleted
     assert "preempted by pod default/new" in bed.messages[waiting.removeprefix("u-")]
     bed.run(30.0)
     assert bed.node_of("new") == node
+
+
+def test_a_member_that_needs_others_evicts_nobody_by_itself() -> None:
+    bed = _full()
+    bed.pod("g0", 2, 10, gang=2)
+    bed.pod("g1", 9, 10, gang=2)
+    bed.run()
+    assert bed.victims == []
+    assert "not eligible due to other members of the gang" in bed.messages["g0"]
+
+
+def test_the_last_member_that_a_gang_lacks_preempts_as_any_pod_does() -> None:
+    bed = _full()
+    bed.pod("g0", 2, 10, gang=2, node="a")
+    bed.pod("g1", 2, 10, gang=2)
+    bed.run()
+    assert len(bed.victims) == 1
+
+
+def test_a_pod_that_is_gated_again_keeps_no_node_from_others() -> None:
+    bed = Bed()
+    bed.node("a", 4)
+    bed.pod("g0", 4, 10, gang=2, nominated="a")
+    bed.pod("low", 4, 5)
+    bed.run()
+    bed.run(30.0)
+    assert bed.nominated == {"g0": ""}
+    assert bed.node_of("low") == "a"

@@ -23,7 +23,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.controllers.reservation_lifecycle import Delete, Owner, Write, next_step
 from cluster.scheduler.sources.bookings import reservation_of
 from tests.cluster.fake_api import merged
-from tests.cluster.scheduler.process.test_lives import _NODES, Lives, milli
+from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
 
 _USES = "scheduling.koordinator.sh/reservation-allocated"
 _CONFIGURATION = read_configuration(
@@ -135,7 +135,7 @@ class ReservationLives(Lives):
             "conditions": [{"type": "Scheduled", "status": "True", "lastTransitionTime": stamp}],
         }
         self._changed(placement.name)
-        cpu, most = _NODES[placement.node]
+        cpu, most = NODES[placement.node]
         assert self._requested(placement.node) <= cpu
         assert self._count(placement.node) <= most
         return True
@@ -323,7 +323,7 @@ class ReservationLives(Lives):
             if each["metadata"]["annotations"]:
                 continue
             for name in self.nodes:
-                cpu, most = _NODES[name]
+                cpu, most = NODES[name]
                 wanted = _milli_of(
                     spec["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
                 )
