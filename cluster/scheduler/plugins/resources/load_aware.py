@@ -80,9 +80,8 @@ class LoadAwareScheduling(ScoredAsIs):
         else:
             held = np.zeros_like(looks)
         mask = held.astype(np.int64)
-        for column in range(len(load.resources)):
-            shift = 1 + 2 * column + aggregated.astype(np.int64)
-            mask |= (above[:, column] & looks).astype(np.int64) << shift
+        shifts = 1 + 2 * np.arange(len(load.resources)) + aggregated[:, None]
+        mask |= ((above & looks[:, None]).astype(np.int64) << shifts).sum(axis=1)
         return mask
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
@@ -98,24 +97,19 @@ class LoadAwareScheduling(ScoredAsIs):
                 load.score_base[rows] + load.delta[rows],
             )
         used = used + load.estimate(pod)
-        total = np.zeros_like(tables.nodes.pods[rows])
-        weights = np.zeros_like(total)
-        lowest = np.full_like(total, MAX_SCORE)
-        for column, name in enumerate(load.resources):
-            weight = load.settings.weights.get(name, 0)
-            if not weight:
-                continue
-            cap = load.allocatable[rows][:, column]
-            has = cap > 0
-            some = np.where(has, cap, 1)
-            part = np.where(used[:, column] > cap, 0, (some - used[:, column]) * MAX_SCORE // some)
-            total += np.where(has, weight * part, 0)
-            weights += weight
-            lowest = np.where(has, np.minimum(lowest, part), lowest)
+        weights = np.array([load.settings.weights.get(name, 0) for name in load.resources])
+        cap = load.allocatable[rows]
+        has = cap > 0
+        some = np.maximum(cap, 1)
+        parts = np.where(used > cap, 0, (some - used) * MAX_SCORE // some)
+        total = (parts * (has * weights)).sum(axis=1)
+        whole = int(weights.sum())
         if self.dominant_weight:
-            total += self.dominant_weight * lowest
-            weights += self.dominant_weight
-        return total // np.maximum(weights, 1)
+            counted = has & (weights > 0)
+            total += self.dominant_weight * np.where(counted, parts, MAX_SCORE).min(axis=1)
+            whole += self.dominant_weight
+        scores: Scores = total // max(whole, 1)
+        return scores
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
