@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.quotas.definitions import QuotaDefinition
-from cluster.scheduler.tables.quotas.sharing import Claim, divide, scaled_minimums
+from cluster.scheduler.tables.quotas.sharing import Claim, Columns, divide, scaled_minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class QuotaNode:
     """
 
     __slots__ = (
+        "_claims",
         "_columns",
         "_limited",
         "_sharing",
@@ -75,14 +76,17 @@ class QuotaNode:
         self.all = Counts()
         self._sharing = sharing
         self._total = total
-        self._columns: dict[str, tuple[int, dict[str, int]]] = {}
+        self._columns: dict[str, tuple[int, Mapping[str, int]]] = {}
         """Resource name -> (what was divided, runtime by the child's name)."""
+        self._claims: dict[str, Columns | None] = {}
+        """Resource name -> the claims of the children, None if they are out of NumPy's bounds."""
         self._weightless: Counter[str] = Counter()
         """Resource name -> how many children have no weight for it."""
         self._limited: dict[str, int] = {}
         if parent is not None:
             parent.children[definition.name] = self
             parent._weigh(definition, 1)
+            parent._forget_claims()
             self._limit(definition.most)
 
     @property
@@ -120,17 +124,22 @@ class QuotaNode:
             if self._sharing.guarantee:
                 for name in requests:
                     node._columns.pop(name, None)
+                    node._claims.pop(name, None)
 
     def redefine(self, definition: QuotaDefinition) -> None:
         """Take other amounts. Name, parent, tree and the names of resources stay as they are."""
         before, parent = self.definition, self.parent
         self.definition = definition
-        self._columns.clear()
+        self._forget_claims()
         if parent is not None:
             parent._weigh(before, -1)
             parent._weigh(definition, 1)
-            parent._columns.clear()
+            parent._forget_claims()
             self._limit(definition.most)
+
+    def _forget_claims(self) -> None:
+        self._columns.clear()
+        self._claims.clear()
 
     def _and_above(self) -> Iterator[QuotaNode]:
         at: QuotaNode | None = self
@@ -157,6 +166,9 @@ class QuotaNode:
             if limited != before:
                 self._limited[name] = limited
                 parent._columns.pop(name, None)
+                claims = parent._claims.get(name)
+                if claims is not None and not claims.set_request(self.name, limited):
+                    parent._claims[name] = None
                 changed[name] = limited - before
         if changed:
             _add(parent.all.request, changed, 1)
@@ -221,8 +233,21 @@ class QuotaNode:
             column = self._columns[name] = (total, self._divided(name, total))
         return column[1].get(child.name, 0)
 
-    def _divided(self, name: str, total: int) -> dict[str, int]:
-        claims = [
+    def _divided(self, name: str, total: int) -> Mapping[str, int]:
+        scale = self._sharing.scale
+        if name not in self._claims:
+            self._claims[name] = Columns.of(self._made_claims(name))
+        columns = self._claims[name]
+        if columns is not None:
+            shares = columns.divide(total, scale=scale)
+            if shares is not None:
+                return dict(zip(columns.names, shares.tolist(), strict=True))
+        claims = self._made_claims(name)
+        exact = divide(total, claims, scale=scale)
+        return {claim.name: share for claim, share in zip(claims, exact, strict=True)}
+
+    def _made_claims(self, name: str) -> list[Claim]:
+        return [
             Claim(
                 name=child.name,
                 request=child._limited.get(name, 0),
@@ -231,11 +256,9 @@ class QuotaNode:
                 lends=child.lends,
                 guaranteed=child.guaranteed(name),
             )
-            for child in self.children.values()
+            for _, child in sorted(self.children.items())
             if name in child.definition.most
         ]
-        shares = divide(total, claims, scale=self._sharing.scale)
-        return {claim.name: share for claim, share in zip(claims, shares, strict=True)}
 
 
 def _add(counter: Counter[str], amounts: Mapping[str, int], times: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduler.tables.quotas.sharing import Claim, divide, scaled_minimums
+from cluster.scheduler.tables.quotas.sharing import Claim, Columns, divide, scaled_minimums
 from tests.cluster.scheduler.quotas.oracle import Plain, limited_requests, runtimes
 
 
@@ -31,6 +31,24 @@ def test_a_total_of_100_is_divided_by_minimum_then_weight(
     claims: list[Claim], expected: list[int]
 ) -> None:
     assert divide(100, claims, scale=True) == expected
+    columns = Columns.of(claims)
+    guarantees = any(claim.guaranteed for claim in claims)
+    assert (columns is None) is guarantees
+    if columns is not None:
+        shares = columns.divide(100, scale=True)
+        assert shares is not None
+        assert shares.tolist() == expected
+
+
+def test_what_exceeds_the_bounds_of_columns_is_divided_by_exact_integers() -> None:
+    huge = 2**61
+    claims = [Claim("a", huge, 0, huge), Claim("b", huge, 0, huge)]
+    assert Columns.of(claims) is None
+    assert divide(2**40 + 1, claims, scale=True) == [2**39 + 1, 2**39]
+    small = Columns.of([Claim("a", 10, 0, 1)])
+    assert small is not None
+    assert small.divide(2**53, scale=True) is None
+    assert not small.set_request("a", huge)
 
 
 def test_minimums_are_reduced_in_proportion_where_the_total_is_short() -> None:
@@ -49,14 +67,14 @@ def test_the_last_unit_of_reduced_minimums_goes_to_those_that_request_more() -> 
     assert sum(divide(60, claims, scale=True)) == 60
 
 
-_AMOUNT = st.one_of(st.integers(0, 60), st.integers(0, 2**62))
+_AMOUNT = st.one_of(st.integers(0, 60), st.integers(0, 2**52), st.integers(0, 2**62))
 
 
 @settings(max_examples=60)
 @given(
     total=_AMOUNT,
     claims=st.lists(
-        st.tuples(_AMOUNT, _AMOUNT, _AMOUNT, st.integers(0, 5), st.booleans()),
+        st.tuples(_AMOUNT, _AMOUNT, _AMOUNT, st.one_of(st.integers(0, 5), _AMOUNT), st.booleans()),
         max_size=7,
     ),
     scale=st.booleans(),
@@ -69,14 +87,15 @@ def test_shares_are_those_of_the_oracle(
         for at, (wanted, least, more, weight, lends) in enumerate(claims)
     }
     requests = limited_requests(quotas)
-    shares = divide(
-        total,
-        [
-            Claim(each.name, requests[each.name], each.least, each.weight, each.lends)
-            for each in quotas.values()
-        ],
-        scale=scale,
-    )
+    plain = [
+        Claim(each.name, requests[each.name], each.least, each.weight, each.lends)
+        for each in quotas.values()
+    ]
+    shares = divide(total, plain, scale=scale)
+    columns = Columns.of(plain)
+    fast = None if columns is None else columns.divide(total, scale=scale)
+    if fast is not None:
+        assert fast.tolist() == shares
     assert dict(zip(quotas, shares, strict=True)) == runtimes(quotas, total, scale=scale)
     if scale:
         assert sum(shares) <= total
