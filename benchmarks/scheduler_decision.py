@@ -8,7 +8,10 @@ node affinity. `owned`: 20 workloads with the default spread. `new`: each pod ha
 own. In the last three kinds there are `--reservations`, one on a node: `beside` are equal pods that
 match none of them, `inside` pods of one shape that each use one of all, `shares` pods of 20
 workloads with an equal part of the reservations each, with room for two pods in every one.
-Times are of the decision and the booking together, without reading the pod.
+`quotas`: pods of 500 quotas in turns, one shape each; `scarce`: the same, where the quotas request
+twice what there is, so that each new pod has the cluster divided again.
+Times are of the decision and the booking together, without reading the pod; for quotas also of
+counting the pod's request.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from apis.decode import json_decoder
 from apis.meta import LabelSelector
 from apis.nodemetric import NodeMetric
+from apis.quota import decode_elastic_quota
 from apis.scheduling import ReservationOwner
 from apis.scheduling_pod import SchedulingPod, decode_scheduling_node, decode_scheduling_pod
 from benchmarks.quantiles import quantile
@@ -30,8 +35,9 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy, ReservationFacts
-from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 
 _CONFIGURATION = """
@@ -40,6 +46,7 @@ kind: KubeSchedulerConfiguration
 profiles:
 - schedulerName: bench
   plugins:
+    preFilter: {enabled: [{name: ElasticQuota}]}
     filter:
       enabled:
       - {name: Reservation}
@@ -63,7 +70,10 @@ _NOW = 1_800_000_000.0
 _decode_metric = json_decoder(NodeMetric)
 
 
-def _scheduling(nodes: int) -> Scheduling:
+_QUOTAS: Final = 500
+
+
+def _scheduling(nodes: int) -> tuple[Scheduling, QuotaTable]:
     tables = Tables()
     plugins = make_plugins(read_configuration(_CONFIGURATION, obj="benchmark"), tables)
     for load in plugins.loads:
@@ -83,19 +93,37 @@ def _scheduling(nodes: int) -> Scheduling:
         metric = _decode_metric(msgspec.json.encode({"metadata": {}, "status": status}))
         for load in plugins.loads:
             load.set_report(row, metric)
-    return Scheduling(tables, plugins.profiles, seed=1)
+    assert plugins.quotas is not None
+    return Scheduling(tables, plugins.profiles, seed=1), plugins.quotas
 
 
-def _pod(number: int, *, app: str, cpu: int, affinity: bool = False) -> SchedulingPod:
+def _make_quotas(table: QuotaTable, shapes: Shapes, nodes: int, *, scarce: bool) -> list[PodShape]:
+    """Make quotas, and in each a pod that waits; return the shapes of these pods."""
+    waiting = []
+    for number in range(_QUOTAS):
+        spec = {"min": {"cpu": "1", "memory": "4Gi"}, "max": {"cpu": "32000", "memory": "512Ti"}}
+        body = {"metadata": {"name": f"q{number}", "namespace": "default"}, "spec": spec}
+        table.set_quota(decode_elastic_quota(msgspec.json.encode(body)))
+        cpu = 2 * nodes * 32_000 // _QUOTAS if scarce else 100
+        shape = shapes.of(_pod(number, app="waits", cpu=cpu, quota=f"q{number}"))
+        table.want(f"waits{number}", shape)
+        waiting.append(shape)
+    return waiting
+
+
+def _pod(
+    number: int, *, app: str, cpu: int, affinity: bool = False, quota: str = ""
+) -> SchedulingPod:
     spec: dict[str, object] = {}
     if affinity:
         expression = {"key": "size", "operator": "In", "values": [f"s{number % 4}"]}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
         spec["affinity"] = {"nodeAffinity": rule}
+    labels = {"app": app} | ({"quota.scheduling.koordinator.sh/name": quota} if quota else {})
     resources = {"requests": {"cpu": f"{cpu}m", "memory": "64Mi"}}
     body = {
-        "metadata": {"name": f"p{number}", "namespace": "default", "labels": {"app": app}},
+        "metadata": {"name": f"p{number}", "namespace": "default", "labels": labels},
         "spec": {
             "schedulerName": "bench",
             "priority": 9500,
@@ -140,6 +168,8 @@ _KINDS: dict[str, Callable[[int], SchedulingPod]] = {
     "beside": lambda number: _pod(number, app="a", cpu=100),
     "inside": lambda number: _pod(number, app="a", cpu=100),
     "shares": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
+    "quotas": lambda number: _pod(number, app="a", cpu=100, quota=f"q{number % _QUOTAS}"),
+    "scarce": lambda number: _pod(number, app="a", cpu=100, quota=f"q{number % _QUOTAS}"),
 }
 
 
@@ -153,12 +183,14 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{given.nodes} nodes, {given.pods} pods of each kind; microseconds")
     for kind, make in _KINDS.items():
-        scheduling = _scheduling(given.nodes)
+        scheduling, quotas = _scheduling(given.nodes)
         shapes = Shapes()
         if kind in _RESERVED_FOR:
             count = min(given.reservations, given.nodes)
             _reserve(scheduling.tables, shapes, count, _RESERVED_FOR[kind])
-        kept = []
+        kept: list[PodShape] = []
+        if kind in ("quotas", "scarce"):
+            kept += _make_quotas(quotas, shapes, given.nodes, scarce=kind == "scarce")
         times = []
         for number in range(given.pods):
             pod = make(number)
@@ -168,6 +200,7 @@ def main() -> None:
             shape = shapes.of(pod, spread_by=selector)
             kept.append(shape)
             began = time.perf_counter()
+            quotas.want(str(number), shape)
             outcome = scheduling.schedule(
                 key=f"default/p{number}", uid=str(number), shape=shape, profile="bench", now=_NOW
             )
