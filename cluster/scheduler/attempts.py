@@ -26,7 +26,7 @@ from cluster.scheduler.binding.events import (
 )
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal
-from cluster.scheduler.binding.reservations import ReservationPlacement
+from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
 from cluster.scheduler.binding.statuses import (
     SCHEDULER_ERROR,
     SCHEDULING_GATED,
@@ -366,7 +366,8 @@ class Attempts:
         self._held[pod.uid] = _Held(pod, decision, submitted=True)
         reserve_pod = self._reserve_pods.get(pod.uid)
         if reserve_pod is not None:
-            self._writers.reserve(_of_reservation(reserve_pod, decision, annotations))
+            takes = self._pods(decision.booking.allocation.takes)
+            self._writers.reserve(_of_reservation(reserve_pod, decision, annotations, takes))
             return
         present = pod.shape.annotations
         self._writers.bind(
@@ -439,6 +440,12 @@ class Attempts:
         namespace, _, name = pod.key.partition("/")
         return pod_reference(namespace, name, pod.uid)
 
+    def _pods(self, uids: Iterable[str]) -> tuple[TakenPod, ...]:
+        """Return the names of pods that have a booking."""
+        found = ((uid, self._tables.bookings.get(uid)) for uid in uids)
+        names = ((uid, *each.key.split("/", 1)) for uid, each in found if each is not None)
+        return tuple(TakenPod(namespace, name, uid) for uid, namespace, name in names)
+
     # --- what users see ------------------------------------------------------------------------
 
     def _report_all(self, uids: Iterable[str], message: str, nominated: Mapping[str, str]) -> None:
@@ -502,7 +509,10 @@ def shown(pod: SchedulingPod) -> Shown:
 
 
 def _of_reservation(
-    reserve_pod: ReservePod, decision: Decision, annotations: Mapping[str, str | None]
+    reserve_pod: ReservePod,
+    decision: Decision,
+    annotations: Mapping[str, str | None],
+    takes: tuple[TakenPod, ...],
 ) -> ReservationPlacement:
     """Return what is written to a Reservation. Labels of devices are for the pods that use it."""
     present = reserve_pod.reservation.metadata.annotations
@@ -512,6 +522,7 @@ def _of_reservation(
         node=decision.booking.node,
         allocatable={name: str(amount) for name, amount in reserve_pod.allocatable.items()},
         annotations={k: v for k, v in annotations.items() if v is not None or k in present},
+        takes=takes,
     )
 
 

@@ -67,6 +67,8 @@ from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
 from cluster.scheduler.plugins.quotas.settings import quota_settings
+from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating
+from cluster.scheduler.plugins.reservations.pre_allocation import Settings as PreAllocationSettings
 from cluster.scheduler.plugins.reservations.reservation import NAME as _RESERVATION
 from cluster.scheduler.plugins.reservations.reservation import Reservation
 from cluster.scheduler.plugins.reservations.restoring import Restoring
@@ -358,6 +360,10 @@ class _Making:
             reservation = replace(plugin(_RESERVATION), others=tuple(allocators))
             admissions.append(reservation)
             allocators.insert(0, reservation)
+            pre_allocating = _pre_allocating(of)
+            admissions.append(pre_allocating)
+            filters.append(pre_allocating)
+            allocators.append(pre_allocating)
             explainers.append(reservation)
         if self.quotas is not None and ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
             arguments = of.arguments.elastic_quota
@@ -451,7 +457,21 @@ def _make_fit(making: _Making, of: ProfileConfiguration) -> NodeResourcesFit:
 
 def _restored(of: ProfileConfiguration) -> Restored | None:
     """Return what reservations give back; None in a profile that does not look at them."""
-    return Restoring() if _RESERVATION in of.plugins.get(Point.RESERVE, ()) else None
+    if _RESERVATION not in of.plugins.get(Point.RESERVE, ()):
+        return None
+    return Restoring(_pre_allocating(of))
+
+
+def _pre_allocating(of: ProfileConfiguration) -> PreAllocating:
+    arguments = of.arguments.reservation.pre_allocation_config
+    return PreAllocating(
+        PreAllocationSettings(
+            cluster=arguments.enable_cluster_mode,
+            label=arguments.cluster_label_key,
+            priority=arguments.cluster_priority_annotation_key,
+            prefer_free=arguments.prefer_no_pre_allocated_pods,
+        )
+    )
 
 
 def _make_reservation(making: _Making, of: ProfileConfiguration) -> Reservation:

@@ -13,14 +13,16 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from apis.decode import canonical_json
+from apis.keys import ANNOTATION_RESERVATION_ALLOCATED
 from apis.meta import format_time
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from kube.client import ApiError, Client, Unreachable
-from kube.resources import RESERVATIONS
+from kube.resources import PODS, RESERVATIONS
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +35,21 @@ Reservation (its controller, users) do so seldom."""
 _ENDED: Final = ("Failed", "Succeeded")
 
 
+class TakenPod(NamedTuple):
+    """A running pod that uses the Reservation from now on."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 @dataclass(frozen=True, slots=True)
 class ReservationPlacement:
     """A Reservation and the node that keeps its resources.
 
     allocatable: what is reserved, resource name -> quantity as text, such as "4" or "8Gi".
-    annotations: set on the Reservation; None removes one.
+    annotations: set on the Reservation; None removes one. takes: marked as users before the
+    Reservation is Available, so that their room is never counted beside it.
     """
 
     name: str
@@ -46,6 +57,7 @@ class ReservationPlacement:
     node: str
     allocatable: Mapping[str, str]
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+    takes: tuple[TakenPod, ...] = ()
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -86,6 +98,8 @@ async def bind_reservation(
             shown = _outcome_of(placement, current)
             if shown is not None:
                 return shown
+            for pod in placement.takes:
+                await _mark(client, pod, placement)
             await _write(client, placement, current, now())
             return Bound()
         except ApiError as error:
@@ -126,6 +140,19 @@ def _outcome_of(placement: ReservationPlacement, current: _Reservation) -> Outco
     if current.metadata.deletion_timestamp is not None:
         return Refused(Why.DELETED, f"reservation {name} is being deleted")
     return None
+
+
+async def _mark(client: Client, pod: TakenPod, placement: ReservationPlacement) -> None:
+    """Mark a pod as a user. One that is gone leaves its room to the Reservation."""
+    uses = canonical_json({"name": placement.name, "uid": placement.uid})
+    metadata = {"uid": pod.uid, "annotations": {ANNOTATION_RESERVATION_ALLOCATED: uses}}
+    body = msgspec.json.encode({"metadata": metadata})
+    try:
+        await client.patch(PODS, pod.name, body, namespace=pod.namespace)
+    except ApiError as error:
+        replaced = error.status in (409, 422) and "uid" in error.message
+        if not error.not_found and not replaced:
+            raise
 
 
 async def _write(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -133,6 +133,7 @@ class ReservationController:
         if reservation is None:
             self.queue.forget(name)
             return None
+        await self._clean_elsewhere(reservation)
         settings, node = self._settings, reservation.status.node_name
         ended = reservation.status.phase in ENDED_PHASES
         node_exists = ended or not node or self._nodes.get(node) is not None
@@ -199,7 +200,21 @@ class ReservationController:
         uid = self._deleted.get(name)
         if uid is None:
             return
-        for pod in self._users.get(uid):
+        await self._clean(self._users.get(uid))
+        if self._deleted.get(name) == uid:
+            del self._deleted[name]
+
+    async def _clean_elsewhere(self, reservation: Reservation) -> None:
+        """Take the annotation from pods on other nodes than the reservation's.
+
+        They were to be taken over there, and the reservation got another node instead.
+        """
+        meta, node = reservation.metadata, reservation.status.node_name
+        users = self._users.get(meta.uid) if node else ()
+        await self._clean(pod for pod in users if pod.spec.node_name != node)
+
+    async def _clean(self, pods: Iterable[SchedulingPod]) -> None:
+        for pod in pods:
             meta = pod.metadata
             annotations = {ANNOTATION_RESERVATION_ALLOCATED: None}
             body = msgspec.json.encode({"metadata": {"uid": meta.uid, "annotations": annotations}})
@@ -209,8 +224,6 @@ class ReservationController:
                 if not error.not_found and not error.conflict and error.status != 422:
                     raise
                 _log.debug("pod %s keeps its annotation: %s", object_key(pod), error)
-        if self._deleted.get(name) == uid:
-            del self._deleted[name]
 
 
 def _node_of(reservation: Reservation) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
+from dataclasses import replace
 
 from apis.core import is_terminated
 from apis.meta import LabelSelector, unix_seconds
@@ -22,6 +23,7 @@ from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.operating_pods import OperatingPods
 from cluster.scheduler.sources.quotas import QuotaSource
 from cluster.scheduler.tables.amounts import Amounts
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -125,8 +127,9 @@ class ClusterSource:
         else:
             self.problems.pop(key, None)
         known = self._tables.bookings.get(uid)
-        if known != read.booking:
-            self._tables.place(read.booking)
+        booking = _keeping_pods(read.booking, known)
+        if known != booking:
+            self._tables.place(booking)
         if self._operating.follow(new, read.booking.shape.requests):
             self._tell(RESERVATION, Action.UPDATE_OTHER, old, new)
         if self._quotas is not None:
@@ -184,6 +187,16 @@ class ClusterSource:
 
     def _tell(self, kind: str, action: Action, old: object, new: object) -> None:
         self._queue.cluster_event(ClusterEvent(kind, action, old, new), self._clock())
+
+
+def _keeping_pods(booking: Booking, known: Booking | None) -> Booking:
+    """Return a booking with the pods that a reservation takes over, as far as that was decided.
+
+    The pods themselves show it, but perhaps later than the Reservation.
+    """
+    if known is None or not known.allocation.takes or known.node != booking.node:
+        return booking
+    return replace(booking, allocation=replace(booking.allocation, takes=known.allocation.takes))
 
 
 def node_actions(old: SchedulingNode, new: SchedulingNode) -> Action:

@@ -83,9 +83,12 @@ def _int32(text: str) -> int | None:
     return number if -(2**31) <= number < 2**31 else None
 
 
-def kept_reserve_pod(pod: SchedulingPod) -> SchedulingPod:
-    """Return a reserve pod in the form in which plugins see pods, with the mark of one."""
-    return _kept(pod, {ANNOTATION_RESERVE_POD: "true"})
+def kept_reserve_pod(pod: SchedulingPod, marks: Mapping[str, str]) -> SchedulingPod:
+    """Return a reserve pod in the form in which plugins see pods, with the mark of one.
+
+    marks: further annotations, for plugins.
+    """
+    return _kept(pod, {**marks, ANNOTATION_RESERVE_POD: "true"})
 
 
 def _kept(pod: SchedulingPod, mark: Mapping[str, str]) -> SchedulingPod:

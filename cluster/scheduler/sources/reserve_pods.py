@@ -25,16 +25,18 @@ from apis.keys import (
     ANNOTATION_BIND_GANG_MEMBER_COUNT_OLD,
     ANNOTATION_DEVICE_ALLOCATED,
     ANNOTATION_EXACT_MATCH_RESERVATION,
+    ANNOTATION_IS_PRE_ALLOCATION,
     ANNOTATION_RESERVATION_AFFINITY,
     ANNOTATION_RESERVATION_ALLOCATED,
     ANNOTATION_RESERVATION_NODE,
     ANNOTATION_RESERVATION_RESIZE_ALLOCATABLE,
     ANNOTATION_RESOURCE_STATUS,
+    LABEL_PRE_ALLOCATION_REQUIRED,
     LABEL_PRIORITY,
 )
 from apis.meta import parse_duration, parse_time, selector_problem
 from apis.quantity import ResourceList
-from apis.scheduling import ENDED_PHASES, Reservation
+from apis.scheduling import ENDED_PHASES, Reservation, ReservationOwner
 from apis.scheduling_pod import (
     Affinity,
     NodeAffinity,
@@ -47,6 +49,10 @@ from apis.scheduling_pod import (
     SchedulingPodStatus,
 )
 from cluster.scheduler.sources.objects import kept_reserve_pod, renamed
+from cluster.scheduler.tables.reservations.pre_allocation import (
+    ANNOTATION as ANNOTATION_PRE_ALLOCATION,
+)
+from cluster.scheduler.tables.reservations.pre_allocation import PreAllocation, text_of
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 """Kubernetes' default of spec.schedulerName; a template is stored without defaults."""
@@ -74,6 +80,9 @@ _NOT_OF_RESERVE_POD: Final = frozenset(
     }
 )
 """They choose among reservations. A reserve pod uses none."""
+
+_CLUSTER: Final = "Cluster"
+"""Mode of `preAllocationPolicy`."""
 
 _RESIZED_CONTAINER: Final = "__internal_fake_container__"
 """Upstream's name of the container that holds what an Available reservation really keeps."""
@@ -136,7 +145,25 @@ def read_reserve_pod(reservation: Reservation) -> ReservePod:
     status = reservation.status
     if status.node_name and status.allocatable:
         pod = _holding(pod, requested, {**requested, **renamed(status.allocatable)})
-    return ReservePod(reservation, kept_reserve_pod(pod), {**requested, **resized}, tuple(problems))
+    kept = kept_reserve_pod(pod, _pre_allocation(reservation))
+    return ReservePod(reservation, kept, {**requested, **resized}, tuple(problems))
+
+
+def _pre_allocation(reservation: Reservation) -> dict[str, str]:
+    """Return the marks of a Reservation that takes over room of running pods."""
+    spec, policy = reservation.spec, reservation.spec.pre_allocation_policy
+    if not spec.pre_allocation or reservation.status.node_name:
+        return {}
+    cluster = policy is not None and policy.mode == _CLUSTER
+    demand = PreAllocation(
+        name=reservation.metadata.name,
+        owners=(ReservationOwner(),) if cluster else spec.owners,
+        taints=spec.taints,
+        cluster=cluster,
+        multiple=policy is not None and policy.enable_multiple,
+        required=reservation.metadata.labels.get(LABEL_PRE_ALLOCATION_REQUIRED) == "true",
+    )
+    return {ANNOTATION_IS_PRE_ALLOCATION: "true", ANNOTATION_PRE_ALLOCATION: text_of(demand)}
 
 
 def _template(reservation: Reservation, problems: list[InputError]) -> _Template:
@@ -213,6 +240,11 @@ def _check(reservation: Reservation, problems: list[InputError]) -> None:
         problem = None if selector is None else selector_problem(selector)
         if problem is not None:
             bad(f"spec.owners[{index}].labelSelector", selector, problem)
+    if spec.pre_allocation and spec.allocate_policy != "Restricted":
+        bad("spec.allocatePolicy", spec.allocate_policy, "preAllocation needs Restricted")
+    mode = "" if spec.pre_allocation_policy is None else spec.pre_allocation_policy.mode
+    if mode not in ("", "Default", _CLUSTER):
+        bad("spec.preAllocationPolicy.mode", mode, "expected Default or Cluster")
     if spec.ttl is None and spec.expires is None:
         bad("spec", "", "expected ttl or expires")
     for field, text, parse in (

@@ -44,7 +44,8 @@ class Allocation:
 
     cpus: CPUs of the pod's own. numa: amounts by NUMA node id, ascending. devices: what is
     allocated, by device type. reservation: UID of the reservation that the pod uses, or "".
-    volumes: planned for claims that are not bound yet; a pod that is bound has none.
+    volumes: planned for claims that are not bound yet; a pod that is bound has none. takes: UIDs
+    of pods on the node that use the reservation that this booking is, from now on.
     """
 
     cpus: CpuSet = NO_CPUS
@@ -52,6 +53,7 @@ class Allocation:
     devices: Mapping[str, tuple[DeviceAllocation, ...]] = field(default_factory=lambda: _NO_DEVICES)
     reservation: str = ""
     volumes: PlannedVolumes = NO_VOLUMES
+    takes: tuple[str, ...] = ()
 
 
 NO_ALLOCATION: Final = Allocation()

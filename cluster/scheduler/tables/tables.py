@@ -6,6 +6,7 @@ Plugins of all profiles read one set of tables, so no booking of one profile is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -83,6 +84,9 @@ class Tables:
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self.reservations = ReservationTable(self.nodes, self._in_force)
+        self._taken: dict[str, tuple[str, Booking]] = {}
+        """UID of a pod that a reservation takes over -> the reservation's UID, and the booking that
+        the pod had before."""
         self._waiting: dict[str, dict[str, Booking]] = {}
         """Bookings on nodes that are not known, by node name: a pod may be read before its node."""
 
@@ -139,6 +143,16 @@ class Tables:
             self._waiting.setdefault(booking.node, {})[booking.uid] = booking
         else:
             self._place(booking, row)
+        for taken in booking.allocation.takes:
+            self._take(taken, booking)
+
+    def _take(self, uid: str, by: Booking) -> None:
+        """Have a pod use the reservation `by`, until that is removed or the pod is placed again."""
+        before = self._bookings.get(uid)
+        if before is not None and before.node == by.node:
+            allocation = replace(before.allocation, reservation=by.uid)
+            self.place(replace(before, allocation=allocation))
+            self._taken[uid] = by.uid, before
 
     def remove(self, uid: str) -> Booking | None:
         """Take a pod's booking back; return it, or None if the pod has none."""
@@ -155,6 +169,11 @@ class Tables:
                 del self._waiting[booking.node]
         else:
             self._remove(booking, row)
+        self._taken.pop(uid, None)
+        for taken in booking.allocation.takes:
+            by, before = self._taken.get(taken, ("", booking))
+            if by == uid:
+                self.place(before)
         return booking
 
     def upsert_node(self, node: SchedulingNode) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.plugins.contract import Given
+from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.reservations.asked import asked_of
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy
@@ -21,12 +22,16 @@ from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
 _NONE: Final[frozenset[str]] = frozenset()
+_BY_OWNERS: Final = PreAllocating()
 
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
     """The contract's `Restored`. `usable` is what the pod may use by itself, or all for a pod that
-    ignores reservations."""
+    ignores reservations. pre_allocating: gives a reserve pod the room of pods that it takes over.
+    """
+
+    pre_allocating: PreAllocating = _BY_OWNERS
 
     def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> Slots:
         """Return the slots on these rows whose remainder the pod may take."""
@@ -36,6 +41,8 @@ class Restoring:
         return table.usable(pod, rows)
 
     def given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
+        if self.pre_allocating.applies(pod, tables):
+            return self.pre_allocating.given(pod, tables, rows)
         slots = self.slots(pod, tables, rows)
         if not len(slots):
             return None

@@ -10,8 +10,8 @@ import pytest
 
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
-from cluster.scheduler.binding.reservations import ReservationPlacement
-from kube.resources import RESERVATIONS
+from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
+from kube.resources import PODS, RESERVATIONS
 from tests.cluster.fake_api import FakeApi, in_virtual_time
 
 PATH = RESERVATIONS.path(name="r")
@@ -163,3 +163,38 @@ def test_draining_waits_for_what_is_in_flight_and_names_the_rest() -> None:
         assert bed.outcomes == []
 
     play(stuck)
+
+
+def test_pods_that_are_taken_over_are_marked_before_the_reservation_is_available() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        pod = bed.api.put(PODS, {"metadata": {"name": "p", "namespace": "default"}})
+        takes = (
+            TakenPod("default", "p", pod["metadata"]["uid"]),
+            TakenPod("default", "gone", "uid-gone"),
+        )
+        bed.writer.submit(ReservationPlacement("r", uid, "n1", {"cpu": "4"}, {}, takes))
+        await asyncio.sleep(1)
+        assert bed.outcomes == [("n1", Bound())]
+        marked = bed.api.get(PODS, "p", namespace="default")["metadata"]["annotations"]
+        assert marked == {
+            "scheduling.koordinator.sh/reservation-allocated": f'{{"name":"r","uid":"{uid}"}}'
+        }
+        assert [path.rsplit("/", 1)[-1] for _, path, _ in bed.api.writes] == ["p", "gone", "status"]
+
+    play(scenario)
+
+
+def test_a_pod_that_must_not_be_marked_keeps_the_reservation_pending() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        pod = bed.api.put(PODS, {"metadata": {"name": "p", "namespace": "default"}})
+        takes = (TakenPod("default", "p", pod["metadata"]["uid"]),)
+        bed.api.refuse[PODS.path(namespace="default", name="p")] = 403
+        bed.writer.submit(ReservationPlacement("r", uid, "n1", {"cpu": "4"}, {}, takes))
+        await asyncio.sleep(1)
+        ((_, outcome),) = bed.outcomes
+        assert isinstance(outcome, Refused) and outcome.why is Why.FORBIDDEN
+        assert bed.stored["status"] == {}
+
+    play(scenario)

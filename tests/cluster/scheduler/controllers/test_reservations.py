@@ -115,6 +115,9 @@ def test_the_status_follows_the_pods_that_use_a_reservation() -> None:
         writes = len(bed.api.writes)
         await asyncio.sleep(HOUR)
         assert len(bed.api.writes) == writes
+        # A pod on another node was to be taken over there, where the reservation did not go.
+        stored = bed.api.get(PODS, "elsewhere", namespace="default")
+        assert USES not in stored["metadata"]["annotations"]
         bed.api.remove(PODS, "a", namespace="default")
         bed.make_pod("b", uid, phase="Succeeded")
         await asyncio.sleep(2)

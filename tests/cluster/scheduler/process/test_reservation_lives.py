@@ -73,7 +73,9 @@ class ReservationLives(Lives):
         self.writer = _Writer()
         super().__init__()
         for number in range(3):
-            self.reserve(number, 1500, "koord-scheduler", True, "24h", "", "web", "Restricted")
+            self.reserve(
+                number, 1500, "koord-scheduler", True, "24h", "", "web", "Restricted", False
+            )
 
     def _start(self) -> None:
         super()._start()
@@ -127,6 +129,7 @@ class ReservationLives(Lives):
             return False
         assert placement.uid not in self.bound
         self.bound.add(placement.uid)
+        self._mark(placement)
         stamp = format_time(datetime.fromtimestamp(self.now, UTC))
         found["status"] = {
             "phase": "Available",
@@ -140,6 +143,15 @@ class ReservationLives(Lives):
         assert self._count(placement.node) <= most
         return True
 
+    def _mark(self, placement: ReservationPlacement) -> None:
+        """Mark the pods that a Reservation takes over."""
+        for taken in placement.takes:
+            pod = self.pods.get(taken.name)
+            if pod is not None and pod["metadata"]["uid"] == taken.uid:
+                text = f'{{"name":"{placement.name}","uid":"{placement.uid}"}}'
+                pod["metadata"]["annotations"] = {**pod["metadata"]["annotations"], _USES: text}
+                self.late_pods.append(self._line("MODIFIED", pod))
+
     # --- what users do -------------------------------------------------------------------------
 
     @rule(
@@ -151,6 +163,7 @@ class ReservationLives(Lives):
         gang=st.sampled_from(["", "", "", "a"]),
         app=st.sampled_from(["web", "db"]),
         policy=st.sampled_from(["Aligned", "Restricted"]),
+        pre=st.sampled_from([False, False, True]),
     )
     def reserve(
         self,
@@ -162,6 +175,7 @@ class ReservationLives(Lives):
         gang: str,
         app: str,
         policy: str,
+        pre: bool,
     ) -> None:
         key = f"r{name}"
         if key in self.reservations:
@@ -188,6 +202,8 @@ class ReservationLives(Lives):
                 "ttl": ttl,
                 "allocateOnce": once,
                 "allocatePolicy": policy,
+                "preAllocation": pre,
+                "preAllocationPolicy": {"enableMultiple": milli > 1500},
             },
             "status": {"phase": "Pending"},
         }
@@ -282,13 +298,15 @@ class ReservationLives(Lives):
         elif isinstance(step, Delete) and found["metadata"]["uid"] == seen.metadata.uid:
             self.edit(name, "delete")
 
-    @rule(applied=st.lists(st.booleans(), max_size=4))
-    def kill(self, applied: list[bool]) -> None:
+    @rule(applied=st.lists(st.sampled_from(["all", "marks", "nothing"]), max_size=4))
+    def kill(self, applied: list[str]) -> None:
         """The process is killed; of its writes under way some still reach the server."""
         for reaches, placement in zip(applied, self.writer.waiting, strict=False):
-            if reaches:
+            if reaches == "all":
                 self._bind_reservation(placement)
-        self.restart(applied)
+            elif reaches == "marks":
+                self._mark(placement)
+        self.restart([each == "all" for each in applied])
 
     def _after_restart(self) -> None:
         self.late_reservations.clear()
@@ -315,12 +333,13 @@ class ReservationLives(Lives):
             if status.get("nodeName") or status["phase"] in _ENDED:
                 continue
             spec = each["spec"]
-            if not spec["owners"] or spec["ttl"] == "soon":
+            bad = spec["preAllocation"] and spec["allocatePolicy"] != "Restricted"
+            if bad or not spec["owners"] or spec["ttl"] == "soon":
                 assert self.writer.refused.get(uid, "Reservation r").startswith("Reservation r")
                 continue
             if spec["template"]["spec"]["schedulerName"] == "other":
                 continue
-            if each["metadata"]["annotations"]:
+            if each["metadata"]["annotations"] or spec["preAllocation"]:
                 continue
             for name in self.nodes:
                 cpu, most = NODES[name]

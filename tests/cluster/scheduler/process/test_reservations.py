@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
@@ -92,7 +93,11 @@ class Bed:
             **members.pop("status", {}),
         }
         obj = {
-            "metadata": {"name": name, "uid": f"uid-{name}"},
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "labels": members.pop("labels", {}),
+            },
             "spec": {
                 "template": {"spec": {"schedulerName": "koord-scheduler", "containers": []}},
                 "owners": _WEB,
@@ -226,3 +231,153 @@ def test_a_reservation_is_never_a_victim() -> None:
     bed.pod("important", "3", priority=1000)
     assert bed.placed() == {}
     assert bed.evicted == []
+
+
+# --- pre-allocation ------------------------------------------------------------------------------
+
+
+def _pre_allocate(bed: Bed, name: str, cpu: str, **members: Any) -> None:
+    """Make a pending Reservation that takes over room of running pods with the label app: web."""
+    resources = {"requests": {"cpu": cpu}}
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "containers": [{"name": "c", "resources": resources}],
+    }
+    pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
+    wanted: dict[str, Any] = {
+        "preAllocation": True,
+        "allocatePolicy": "Restricted",
+        "allocateOnce": False,
+    }
+    wanted |= {"template": {"spec": spec}, "status": pending, **members}
+    bed.reservation(name, cpu, **wanted)
+
+
+def _requested(bed: Bed) -> int:
+    nodes = bed.process.tables.nodes
+    return int(nodes.requested[nodes.row("n"), 0])
+
+
+def _taken(bed: Bed) -> list[list[str]]:
+    """Schedule; return the pods that each placed Reservation takes over."""
+    assert bed.placed() == {}
+    return [[pod.name for pod in placement.takes] for placement in bed.writer.waiting]
+
+
+def test_a_reservation_takes_over_the_room_of_a_running_pod_and_keeps_it() -> None:
+    bed = Bed()
+    bed.pod("old", "3", node="n", metadata=_OWNER)
+    _pre_allocate(bed, "r", "3")
+    assert _taken(bed) == [["old"]]
+    assert _requested(bed) == 3000
+    bed.reservation("r", "3", allocatePolicy="Restricted", allocateOnce=False)
+    assert _requested(bed) == 3000
+    uses = {"annotations": {_USES: '{"name":"r","uid":"uid-r"}'}, **_OWNER}
+    bed.pod("old", "3", node="n", metadata=uses)
+    assert _requested(bed) == 3000
+    # The pod goes; what it had stays the reservation's, for its owners alone.
+    bed.pod("old", "3", node="n", metadata=uses, kind="DELETED")
+    assert _requested(bed) == 3000
+    bed.pod("stranger", "2")
+    bed.pod("new", "2", metadata=_OWNER)
+    assert bed.placed() == {"new": "r"}
+
+
+def test_a_binding_that_fails_gives_pods_back_as_they_were() -> None:
+    bed = Bed()
+    bed.pod("old", "3", node="n", metadata=_OWNER)
+    before = dict(bed.process.tables.bookings)
+    _pre_allocate(bed, "r", "3")
+    assert _taken(bed) == [["old"]]
+    bed.process.attempts.bound(bed.writer.waiting.popleft(), Refused(Why.FAILING, "test"))
+    assert dict(bed.process.tables.bookings) == before
+    assert not bed.process.tables._taken
+
+
+_MULTIPLE = {"preAllocationPolicy": {"enableMultiple": True}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "cpu", "members", "takes"),
+    [
+        # Too large for the reservation, or too small to help.
+        ([("a", "4")], "3", {}, None),
+        ([("a", "1"), ("b", "3")], "2", {}, None),
+        # The one that fills the reservation best; the room of one is enough.
+        ([("a", "1"), ("b", "2")], "2", {}, ["b"]),
+        ([("a", "2"), ("b", "2")], "4", {}, None),
+        (
+            [("a", "2"), ("b", "2")],
+            "4",
+            {**_MULTIPLE},
+            ["a", "b"],
+        ),
+        ([("a", "1"), ("b", "2")], "3", _MULTIPLE, ["b"]),
+        # Free room serves where no pod does, unless the label forbids it.
+        ([], "3", {}, []),
+        ([], "3", {"required": True}, None),
+        ([("a", "2")], "2", {"required": True}, ["a"]),
+        # Others' pods are not taken.
+        ([("a", "3")], "3", {"owners": [{"labelSelector": {"matchLabels": {"app": "db"}}}]}, None),
+    ],
+)
+def test_which_pods_are_taken_over(
+    pods: list[tuple[str, str]], cpu: str, members: dict[str, Any], takes: list[str] | None
+) -> None:
+    bed = Bed()
+    for name, wanted in pods:
+        bed.pod(name, wanted, node="n", metadata=_OWNER)
+    required = {"scheduling.koordinator.sh/pre-allocation-required": "true"}
+    if members.pop("required", False):
+        members = {**members, "labels": required}
+    _pre_allocate(bed, "r", cpu, **members)
+    assert _taken(bed) == ([] if takes is None else [takes])
+    if takes is None:
+        assert "0/1 nodes are available" in bed.writer.refused["uid-r"]
+
+
+def test_two_reservations_do_not_take_one_pod() -> None:
+    bed = Bed()
+    bed.pod("a", "2", node="n", metadata=_OWNER)
+    bed.pod("b", "2", node="n", metadata=_OWNER)
+    _pre_allocate(bed, "r", "2")
+    _pre_allocate(bed, "s", "2")
+    _pre_allocate(bed, "t", "2")
+    assert sorted(_taken(bed)) == [["a"], ["b"]]
+    assert _requested(bed) == 4000
+
+
+_CLUSTER = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    reserve: {enabled: [{name: Reservation}]}
+    bind: {enabled: [{name: Reservation}]}
+  pluginConfig:
+  - name: Reservation
+    args:
+      preAllocationConfig: {enableClusterMode: %s, preferNoPreAllocatedPods: true}
+"""
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_cluster_mode_takes_labelled_pods_by_their_priority(enabled: bool) -> None:
+    text = _CLUSTER % str(enabled).lower()
+    bed = Bed(read_configuration(text, obj="test"))
+    label = {"pod.koordinator.sh/is-pre-allocatable": "true"}
+    key = "pod.koordinator.sh/pre-allocatable-priority"
+    for name, priority in (("low", "-1"), ("high", "7"), ("none", "x")):
+        bed.pod(name, "1", node="n", metadata={"labels": label, "annotations": {key: priority}})
+    bed.pod("plain", "1", node="n", metadata=_OWNER)
+    policy = {"mode": "Cluster"}
+    _pre_allocate(bed, "r", "1", preAllocationPolicy=policy)
+    assert _taken(bed) == ([["high"]] if enabled else [])
+    if not enabled:
+        assert "preAllocationPolicy" in bed.writer.refused["uid-r"]
+        return
+    # With free room on the node, that comes first under this configuration.
+    bed.pod("plain", "1", node="n", metadata=_OWNER, kind="DELETED")
+    _pre_allocate(bed, "s", "1", preAllocationPolicy=policy)
+    assert _taken(bed) == [["high"], []]

@@ -315,3 +315,42 @@ def test_a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus(
     server: ApiServer,
 ) -> None:
     _play(server, _a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus)
+
+
+async def _the_room_of_a_running_pod_is_kept_when_it_ends(
+    server: ApiServer, client: Client
+) -> None:
+    await make_node(client, "n0", cpu=4)
+    async with scheduler(server.connection(), _CONFIGURATION):
+        await make_pod(client, "old", cpu="3", metadata=_OWNER)
+        await _bound(client, "old")
+        wanted: dict[str, Any] = {
+            "preAllocation": True,
+            "allocatePolicy": "Restricted",
+            "allocateOnce": False,
+        }
+        await _reserve(client, "r", cpu="3", **wanted)
+        await _reaches(client, "r", "Available")
+
+        async def owners() -> list[str]:
+            status = (await _reservation(client, "r"))["status"]
+            return [one["name"] for one in status.get("currentOwners", [])]
+
+        async def old_is_owner() -> bool:
+            return await owners() == ["old"]
+
+        async def none_is_owner() -> bool:
+            return await owners() == []
+
+        await eventually(old_is_owner)
+        await make_pod(client, "stranger", cpu="2")
+        path = PODS.path(namespace="default", name="old")
+        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        await eventually(none_is_owner)
+        await make_pod(client, "new", cpu="2", metadata=_OWNER)
+        await _bound(client, "new")
+        assert not (await nodes_of(client))["stranger"]
+
+
+def test_the_room_of_a_running_pod_is_kept_when_it_ends(server: ApiServer) -> None:
+    _play(server, _the_room_of_a_running_pod_is_kept_when_it_ends)

@@ -1,0 +1,240 @@
+"""Pre-allocation: a Reservation on room that running pods have, which become its first owners.
+
+On a node, the room of such pods counts as free for the Reservation if each of them fits into it.
+When the pods end, the Reservation keeps what they had. docs/scheduler.md, "Reservation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from apis.core import Taint
+from apis.keys import (
+    ANNOTATION_PRE_ALLOCATABLE_PRIORITY,
+    ANNOTATION_RESERVE_POD,
+    LABEL_IS_PRE_ALLOCATABLE,
+)
+from cluster.scheduler.plugins.contract import Given, Mask, Reason, Recorded, Refusal
+from cluster.scheduler.tables.amounts import Amounts
+from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.reservations.facts import ReservationFacts
+from cluster.scheduler.tables.reservations.matching import Match, match
+from cluster.scheduler.tables.reservations.pre_allocation import PreAllocation, demand_of
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
+
+_NO_PODS: Final = Reason("node(s) had no pods whose room the reservation can take over")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """cluster: whether Reservations may ask for candidates by `label`, ordered by the number in
+    the annotation `priority`. prefer_free: room that no pod has is used first."""
+
+    cluster: bool = False
+    label: str = LABEL_IS_PRE_ALLOCATABLE
+    priority: str = ANNOTATION_PRE_ALLOCATABLE_PRIORITY
+    prefer_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreAllocating:
+    """Admission, Filter and Allocator for such reserve pods alone."""
+
+    settings: Settings = Settings()
+    name: str = "Reservation"
+
+    def check(self, pod: PodShape, tables: Tables) -> None:
+        """Refuse a mode that the profile does not allow. Raises Refusal."""
+        demand = pod.derived(demand_of)
+        if demand is not None and demand.cluster and not self.settings.cluster:
+            raise Refusal(
+                self.name,
+                "spec.preAllocationPolicy.mode = 'Cluster': enableClusterMode is not set in the "
+                "preAllocationConfig of Reservation's arguments",
+            )
+
+    # --- filter ----------------------------------------------------------------------------------
+
+    def applies(self, pod: PodShape, tables: Tables) -> bool:
+        return pod.derived(demand_of) is not None
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return (_NO_PODS,)
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        """Hold nodes back where no pods fit, of a Reservation that takes no free room."""
+        demand = pod.derived(demand_of)
+        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        if demand is not None and demand.required:
+            search = _Search(self.settings, demand, pod, tables)
+            for row in np.arange(len(mask))[rows].tolist():
+                mask[row] = not search.chosen(row)
+        return mask[rows]
+
+    def given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
+        """Return the room of the pods that would be taken over on each node."""
+        demand = pod.derived(demand_of)
+        if demand is None:
+            return None
+        search = _Search(self.settings, demand, pod, tables)
+        found = [
+            (row, chosen)
+            for row in np.arange(len(tables.nodes))[rows].tolist()
+            if (chosen := search.chosen(row))
+        ]
+        if not found:
+            return None
+        amounts = [
+            sum(tables.resources.vector(each.shape.requests) for each in chosen)
+            for _, chosen in found
+        ]
+        return Given(
+            np.array([row for row, _ in found], dtype=np.int64),
+            np.array(amounts, dtype=np.int64),
+            np.array([len(chosen) for _, chosen in found], dtype=np.int64),
+        )
+
+    # --- allocation ------------------------------------------------------------------------------
+
+    def allocate(
+        self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
+    ) -> Allocation | Reason:
+        """Add the pods that are taken over on this node, if any."""
+        demand = pod.derived(demand_of)
+        if demand is None:
+            return allocation
+        chosen = _Search(self.settings, demand, pod, tables).chosen(row)
+        if demand.required and not chosen:
+            return _NO_PODS
+        return replace(allocation, takes=tuple(each.uid for each in chosen))
+
+    def record(self, booking: Booking, tables: Tables) -> Recorded:
+        return Recorded({}, {})
+
+
+@dataclass(slots=True)
+class _Search:
+    """Chooses pods for one reserve pod, on one node after the other."""
+
+    settings: Settings
+    demand: PreAllocation
+    pod: PodShape
+    tables: Tables
+    _matched: dict[PodShape, bool] = field(default_factory=dict)
+
+    def chosen(self, row: int) -> tuple[Booking, ...]:
+        """Return the pods to take over on a node; none if they do not help, or are not needed."""
+        free = self._free(row)
+        if self.settings.prefer_free and not self.demand.required and _covers(free, self.wanted):
+            return ()
+        candidates = list(self._candidates(row))
+        if not candidates:
+            return ()
+        if self.demand.multiple:
+            return self._several(candidates, free)
+        for each in candidates:
+            if _covers(_added(free, each.shape.requests), self.wanted):
+                return (each,)
+        return ()
+
+    @property
+    def wanted(self) -> Amounts:
+        return self.pod.requests
+
+    def _several(self, candidates: list[Booking], free: Amounts) -> tuple[Booking, ...]:
+        left = dict(self.wanted)
+        taken: list[Booking] = []
+        for each in candidates:
+            if not _inside(each.shape.requests, left):
+                continue
+            left = {name: left[name] - each.shape.requests.get(name, 0) for name in left}
+            free = _added(free, each.shape.requests)
+            taken.append(each)
+            if _covers(free, self.wanted):
+                return tuple(taken)
+        return ()
+
+    def _free(self, row: int) -> Amounts:
+        nodes, names = self.tables.nodes, self.tables.resources
+        columns = {name: names.find(name) for name in self.wanted}
+        return {
+            name: 0
+            if column is None
+            else int(nodes.allocatable[row, column] - nodes.requested[row, column])
+            for name, column in columns.items()
+        }
+
+    def _candidates(self, row: int) -> Iterator[Booking]:
+        found = [each for each in self.tables.on(row).values() if self._may_be_taken(each, row)]
+        yield from sorted(found, key=self._order)
+
+    def _may_be_taken(self, booking: Booking, row: int) -> bool:
+        shape, used = booking.shape, booking.allocation.reservation
+        if booking.terminating or ANNOTATION_RESERVE_POD in shape.annotations:
+            return False
+        # The binding of a Reservation may have failed after its pods were marked.
+        tables = self.tables
+        if used and (used in tables.bookings or tables.reservations.get(used) is not None):
+            return False
+        if not _inside(shape.requests, self.wanted):
+            return False
+        if self.demand.cluster and shape.labels.get(self.settings.label) != "true":
+            return False
+        known = self._matched.get(shape)
+        if known is None:
+            known = self._matched[shape] = self._matches(shape, row)
+        return known
+
+    def _matches(self, shape: PodShape, row: int) -> bool:
+        """Return whether a pod may use the Reservation.
+
+        Labels of the node are left out, so that one answer holds for all nodes.
+        """
+        demand = self.demand
+        facts = ReservationFacts(
+            name=demand.name,
+            uid="",
+            owners=demand.owners,
+            allocatable=self.wanted,
+            taints=tuple(
+                Taint(key=each.key, value=each.value, effect=each.effect) for each in demand.taints
+            ),
+            labels=self.pod.labels,
+        )
+        return match(shape, facts, {}) is Match.YES
+
+    def _order(self, booking: Booking) -> tuple[int, str]:
+        shape = booking.shape
+        if self.demand.cluster:
+            text = shape.annotations.get(self.settings.priority, "")
+            digits = text.removeprefix("-")
+            sound = digits.isascii() and digits.isdigit() and len(digits) <= 10
+            return -int(text) if sound else 0, booking.uid
+        parts = [
+            100 * shape.requests.get(name, 0) // amount
+            for name, amount in self.wanted.items()
+            if amount
+        ]
+        return -(sum(parts) // len(parts)) if parts else 0, booking.uid
+
+
+def _inside(requests: Amounts, kept: Amounts) -> bool:
+    """Return whether a pod requests no more than is kept, of each resource that is kept."""
+    return all(requests.get(name, 0) <= amount for name, amount in kept.items())
+
+
+def _covers(free: Amounts, wanted: Amounts) -> bool:
+    return all(free.get(name, 0) >= amount for name, amount in wanted.items() if amount)
+
+
+def _added(free: Amounts, more: Amounts) -> Mapping[str, int]:
+    return {name: amount + more.get(name, 0) for name, amount in free.items()}
