@@ -57,7 +57,8 @@ how many more of them fit, where, and what stops the next one:
 where all pods would be under another configuration, and which would have no node:
   koordctl simulate --cluster dump --config packed.yaml --against scheduler.yaml
 
-from the cluster itself, which is only read:
+from the cluster itself, which is only read, with the configuration that it has:
+  kubectl -n koordinator-system get configmap koord-scheduler-config -o yaml > scheduler.yaml
   koordctl simulate --cluster kubeconfig --pods new-pods.yaml --config scheduler.yaml
 
 Add what the configuration looks at to a dump, by kubectl get TYPE -A -o json > dump/TYPE.json:
@@ -203,7 +204,14 @@ def _add_scheduling(command: Command) -> None:
     simulate.add_argument(
         "--config",
         metavar="FILE",
-        help="koord-scheduler's configuration (default: kube-scheduler's plugins alone)",
+        help="koord-scheduler's configuration, or the ConfigMap that holds it (default:"
+        " kube-scheduler's plugins alone)",
+    )
+    simulate.add_argument(
+        "--feature-gates",
+        default="",
+        metavar="NAME=BOOL,...",
+        help="the scheduler's, as on its command line",
     )
     simulate.add_argument(
         "--against", metavar="FILE", help="without --pods: compare with this configuration"

@@ -16,8 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
-from cluster.scheduler.configuration.reading import default_configuration, read_configuration
+from cluster.scheduler.configuration.gates import read_gates
+from cluster.scheduler.configuration.reading import (
+    LARGEST_FILE,
+    default_configuration,
+    read_configuration,
+)
 from cluster.scheduler.simulation.answers import Question, count_capacity, place_all, place_pods
 from cluster.scheduler.simulation.objects import FileObject, is_kubeconfig, read_objects
 from cluster.scheduler.simulation.reading import read_cluster
@@ -25,7 +32,11 @@ from cluster.scheduler.simulation.simulation import moment_of, types_read
 from koordctl.errors import CommandError
 from koordctl.tables import heading, table
 from koordctl.why import score_lines
+from service.manifest import NotYaml, documents
 
+_KIND: Final = "KubeSchedulerConfiguration"
+_MOST_VALUES: Final = 50_000
+"""Values of a configuration, as its reader allows."""
 _SHOWN: Final = 50
 """Rows of a table; `-o json` has all. Chosen: a screen."""
 _QUIET_S: Final = 1.0
@@ -42,8 +53,9 @@ def answer(options: argparse.Namespace) -> dict[str, Any]:
     if options.against and options.pods:
         raise CommandError("--against compares all pods of the cluster: leave --pods out")
     progress = _progress()
-    configuration = _configuration(options.config)
-    against = _configuration(options.against) if options.against else None
+    gates = read_gates(options.feature_gates, obj="command line", field="--feature-gates").on
+    configuration = _configuration(options.config, gates)
+    against = _configuration(options.against, gates) if options.against else None
     cluster, notes, now = _cluster(options, configuration, progress)
     question = Question(
         cluster=tuple(cluster),
@@ -66,15 +78,29 @@ def answer(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _configuration(path: str | None) -> SchedulerConfiguration:
+def _configuration(path: str | None, gates: Mapping[str, bool]) -> SchedulerConfiguration:
+    """Return the configuration of a file, which may be the ConfigMap that holds it."""
     if not path:
-        return default_configuration()
+        return msgspec.structs.replace(default_configuration(), gates=gates)
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read(LARGEST_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {path}: {error}") from None
-    return read_configuration(text, obj=path)
+    obj = path
+    try:
+        found = documents(text, most_values=_MOST_VALUES)
+    except NotYaml:
+        # The reader of configurations says what is wrong, and where.
+        found = []
+    if len(found) == 1 and isinstance(found[0], dict) and found[0].get("kind") == "ConfigMap":
+        data = found[0].get("data")
+        texts = data if isinstance(data, dict) else {}
+        names = [name for name, value in texts.items() if _KIND in str(value)]
+        if len(names) != 1:
+            raise CommandError(f"{path}: the ConfigMap holds {len(names)} texts with a {_KIND}")
+        text, obj = str(texts[names[0]]), f"{path}: data.{names[0]}"
+    return msgspec.structs.replace(read_configuration(text, obj=obj), gates=gates)
 
 
 def _cluster(

@@ -348,6 +348,33 @@ def test_equal_seeds_give_equal_answers_in_json_and_yaml(cluster: Cluster) -> No
     assert _states(cluster.ask(*pods)) == _states(first)
 
 
+def test_the_configuration_may_be_the_config_map_that_holds_it(cluster: Cluster) -> None:
+    def config_map(data: Any) -> str:
+        return yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": data})
+
+    cluster.write(node("n1"))
+    pods = ("--pods", cluster.pods(pod("a", schedulerName="koord-scheduler")))
+    held = cluster.config(config_map({"koord-scheduler-config": KOORDINATOR, "other": "x"}))
+    assert _states(cluster.ask(*pods, "--config", held)) == {"default/a": "n1"}
+    bad = KOORDINATOR.replace("LoadAwareScheduling", "LoadAware")
+    status, _, err = cluster.run(*pods, "--config", cluster.config(config_map({"c": bad})))
+    assert status == 2
+    assert "config.yaml: data.c: profiles[0].plugins.filter.enabled[0].name" in err
+    status, _, err = cluster.run(*pods, "--config", cluster.config(config_map({"c": "x"})))
+    assert (status, "holds 0 texts with a KubeSchedulerConfiguration" in err) == (2, True)
+
+
+def test_feature_gates_are_those_of_the_scheduler(cluster: Cluster) -> None:
+    cluster.write(node("n1", 4))
+    label = {"labels": {"koordinator.sh/priority": "9"}}
+    pods = ("--pods", cluster.pods(pod("a", "3", priority=1), pod("b", "3", metadata=label)))
+    assert _states(cluster.ask(*pods))["default/a"] == "n1"
+    states = _states(cluster.ask(*pods, "--feature-gates", "PriorityTransformer=true"))
+    assert states["default/b"] == "n1"
+    status, _, err = cluster.run(*pods, "--feature-gates", "MultiQuotaTree=maybe")
+    assert (status, "--feature-gates" in err) == (2, True)
+
+
 # --- how many fit --------------------------------------------------------------------------------
 
 

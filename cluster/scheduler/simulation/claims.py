@@ -20,8 +20,8 @@ def default_class(objects: Iterable[FileObject]) -> str:
     """Return the name of the StorageClass of claims that name none, or ""."""
     for each in objects:
         if each.kind == "StorageClass":
-            annotations = tree_of(each)["metadata"].get("annotations") or {}
-            if annotations.get(_IS_DEFAULT) == "true":
+            annotations = tree_of(each)["metadata"].get("annotations")
+            if isinstance(annotations, dict) and annotations.get(_IS_DEFAULT) == "true":
                 return each.name
     return ""
 
@@ -71,7 +71,15 @@ def ephemeral_claims(pod: FileObject, storage_class: str) -> list[FileObject]:
 def _claim(
     template: Mapping[str, Any], namespace: str, name: str, storage_class: str, where: str
 ) -> FileObject:
-    spec = dict(template.get("spec") or {})
+    given = template.get("spec") or {}
+    if not isinstance(given, dict):
+        raise InputError(
+            obj=f"{where}: the claim {namespace}/{name} of a template",
+            field="spec",
+            value=given,
+            problem="expected an object",
+        )
+    spec = dict(given)
     if spec.get("storageClassName") is None and storage_class:
         spec["storageClassName"] = storage_class
     metadata = {**template["metadata"], "name": name, "namespace": namespace}

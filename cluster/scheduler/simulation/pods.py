@@ -165,7 +165,7 @@ def _from_template(
             meta["namespace"] = namespace
             meta["ownerReferences"] = [owner]
             if volumes:
-                spec = made.setdefault("spec", {})
+                spec = _checked(made, each)
                 spec["volumes"] = [*(spec.get("volumes") or ()), *volumes[number]]
             yield f"{each.name}-{number}", made
 

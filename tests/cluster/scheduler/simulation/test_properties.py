@@ -143,9 +143,30 @@ def test_damaged_objects_are_errors_with_a_place_or_left_out(seed: int) -> None:
             "value": 9,
         },
     ]
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    trees.append(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {
+                "name": "disk",
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "provisioner": "disk.example.com",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+    )
+    koord: Tree = {"schedulerName": "koord-scheduler"}
+    replicas = workload("StatefulSet", "db", 2, "1", **koord)
+    replicas["spec"]["volumeClaimTemplates"] = [claim]
+    scratch = {"name": "s", "ephemeral": {"volumeClaimTemplate": {"spec": claim["spec"]}}}
     asked = [
-        pod("a", schedulerName="koord-scheduler", priorityClassName="high"),
-        workload("Deployment", "w", 2, schedulerName="koord-scheduler"),
+        pod("a", priorityClassName="high", **koord),
+        workload("Deployment", "w", 2, "1", volumes=[scratch], **koord),
+        replicas,
     ]
     which = random.randrange(len(trees) + len(asked))
     if which < len(trees):
