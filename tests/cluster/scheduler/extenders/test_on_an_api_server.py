@@ -209,7 +209,7 @@ def test_an_extender_that_hangs_delays_only_the_pods_that_it_is_asked_about(
 
 
 def test_an_extender_that_fails_holds_its_pods_up_unless_it_is_ignorable(
-    server: ApiServer,
+    server: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         answers: dict[str, Callable[[Tree], Any]] = {"filter": lambda _: {"Error": "no licence"}}
@@ -220,8 +220,10 @@ def test_an_extender_that_fails_holds_its_pods_up_unless_it_is_ignorable(
                 "filterVerb": "filter",
                 "prioritizeVerb": "absent",
                 "weight": 1,
+                "preemptVerb": "preempt",
             }
             async with _scheduler(server, configured):
+                assert f"extender {extender.url}: preemptVerb has no effect" in caplog.text
                 await _make_pod(client, "p")
                 message = await _condition(client, "p", "SchedulerError")
                 assert message == f"extender {extender.url}: no licence"
