@@ -60,6 +60,23 @@ class ElasticQuotaAdmission:
                 return firm
             return self._refusal_above(quota, requests) if self.parents else None
 
+    def admits_pending(self, pod: PodShape) -> bool:
+        """Return whether `refusal` is None, for a pod that is counted as pending.
+
+        Without the text and without a trial of the request, it is cheap enough to be asked for all
+        shapes that wait, after each change of the cluster.
+        """
+        belongs = self.quotas.of(pod)
+        quota = belongs.quota
+        if quota is None:
+            return not belongs.problem
+        used, most = quota.all.used, quota.definition.most
+        for name, amount in belongs.requests.items():
+            limit = quota.runtime(name) if self.runtime else most[name]
+            if used.get(name, 0) + amount > limit:
+                return False
+        return not (belongs.firm or self.parents) or self.refusal(pod) is None
+
     def limit(self, quota: QuotaNode, name: str) -> int | None:
         """Return how much of a resource the pods of a quota may use, None if it is not limited."""
         if name not in quota.definition.most:
@@ -125,7 +142,7 @@ class QuotaHint:
 
     def __call__(self, pod: PendingPod[Any], old: Any, new: Any) -> bool:
         admission = self.admissions.get(pod.shape.scheduler_name)
-        return admission is None or admission.refusal(pod.shape) is None
+        return admission is None or admission.admits_pending(pod.shape)
 
 
 def amounts_text(amounts: Amounts) -> str:

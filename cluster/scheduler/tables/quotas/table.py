@@ -284,6 +284,17 @@ class QuotaTable:
             if group.belongs.quota is quota:
                 yield from group.placed.values()
 
+    def is_counted(self, belongs: PodQuota) -> bool:
+        """Return whether one more pod of a shape must be in the request of its quota already."""
+        quota = belongs.quota
+        if quota is None:
+            return True
+        request, used = quota.own.request, quota.own.used
+        for name, amount in belongs.requests.items():
+            if request[name] < used[name] + amount:
+                return False
+        return True
+
     @contextmanager
     def counted(self, belongs: PodQuota) -> Iterator[None]:
         """Have one more pod in the request for a while, unless it must be in it already.
@@ -292,10 +303,7 @@ class QuotaTable:
         because a quota that lends has no more than it requests.
         """
         quota = belongs.quota
-        if quota is None or all(
-            quota.own.request[name] >= quota.own.used[name] + amount
-            for name, amount in belongs.requests.items()
-        ):
+        if quota is None or self.is_counted(belongs):
             yield
             return
         quota.add_request(belongs.requests, 1, firm=belongs.firm)
@@ -354,9 +362,10 @@ class QuotaTable:
         return top
 
     def _default_total(self, name: str) -> int:
-        built_in = (self._nodes[DEFAULT_QUOTA], self._nodes[SYSTEM_QUOTA])
-        used = sum(quota.all.used[name] for quota in built_in)
-        return self._total[name] - self._outside[name] - used
+        total = self._total.get(name, 0) - self._outside.get(name, 0)
+        for built_in in (DEFAULT_QUOTA, SYSTEM_QUOTA):
+            total -= self._nodes[built_in].all.used.get(name, 0)
+        return total
 
     def _node(self, name: str) -> QuotaNode | None:
         """Return the node of a quota, made with those above it."""

@@ -221,12 +221,12 @@ class QuotaNode:
 
     def _for_children(self, name: str) -> int:
         """Return what the children divide: the runtime less what the quota's own pods use."""
-        return self.runtime(name) - self.own.used[name]
+        return self.runtime(name) - self.own.used.get(name, 0)
 
     def _runtime_of(self, child: QuotaNode, name: str) -> int:
         total = self._for_children(name)
-        wanted = self.all.request[name] - self.own.request[name]
-        if wanted <= total and not self._weightless[name] and not self._sharing.guarantee:
+        wanted = self.all.request.get(name, 0) - self.own.request.get(name, 0)
+        if wanted <= total and not self._weightless.get(name) and not self._sharing.guarantee:
             return child._limited.get(name, 0)
         column = self._columns.get(name)
         if column is None or column[0] != total:

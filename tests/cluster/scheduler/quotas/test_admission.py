@@ -23,7 +23,11 @@ def _shape(bed: Bed, requests: dict[str, str], *, quota: str = "a", firm: bool =
 
 
 def _message(bed: Bed, shape: PodShape, **settings: Any) -> str | None:
-    refusal = ElasticQuotaAdmission(bed.table, **settings).refusal(shape)
+    admission = ElasticQuotaAdmission(bed.table, **settings)
+    refusal = admission.refusal(shape)
+    bed.table.want("counted", shape)
+    assert admission.admits_pending(shape) is (refusal is None)
+    bed.table.unwant("counted")
     return None if refusal is None else str(refusal)
 
 
@@ -144,6 +148,7 @@ def test_the_hint_is_whether_the_pod_would_pass_now() -> None:
     shape = bed.shapes.of(
         make_pod("p", requests={"cpu": "4"}, labels={PREFIX + "name": "a"}, schedulerName="s")
     )
+    bed.table.want("p", shape)
     pod = PendingPod(key="default/p", uid="p", priority=0, shape=shape, created=0.0)
     hint = QuotaHint({"s": ElasticQuotaAdmission(bed.table)})
     assert not hint(pod, None, None)
