@@ -7,7 +7,7 @@ thousand equal pods cost one look at the masks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +24,12 @@ _MOST_KEPT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    diagnosis: Diagnosis
+    """Advice, and the refusal that it was worked out for."""
+
+    counterfactuals: Counterfactuals
+    nodes: int
+    plugins: frozenset[str]
+    counts: Mapping[str, int]
     version: int
     at: float
 
@@ -52,17 +57,22 @@ class Advisor:
         kept = self._kept.get(key)
         if kept is None or not self._holds(kept, diagnosis, version, now):
             diagnosis = replace(diagnosis, counterfactuals=work())
-            self._kept[key] = _Kept(diagnosis, version, now)
+            self._kept[key] = _Kept(
+                diagnosis.counterfactuals,
+                diagnosis.nodes,
+                diagnosis.plugins,
+                diagnosis.counts,
+                version,
+                now,
+            )
             self._kept.move_to_end(key)
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
             return diagnosis
-        return replace(diagnosis, counterfactuals=kept.diagnosis.counterfactuals)
+        return replace(diagnosis, counterfactuals=kept.counterfactuals)
 
     def _holds(self, kept: _Kept, diagnosis: Diagnosis, version: int, now: float) -> bool:
-        before = kept.diagnosis
-        if (before.nodes, before.plugins) != (diagnosis.nodes, diagnosis.plugins):
+        before = kept.nodes, kept.plugins, kept.counts
+        if before != (diagnosis.nodes, diagnosis.plugins, diagnosis.counts):
             return False
-        if version == kept.version:
-            return True
-        return before.counts == diagnosis.counts and 0 <= now - kept.at < _VALID_FOR_S
+        return version == kept.version or 0 <= now - kept.at < _VALID_FOR_S

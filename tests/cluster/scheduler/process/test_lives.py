@@ -263,6 +263,19 @@ class Lives(RuleBasedStateMachine):
             over = nodes.requested[rows, 0] > nodes.allocatable[rows, 0]
             assert not (over & alive).any()
 
+    @invariant()
+    def every_pod_has_an_answer_to_why(self) -> None:
+        for key, pod in self.process.pods.items.items():
+            why = self.process.why(key)
+            assert why is not None
+            assert msgspec.json.encode(why)
+            if pod.spec.node_name:
+                assert (why["state"], why["node"]) == ("bound", pod.spec.node_name)
+            elif why["state"] == "unschedulable":
+                assert not why["node"]
+            elif why["state"] == "gated":
+                assert why["message"]
+
     def teardown(self) -> None:
         for _ in range(12):
             self._see_all()

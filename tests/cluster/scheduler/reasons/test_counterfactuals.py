@@ -273,11 +273,13 @@ def test_equal_refusals_are_looked_at_once_until_counts_change_or_time_passes() 
         (12.0, 4, {"x": 4, "y": 1}, 2),
         (13.1, 5, {"x": 4, "y": 1}, 3),  # ten seconds are over
         (99.0, 5, {"x": 4, "y": 1}, 3),  # nothing changed since
+        (99.0, 5, {"x": 5}, 4),  # something changed apart from nodes
+        (99.0, 5, {"x": 4, "y": 1}, 5),
     ):
         advised.advise(now, version, counts)
         assert advised.works == works, now
     advised.advise(99.0, 5, {"x": 4, "y": 1}, nodes=6)
-    assert advised.works == 4
+    assert advised.works == 6
 
 
 # --- against counting node by node ---------------------------------------------------------------
