@@ -190,6 +190,30 @@ def test_affinity_and_taints(
 
 
 @pytest.mark.parametrize(
+    ("operator", "values", "holds"),
+    [
+        ("Exists", [], ("3", "x", "")),
+        ("DoesNotExist", [], (None,)),
+        ("In", ["3", "4"], ("3", "4")),
+        ("NotIn", ["3", "x"], ("4", "-4", "", None)),
+        ("Gt", ["3"], ("4",)),
+        ("Lt", ["3"], ("-4",)),
+        ("Gt", ["x"], ()),
+        ("Gt", ["3", "4"], ()),
+    ],
+)
+def test_operators_of_affinity_terms(
+    operator: str, values: list[str], holds: tuple[str | None, ...]
+) -> None:
+    expression = {"key": "rank", "operator": operator, "values": values}
+    pod = _pod(_terms({"matchExpressions": [expression]}))
+    for value in ("3", "4", "-4", "x", "", None):
+        labels = {} if value is None else {"rank": value}
+        found = match(pod, make_facts("r", labels=labels), {})
+        assert (found is Match.YES) is (value in holds), value
+
+
+@pytest.mark.parametrize(
     ("names", "requests", "expected"),
     [
         (["cpu"], {"cpu": "8"}, Match.YES),
