@@ -25,7 +25,7 @@ No I/O and no clock. docs/facts/scheduler.md, "Preemption".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -43,11 +43,12 @@ from cluster.scheduler.cycle.victims import (
     MayBeVictim,
     by_amounts,
     by_trial,
+    may_go,
 )
-from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.plugins.contract import Filter, Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.reasons.diagnosis import Diagnosis
-from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -90,6 +91,11 @@ _MOST_CONFIRMED: Final = 16
 """Nodes whose victims follow from amounts and that a trial does not confirm, one after another,
 before the search goes on with trials alone. Chosen: filters and amounts disagree by defects only,
 or where the exact allocation is refused."""
+
+
+_MOST_EXPLAINED: Final = 64
+"""Nodes on which a trial shows what holds them back without their victims; others are counted with
+what holds them back now. Chosen: 64 trials take 20 ms, and a text needs no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +241,11 @@ class Preemption:
         if len(by_hand):
             best = self._tried(pod, by_hand, ties, may_be_victim, best)
         if best is None:
-            helpless = nodes - len(resolvable)
-            return NotFound(_none(nodes, {_NOT_HELPFUL: helpless, _NO_VICTIMS: len(resolvable)}))
+            reasons = Counter(costs.short)
+            reasons[_NOT_HELPFUL] += nodes - len(resolvable)
+            reasons[_NO_VICTIMS] += costs.without
+            reasons += self._why(pod, by_hand, evaluation, may_be_victim)
+            return NotFound(_none(nodes, reasons))
         return best
 
     # --- two ways to victims ---------------------------------------------------------------------
@@ -334,9 +343,51 @@ class Preemption:
                 found.append(candidate)
         return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
 
+    def _why(
+        self,
+        pod: PendingPod[PodShape],
+        rows: NDArray[np.intp],
+        evaluation: Evaluation,
+        may_be_victim: MayBeVictim,
+    ) -> Counter[str]:
+        """Return what holds nodes back without all pods that may be victims, counted by text."""
+        counts: Counter[str] = Counter()
+        for number, row in enumerate(rows.tolist()):
+            bookings = self._tables.on(row).values()
+            potential = [each.uid for each in bookings if may_go(pod, each, may_be_victim)]
+            if not potential:
+                counts[_NO_VICTIMS] += 1
+            elif number < _MOST_EXPLAINED:
+                with Trial(self._tables) as trial:
+                    for uid in potential:
+                        trial.remove(uid)
+                    counts.update(self._first_reasons(pod, row))
+            else:
+                masks = ((plugin, int(mask[row])) for plugin, mask in evaluation.masks)
+                counts.update(_texts(pod.shape, masks))
+        return counts
+
+    def _first_reasons(self, pod: PendingPod[PodShape], row: int) -> list[str]:
+        texts = _texts(pod.shape, self._checks.masks(pod.shape, row))
+        if not texts:
+            refused = self._checks.allocation(pod.shape, row)
+            texts = [] if isinstance(refused, Allocation) else [refused[1].text]
+        return texts or [_NO_VICTIMS]
+
+
+def _texts(pod: PodShape, masks: Iterable[tuple[Filter, int]]) -> list[str]:
+    """Return the reasons of the first filter that holds a node back."""
+    for plugin, bits in masks:
+        if bits:
+            return [
+                reason.text
+                for number, reason in enumerate(plugin.reasons(pod))
+                if bits >> number & 1
+            ]
+    return []
+
 
 def _none(nodes: int, reasons: Mapping[str, int]) -> str:
     """Return kube-scheduler's text for nodes that preemption does not free."""
-    counts = Counter(reasons)
-    parts = sorted(f"{count} {reason}" for reason, count in counts.items() if count)
+    parts = sorted(f"{count} {reason}" for reason, count in reasons.items() if count)
     return f"preemption: 0/{nodes} nodes are available: {', '.join(parts)}."

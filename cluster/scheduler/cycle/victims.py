@@ -130,7 +130,9 @@ def by_trial(
 class Costs:
     """Nodes with victims, as columns: one element for each of `rows`.
 
-    victims: [element, position in the order of importance], as of `Occupants`.
+    victims: [element, position in the order of importance], as of `Occupants`. Of the other rows:
+    without: how many have no pod that may be a victim. short: by kube-scheduler's text of a reason,
+    how many are short of something even without all these pods.
     """
 
     rows: NDArray[np.intp]
@@ -140,6 +142,8 @@ class Costs:
     total: NDArray[np.int64]
     count: NDArray[np.int64]
     earliest: NDArray[np.float64]
+    without: int
+    short: Mapping[str, int]
 
     def order(self, ties: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the elements, the least cost first. ties: a number for each, for equal costs."""
@@ -176,12 +180,17 @@ def by_amounts(
         tables.nodes.resources.find(name) is None for name, _ in requested
     ):
         rows = rows[:0]
+    asked = len(rows)
     # Below, the first axis is the position on the node, so that one step is one pass.
     rows, numbers, evictable = _evictable(tables, pod, rows, may_be_victim)
     taken = _taken(tables, numbers, requested or ())
     room = _room(tables, rows, requested, promised)
     room += (taken * evictable).sum(axis=1)
     fits = (room >= 0).all(axis=0)
+    without = asked - len(rows)
+    texts = (*(f"Insufficient {name}" for name, _ in requested or ()), "Too many pods")
+    lacking = np.count_nonzero(room < 0, axis=1).tolist()
+    short = {text: count for text, count in zip(texts, lacking, strict=True) if count}
     rows, numbers, evictable = rows[fits], numbers[:, fits], evictable[:, fits]
     taken, room = taken[:, :, fits], room[:, fits]
 
@@ -207,6 +216,8 @@ def by_amounts(
         total=np.where(victims, priorities - _LOWEST_PRIORITY, 0).sum(axis=0),
         count=np.count_nonzero(victims, axis=0),
         earliest=starts.min(axis=0, initial=np.inf),
+        without=without,
+        short=short,
     )
 
 
