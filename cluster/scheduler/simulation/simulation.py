@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.core import Condition, is_terminated
+from apis.decode import canonical_json
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_DEVICE_ALLOCATED,
@@ -227,6 +228,7 @@ class Simulation:
             found = self.core.reservations.get(placement.name)
             if found is None or found.metadata.uid != placement.uid:
                 continue
+            self._mark(placement)
             self.core.attempts.bound(placement, Bound())
             annotations = {**found.metadata.annotations, **placement.annotations}
             kept = {key: text for key, text in annotations.items() if text is not None}
@@ -238,6 +240,17 @@ class Simulation:
                 )
             )
         return bool(placements)
+
+    def _mark(self, placement: ReservationPlacement) -> None:
+        """Mark the pods that a Reservation takes over."""
+        replace = msgspec.structs.replace
+        uses = canonical_json({"name": placement.name, "uid": placement.uid})
+        for taken in placement.takes:
+            pod = self.core.pods.get(taken.name, namespace=taken.namespace)
+            if pod is not None and pod.metadata.uid == taken.uid:
+                annotations = {**pod.metadata.annotations, ANNOTATION_RESERVATION_ALLOCATED: uses}
+                metadata = replace(pod.metadata, annotations=annotations)
+                self.core.pods.put(replace(pod, metadata=metadata))
 
     def _available(self, placement: ReservationPlacement) -> ReservationStatus:
         moment = format_time(datetime.fromtimestamp(self.now, UTC))
