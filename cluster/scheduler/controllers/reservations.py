@@ -150,10 +150,8 @@ class ReservationController:
         )
         match step:
             case Keep(until):
-                if until is None:
-                    return None
                 longest = settings.collect_every_s if ended else settings.look_again_s
-                return max(0.0, min(until - now, longest))
+                return longest if until is None else max(0.0, min(until - now, longest))
             case Write():
                 await self._write(reservation, step)
             case Delete(why):

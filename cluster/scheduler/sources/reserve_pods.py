@@ -206,6 +206,8 @@ def _pod(reservation: Reservation, template: _Template, priority: int) -> Schedu
         spec=msgspec.structs.replace(
             spec,
             node_name=status.node_name,
+            # They say where it may go. It mounts none, so its owners may have them.
+            volumes=() if status.node_name else spec.volumes,
             priority=priority,
             scheduler_name=spec.scheduler_name or DEFAULT_SCHEDULER,
             affinity=_pinned(spec.affinity, pinned) if pinned else spec.affinity,

@@ -159,6 +159,13 @@ def test_one_with_a_node_holds_what_its_status_says() -> None:
     )
 
 
+def test_claims_count_for_the_choice_of_the_node_alone() -> None:
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    given = template(spec={"volumes": [claim]})
+    assert len(read(given).pod.spec.volumes) == 1
+    assert read(given, status={"phase": "Available", "nodeName": "n1"}).pod.spec.volumes == ()
+
+
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 def test_an_ended_one_is_an_ended_pod(phase: str) -> None:
     assert read(template(), status={"phase": phase, "nodeName": "n"}).pod.status.phase == phase
