@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from cluster.scheduler.cycle.gang_plans import place_in_gang
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import NEVER, NotFound, default_victims
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, by_amounts, by_trial
+from cluster.scheduler.cycle.victims import Candidate, Costs, by_amounts, by_trial
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.reasons.diagnosis import diagnose
@@ -123,6 +123,19 @@ class GangPreemption:
         )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Bound:
+    """A node that could be freed. cost: what nodes are compared by, and a draw between equals.
+
+    costs, element: where the victims by amounts are found.
+    """
+
+    cost: tuple[float, ...]
+    row: int
+    costs: Costs = field(compare=False)
+    element: int = field(compare=False)
+
+
 class _Seating:
     """One search: what it has found out about nodes is kept for members of the same shape."""
 
@@ -139,8 +152,8 @@ class _Seating:
         self._evaluate = evaluate
         self._budgets = budgets
         self._salt = salt
-        self._costs: dict[PodShape, list[tuple[tuple[float, ...], int, int]]] = {}
-        """Shape -> a heap of (cost, tie, row): what freeing each node would cost by amounts."""
+        self._costs: dict[PodShape, list[_Bound]] = {}
+        """Shape -> a heap of what freeing each node would cost by amounts."""
         self._unfit: set[PodShape] = set()
 
     def seat(self, pods: Sequence[Pod], trial: Trial) -> list[Seat]:
@@ -179,15 +192,30 @@ class _Seating:
             found = diagnose(pod.shape, self._tables, evaluation.masks)
             heap = self._costs[pod.shape] = self._bounds(pod, found.resolvable)
             heapq.heapify(heap)
-        checks = self._checks(pod.shape.scheduler_name)
-        for _ in range(_MOST_TRIED):
-            if not heap:
-                return None
-            _, _, row = heapq.heappop(heap)
-            candidate = by_trial(checks, pod, row, default_victims, self._budgets)
-            if candidate is not None:
-                return candidate
+        tried = 0
+        while heap and tried < _MOST_TRIED:
+            stale = heapq.heappop(heap)
+            # Members seated since then may have changed the node, or used up a budget.
+            for fresh in self._bounds(pod, np.array([stale.row], dtype=np.intp)):
+                if fresh.cost > stale.cost and heap and heap[0].cost < fresh.cost:
+                    heapq.heappush(heap, fresh)
+                    continue
+                tried += 1
+                candidate = self._confirmed(pod, fresh)
+                if candidate is not None:
+                    return candidate
         return None
+
+    def _confirmed(self, pod: Pod, bound: _Bound) -> Candidate | None:
+        """Return the victims on a node: those by amounts if the pod fits without them."""
+        checks = self._checks(pod.shape.scheduler_name)
+        candidate = bound.costs.candidate(bound.element, self._tables)
+        with Trial(self._tables) as trial:
+            for victim in candidate.victims:
+                trial.remove(victim.uid)
+            if checks.fits(pod, bound.row):
+                return candidate
+        return by_trial(checks, pod, bound.row, default_victims, self._budgets)
 
     def _free(self, pod: Pod, evaluation: Evaluation) -> int | None:
         """Return the best node that takes a member as things are, or None."""
@@ -200,24 +228,23 @@ class _Seating:
             refusing.append(row)
         return None
 
-    def _bounds(self, pod: Pod, rows: NDArray[np.intp]) -> list[tuple[tuple[float, ...], int, int]]:
-        """Return (cost, tie, row) of the nodes that would have room without less important pods."""
+    def _bounds(self, pod: Pod, rows: NDArray[np.intp]) -> list[_Bound]:
+        """Return what freeing nodes costs, of those with room without less important pods."""
         filters = self._checks(pod.shape.scheduler_name).profile.filters
         fit = next((each for each in filters if isinstance(each, NodeResourcesFit)), None)
         requested = None if fit is None else fit.looked_at(pod.shape)
         costs = by_amounts(self._tables, pod, rows, requested, default_victims, self._budgets)
         columns = (costs.violations, costs.highest, costs.total, costs.count, -costs.earliest)
         ties = self._tables.nodes.order[costs.rows] ^ np.uint64(self._salt)
-        keys = zip(*(column.tolist() for column in columns), strict=True)
-        rows_of = costs.rows.tolist()
+        keys = zip(*(column.tolist() for column in (*columns, ties)), strict=True)
         return [
-            (tuple(key), tie, row)
-            for key, tie, row in zip(keys, ties.tolist(), rows_of, strict=True)
+            _Bound(tuple(key), row, costs, element)
+            for element, (key, row) in enumerate(zip(keys, costs.rows.tolist(), strict=True))
         ]
 
     def _again(self, pod: Pod, row: int) -> None:
         """Put a node that was taken back among those that could be freed for the next member."""
         heap = self._costs.get(pod.shape)
         if heap is not None:
-            for entry in self._bounds(pod, np.array([row], dtype=np.intp)):
-                heapq.heappush(heap, entry)
+            for bound in self._bounds(pod, np.array([row], dtype=np.intp)):
+                heapq.heappush(heap, bound)
