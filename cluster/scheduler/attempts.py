@@ -319,6 +319,10 @@ class Attempts:
         decisions = self._permit.refused(pod.uid, plugins, message, now)
         self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated.pop(pod.uid, None))
         self.follow(decisions, nominated)
+        reported = {uid for each in decisions for uid in (*each.give_back, *each.held_up)}
+        # In a gang that is not strict, the others are not refused with this one.
+        others = {uid: node for uid, node in nominated.items() if uid not in reported}
+        self._report_all(others, message, others)
 
     def _preempt_waiting(self, uid: str, why: str) -> bool:
         """Have a victim give the node back on which it waits. Returns whether it waited."""

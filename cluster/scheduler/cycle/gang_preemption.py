@@ -4,7 +4,8 @@ The members are seated one after another, by index and name: on a node that take
 things are, else on the one where that costs the least. Seated members count for the next ones, and
 evicted pods are gone for them, so the gang fits if the search says so. Victims of a node, and what
 nodes are compared by, are those of DefaultPreemption; evictions for one member use up the budgets
-for the next. If one gang of the group gets less than it needs, nobody is evicted.
+for the next. If one gang of the group gets less than it needs (room for all members if it is
+strict, for its minimum if not), nobody is evicted.
 
 docs/scheduler.md, "Coscheduling".
 """
@@ -44,6 +45,7 @@ _POLICY_NEVER: Final = "preemption: not eligible due to preemptionPolicy=Never."
 _VICTIMS_END: Final = "preemption: not eligible due to terminating pods on the nominated nodes."
 _GATHERED: Final = "preemption: not for gangs that are gathered in the network."
 _NO_VICTIM: Final = "preemption: the gang fits without evictions."
+_NOT_THIS_ONE: Final = "preemption: no eviction makes room for this member of the gang."
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,15 @@ class GangPreemption:
         seated = {seat.pod.uid for seat in seats}
         for each in gangs:
             got = sum(pod.uid in seated for pod in each.pods)
-            if got < each.least:
+            # One more member that finds no node would have a strict gang give all nodes back.
+            need = len(each.pods) if each.strict else each.least
+            if got < need:
                 return NotFound(
-                    f"preemption: gang {each.gang} needs room for {each.least} pods, and without"
+                    f"preemption: gang {each.gang} needs room for {need} pods, and without"
                     f" less important pods there is room for {got}."
                 )
         if not any(seat.candidate.victims for seat in seats):
-            return NotFound(_NO_VICTIM)
+            return NotFound(_NO_VICTIM if trigger.uid in seated else _NOT_THIS_ONE)
         return tuple(seats)
 
     def _victims_end(self, pod: Pod, being_evicted: Callable[[Booking], bool]) -> bool:

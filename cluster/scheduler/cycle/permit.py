@@ -73,13 +73,14 @@ class Wanted(Generic[S]):
     """What has to be placed at one time so that the members of a gang are bound.
 
     gang: its id. least: pods. pods: those that are there to be placed. gather: how they are to be
-    gathered in the network, or None.
+    gathered in the network, or None. strict: one that finds no node has all give theirs back.
     """
 
     gang: str
     least: int
     pods: tuple[PendingPod[S], ...]
     gather: Gather | None = None
+    strict: bool = True
 
 
 class _Wait(OrderedItem):
@@ -242,7 +243,7 @@ class Permit(Generic[S]):
         least = self._gangs.missing(gang) + (gang.count(*steps) if steps else 0)
         pods = tuple(pod for uid in uids if (pod := self._queue.pod(uid)) is not None)
         gather = None if gang.definition is None else gang.definition.gather
-        return Wanted(gang.id, least, pods, gather)
+        return Wanted(gang.id, least, pods, gather, self._strict(gang))
 
     def placed(self, uid: str, now: float) -> Decisions:
         """Decide about a pod that has a node: it is allowed, waits, or gives the node back.

@@ -108,11 +108,15 @@ class Bed:
         app: str = "",
         gang: int = 0,
         nominated: str = "",
+        mode: str = "Strict",
         **spec: Any,
     ) -> None:
-        """Make a pod. gang: the minimum of a gang "g" that the pod is in, 0 for none."""
+        """Make a pod. gang: the minimum of a gang "g" that the pod is in, 0 for none. mode: of that
+        gang."""
         prefix = "gang.scheduling.koordinator.sh"
         annotations = {f"{prefix}/name": "g", f"{prefix}/min-available": str(gang)} if gang else {}
+        if mode != "Strict":
+            annotations[f"{prefix}/mode"] = mode
         self.pods[name] = {
             "metadata": {
                 "name": name,
