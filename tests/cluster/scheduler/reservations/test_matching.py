@@ -192,7 +192,7 @@ def test_affinity_and_taints(
 @pytest.mark.parametrize(
     ("operator", "values", "holds"),
     [
-        ("Exists", [], ("3", "x", "")),
+        ("Exists", [], ("3", "4", "-4", "x", "")),
         ("DoesNotExist", [], (None,)),
         ("In", ["3", "4"], ("3", "4")),
         ("NotIn", ["3", "x"], ("4", "-4", "", None)),
