@@ -8,6 +8,9 @@ node affinity. `owned`: 20 workloads with the default spread. `new`: each pod ha
 own. In the last three kinds there are `--reservations`, one on a node: `beside` are equal pods that
 match none of them, `inside` pods of one shape that each use one of all, `shares` pods of 20
 workloads with an equal part of the reservations each, with room for two pods in every one.
+In `local` and `made` each pod has a claim of its own: for one of the local volumes, of which each
+node has one, or for a volume that is made, where each node reports its free storage. A CSI driver
+limits the volumes of all nodes.
 `quotas`: pods of 500 quotas in turns, one shape each; `scarce`: the same, where the quotas request
 twice what there is, so that each new pod has the cluster divided again.
 Times are of the decision and the booking together, without reading the pod; for quotas also of
@@ -29,6 +32,7 @@ from apis.nodemetric import NodeMetric
 from apis.quota import decode_elastic_quota
 from apis.scheduling import ReservationOwner
 from apis.scheduling_pod import SchedulingPod, decode_scheduling_node, decode_scheduling_pod
+from apis.storage import decode_claim
 from benchmarks.quantiles import quantile
 from benchmarks.running import run_main
 from cluster.scheduler.configuration.reading import read_configuration
@@ -39,6 +43,9 @@ from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy, ReservationFacts
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
+from cluster.scheduler.tables.volumes.attachments import DriverLimits
+from cluster.scheduler.tables.volumes.objects import Attached, Class, Volume, claim_of
+from cluster.scheduler.tables.volumes.places import place_of_selector
 
 _CONFIGURATION = """
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -112,9 +119,18 @@ def _make_quotas(table: QuotaTable, shapes: Shapes, nodes: int, *, scarce: bool)
 
 
 def _pod(
-    number: int, *, app: str, cpu: int, affinity: bool = False, quota: str = ""
+    number: int,
+    *,
+    app: str,
+    cpu: int,
+    affinity: bool = False,
+    quota: str = "",
+    claim: str = "",
 ) -> SchedulingPod:
     spec: dict[str, object] = {}
+    if claim:
+        source = {"claimName": claim}
+        spec["volumes"] = [{"name": "data", "persistentVolumeClaim": source}]
     if affinity:
         expression = {"key": "size", "operator": "In", "values": [f"s{number % 4}"]}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
@@ -153,6 +169,48 @@ def _reserve(tables: Tables, shapes: Shapes, count: int, app: Callable[[int], st
         tables.place(Booking(f"default/{uid}", uid, shape, f"n{number}"))
 
 
+def _store(tables: Tables, nodes: int, pods: int, *, provisioner: str) -> None:
+    """Make claims of one class, a local volume and a report of free storage on each node."""
+    tables.volumes.set_class(Class("store", True, provisioner, None))
+    tables.volumes.set_driver("csi.bench", reports_storage=True)
+    for number in range(pods):
+        claim = {
+            "metadata": {"name": f"c{number}", "namespace": "default", "uid": f"c{number}"},
+            "spec": {
+                "storageClassName": "store",
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+        tables.volumes.set_claim(claim_of(decode_claim(msgspec.json.encode(claim))))
+    for number in range(nodes):
+        host = LabelSelector(match_labels={"kubernetes.io/hostname": f"n{number}"})
+        place = place_of_selector(host)
+        tables.attachments.set_limits(f"n{number}", DriverLimits({"csi.bench": 8}, frozenset()))
+        tables.volumes.set_storage(f"r{number}", "store", place, 10 << 30)
+        if not provisioner:
+            tables.volumes.set_volume(
+                Volume(
+                    name=f"v{number}",
+                    class_name="store",
+                    modes=frozenset({"ReadWriteOnce"}),
+                    volume_mode="Filesystem",
+                    size=(1 << 30) + number,
+                    claim="",
+                    claim_uid="",
+                    available=True,
+                    deleting=False,
+                    labels=(),
+                    place=place,
+                    zones=(),
+                    attached=Attached("csi.bench", f"v{number}"),
+                )
+            )
+
+
+_PROVISIONERS = {"local": "", "made": "csi.bench"}
+"""Kind -> what makes the volumes of its claims, "" if they exist."""
+
 _RESERVED_FOR: dict[str, Callable[[int], str]] = {
     "beside": lambda number: f"other{number}",
     "inside": lambda number: "a",
@@ -170,6 +228,8 @@ _KINDS: dict[str, Callable[[int], SchedulingPod]] = {
     "shares": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
     "quotas": lambda number: _pod(number, app="a", cpu=100, quota=f"q{number % _QUOTAS}"),
     "scarce": lambda number: _pod(number, app="a", cpu=100, quota=f"q{number % _QUOTAS}"),
+    "local": lambda number: _pod(number, app="a", cpu=100, claim=f"c{number}"),
+    "made": lambda number: _pod(number, app="a", cpu=100, claim=f"c{number}"),
 }
 
 
@@ -180,14 +240,19 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=3000)
     parser.add_argument("--reservations", type=int, default=2000)
+    parser.add_argument("--kinds", nargs="*", default=list(_KINDS), choices=list(_KINDS))
     given = parser.parse_args()
     print(f"{given.nodes} nodes, {given.pods} pods of each kind; microseconds")
-    for kind, make in _KINDS.items():
+    for kind in given.kinds:
+        make = _KINDS[kind]
         scheduling, quotas = _scheduling(given.nodes)
         shapes = Shapes()
         if kind in _RESERVED_FOR:
             count = min(given.reservations, given.nodes)
             _reserve(scheduling.tables, shapes, count, _RESERVED_FOR[kind])
+        if kind in _PROVISIONERS:
+            provisioner = _PROVISIONERS[kind]
+            _store(scheduling.tables, given.nodes, given.pods, provisioner=provisioner)
         kept: list[PodShape] = []
         if kind in ("quotas", "scarce"):
             kept += _make_quotas(quotas, shapes, given.nodes, scarce=kind == "scarce")
