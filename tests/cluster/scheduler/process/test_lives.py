@@ -103,7 +103,9 @@ class Lives(RuleBasedStateMachine):
         cpu, pods = NODES[name]
         kind = "MODIFIED" if name in self.nodes else "ADDED"
         amounts = {"cpu": f"{cpu}m", "memory": "64Gi", "pods": str(pods)}
-        self.nodes[name] = {"metadata": {"name": name}, "status": {"allocatable": amounts}}
+        labels = {"kubernetes.io/hostname": name}
+        metadata = {"name": name, "labels": labels}
+        self.nodes[name] = {"metadata": metadata, "status": {"allocatable": amounts}}
         self.late_nodes.append(self._line(kind, self.nodes[name]))
 
     def _on(self, node: str) -> list[dict[str, Any]]:
