@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from cluster.scheduler.binding.placement import Placement
-from tests.cluster.scheduler.process.test_lives import _NODES, Lives, milli
+from kube.cache import Cache
+from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
 from tests.cluster.scheduler.volumes.making import HOST, claim_json, on, volume_json
 
 _CLAIMS = ("c0", "c1", "c2", "c3")
@@ -140,7 +141,11 @@ class VolumeLives(Lives):
 
     def _see(self, kind: str, line: bytes) -> None:
         source = self.process.volumes
-        caches = {"claim": source.claims, "volume": source.volumes, "class": source.caches[2]}
+        caches: dict[str, Cache[Any]] = {
+            "claim": source.claims,
+            "volume": source.volumes,
+            "class": source.caches[2],
+        }
         caches[kind].take(line)
 
     def _see_all(self) -> None:
@@ -178,7 +183,7 @@ class VolumeLives(Lives):
             usable = [bound] if bound else [name for name in _VOLUMES if not self._holder(name)]
             for node in self.nodes:
                 if any(_VOLUMES[name] in ("", node) for name in usable):
-                    cpu, most = _NODES[node]
+                    cpu, most = NODES[node]
                     full = self._count(node) >= most
                     assert full or self._requested(node) + milli(pod) > cpu, (pod, node)
 
