@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
+from apis.keys import (
+    ANNOTATION_QUOTA_NAMESPACES,
+    ANNOTATION_QUOTA_SHARED_WEIGHT,
+    ANNOTATION_QUOTA_TOTAL_RESOURCE,
+    ANNOTATION_QUOTA_UNSCHEDULABLE_RESOURCE,
+)
 from apis.quota import ElasticQuota
 from cluster.scheduler.cycle.events import Action, ClusterEvent
 from cluster.scheduler.cycle.queue import SchedulingQueue
@@ -17,6 +24,21 @@ from cluster.scheduler.tables.shapes import PodShape
 from kube.cache import Change, Event
 
 _log = logging.getLogger(__name__)
+
+
+_DEFINING: Final = (
+    ANNOTATION_QUOTA_SHARED_WEIGHT,
+    ANNOTATION_QUOTA_NAMESPACES,
+    ANNOTATION_QUOTA_TOTAL_RESOURCE,
+    ANNOTATION_QUOTA_UNSCHEDULABLE_RESOURCE,
+)
+
+
+def _says(quota: ElasticQuota) -> tuple[object, ...]:
+    """Return all of a quota that its definition depends on."""
+    meta = quota.metadata
+    annotations = tuple(meta.annotations.get(key) for key in _DEFINING)
+    return meta.uid, meta.labels, quota.spec, annotations
 
 
 class QuotaSource:
@@ -33,11 +55,14 @@ class QuotaSource:
 
     def quota_event(self, event: Event[ElasticQuota]) -> None:
         """Take a change of a quota."""
+        old, modified = event.old, event.change is Change.MODIFIED
+        if modified and old is not None and _says(old) == _says(event.new):
+            # A status was written, mostly by this very process: hundreds a second.
+            return
         before = self._quotas.version
         if event.change is Change.DELETED:
             self._quotas.delete_quota(event.key)
         else:
-            old = event.old
             if old is not None and old.metadata.uid != event.new.metadata.uid:
                 self._quotas.delete_quota(event.key)
             self._quotas.set_quota(event.new)
