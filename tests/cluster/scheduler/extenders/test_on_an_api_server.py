@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,14 @@ import msgspec
 import pytest
 
 from cluster.scheduler.binding.placement import Placement, patch_body
-from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client, encode_object
-from kube.kept_client import KeptClient
 from kube.resources import NODES, PODS
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kubernetes import programs
 from tests.cluster.conftest import read
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
+from tests.cluster.scheduler.process.api import scheduler
 
 pytestmark = pytest.mark.apiserver
 
@@ -41,20 +40,11 @@ def _configuration(extenders: list[Tree], **members: Any) -> Tree:
     }
 
 
-@asynccontextmanager
-async def _scheduler(server: ApiServer, *extenders: Tree) -> AsyncIterator[SchedulerProcess]:
+def _scheduler(
+    server: ApiServer, *extenders: Tree
+) -> AbstractAsyncContextManager[SchedulerProcess]:
     text = json.dumps(_configuration(list(extenders)))
-    stop = asyncio.Event()
-    async with KeptClient(server.connection(), user_agent="koord-scheduler") as client:
-        process = SchedulerProcess(client, read_configuration(text, obj="test"), seed=1)
-        task = asyncio.create_task(process.run(stop))
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            assert process.ready
-            yield process
-        finally:
-            stop.set()
-            await task
+    return scheduler(server.connection(), text)
 
 
 async def _make_nodes(client: Client, *names: str) -> None:

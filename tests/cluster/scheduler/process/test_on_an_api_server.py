@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,10 +13,7 @@ import msgspec
 import pytest
 
 from apis.meta import format_time
-from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client, encode_object
-from kube.kept_client import KeptClient
 from kube.resources import (
     EVENTS,
     NODE_METRICS,
@@ -27,6 +23,7 @@ from kube.resources import (
     PODS,
 )
 from tests.beds.apiserver import ApiServer, eventually
+from tests.cluster.scheduler.process.api import scheduler
 
 pytestmark = pytest.mark.apiserver
 
@@ -48,23 +45,6 @@ profiles:
     preBind: {enabled: [{name: NodeNUMAResource}]}
 - schedulerName: other-scheduler
 """
-
-
-@asynccontextmanager
-async def _scheduler(server: ApiServer) -> AsyncIterator[SchedulerProcess]:
-    """Run a scheduler in this process until the block ends."""
-    configuration = read_configuration(_CONFIGURATION, obj="test")
-    stop = asyncio.Event()
-    async with KeptClient(server.connection(), user_agent="koord-scheduler") as client:
-        process = SchedulerProcess(client, configuration, seed=1)
-        task = asyncio.create_task(process.run(stop))
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            assert process.ready
-            yield process
-        finally:
-            stop.set()
-            await task
 
 
 async def _make_node(client: Client, name: str, cpu: int = 8, **metadata: Any) -> None:
@@ -140,10 +120,10 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
 ) -> None:
     for number in range(4):
         await _make_node(client, f"n{number}")
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         for number in range(16):
-            scheduler = "koord-scheduler" if number % 2 else "other-scheduler"
-            await _make_pod(client, f"p{number}", cpu="2", scheduler=scheduler)
+            name = "koord-scheduler" if number % 2 else "other-scheduler"
+            await _make_pod(client, f"p{number}", cpu="2", scheduler=name)
 
         async def all_bound() -> bool:
             return all((await _nodes_of(client)).values())
@@ -197,10 +177,10 @@ async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
     for number in range(30):
         await _make_pod(client, f"p{number}")
     for _ in range(3):
-        async with _scheduler(server):
+        async with scheduler(server.connection(), _CONFIGURATION):
             # Bindings are under way when the process is told to stop.
             await asyncio.sleep(0.05)
-    async with _scheduler(server) as process:
+    async with scheduler(server.connection(), _CONFIGURATION) as process:
 
         async def all_bound() -> bool:
             return all((await _nodes_of(client)).values())
@@ -234,7 +214,7 @@ async def _cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer, client:
     }
     body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
     await client.create(NODE_RESOURCE_TOPOLOGIES, body)
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         for number in range(2):
             await _make_pod(
                 client,
@@ -279,7 +259,7 @@ async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
 
     await client.create(NODE_METRICS, encode_object(NODE_METRICS, {"metadata": {"name": "busy"}}))
     await report("7")
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         await _make_pod(client, "p")
 
         async def told() -> bool:
@@ -307,7 +287,7 @@ async def _what_is_not_decided_here_is_refused_with_its_field(
 ) -> None:
     await _make_node(client, "n0")
     claim = {"name": "v", "resourceClaimName": "c"}
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         await _make_pod(client, "p", resourceClaims=[claim])
 
         async def told() -> str:
@@ -330,7 +310,7 @@ async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Cli
     group = {"metadata": {"name": "g"}, "spec": {"minMember": 5}}
     await client.create(POD_GROUPS, encode_object(POD_GROUPS, group), namespace="default")
     member = {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}
-    async with _scheduler(server) as process:
+    async with scheduler(server.connection(), _CONFIGURATION) as process:
         for number in range(4):
             await _make_pod(client, f"g{number}", cpu="4", metadata=member)
         # Four members are not enough; they are gated, and another pod takes no notice of them.

@@ -4,20 +4,16 @@ room. About 3 s."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from kube.client import Client, encode_object
-from kube.kept_client import KeptClient
 from kube.resources import EVENTS, NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
+from tests.cluster.scheduler.process.api import scheduler
 
 pytestmark = pytest.mark.apiserver
 
@@ -28,21 +24,6 @@ leaderElection: {leaderElect: false}
 profiles: [{schedulerName: koord-scheduler}]
 """
 _CLASSES = {"preempted-low": 10, "preempting-high": 1000}
-
-
-@asynccontextmanager
-async def _scheduler(server: ApiServer) -> AsyncIterator[SchedulerProcess]:
-    stop = asyncio.Event()
-    async with KeptClient(server.connection(), user_agent="koord-scheduler") as client:
-        process = SchedulerProcess(client, read_configuration(_CONFIGURATION, obj="test"), seed=1)
-        task = asyncio.create_task(process.run(stop))
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            assert process.ready
-            yield process
-        finally:
-            stop.set()
-            await task
 
 
 async def _make_node(client: Client, name: str) -> None:
@@ -134,7 +115,7 @@ async def _scenario(server: ApiServer, client: Client) -> None:
     async def nominated() -> bool:
         return bool((await _pod(client, "new"))["status"].get("nominatedNodeName") == "n1")
 
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         await _make_pod(client, "new", 4, "preempting-high")
         await eventually(both_end)
         await eventually(nominated)
@@ -146,7 +127,7 @@ async def _scenario(server: ApiServer, client: Client) -> None:
         )
         assert condition["reason"] == "PreemptionByScheduler"
         assert condition["status"] == "True"
-    async with _scheduler(server) as process:
+    async with scheduler(server.connection(), _CONFIGURATION) as process:
         # The new process knows the nomination and the victims from the API server alone.
         await _make_pod(client, "late", 2, "preempted-low")
 

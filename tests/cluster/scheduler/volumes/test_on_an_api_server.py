@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client, encode_object
-from kube.kept_client import KeptClient
 from kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -23,6 +19,7 @@ from kube.resources import (
     Resource,
 )
 from tests.beds.apiserver import ApiServer, eventually
+from tests.cluster.scheduler.process.api import scheduler
 from tests.cluster.scheduler.volumes.controller import (
     Tree,
     clear_volumes,
@@ -41,22 +38,6 @@ profiles: [{schedulerName: koord-scheduler}]
 podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 1
 """
-
-
-@asynccontextmanager
-async def _scheduler(server: ApiServer) -> AsyncIterator[SchedulerProcess]:
-    configuration = read_configuration(_CONFIGURATION, obj="test")
-    stop = asyncio.Event()
-    async with KeptClient(server.connection(), user_agent="koord-scheduler") as client:
-        process = SchedulerProcess(client, configuration, seed=1)
-        task = asyncio.create_task(process.run(stop))
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            assert process.ready
-            yield process
-        finally:
-            stop.set()
-            await task
 
 
 async def _create(client: Client, resource: Resource, body: Tree, namespace: str = "") -> None:
@@ -158,7 +139,7 @@ async def _every_claim_gets_a_volume_of_its_own_where_its_pod_runs(
         await _node(client, f"n{number}")
         for size in (1, 2, 3):
             await _volume(client, f"v{number}-{size}", node=f"n{number}", size=f"{size}Gi")
-    async with volume_controller(client), _scheduler(server) as process:
+    async with volume_controller(client), scheduler(server.connection(), _CONFIGURATION) as process:
         for number in range(9):
             await _claim(client, f"data-{number}", "volumes-local")
             await _claim(client, f"made-{number}", "volumes-made")
@@ -210,7 +191,7 @@ async def _a_pod_goes_elsewhere_when_its_volume_cannot_be_made(
         tried.append(node)
         return node != tried[0]
 
-    async with volume_controller(client, made=made), _scheduler(server):
+    async with volume_controller(client, made=made), scheduler(server.connection(), _CONFIGURATION):
         await _claim(client, "c", "volumes-made")
         await _pod(client, "p", "c")
 
@@ -245,10 +226,10 @@ async def _a_restart_goes_on_with_the_volumes_that_were_chosen(
             return {}
         return {"volume": chosen[0], "node": max(selected)}
 
-    async with _scheduler(server):
+    async with scheduler(server.connection(), _CONFIGURATION):
         before = await eventually(written)
     assert not any((await _nodes_of(client)).values())
-    async with _scheduler(server) as process, volume_controller(client):
+    async with scheduler(server.connection(), _CONFIGURATION) as process, volume_controller(client):
 
         async def bound() -> bool:
             return bool((await _nodes_of(client))["p"])
