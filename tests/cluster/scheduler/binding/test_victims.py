@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.scheduler.binding import victims as victims_module
+from cluster.scheduler.binding.evictor import Evictor
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.victims import Victim, evict_victim
+from tests.beds.apiserver import eventually
 from tests.cluster.scheduler.binding.stored_pods import (
     After,
     Fault,
@@ -102,3 +104,43 @@ def test_a_refusal_has_a_reason(fault: Fault, why: Why, writes: int) -> None:
     assert isinstance(found, Refused)
     assert found.why is why
     assert len(store.writes) == writes
+
+
+def test_evictions_run_in_the_background_and_each_has_one_outcome() -> None:
+    store = StoredPods(faults=deque([refuse(403, "Forbidden")]))
+    store.add("p", "u")
+    store.add("q", "v")
+    outcomes: list[tuple[str, Refused | None]] = []
+
+    async def run() -> None:
+        async with serving(store) as client:
+            evictor = Evictor(
+                client, lambda victim, why: outcomes.append((victim.uid, why)), now=lambda: 0.0
+            )
+            for uid in ("u", "gone", "v"):
+                name = {"u": "p", "v": "q"}.get(uid, "nobody")
+                evictor.submit(Victim("ns", name, uid), "c")
+            await eventually(lambda: not evictor.in_flight)
+
+    asyncio.run(run())
+    found = dict(outcomes)
+    assert len(outcomes) == 3
+    assert found["gone"] is None
+    refused = [why for why in found.values() if why is not None]
+    assert [why.why for why in refused] == [Why.FORBIDDEN]
+
+
+def test_a_stop_gives_up_evictions_that_wait_for_the_server() -> None:
+    store = one_pod(*[cut] * 10_000)
+    outcomes: list[Victim] = []
+
+    async def run() -> None:
+        async with serving(store) as client:
+            evictor = Evictor(client, lambda victim, why: outcomes.append(victim), now=lambda: 0.0)
+            evictor.submit(Victim("ns", "p", "u"), "c")
+            await eventually(lambda: store.writes)
+            await evictor.stop()
+            assert not evictor.in_flight
+
+    asyncio.run(run())
+    assert outcomes == []

@@ -123,6 +123,9 @@ def test_victims_of_one_node(
     found = bed.find(OraclePod("new", 10, 400))
     assert isinstance(found, Candidate)
     assert _names(found) == gone
+    checks = RowChecks(PROFILE, bed.tables, bed.nominator)
+    pod = bed.pending(OraclePod("new", 10, 400))
+    assert by_trial(checks, pod, found.row, default_victims, bed.budgets) == found
 
 
 @pytest.mark.parametrize(
