@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from apis.decode import to_plain
 from apis.meta import ObjectReference
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.events import (
@@ -26,7 +27,7 @@ from cluster.scheduler.binding.events import (
 )
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal
-from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
+from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, TakenPod
 from cluster.scheduler.binding.statuses import (
     SCHEDULER_ERROR,
     SCHEDULING_GATED,
@@ -519,7 +520,8 @@ def _of_reservation(
     takes: tuple[TakenPod, ...],
 ) -> ReservationPlacement:
     """Return what is written to a Reservation. Labels of devices are for the pods that use it."""
-    present = reserve_pod.reservation.metadata.annotations
+    meta, status = reserve_pod.reservation.metadata, reserve_pod.reservation.status
+    present = meta.annotations
     return ReservationPlacement(
         name=reserve_pod.name,
         uid=reserve_pod.uid,
@@ -527,6 +529,8 @@ def _of_reservation(
         allocatable={name: str(amount) for name, amount in reserve_pod.allocatable.items()},
         annotations={k: v for k, v in annotations.items() if v is not None or k in present},
         takes=takes,
+        # Pods are marked only for a Reservation that is known to wait still.
+        seen=None if takes else Seen(meta.resource_version, present, to_plain(status.conditions)),
     )
 
 

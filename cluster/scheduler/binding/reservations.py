@@ -1,8 +1,9 @@
 """Binds a Reservation: its status says which node keeps what, and from then on it is Available.
 
-Each try begins by reading the object, writes against the version that was read, and so also
-resolves a write whose answer was lost. What the scheduler records as annotations goes before the
-status, in one patch: the status of a custom resource is a subresource that takes nothing else.
+The first try is written against the version that the watch showed. Each later one begins by reading
+the object, writes against that version, and so also resolves a write whose answer was lost. What
+the scheduler records as annotations goes before the status, in one patch: the status of a custom
+resource is a subresource that takes nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,14 @@ Reservation (its controller, users) do so seldom."""
 _ENDED: Final = ("Failed", "Succeeded")
 
 
+class Seen(NamedTuple):
+    """A Reservation without a node, as the watch showed it. conditions: as in its JSON."""
+
+    resource_version: str
+    annotations: Mapping[str, str]
+    conditions: Sequence[dict[str, Any]]
+
+
 class TakenPod(NamedTuple):
     """A running pod that uses the Reservation from now on."""
 
@@ -49,7 +58,8 @@ class ReservationPlacement:
 
     allocatable: what is reserved, resource name -> quantity as text, such as "4" or "8Gi".
     annotations: set on the Reservation; None removes one. takes: marked as users before the
-    Reservation is Available, so that their room is never counted beside it.
+    Reservation is Available, so that their room is never counted beside it. seen: what the first
+    try is written against; None reads the Reservation first.
     """
 
     name: str
@@ -58,6 +68,7 @@ class ReservationPlacement:
     allocatable: Mapping[str, str]
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     takes: tuple[TakenPod, ...] = ()
+    seen: Seen | None = None
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -90,14 +101,18 @@ async def bind_reservation(
     """
     pause = _FIRST_PAUSE_S
     refusals = 0
+    seen = placement.seen
     while True:
         try:
-            current = _decode(
-                await client.request("GET", RESERVATIONS.path(name=placement.name), tries=1)
-            )
-            shown = _outcome_of(placement, current)
-            if shown is not None:
-                return shown
+            if seen is not None:
+                current, seen = _as_seen(seen), None
+            else:
+                current = _decode(
+                    await client.request("GET", RESERVATIONS.path(name=placement.name), tries=1)
+                )
+                shown = _outcome_of(placement, current)
+                if shown is not None:
+                    return shown
             for pod in placement.takes:
                 await _mark(client, pod, placement)
             await _write(client, placement, current, now())
@@ -117,6 +132,11 @@ async def bind_reservation(
         _log.info("reservation %s is not bound yet: %s", placement.name, reason)
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+
+def _as_seen(seen: Seen) -> _Reservation:
+    metadata = _Metadata(resource_version=seen.resource_version, annotations=dict(seen.annotations))
+    return _Reservation(metadata, _Status(conditions=list(seen.conditions)))
 
 
 def _outcome_of(placement: ReservationPlacement, current: _Reservation) -> Outcome | None:

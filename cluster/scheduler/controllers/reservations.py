@@ -205,10 +205,11 @@ class ReservationController:
     async def _clean_elsewhere(self, reservation: Reservation) -> None:
         """Take the annotation from pods on other nodes than the reservation's.
 
-        They were to be taken over there, and the reservation got another node instead.
+        They were to be taken over there, and the reservation got another node instead, or ended.
         """
         meta, node = reservation.metadata, reservation.status.node_name
-        users = self._users.get(meta.uid) if node else ()
+        decided = node or reservation.status.phase in ENDED_PHASES
+        users = self._users.get(meta.uid) if decided else ()
         await self._clean(pod for pod in users if pod.spec.node_name != node)
 
     async def _clean(self, pods: Iterable[SchedulingPod]) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from cluster.scheduler.binding import reservations as reservations_module
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
-from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
+from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, bind_reservation
 from kube.kept_client import KeptClient
 from tests.cluster.fake_api import merged
 from tests.cluster.scheduler.binding.stored_pods import After, Fault, cut, refuse
@@ -37,6 +37,7 @@ class Stored:
         self.faults = deque(faults)
         self.always: Fault | None = None
         self.patches: list[str] = []
+        self.looks = 0
         self.plain: dict[str, Any] = {
             "metadata": {"uid": "u", "resourceVersion": "1"},
             "status": {"phase": "Pending"},
@@ -46,6 +47,7 @@ class Stored:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
         if request.method == "GET":
+            self.looks += 1
             return answer(self.plain) if self.plain else status(404, "NotFound", "not found")
         self.patches.append(request.path.rsplit("/", 1)[-1])
         fault = self.faults.popleft() if self.faults else self.always
@@ -164,3 +166,33 @@ def test_refusals_have_reasons_and_an_end(fault: Fault, why: Why, patches: int) 
     assert found.why is why
     assert "no" in found.message
     assert len(store.patches) == patches
+
+
+def test_what_the_watch_showed_saves_the_first_look() -> None:
+    other = {"type": "Other", "status": "True"}
+    seen = Seen("1", {"a": "b"}, [other])
+    store = Stored(metadata={"annotations": {"a": "b"}})
+    assert outcome(store, replace(PLACEMENT, seen=seen)) == Bound()
+    assert store.looks == 0
+    assert store.patches == ["status"]
+    assert store.plain["status"]["conditions"][0] == other
+
+
+@pytest.mark.parametrize(
+    "reservation", [{"metadata": {"uid": "v"}}, {"status": {"phase": "Failed"}}]
+)
+def test_what_changed_since_the_watch_showed_it_is_read(reservation: dict[str, Any]) -> None:
+    changed = {"metadata": {"resourceVersion": "2", **reservation.get("metadata", {})}}
+    store = Stored(**{**reservation, **changed})
+    found = outcome(store, replace(PLACEMENT, annotations={}, seen=Seen("1", {}, [])))
+    assert isinstance(found, Refused)
+    assert store.looks == 1
+    assert store.plain["status"]["phase"] in ("Pending", "Failed")
+
+
+def test_a_lost_answer_to_the_first_write_is_resolved_by_reading() -> None:
+    store = Stored(After(cut))
+    seen = Seen("1", {}, [])
+    assert outcome(store, replace(PLACEMENT, annotations={}, seen=seen)) == Bound()
+    assert store.patches == ["status"]
+    assert store.looks == 1

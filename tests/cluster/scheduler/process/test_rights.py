@@ -181,7 +181,14 @@ async def _do_everything(fresh: ApiServer) -> None:
         await _ask_why(admin)
         await _bind_volumes(admin)
         await _read_the_secure_port(fresh, process)
-        await _make_reservation(admin)
+        await _make_reservation(admin, "r", ttl="0s")
+        await _make_reservation(admin, "bad", ttl="a while")
+
+        async def refused() -> bool:
+            status = (await read(admin, RESERVATIONS, "bad")).get("status", {})
+            return any("spec.ttl" in one.get("message", "") for one in status.get("conditions", []))
+
+        await eventually(refused)
 
         async def phase() -> str:
             status = (await read(admin, RESERVATIONS, "r")).get("status", {})
@@ -315,7 +322,7 @@ async def _make_pods(admin: Client) -> None:
         await admin.create(PODS, encode_object(PODS, body), namespace="default")
 
 
-async def _make_reservation(admin: Client) -> None:
+async def _make_reservation(admin: Client, name: str, *, ttl: str) -> None:
     """Make one that gets CPUs, which are recorded beside its status."""
     amounts = {"cpu": "1", "memory": "1Gi"}
     resources = {"requests": amounts, "limits": amounts}
@@ -329,8 +336,8 @@ async def _make_reservation(admin: Client) -> None:
     }
     owners = [{"object": {"name": "pod", "namespace": "default"}}]
     body = {
-        "metadata": {"name": "r"},
-        "spec": {"template": template, "owners": owners, "ttl": "0s"},
+        "metadata": {"name": name},
+        "spec": {"template": template, "owners": owners, "ttl": ttl},
     }
     await admin.create(RESERVATIONS, encode_object(RESERVATIONS, body))
 
