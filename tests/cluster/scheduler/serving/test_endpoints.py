@@ -24,6 +24,7 @@ from cluster.scheduler.serving.endpoints import Endpoints
 from kube.certificates import make_certificates
 from kube.connection import Connection
 from kube.kept_client import KeptClient
+from service import open_files
 from service.http_server import MAX_CONNECTIONS, Peer, Request, Response
 from tests.cluster.scheduler.serving.client_certificates import client_certificate
 from tests.ports import free_ports
@@ -167,6 +168,9 @@ def test_a_port_of_0_is_not_served() -> None:
 
 
 def test_a_thousand_connections_keep_no_probe_out() -> None:
+    # Both ends are in this process.
+    open_files.raise_limit()
+
     async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
         for port, server, tls in (
             (plain, endpoints.plain, None),
