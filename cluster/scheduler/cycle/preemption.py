@@ -277,9 +277,7 @@ class Preemption:
         return costs, resolvable[~simple]
 
     def _rows_with_reservations(self) -> NDArray[np.intp]:
-        return np.unique(
-            np.array([row for row, _ in self._tables.reservations.uses()], dtype=np.intp)
-        )
+        return np.array(sorted(self._tables.reservations.rows()), dtype=np.intp)
 
     def _by_amounts(
         self,

@@ -168,6 +168,12 @@ class ReservationTable:
             for row in rows:
                 yield row, group.on(row)
 
+    def rows(self) -> frozenset[int]:
+        """Return the rows with reservations, or with pods that use one."""
+        groups = self._groups.values()
+        used = (row for group in groups for row in group.used)
+        return frozenset(used) | {group.own[0] for group in groups if group.own is not None}
+
     def slots_on(self, row: int) -> tuple[int, ...]:
         """Return the slots of the reservations that have their booking on a node, ascending."""
         return tuple(self._on_row.get(row, ()))

@@ -21,6 +21,7 @@ from tests.cluster.scheduler.preemption.oracle import (
     cost,
     victims,
 )
+from tests.cluster.scheduler.reservations.making import make_facts, put, use
 
 _PODS = st.builds(
     OraclePod,
@@ -223,3 +224,22 @@ def test_a_resource_that_a_node_brings_later_counts_for_pods_placed_before() -> 
     number = bed.tables.occupants.numbers[0, 0]
     column = bed.tables.resources.find("test.io/part")
     assert bed.tables.occupants.requests[number, column] == 3
+
+
+def test_a_pod_inside_a_reservation_is_not_evicted_where_that_frees_nothing() -> None:
+    nodes = [OracleNode("a", 4000, 9), OracleNode("b", 4000, 9, (OraclePod("old", 5, 4000),))]
+    bed = Bed(nodes)
+    put(bed.tables, bed.shapes, make_facts("r", {"cpu": "4"}), "a", {"cpu": "4"})
+    use(bed.tables, bed.shape(OraclePod("inside", 1, 4000)), "inside", "a", "r")
+    assert bed.tables.reservations.rows() == {bed.row("a")}
+    found = bed.find(OraclePod("new", 10, 2000))
+    assert isinstance(found, Candidate)
+    assert _names(found) == ["old"]
+    bed.tables.remove("old")
+    bed.tables.place(bed.booking(OraclePod("great", 50, 4000), "b"))
+    left = bed.find(OraclePod("new", 10, 2000))
+    assert isinstance(left, NotFound)
+    assert left.remark == (
+        "preemption: 0/2 nodes are available: 1 Insufficient cpu,"
+        " 1 No preemption victims found for incoming pod."
+    )
