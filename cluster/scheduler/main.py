@@ -99,12 +99,6 @@ async def _run(
         network_status=settings.on("enable-network-topology-manager"),
     )
     endpoints = Endpoints(process, settings)
-    if process.plugins.not_decided:
-        _log.warning(
-            "plugins that are enabled and decide nothing here: %s; pods that ask for what they "
-            "decide are refused",
-            ", ".join(process.plugins.not_decided),
-        )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(client)
         await endpoints.start(stack)

@@ -99,10 +99,6 @@ from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.tables import Tables
 
-NOT_DECIDED: Final = frozenset[str]()
-"""Plugins of a configuration that decide nothing here. `Unsupported` refuses pods that ask for what
-they would decide; what is asked for without the pod's doing is named when the process starts."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
@@ -134,8 +130,6 @@ class Plugins:
     """Of the profiles that preempt, by scheduler name."""
     gang_preemption: frozenset[str]
     """Scheduler names of the profiles in which a gang makes room for all of its pods at once."""
-    not_decided: tuple[str, ...]
-    """Names of enabled plugins that decide nothing."""
 
 
 def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugins:
@@ -150,12 +144,6 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         tables.reservations.omit_node_labels()
     making = _Making(tables, quotas, configuration.gates)
     profiles = {each.scheduler_name: making.profile(each) for each in configuration.profiles}
-    enabled = {
-        name
-        for profile in configuration.profiles
-        for names in profile.plugins.values()
-        for name in names
-    }
     return Plugins(
         profiles=profiles,
         loads=tuple(making.loads.values()),
@@ -210,7 +198,6 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         gang_preemption=frozenset(
             each.scheduler_name for each in configuration.profiles if _preempts_for_gangs(each)
         ),
-        not_decided=tuple(sorted(enabled & NOT_DECIDED)),
     )
 
 
@@ -569,4 +556,4 @@ _MAKERS: Final[Mapping[str, Callable[[_Making, ProfileConfiguration], Any]]] = {
     ),
 }
 """How each plugin is made. Plugins without an entry decide nothing about nodes (PrioritySort,
-DefaultBinder, NodeName: a pod that names its node is never scheduled) or are in NOT_DECIDED."""
+DefaultBinder, NodeName: a pod that names its node is never scheduled)."""

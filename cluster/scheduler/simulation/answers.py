@@ -213,9 +213,6 @@ def _nodes_of(cluster: Iterable[FileObject], keys: set[str]) -> dict[str, str]:
 
 def _answer(question: Question, simulation: Simulation, notes: Sequence[str]) -> dict[str, Any]:
     tables = simulation.core.tables
-    not_decided = simulation.core.plugins.not_decided
-    if not_decided:
-        notes = (*notes, f"enabled plugins that decide nothing yet: {', '.join(not_decided)}")
     return {
         "at": format_time(datetime.fromtimestamp(question.now, UTC)),
         "seed": question.seed,
