@@ -356,7 +356,7 @@ class Attempts:
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone or being deleted, and free the node that it waits on.
 
-        A binding under way goes on: its outcome and the watch say what became of it.
+        A binding under way goes on, and `bound` takes its outcome.
         """
         self._asked.pop(uid, None)
         held = self._held.pop(uid, None)
@@ -395,9 +395,11 @@ class Attempts:
         """Take the outcome of a binding."""
         held = self._held.pop(placement.uid, None)
         if held is None:
-            # The watch has already shown what became of the pod.
+            # The watch has shown that the pod is bound, gone or being deleted.
             if isinstance(outcome, Bound):
                 self._writers.settled(placement.uid)
+            else:
+                self._free_deleted(placement)
             return
         pod, now = held.pod, self._clock()
         self._metrics.bound(outcome, pod)
@@ -409,7 +411,7 @@ class Attempts:
             self.evictions.bound(placement.uid)
             self.follow(self._permit.bound(placement.uid, now))
         elif outcome.why in (Why.DELETED, Why.OTHER_UID):
-            self._tables.remove(placement.uid)
+            self._free(pod)
             self.follow(self._permit.gone(placement.uid, now))
         elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
             _log.warning("%s", outcome.message)
@@ -429,6 +431,17 @@ class Attempts:
         decisions = self._permit.failed(pod.uid, message, now)
         self._report(pod.key, pod.uid, reason, message)
         self.follow(decisions)
+
+    def _free_deleted(self, placement: Placement | ReservationPlacement) -> None:
+        """Free the node of a pod that is being deleted and was not bound.
+
+        Its object may stay for long, for a finalizer, and never shows a node.
+        """
+        pod = None if isinstance(placement, ReservationPlacement) else self._pod_of(placement.key)
+        if pod is None or pod.metadata.uid != placement.uid or pod.spec.node_name:
+            return
+        if self._tables.remove(placement.uid) is not None:
+            self._queue.cluster_event(ClusterEvent(POD, Action.DELETE, old=pod), self._clock())
 
     def _free(
         self, pod: PendingPod[PodShape], *, undoes: int = 0, gangs: tuple[str, ...] = ()

@@ -45,7 +45,12 @@ def _is_claim_of(pod: PendingPod[PodShape], old: Any, new: PersistentVolumeClaim
 
 
 def _used_volumes(pod: PendingPod[PodShape], old: Any, new: Any) -> bool:
-    """Return whether a pod that is gone may have used volumes."""
+    """Return whether a pod that is gone may have used volumes.
+
+    old: the pod, as pending or as placed; None for one that a node was promised to no longer.
+    """
+    if old is None:
+        return True
     if isinstance(old, PendingPod):
         return bool(old.shape.claims or old.shape.disks)
     return bool(old.spec.volumes)

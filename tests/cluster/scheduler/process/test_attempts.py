@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
+from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.attempts import Attempts
+from cluster.scheduler.binding.placement import Placement, Refused, Why
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.events import NODE, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Permit, gang_gate
@@ -31,9 +36,11 @@ _GANG = {
 class _Writers:
     def __init__(self) -> None:
         self.bound: list[str] = []
+        self.placements: dict[str, Placement] = {}
 
-    def bind(self, placement: Any) -> None:
+    def bind(self, placement: Placement) -> None:
         self.bound.append(placement.name)
+        self.placements[placement.name] = placement
 
     def status(self, *_: Any) -> None: ...
     def event(self, *_: Any) -> None: ...
@@ -46,6 +53,8 @@ class _Writers:
 class _Bed:
     def __init__(self) -> None:
         self.tables = Tables()
+        self.pods: dict[str, SchedulingPod] = {}
+        """As the watch shows them, where a test looks at that."""
         gangs = Gangs()
         self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
             registrations(), gates=(gang_gate(gangs),)
@@ -60,7 +69,7 @@ class _Bed:
             SchedulerMetrics(self.queue),
             self.writers,
             clock=lambda: 0.0,
-            pod_of=lambda key: None,
+            pod_of=self.pods.get,
         )
         self._shapes = Shapes()
 
@@ -123,3 +132,38 @@ def test_a_gang_that_is_known_not_to_fit_books_no_node_even_for_a_moment() -> No
     while bed.attempts.next(20.0):
         pass
     assert sorted(bed.writers.bound) == ["member-0", "member-1"]
+
+
+@pytest.mark.parametrize("why", [Why.DELETED, Why.OTHER_UID])
+def test_a_pod_that_is_gone_before_its_binding_leaves_its_room_to_others(why: Why) -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("first", "3", priority=9)
+    bed.add("other", "2")
+    while bed.attempts.next(0.0):
+        pass
+    assert bed.queue.place("other") is Place.UNSCHEDULABLE
+    bed.attempts.bound(bed.writers.placements["first"], Refused(why, "not found"))
+    assert not bed.tables.bookings
+    assert bed.attempts.next(2.0)
+    assert bed.writers.bound == ["first", "other"]
+
+
+def test_a_pod_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("first", "3", priority=9)
+    bed.add("other", "2")
+    while bed.attempts.next(0.0):
+        pass
+    pod = make_pod("first", schedulerName="koord-scheduler")
+    uid = msgspec.structs.replace(pod.metadata, uid="first")
+    bed.pods["default/first"] = msgspec.structs.replace(pod, metadata=uid)
+    # The watch shows the deletion; the object stays, and never gets a node.
+    bed.attempts.follow(bed.permit.gone("first", 0.0))
+    bed.attempts.forget("first")
+    assert list(bed.tables.bookings) == ["first"]
+    bed.attempts.bound(bed.writers.placements["first"], Refused(Why.DELETED, "being deleted"))
+    assert not bed.tables.bookings
+    assert bed.attempts.next(2.0)
+    assert bed.writers.bound == ["first", "other"]

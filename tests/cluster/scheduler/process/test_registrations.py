@@ -1,0 +1,25 @@
+"""Hints get along with every event that the scheduler itself sends."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, may_help
+from cluster.scheduler.registrations import registrations
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import Shapes
+from tests.cluster.scheduler.making import make_pod
+
+_ENDED = ClusterEvent(POD, Action.DELETE)
+"""A nomination ended: there is no pod that left."""
+_INTEREST = registrations().interest(_ENDED.kind, _ENDED.action)
+
+
+@pytest.mark.parametrize("plugin", sorted(_INTEREST))
+def test_the_end_of_a_nomination_has_every_pod_tried_that_room_may_help(
+    plugin: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = Shapes().of(make_pod("p"))
+    pod = PendingPod(key="default/p", uid="p", priority=0, shape=shape, created=0.0)
+    assert may_help(pod, [plugin], _ENDED, _INTEREST)
+    assert not caplog.records
