@@ -8,7 +8,7 @@ derived at, and only rows with a newer version are derived again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,10 @@ Rows = slice | NDArray[np.intp]
 """Which rows a plugin evaluates: `ALL_ROWS` cut to the table's length, or an array of rows."""
 
 _FIRST_CAPACITY: Final = 64
+
+_SPARSE: Final = 2
+"""Sets of taints for each row above which they are numbered afresh. Chosen: it takes as long as
+10,000 changes of taints need to make them, and bounds what is kept."""
 
 _NO_ROWS: Final[NDArray[np.intp]] = np.zeros(0, dtype=np.intp)
 _NO_TAINTS: Final[tuple[Taint, ...]] = ()
@@ -86,9 +90,17 @@ class NodeTable:
         return self._taint_sets[number]
 
     @property
-    def taint_sets(self) -> tuple[tuple[Taint, ...], ...]:
-        """All taint sets by number; a plugin looks at each of them once instead of at each node."""
-        return tuple(self._taint_sets)
+    def has_taints(self) -> bool:
+        """Whether any node may have taints."""
+        return len(self._taint_sets) > 1
+
+    def by_taints(self, rows: Rows, count: Callable[[tuple[Taint, ...]], int]) -> NDArray[np.int64]:
+        """Return count(taints) of each of `rows`, worked out once for equal taints."""
+        numbers = self.taint_set[rows]
+        counts = np.zeros(len(self._taint_sets), dtype=np.int64)
+        for number in np.flatnonzero(np.bincount(numbers, minlength=1)):
+            counts[number] = count(self._taint_sets[number])
+        return counts[numbers]
 
     def changed_since(self, version: int) -> NDArray[np.intp]:
         """Return the rows that changed after `version`."""
@@ -194,9 +206,23 @@ class NodeTable:
     def _taint_number(self, taints: tuple[Taint, ...]) -> int:
         known = self._taint_numbers.get(taints)
         if known is None:
+            if len(self._taint_sets) > _SPARSE * len(self._names) + _FIRST_CAPACITY:
+                self._number_taints_afresh()
             known = self._taint_numbers[taints] = len(self._taint_sets)
             self._taint_sets.append(taints)
         return known
+
+    def _number_taints_afresh(self) -> None:
+        """Forget taints that no node has any more: some hold a time, and each is another set."""
+        sets = [_NO_TAINTS]
+        new_numbers = np.zeros(len(self._taint_sets), dtype=self.taint_set.dtype)
+        for number in np.flatnonzero(np.bincount(self.taint_set)):
+            if number:
+                new_numbers[number] = len(sets)
+                sets.append(self._taint_sets[number])
+        self.taint_set = new_numbers[self.taint_set]
+        self._taint_sets = sets
+        self._taint_numbers = {taints: number for number, taints in enumerate(sets)}
 
     def _new_row(self, name: str) -> int:
         if self._free:

@@ -37,7 +37,7 @@ class TaintToleration(OfNodeAlone):
     name: str = "TaintToleration"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
-        return len(tables.nodes.taint_sets) > 1
+        return tables.nodes.has_taints
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
         return 0
@@ -46,27 +46,26 @@ class TaintToleration(OfNodeAlone):
         return _UNTOLERATED
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        held = [
-            any(
+        def holds_back(taints: tuple[Taint, ...]) -> bool:
+            return any(
                 taint.effect in ("NoSchedule", "NoExecute")
                 and not tolerated(taint, pod.tolerations)
                 for taint in taints
             )
-            for taints in tables.nodes.taint_sets
-        ]
-        return np.array(held, dtype=np.int64)[tables.nodes.taint_set[rows]]
+
+        return tables.nodes.by_taints(rows, holds_back)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         # Tolerations of another effect do not count for PreferNoSchedule.
         tolerations = [t for t in pod.tolerations if t.effect in ("", "PreferNoSchedule")]
-        counts = [
-            sum(
+
+        def not_preferred(taints: tuple[Taint, ...]) -> int:
+            return sum(
                 taint.effect == "PreferNoSchedule" and not tolerated(taint, tolerations)
                 for taint in taints
             )
-            for taints in tables.nodes.taint_sets
-        ]
-        return np.array(counts, dtype=np.int64)[tables.nodes.taint_set[rows]]
+
+        return tables.nodes.by_taints(rows, not_preferred)
 
     def normalize(self, raw: Scores) -> Scores:
         return to_largest_reversed(raw)

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.core import Taint
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -201,3 +202,23 @@ def test_names_of_deleted_nodes_do_not_pile_up_in_a_label_column() -> None:
     assert row is not None
     assert column.text(int(column.ids[row])) == "n2999"
     assert column.ids[row] == column.known("n2999") != 0
+
+
+def test_taints_that_no_node_has_any_more_do_not_pile_up() -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("kept", taints=[{"key": "kept", "effect": "NoSchedule"}]))
+    tables.upsert_node(make_node("plain"))
+    for number in range(300):
+        tables.upsert_node(
+            make_node("marked", taints=[{"key": f"at-{number}", "effect": "NoSchedule"}])
+        )
+    looked_at: list[tuple[Taint, ...]] = []
+
+    def count(taints: tuple[Taint, ...]) -> int:
+        looked_at.append(taints)
+        return len(taints)
+
+    counts = tables.nodes.by_taints(slice(0, 3), count)
+    assert counts.tolist() == [1, 0, 1]
+    assert {taint.key for taints in looked_at for taint in taints} == {"kept", "at-299"}
+    assert int(tables.nodes.taint_set.max()) < 100
