@@ -379,7 +379,7 @@ def test_a_proxy_killed_inside_an_update_leaves_what_was_and_a_retry_is_whole(he
 
 
 def test_a_proxy_killed_while_a_container_stops_tells_of_the_stop_once(here: Node) -> None:
-    command = ["/bin/sh", "-c", "trap : TERM; while :; do sleep 0.2; done"]
+    command = ["/bin/sh", "-c", "trap : TERM; touch /tmp/set; while :; do sleep 0.2; done"]
     with hook_service(here.proxy.folder / "h.sock") as service:
         here.proxy.register(service.socket, STAGES)
         with (
@@ -387,7 +387,10 @@ def test_a_proxy_killed_while_a_container_stops_tells_of_the_stop_once(here: Nod
             futures.ThreadPoolExecutor(1) as pool,
         ):
             identifier = running.containers["main"]
-            attempt = pool.submit(here.cri.stop_container, identifier, grace_s=2)
+            is_set = ["test", "-e", "/tmp/set"]
+            wait_until(lambda: here.cri.execute(identifier, is_set).exit_code == 0, "the trap")
+            # Longer than any pause of this process: the proxy is killed in the meantime.
+            attempt = pool.submit(here.cri.stop_container, identifier, grace_s=60)
             time.sleep(0.5)
             assert not attempt.done()
             here.proxy.stop(signal.SIGKILL)
