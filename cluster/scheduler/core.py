@@ -269,3 +269,16 @@ class SchedulerCore:
         if gate is not None:
             result["message"] = gate.reason
         return result
+
+    def node_and_message(self, pod: SchedulingPod) -> tuple[str, str]:
+        """Return the members `node` and `message` of `why` alone, "" where there is none."""
+        meta = pod.metadata
+        message = ""
+        gate = self.queue.gate(meta.uid)
+        if gate is not None:
+            message = gate.reason
+        else:
+            explained = self.attempts.explanations.get(f"{meta.namespace}/{meta.name}")
+            if explained is not None and explained.uid == meta.uid:
+                message = explained.message
+        return pod.spec.node_name or self.attempts.waits_on(meta.uid), message

@@ -47,7 +47,7 @@ from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATION
-from cluster.scheduler.questions import Questions
+from cluster.scheduler.questions import Questions, kept_question
 from cluster.scheduler.sources.bookings import reservation_of
 from cluster.scheduler.sources.network_topology import NAME as NETWORK_NAME
 from kube.cache import Cache, Event, wait_all_synced
@@ -100,7 +100,7 @@ class SchedulerProcess(SchedulerCore):
             cache.subscribe(self._woken)
         # Apart from the others: decisions do not wait for it, also where the CRD is missing.
         self.asked: Cache[ScheduleExplanation] = Cache(
-            client, SCHEDULE_EXPLANATIONS, ScheduleExplanation
+            client, SCHEDULE_EXPLANATIONS, ScheduleExplanation, shrink=kept_question
         )
         self.explanations = ScheduleExplanations(
             client, asked=self.asked.items, answer=Questions(self).answer, now=clock

@@ -8,6 +8,8 @@ it is kept. One object that cannot be written costs itself alone.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,14 +38,18 @@ _DEFAULT_TTL_S: Final = 24 * 3600.0
 """The CRD's default."""
 _MOST_AT_ONCE: Final = 50
 """Explanations that are looked at in a second; further ones take turns. Chosen: an answer takes
-about 1 ms at 5,000 nodes, so this is a twentieth of the process's time at most."""
-
-Verdict = tuple[bool, bool, tuple[FeasibleSchedulingResult, ...]]
+about 1 ms at 5,000 nodes, so this is a twentieth of the process's time."""
+_LONGEST_TURN_S: Final = 0.05
+"""Of work on answers in a second; the others then wait for the next turn. The same twentieth,
+also where answers about many pods take longer. One answer is always given."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    status: ScheduleExplanationStatus
+    """Digests of what was written last; a status itself may have 100 KB."""
+
+    status: bytes
+    verdict: bytes
     at: float
 
 
@@ -55,15 +61,20 @@ class ScheduleExplanations:
         client: Client,
         *,
         asked: Mapping[str, ScheduleExplanation],
-        answer: Callable[[str], ScheduleExplanationStatus],
+        answer: Callable[[str, str], ScheduleExplanationStatus],
         now: Callable[[], float],
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """asked: by namespace/name, as last seen. answer: by the key of a question, without the
-        time. now: the wall clock in seconds."""
+        """asked: by namespace/name, as last seen. answer: by the namespace of an explanation and
+        the key of its question, without the time. now: the wall clock in seconds. timer: seconds
+        from any start, for how long answers take."""
         self._client = client
         self._asked = asked
         self._answer = answer
         self._now = now
+        self._timer = timer
+        self._spent_s = 0.0
+        """On answers of this turn."""
         self._written: dict[str, _Written] = {}
         """By UID."""
         self._next = 0
@@ -84,8 +95,11 @@ class ScheduleExplanations:
             return
         self._next %= len(names)
         turn = (names[self._next :] + names[: self._next])[:_MOST_AT_ONCE]
-        self._next += len(turn)
+        self._spent_s = 0.0
         for name in turn:
+            if self._spent_s >= _LONGEST_TURN_S:
+                break
+            self._next += 1
             explanation = self._asked.get(name)
             if explanation is None:
                 continue
@@ -108,12 +122,17 @@ class ScheduleExplanations:
                 SCHEDULE_EXPLANATIONS, meta.name, namespace=meta.namespace, uid=meta.uid
             )
             return
-        status = self._answer(explanation.spec.question_object_key)
-        written = self._written.get(meta.uid)
-        if written is not None:
-            age = now - written.at
-            changed = status != written.status
-            urgent = _verdict(status) != _verdict(written.status)
+        began = self._timer()
+        try:
+            status = self._answer(meta.namespace, explanation.spec.question_object_key)
+            written = _Written(_digest(status), _digest(_verdict(status)), now)
+        finally:
+            self._spent_s += self._timer() - began
+        before = self._written.get(meta.uid)
+        if before is not None:
+            age = now - before.at
+            changed = written.status != before.status
+            urgent = written.verdict != before.verdict
             if not urgent and not (changed and age >= _SETTLE_S) and age < _HEARTBEAT_S:
                 return
         moment = format_time(datetime.fromtimestamp(now, UTC))
@@ -137,10 +156,16 @@ class ScheduleExplanations:
                 return
             raise
         self.writes += 1
-        self._written[meta.uid] = _Written(status, now)
+        self._written[meta.uid] = written
 
 
-def _verdict(status: ScheduleExplanationStatus) -> Verdict:
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+
+
+def _verdict(
+    status: ScheduleExplanationStatus,
+) -> tuple[bool, bool, tuple[FeasibleSchedulingResult, ...]]:
     placed: tuple[FeasibleSchedulingResult, ...] = ()
     for detail in status.detailed_explanation:
         if detail.schedule_explanation is not None:

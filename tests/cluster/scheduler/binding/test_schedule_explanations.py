@@ -48,12 +48,20 @@ class _Bed:
         self.asked: dict[str, ScheduleExplanation] = {}
         self.answers: dict[str, ScheduleExplanationStatus] = {}
         self.now = _CREATED
+        self.spent = 0.0
+        self.answer_s = 0.0
         self.explanations = ScheduleExplanations(
             cast(Client, self.client),
             asked=self.asked,
-            answer=lambda key: self.answers[key],
+            answer=self.answer,
             now=lambda: self.now,
+            timer=lambda: self.spent,
         )
+
+    def answer(self, namespace: str, key: str) -> ScheduleExplanationStatus:
+        assert namespace == "default"
+        self.spent += self.answer_s
+        return self.answers[key]
 
     def ask(self, name: str, ttl: str | None = None) -> None:
         self.asked[f"default/{name}"] = ScheduleExplanation(
@@ -155,3 +163,19 @@ def test_many_explanations_take_turns() -> None:
     for looks, written in ((1, 50), (2, 100), (3, 120)):
         bed.look()
         assert len({name for name, _ in bed.client.patches}) == written, looks
+
+
+def test_a_turn_ends_after_50_ms_of_answers_and_the_next_goes_on_from_there() -> None:
+    bed = _Bed()
+    bed.answer_s = 0.02
+    for number in range(7):
+        bed.ask(f"e{number}")
+    for written in (3, 6, 7):
+        bed.look()
+        assert len({name for name, _ in bed.client.patches}) == written
+    # An answer that takes longer than a turn is given all the same.
+    bed.answer_s = 1.0
+    bed.answers = dict.fromkeys(bed.answers, ScheduleExplanationStatus(schedulable=True))
+    count = len(bed.client.patches)
+    bed.look()
+    assert len(bed.client.patches) == count + 1
