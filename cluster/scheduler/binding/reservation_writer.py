@@ -22,7 +22,6 @@ from apis.scheduling import ENDED_PHASES, Reservation, ReservationCondition, Res
 from cluster.scheduler.binding.placement import Outcome, Refused, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, bind_reservation
 from kube.client import ApiError, Client
-from kube.faults import Faults
 from kube.queue import WorkQueue
 from kube.resources import RESERVATIONS
 
@@ -70,7 +69,7 @@ class ReservationWriter:
         self._draining = False
         self._settled = asyncio.Event()
         self._settled.set()
-        self.faults = Faults("writes of reservations")
+        self.faults = self._queue.faults
 
     @property
     def in_flight(self) -> int:

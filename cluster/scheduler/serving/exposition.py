@@ -114,11 +114,24 @@ def _faults(process: SchedulerProcess) -> Iterator[str]:
         process.statuses.faults,
         process.events.faults,
         process.reservation_writer.faults,
-        *(cache.faults for cache in (*process.caches, process.pods)),
+        process.volume_binder.faults,
+        process.evictor.faults,
+        process.explanations.faults,
+        *(cache.faults for cache in (*process.caches, process.pods, process.asked)),
     ]
     if process.reservation_controller is not None:
         parts.append(process.reservation_controller.queue.faults)
+    if process.network_status is not None:
+        parts.append(process.network_status.faults)
+    if process.pod_group_statuses is not None:
+        parts.append(process.pod_group_statuses.queue.faults)
+    if process.quota_upkeep is not None:
+        parts.append(process.quota_upkeep.statuses.queue.faults)
     if process.extenders is not None:
         parts.append(process.extenders.faults)
+    # Two caches may be of one type: Prometheus refuses a series that occurs twice.
+    counts: Counter[str] = Counter()
     for each in parts:
-        yield f"{name}{{{label_text(('part',), (each.part,))}}} {number_text(each.count)}\n"
+        counts[each.part] += each.count
+    for part, count in counts.items():
+        yield f"{name}{{{label_text(('part',), (part,))}}} {number_text(count)}\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.serving.exposition import show_state
 from kube.cache import Change, Event
 from kube.connection import Connection
+from kube.faults import Faults
 from kube.kept_client import KeptClient
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -25,7 +28,8 @@ _LINE = re.compile(r"[a-z_:]+(\{([a-zA-Z_]+=\"[^\"\n]*\",?)*\})? (\d[0-9.e+-]*|\
 def process() -> SchedulerProcess:
     nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
     text = config_map()["data"]["koord-scheduler-config"]
-    made = SchedulerProcess(nowhere, read_configuration(text, obj="shipped"), seed=1)
+    configuration = read_configuration(text, obj="shipped")
+    made = SchedulerProcess(nowhere, configuration, seed=1, network_status=True)
     show_state(made)
     return made
 
@@ -92,3 +96,44 @@ def test_a_reservation_shows_its_phase_and_how_full_it_is(process: SchedulerProc
         f'{amount}{{type="utilization",{name},resource="cpu",unit="ratio"}} 0.25',
     ):
         assert line in lines, line
+
+
+def test_the_faults_of_every_part_are_shown_once(process: SchedulerProcess) -> None:
+    expected: dict[str, str] = {}
+    for number, faults in enumerate(_reachable(process), start=1):
+        faults.count = number
+        expected[f'koord_scheduler_faults{{part="{faults.part}"}}'] = str(number)
+    # The walk finds what is kept in an attribute, in a container, and below another part.
+    found = {line.split('"')[1] for line in expected}
+    assert found >= {"binding", "cache of pods", "cache of nodes", "quota statuses", "explanations"}
+    shown = [
+        line.rsplit(" ", 1) for line in _lines(process) if line.startswith("koord_scheduler_faults")
+    ]
+    assert sorted(shown) == sorted([part, count] for part, count in expected.items())
+
+
+def _reachable(process: SchedulerProcess) -> Iterator[Faults]:
+    """Yield every Faults that the attributes of our own objects lead to."""
+    seen: set[int] = set()
+    waiting: list[object] = [process]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Faults):
+            yield each
+        elif isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple | set | frozenset):
+            waiting += each
+        elif type(each).__module__.startswith(("cluster.", "kube.")):
+            waiting += _attributes(each)
+
+
+def _attributes(of: Any) -> Iterable[object]:
+    yield from getattr(of, "__dict__", {}).values()
+    for kind in type(of).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(of, name, None)
