@@ -46,6 +46,7 @@ from tests.cluster.scheduler.volumes.making import claim_json, volume_json
 from tests.ports import free_ports
 
 USER = "koord-scheduler"
+_PAGE = Path(__file__).parents[4] / "docs" / "scheduler.md"
 _POLICY = f"""\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -75,6 +76,22 @@ def test_each_cache_of_the_process_has_a_right_and_each_such_right_a_cache() -> 
 
 def test_the_shipped_configuration_is_that_of_upstreams_chart() -> None:
     assert read_configuration(_shipped(), obj="shipped") == load_configuration(chart_file())
+
+
+def test_the_documentation_names_everything_that_is_written() -> None:
+    written: dict[str, set[str]] = {}
+    for right in (*CLUSTER_WIDE, *IN_NAMESPACE):
+        if verbs := set(right.verbs) - {"get", *FOLLOW}:
+            written.setdefault(right.plural, set()).update(verbs)
+    section = _PAGE.read_text().partition("\n## Installing\n")[2].partition("\n## ")[0]
+    documented = {
+        resource.strip(" `"): set(cells[2].strip().split(", "))
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for cells in (line.split("|"),)
+        for resource in cells[1].split(",")
+    }
+    assert documented == written
 
 
 @pytest.mark.apiserver
