@@ -9,8 +9,8 @@ own. In the last three kinds there are `--reservations`, one on a node: `beside`
 match none of them, `inside` pods of one shape that each use one of all, `shares` pods of 20
 workloads with an equal part of the reservations each, with room for two pods in every one.
 In `local` and `made` each pod has a claim of its own: for one of the local volumes, of which each
-node has one, or for a volume that is made, where each node reports its free storage. A CSI driver
-limits the volumes of all nodes.
+node has one, or for a volume that is made after the decision, where each node reports its free
+storage. A CSI driver limits the volumes of all nodes.
 `quotas`: pods of 500 quotas in turns, one shape each; `scarce`: the same, where the quotas request
 twice what there is, so that each new pod has the cluster divided again.
 Times are of the decision and the booking together, without reading the pod; for quotas also of
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -45,7 +46,7 @@ from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from cluster.scheduler.tables.volumes.attachments import DriverLimits
 from cluster.scheduler.tables.volumes.objects import Attached, Class, Volume, claim_of
-from cluster.scheduler.tables.volumes.places import place_of_selector
+from cluster.scheduler.tables.volumes.places import Place, place_of_selector
 
 _CONFIGURATION = """
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -189,23 +190,35 @@ def _store(tables: Tables, nodes: int, pods: int, *, provisioner: str) -> None:
         tables.attachments.set_limits(f"n{number}", DriverLimits({"csi.bench": 8}, frozenset()))
         tables.volumes.set_storage(f"r{number}", "store", place, 10 << 30)
         if not provisioner:
-            tables.volumes.set_volume(
-                Volume(
-                    name=f"v{number}",
-                    class_name="store",
-                    modes=frozenset({"ReadWriteOnce"}),
-                    volume_mode="Filesystem",
-                    size=(1 << 30) + number,
-                    claim="",
-                    claim_uid="",
-                    available=True,
-                    deleting=False,
-                    labels=(),
-                    place=place,
-                    zones=(),
-                    attached=Attached("csi.bench", f"v{number}"),
-                )
-            )
+            tables.volumes.set_volume(_volume(number, place))
+
+
+def _volume(number: int, place: Place, *, claim: str = "") -> Volume:
+    """Return a volume of the class, free unless it is for a claim."""
+    return Volume(
+        name=f"v{number}",
+        class_name="store",
+        modes=frozenset({"ReadWriteOnce"}),
+        volume_mode="Filesystem",
+        size=(1 << 30) + number,
+        claim=claim,
+        claim_uid="",
+        available=not claim,
+        deleting=False,
+        labels=(),
+        place=place,
+        zones=(),
+        attached=Attached("csi.bench", f"v{number}"),
+    )
+
+
+def _provision(tables: Tables, number: int, node: str) -> None:
+    """Show the volume that was made on a node for the claim of a pod."""
+    place = place_of_selector(LabelSelector(match_labels={"kubernetes.io/hostname": node}))
+    tables.volumes.set_volume(_volume(number, place, claim=f"default/c{number}"))
+    claim = tables.volumes.claim(f"default/c{number}")
+    assert claim is not None
+    tables.volumes.set_claim(replace(claim, volume=f"v{number}", bound=True))
 
 
 _PROVISIONERS = {"local": "", "made": "csi.bench"}
@@ -272,6 +285,8 @@ def main() -> None:
             times.append((time.perf_counter() - began) * 1e6)
             if not isinstance(outcome, Placed):
                 raise SystemExit(f"{kind}: {outcome.diagnosis.message}")
+            if kind == "made":
+                _provision(scheduling.tables, number, outcome.booking.node)
         p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
         print(f"{kind:6} p50 {p50:7.0f}  p99 {p99:7.0f}", flush=True)
 

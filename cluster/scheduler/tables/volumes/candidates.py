@@ -1,4 +1,4 @@
-"""The persistent volumes of one class as columns, in the order in which claims prefer them."""
+"""Persistent volumes of one class as columns, in the order in which claims prefer them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cluster.scheduler.tables.volumes.objects import Claim, Volume
 class Candidates:
     """Volumes by size, then by name. An index into the columns is also a rank: smaller is better.
 
-    places: number of the place of each volume. A volume that is not free belongs to some claim, is
-    being deleted, or is not available for another reason.
+    places: number of the place of each volume. A volume that is not free is planned for a claim, or
+    stopped to be available after it was taken in: it belongs to a claim or is being deleted.
     """
 
     def __init__(self, volumes: Iterable[tuple[Volume, int, bool]]) -> None:
@@ -32,6 +32,9 @@ class Candidates:
             dtype=np.int64,
         )
         self._kinds_known = list(numbers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._index
 
     def replace(self, volume: Volume, place: int, free: bool) -> bool:
         """Take the new state of a volume; return whether that was possible in place."""

@@ -103,7 +103,7 @@ class VolumeTable:
         return min(fitting, key=lambda each: (each.size, each.name), default=None)
 
     def candidates(self, class_name: str) -> Candidates:
-        """Return the volumes of a class."""
+        """Return the volumes of a class, at least those that are free."""
         found = self._candidates.get(class_name)
         if found is None:
             found = self._candidates[class_name] = Candidates(
@@ -111,6 +111,7 @@ class VolumeTable:
                 for volume, place in map(
                     self._volumes.__getitem__, self._of_class.get(class_name, ())
                 )
+                if _may_be_free(volume)
             )
         return found
 
@@ -155,12 +156,7 @@ class VolumeTable:
         return claim.key in self._planned_binds.get(volume.name, {}).values()
 
     def _is_free(self, volume: Volume) -> bool:
-        return (
-            volume.available
-            and not volume.deleting
-            and not volume.claim
-            and volume.name not in self._planned_binds
-        )
+        return _may_be_free(volume) and volume.name not in self._planned_binds
 
     # --- objects -------------------------------------------------------------------------------
 
@@ -185,7 +181,12 @@ class VolumeTable:
         if volume.claim:
             self._reserved.setdefault(volume.claim, set()).add(volume.name)
         candidates = self._candidates.get(volume.class_name)
-        if candidates is not None and not candidates.replace(volume, place, self._is_free(volume)):
+        if (
+            candidates is not None
+            # A volume that is made for a claim never was free, and the others stay in order.
+            and (volume.name in candidates or _may_be_free(volume))
+            and not candidates.replace(volume, place, self._is_free(volume))
+        ):
             del self._candidates[volume.class_name]
         self._changed(volume.claim)
 
@@ -245,7 +246,9 @@ class VolumeTable:
             names.discard(volume.name)
             if not names:
                 del self._of_class[volume.class_name]
-            self._candidates.pop(volume.class_name, None)
+            candidates = self._candidates.get(volume.class_name)
+            if candidates is not None and volume.name in candidates:
+                del self._candidates[volume.class_name]
         if volume.claim:
             reserved = self._reserved[volume.claim]
             reserved.discard(volume.name)
@@ -335,6 +338,11 @@ class _Storage:
         if number < len(self._left):
             reports = self._reports.get(number)
             self._left[number] = max(reports.values()) if reports else _NONE_LEFT
+
+
+def _may_be_free(volume: Volume) -> bool:
+    """Return whether the volume can be bound to any claim, unless a placement plans with it."""
+    return volume.available and not volume.deleting and not volume.claim
 
 
 def _drop(table: dict[str, dict[str, str]], key: str, uid: str) -> None:

@@ -224,6 +224,39 @@ def test_a_volume_is_made_where_the_class_allows_it() -> None:
     assert cluster.feasible(pod_with("q", "c")) == {"n2"}
 
 
+def test_a_volume_that_is_made_for_a_claim_leaves_the_free_ones_in_order() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    cluster.volume("free", class_name="made", terms=on(HOST, "n0"))
+    cluster.volume("old", class_name="made", claim="before")
+    known = volumes.candidates("made")
+    assert [each.name for each in known.volumes] == ["free"]
+    cluster.volume("new", class_name="made", claim="c")
+    cluster.volume("new", class_name="made", claim="c", labels={"seen": "again"})
+    volumes.delete_volume("old")
+    volumes.delete_volume("new")
+    assert volumes.candidates("made") is known
+
+
+def test_a_volume_is_free_after_its_claim_and_until_it_is_taken() -> None:
+    cluster = _cluster()
+    cluster.claim("c")
+    cluster.claim("d")
+    cluster.volume("v", claim="before", terms=on(HOST, "n1"))
+    assert cluster.feasible(pod_with("p", "c")) == set()
+    cluster.volume("v", terms=on(HOST, "n1"))
+    placed = pod_with("p", "c")
+    assert cluster.node_of(placed) == "n1"
+    # It is planned for the first claim while others come, and free again afterwards.
+    cluster.volume("w", claim="before", terms=on(HOST, "n2"))
+    cluster.volume("x", size="1Mi", terms=on(HOST, "n2"))
+    assert cluster.feasible(pod_with("q", "d")) == set()
+    cluster.tables.remove(placed.metadata.uid)
+    assert cluster.feasible(pod_with("q", "d")) == {"n1"}
+    cluster.tables.volumes.delete_volume("v")
+    assert cluster.feasible(pod_with("q", "d")) == set()
+
+
 def test_a_claim_stays_on_the_node_that_it_was_given() -> None:
     cluster = _cluster()
     selected = {"volume.kubernetes.io/selected-node": "n1"}
