@@ -6,9 +6,11 @@ volume, or its CSINode or an attachment changed.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from apis.storage import ANNOTATION_MIGRATED_PLUGINS, CSINode
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.shapes import PodDisk
-from cluster.scheduler.tables.volumes.objects import Attached
+from cluster.scheduler.tables.volumes.objects import MIGRATED, Attached
 from cluster.scheduler.tables.volumes.table import VolumeTable
 
 K = TypeVar("K", bound=Hashable)
@@ -27,27 +29,41 @@ V = TypeVar("V", bound=Hashable)
 
 UNLIMITED: Final = -1
 
+_MOST_DRIVERS: Final = 64
+"""Chosen: drivers of one CSINode whose limits count. Nodes have a few; each name costs two columns
+of all nodes, so that an object of thousands of names would take all memory."""
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class DriverLimits:
-    """What a CSINode says. most: volumes that a driver can attach to the node, by driver.
-    migrated: in-tree plugins whose volumes drivers serve there."""
+    """What a CSINode says. most: volumes that a driver can attach to the node, by driver, of at
+    most 64 drivers. migrated: in-tree plugins, of those that count, whose volumes drivers serve
+    there."""
 
     most: Mapping[str, int]
     migrated: frozenset[str]
 
 
 def limits_of(node: CSINode) -> DriverLimits:
-    """Return what the tables keep of a CSINode."""
+    """Return what the tables keep of a CSINode; log if it has limits of too many drivers."""
     plugins = node.metadata.annotations.get(ANNOTATION_MIGRATED_PLUGINS, "")
-    return DriverLimits(
-        {
-            driver.name: min(driver.allocatable.count, 2**31)
-            for driver in node.spec.drivers or ()
-            if driver.allocatable is not None and driver.allocatable.count is not None
-        },
-        frozenset(filter(None, plugins.split(","))),
-    )
+    most = {
+        driver.name: min(driver.allocatable.count, 2**31)
+        for driver in node.spec.drivers or ()
+        if driver.allocatable is not None and driver.allocatable.count is not None
+    }
+    if len(most) > _MOST_DRIVERS:
+        _log.warning(
+            "CSINode %s: spec.drivers limits the volumes of %d drivers; only the limits of the "
+            "first %d count",
+            node.metadata.name,
+            len(most),
+            _MOST_DRIVERS,
+        )
+        most = dict(islice(most.items(), _MOST_DRIVERS))
+    return DriverLimits(most, frozenset(MIGRATED.keys() & plugins.split(",")))
 
 
 _NO_LIMITS: Final = DriverLimits({}, frozenset())
@@ -68,6 +84,8 @@ class AttachmentTable:
         self._disks: dict[tuple[str, str], Counter[tuple[int, PodDisk]]] = {}
         self._limits: dict[str, DriverLimits] = {}
         """By name of the node."""
+        self._in_force: dict[int, DriverLimits] = {}
+        """What the columns hold, by row."""
         self._attachments: dict[str, dict[str, tuple[str, str]]] = {}
         """Name of a node -> name of a VolumeAttachment -> driver, name of the volume."""
         self._node_of: dict[str, str] = {}
@@ -164,19 +182,23 @@ class AttachmentTable:
         self._touch(row)
 
     def _set_row(self, row: int, limits: DriverLimits) -> None:
-        for driver in limits.most.keys() - self._drivers.keys():
-            self._drivers[driver] = _Driver()
-            self._dirty.update(self._rows)
-        for name, each in self._drivers.items():
-            if each.set_limit(row, limits.most.get(name, UNLIMITED)):
-                self._touch(row)
-        for plugin in limits.migrated:
+        before = self._in_force.pop(row, _NO_LIMITS)
+        if limits != _NO_LIMITS:
+            self._in_force[row] = limits
+        if limits == before:
+            return
+        for name in before.most.keys() | limits.most.keys():
+            driver = self._drivers.get(name)
+            if driver is None:
+                driver = self._drivers[name] = _Driver()
+                self._dirty.update(self._rows)
+            driver.set_limit(row, limits.most.get(name, UNLIMITED))
+            if not driver.limited:
+                del self._drivers[name]
+        for plugin in before.migrated ^ limits.migrated:
             self._migrated.setdefault(plugin, np.zeros(0, dtype=np.bool_))
-        for plugin in self._migrated:
-            serves = self._serves(plugin, row + 1)
-            if serves[row] != (plugin in limits.migrated):
-                serves[row] = plugin in limits.migrated
-                self._touch(row)
+            self._serves(plugin, row + 1)[row] = plugin in limits.migrated
+        self._touch(row)
 
     def _serves(self, plugin: str, length: int) -> NDArray[np.bool_]:
         """Return for each row whether a driver serves the volumes of an in-tree plugin."""
@@ -251,8 +273,10 @@ class AttachmentTable:
             for volume in after
             if not volume.plugin or self._serves(volume.plugin, row + 1)[row]
         )
-        for name, driver in self._drivers.items():
-            driver.set_taken(row, counts[name])
+        for name in {volume.driver for volume in before | after}:
+            driver = self._drivers.get(name)
+            if driver is not None:
+                driver.set_taken(row, counts[name])
 
     def _attached_to(self, row: int) -> Iterator[Attached]:
         for claim in self._claims_on.get(row, ()):
@@ -267,9 +291,10 @@ class AttachmentTable:
 
 
 class _Driver:
-    """Places of one driver by row."""
+    """Places of one driver by row. limited: count of the rows with a limit."""
 
     def __init__(self) -> None:
+        self.limited = 0
         self._most: NDArray[np.int64] = np.full(0, UNLIMITED, dtype=np.int64)
         self._taken: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
@@ -281,12 +306,10 @@ class _Driver:
             self._taken = np.concatenate((self._taken, np.zeros(more, dtype=np.int64)))
         return self._most[:length], self._taken[:length]
 
-    def set_limit(self, row: int, most: int) -> bool:
-        """Set the limit of a row; return whether it changed."""
+    def set_limit(self, row: int, most: int) -> None:
         limits, _ = self.columns(row + 1)
-        changed = bool(limits[row] != most)
+        self.limited += int(most != UNLIMITED) - int(limits[row] != UNLIMITED)
         limits[row] = most
-        return changed
 
     def set_taken(self, row: int, taken: int) -> None:
         self.columns(row + 1)[1][row] = taken

@@ -29,7 +29,7 @@ ZONE_LABELS: Final = {
 """Labels of volumes that say where their nodes have to be, and the present name of each."""
 _ZONES_APART: Final = "__"
 """Between the zones of one label of a volume."""
-_MIGRATED: Final = {
+MIGRATED: Final = {
     "kubernetes.io/aws-ebs": "ebs.csi.aws.com",
     "kubernetes.io/gce-pd": "pd.csi.storage.gke.io",
     "kubernetes.io/azure-disk": "disk.csi.azure.com",
@@ -189,7 +189,7 @@ def largest_volume(report: CSIStorageCapacity) -> int:
 def attached_by_provisioner(provisioner: str, claim: str) -> Attached:
     """Return what a volume that is not made yet will take of a node."""
     handle = f"claim:{claim}"
-    driver = _MIGRATED.get(provisioner)
+    driver = MIGRATED.get(provisioner)
     if driver is None:
         return Attached(provisioner, handle)
     return Attached(driver, handle, provisioner)
@@ -220,5 +220,5 @@ def _attached(volume: PersistentVolume) -> Attached | None:
         ("kubernetes.io/portworx-volume", spec.portworx_volume),
     ):
         if source is not None:
-            return Attached(_MIGRATED[plugin], source.handle, plugin)
+            return Attached(MIGRATED[plugin], source.handle, plugin)
     return None

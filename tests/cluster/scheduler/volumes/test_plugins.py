@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from apis.core import ObjectMeta
+from apis.storage import ANNOTATION_MIGRATED_PLUGINS, CSINode
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
 from cluster.scheduler.sources.bookings import booking_of
+from cluster.scheduler.tables.volumes.attachments import limits_of
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.volumes.making import HOST, ZONE, Cluster, on, pod_with
 
@@ -426,6 +429,55 @@ def test_in_tree_volumes_count_where_a_driver_serves_them() -> None:
     _run(cluster, "r0", "n0", "c0")
     _run(cluster, "r1", "n1", "c0")
     assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+
+
+def test_a_driver_counts_again_after_no_node_limited_it() -> None:
+    cluster = _cluster()
+    for number in range(3):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=("csi.test", f"h{number}"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    tables = cluster.tables
+    cluster.csi_node("n0", csi_test=1)
+    cluster.csi_node("n1", csi_test=2)
+    _run(cluster, "r0", "n0", "c0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+    tables.attachments.set_limits("n0", None)
+    assert tables.attachments.has_limit("csi.test")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    tables.attachments.set_limits("n1", None)
+    assert not tables.attachments.has_limit("csi.test")
+    _run(cluster, "r1", "n1", "c1", "c2")
+    cluster.csi_node("n1", csi_test=2)
+    cluster.csi_node("n0", csi_test=1)
+    assert cluster.feasible(pod_with("p", "c2")) == {"n1", "n2"}
+    assert cluster.feasible(pod_with("p", "c0")) == {"n0", "n2"}
+    for node in ("n0", "n1"):
+        tables.delete_node(node)
+    assert not tables.attachments.has_limit("csi.test")
+    # The new nodes have the rows of the old ones.
+    cluster.node("n3")
+    cluster.node("n1")
+    assert tables.attachments.has_limit("csi.test")
+    assert cluster.feasible(pod_with("p", "c0", "c1", "c2")) == {"n2", "n3"}
+
+
+def test_of_a_csi_node_with_too_many_names_the_first_drivers_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = _cluster()
+    plugins = ",".join(["kubernetes.io/aws-ebs", *(f"plugin-{number}" for number in range(99))])
+    drivers = {f"d{number}": 1 for number in range(64)}
+    cluster.csi_node("n0", plugins, **drivers)
+    assert not caplog.records
+    cluster.csi_node("n0", plugins, **drivers, d64=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "CSINode n0: spec.drivers limits the volumes of 65 drivers; only the limits of the first "
+        "64 count"
+    ]
+    assert cluster.tables.attachments.has_limit("d63")
+    assert not cluster.tables.attachments.has_limit("d64")
+    limits = limits_of(CSINode(ObjectMeta(annotations={ANNOTATION_MIGRATED_PLUGINS: plugins})))
+    assert limits.migrated == {"kubernetes.io/aws-ebs"}
 
 
 def test_the_message_of_a_full_driver() -> None:
