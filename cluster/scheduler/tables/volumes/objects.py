@@ -182,7 +182,9 @@ def class_of(storage_class: StorageClass) -> Class:
 
 def largest_volume(report: CSIStorageCapacity) -> int:
     """Return how large a new volume can be at most by one report, in bytes; -1 for none."""
-    limit = report.maximum_volume_size or report.capacity
+    limit = report.maximum_volume_size
+    if limit is None:
+        limit = report.capacity
     return -1 if limit is None else bytes_of(limit)
 
 

@@ -287,6 +287,15 @@ def test_a_driver_that_reports_its_storage_has_to_have_enough() -> None:
     assert cluster.node_of(pod_with("p", "c")) == f"0/3 nodes are available: 3 {_NO_STORAGE}."
 
 
+def test_storage_that_takes_no_volume_takes_none() -> None:
+    cluster = _cluster()
+    cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
+    cluster.claim("c", class_name="made", size="5Gi")
+    cluster.capacity("r0", "made", "9Gi", {HOST: "n0"}, maximumVolumeSize="0")
+    cluster.capacity("r1", "made", "9Gi", {HOST: "n1"}, maximumVolumeSize="5Gi")
+    assert cluster.feasible(pod_with("p", "c")) == {"n1"}
+
+
 def test_replicas_with_claims_of_their_own_have_shapes_of_their_own() -> None:
     cluster = _cluster()
     for number in range(200):
