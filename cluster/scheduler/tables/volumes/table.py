@@ -7,6 +7,7 @@ kube-scheduler's volume binding; docs/facts/scheduler.md, "Volumes".
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
@@ -132,7 +133,7 @@ class VolumeTable:
         enough = np.zeros(length, dtype=np.bool_)
         storage = self._storage.get(storage_class.name)
         if storage is not None:
-            left = storage.by_place(self.places.size)
+            left = storage.by_place(self.places.size, size)
             for layer in self.places.layers():
                 enough |= left[layer] >= size
         return enough
@@ -198,6 +199,8 @@ class VolumeTable:
 
     def set_class(self, storage_class: Class) -> None:
         known = self._classes.get(storage_class.name)
+        if known is not None and known[0] == storage_class:
+            return
         place = self.places.hold(storage_class.topologies)
         self._classes[storage_class.name] = storage_class, place
         if known is not None:
@@ -212,6 +215,8 @@ class VolumeTable:
 
     def set_driver(self, name: str, *, reports_storage: bool) -> None:
         """Take a CSIDriver."""
+        if reports_storage == (name in self._drivers):
+            return
         if reports_storage:
             self._drivers.add(name)
         else:
@@ -221,6 +226,12 @@ class VolumeTable:
     def set_storage(self, key: str, class_name: str, place: Place, left: int) -> None:
         """Take what an object reports: how large a new volume of a class can be at most."""
         number = self.places.hold(place)
+        if self._storage_of.get(key) == (class_name, number):
+            self.places.release(number)
+            # Drivers report all the time; what was asked for is mostly far from what is left.
+            if self._storage[class_name].set(key, number, left):
+                self.version += 1
+            return
         self.delete_storage(key)
         self._storage_of[key] = class_name, number
         self._storage.setdefault(class_name, _Storage()).set(key, number, left)
@@ -311,12 +322,20 @@ class _Storage:
     def __init__(self) -> None:
         self._reports: dict[int, dict[str, int]] = {}
         self._left: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._asked: list[int] = []
+        """Sizes that were asked for since an answer changed last, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self._reports)
 
-    def by_place(self, size: int) -> NDArray[np.int64]:
-        """Return the largest volume that can be made by place, of `size` places and nowhere."""
+    def by_place(self, size: int, asked: int) -> NDArray[np.int64]:
+        """Return the largest volume that can be made by place, of `size` places and nowhere.
+
+        asked: the size in bytes that the result is compared with.
+        """
+        at = bisect_right(self._asked, asked)
+        if not at or self._asked[at - 1] != asked:
+            self._asked.insert(at, asked)
         if len(self._left) < size + 1:
             # Twice as long, so that it is made again rarely; the last index stands for nowhere.
             self._left = np.full(2 * size + 2, _NONE_LEFT, dtype=np.int64)
@@ -324,9 +343,17 @@ class _Storage:
                 self._sum_up(number)
         return self._left
 
-    def set(self, key: str, number: int, left: int) -> None:
+    def set(self, key: str, number: int, left: int) -> bool:
+        """Take a report; return whether it changes the answer on a size that was asked for."""
+        before = self._most(number)
         self._reports.setdefault(number, {})[key] = left
         self._sum_up(number)
+        low, high = sorted((before, self._most(number)))
+        changed = bisect_right(self._asked, low) != bisect_right(self._asked, high)
+        if changed:
+            # The answers so far are old now, so only the next ones count.
+            self._asked.clear()
+        return changed
 
     def remove(self, key: str, number: int) -> None:
         del self._reports[number][key]
@@ -334,10 +361,12 @@ class _Storage:
             del self._reports[number]
         self._sum_up(number)
 
+    def _most(self, number: int) -> int:
+        return max(self._reports.get(number, {}).values(), default=_NONE_LEFT)
+
     def _sum_up(self, number: int) -> None:
         if number < len(self._left):
-            reports = self._reports.get(number)
-            self._left[number] = max(reports.values()) if reports else _NONE_LEFT
+            self._left[number] = self._most(number)
 
 
 def _may_be_free(volume: Volume) -> bool:

@@ -287,6 +287,41 @@ def test_a_driver_that_reports_its_storage_has_to_have_enough() -> None:
     assert cluster.node_of(pod_with("p", "c")) == f"0/3 nodes are available: 3 {_NO_STORAGE}."
 
 
+def test_what_changes_no_verdict_leaves_the_version() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    volumes.set_driver("csi.test", reports_storage=True)
+    for name, size in (("c", "5Gi"), ("d", "7Gi")):
+        cluster.claim(name, class_name="made", size=size)
+    cluster.capacity("r0", "made", "9Gi", {HOST: "n0"})
+    cluster.capacity("r1", "made", "6Gi", {HOST: "n1"})
+
+    def verdicts() -> tuple[set[str], set[str]]:
+        return cluster.feasible(pod_with("p", "c")), cluster.feasible(pod_with("q", "d"))
+
+    assert verdicts() == ({"n0", "n1"}, {"n0"})
+    known = volumes.version
+    volumes.set_driver("csi.test", reports_storage=True)
+    cluster.storage_class("made", provisioner="csi.test")
+    for left in ("8Gi", "7Gi", "99Gi"):
+        cluster.capacity("r0", "made", left, {HOST: "n0"})
+    cluster.capacity("r1", "made", "5Gi", {HOST: "n1"})
+    assert volumes.version == known
+    assert verdicts() == ({"n0", "n1"}, {"n0"})
+    for left, expected in (
+        ("7167Mi", ({"n0", "n1"}, {"n0"})),
+        ("7Gi", ({"n0", "n1"}, {"n0", "n1"})),
+        ("5Gi", ({"n0", "n1"}, {"n0"})),
+        ("5119Mi", ({"n0"}, {"n0"})),
+    ):
+        cluster.capacity("r1", "made", left, {HOST: "n1"})
+        assert verdicts() == expected
+    cluster.capacity("r0", "made", "9Gi", {HOST: "n2"})
+    assert verdicts() == ({"n2"}, {"n2"})
+    cluster.storage_class("made", provisioner="csi.other")
+    assert verdicts() == ({"n0", "n1", "n2"}, {"n0", "n1", "n2"})
+
+
 def test_storage_that_takes_no_volume_takes_none() -> None:
     cluster = _cluster()
     cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
