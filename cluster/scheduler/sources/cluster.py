@@ -2,7 +2,8 @@
 
 Each object is parsed once. An object that fails is logged with its name and left as it was; no
 other object is affected. An event that shows a pod without a node while its binding is under way is
-older than the decision: the queue takes an edit over, and the booking stays in force.
+older than the decision: the queue takes an edit over, and the booking stays in force. One that comes
+after the answer to the Binding is older than that, and changes nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class ClusterSource:
         elif new.spec.node_name:
             self._bound(old, new)
         elif new.spec.scheduler_name in self._scheduler_names:
-            self._pending(new)
+            self._pending(old, new)
         elif self._quotas is not None and new.metadata.deletion_timestamp is None:
             # Whoever schedules it: what it requests counts for its quota.
             self._quotas.waits(new.metadata.uid, self.shape_of(new))
@@ -146,13 +147,18 @@ class ClusterSource:
             if actions:
                 self._tell(POD, actions, old, new)
 
-    def _pending(self, new: SchedulingPod) -> None:
+    def _pending(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
         if new.metadata.deletion_timestamp is not None:
             if self._quotas is not None:
                 self._quotas.waits_no_more(uid)
             self._follow(self._permit.gone(uid, self._clock()))
             self._forget_attempt(uid)
+            return
+        lost_its_node = old is not None and old.spec.node_name
+        if self._queue.place(uid) is None and uid in self._tables.bookings and not lost_its_node:
+            # Our own Binding is newer than this event. A pod loses its node only where the API
+            # server's data is restored from a backup.
             return
         shape = self.shape_of(new)
         if self._quotas is not None:
