@@ -86,7 +86,7 @@ class Writers(EvictionWriters, Protocol):
         """As `status`, for a Reservation."""
         ...
 
-    def settled(self, uid: str) -> None:
+    def settled(self, placement: Placement | ReservationPlacement) -> None:
         """A pod is bound: nothing about it waits any more."""
         ...
 
@@ -397,7 +397,7 @@ class Attempts:
         if held is None:
             # The watch has shown that the pod is bound, gone or being deleted.
             if isinstance(outcome, Bound):
-                self._writers.settled(placement.uid)
+                self._writers.settled(placement)
             else:
                 self._free_deleted(placement)
             return
@@ -407,7 +407,7 @@ class Attempts:
             about = _reference(placement)
             controller = pod.shape.scheduler_name
             self._writers.event(scheduled(about, placement.node, controller=controller))
-            self._writers.settled(placement.uid)
+            self._writers.settled(placement)
             self.evictions.bound(placement.uid)
             self.follow(self._permit.bound(placement.uid, now))
         elif outcome.why in (Why.DELETED, Why.OTHER_UID):

@@ -372,9 +372,10 @@ class SchedulerProcess(SchedulerCore):
         """Evict a victim of a preemption in the background."""
         self.evictor.submit(victim, controller)
 
-    def settled(self, uid: str) -> None:
+    def settled(self, placement: Placement | ReservationPlacement) -> None:
         """Write nothing more about a pod's earlier attempts."""
-        self.statuses.forget(uid)
+        if isinstance(placement, Placement):
+            self.statuses.forget(placement.key, placement.uid)
 
     # --- state for pages -----------------------------------------------------------------------
 

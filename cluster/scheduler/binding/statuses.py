@@ -151,15 +151,22 @@ class StatusWriter:
 
         A condition that arrived after the binding would show a bound pod as not scheduled.
         """
-        if self._waiting.pop(key, None) is not None:
-            self.counts.replaced += 1
-        if self._turns.busy(key):
+        while True:
+            if self._waiting.pop(key, None) is not None:
+                self.counts.replaced += 1
+            if not self._turns.busy(key):
+                return
             async with self._turns.of(key):
+                # A write that fails waits to be repeated: it is dropped in the next round.
                 pass
 
-    def forget(self, uid: str) -> None:
-        """Forget what was written about a pod that is bound or gone."""
+    def forget(self, key: str, uid: str) -> None:
+        """Forget what was written about a pod that is bound, and drop what waits."""
         self._written.pop(uid, None)
+        waiting = self._waiting.get(key)
+        if waiting is not None and waiting.status.uid == uid:
+            del self._waiting[key]
+            self.counts.replaced += 1
 
     async def run(self) -> None:
         """Write what was submitted, until cancelled."""

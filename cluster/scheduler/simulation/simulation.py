@@ -131,7 +131,7 @@ class Simulation:
     def event(self, *_: Any) -> None:
         """Events are not written."""
 
-    def settled(self, uid: str) -> None:
+    def settled(self, *_: Any) -> None:
         """Nothing waits to be written."""
 
     # --- input ---------------------------------------------------------------------------------

@@ -236,3 +236,39 @@ def test_a_condition_never_follows_the_binding(in_flight: bool) -> None:
     asyncio.run(run())
     assert store.writes == (["PATCH status"] if in_flight else []) + ["POST binding"]
     assert store.most_parallel == 1
+
+
+def test_a_condition_that_fails_while_the_binding_waits_for_it_is_not_repeated() -> None:
+    store = one_pod()
+    store.delay = 0.05
+    store.faults = deque([refuse(429, "TooManyRequests")])
+
+    async def run() -> None:
+        async with serving(store) as client:
+            outcomes: list[Outcome] = []
+            writer = StatusWriter(client, now=lambda: 0.0)
+            binder = Binder(client, lambda _, found: outcomes.append(found), before=writer.settle)
+            running = asyncio.create_task(writer.run())
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: store.requests, every=0.002)
+            binder.submit(Placement("ns", "p", "u", "n1"))
+            await eventually(lambda: outcomes == [Bound()])
+            assert (writer.waiting, writer.counts.replaced) == (0, 1)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert store.writes == ["PATCH status", "POST binding"]
+
+
+def test_what_waits_for_a_bound_pod_is_dropped() -> None:
+    async def run() -> None:
+        async with serving(one_pod()) as client:
+            writer = StatusWriter(client, now=lambda: 0.0)
+            writer.submit(STATUS, Shown())
+            writer.forget("ns/p", "another pod of the name")
+            assert writer.waiting == 1
+            writer.forget("ns/p", "u")
+            assert writer.waiting == 0
+
+    asyncio.run(run())

@@ -45,7 +45,7 @@ class PreemptionLives(Lives):
         assert not any(victim.uid == what.uid for victim in self.victims)
         self.victims.append(what)
 
-    def forget(self, uid: str) -> None: ...
+    def forget(self, *_: Any) -> None: ...
 
     # --- users and the API server --------------------------------------------------------------
 
