@@ -155,6 +155,8 @@ class Attempts:
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
         self.consultant: Consultant | None = None
+        self.look_again: Callable[[SchedulingPod], None] = lambda pod: None
+        """Takes a pod that had a booking when it was last seen, and has none now."""
         self.evictions = Evictions(
             scheduling,
             queue,
@@ -354,7 +356,7 @@ class Attempts:
             self._report_all(uids, decision.message, nominated)
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone or being deleted, and free the node that it waits on.
+        """Forget a pod that is gone, being deleted or not ours any more; free the node it waits on.
 
         A binding under way goes on, and `bound` takes its outcome.
         """
@@ -395,11 +397,11 @@ class Attempts:
         """Take the outcome of a binding."""
         held = self._held.pop(placement.uid, None)
         if held is None:
-            # The watch has shown that the pod is bound, gone or being deleted.
+            # The watch has shown that the pod is bound or gone, or it was forgotten.
             if isinstance(outcome, Bound):
                 self._writers.settled(placement)
             else:
-                self._free_deleted(placement)
+                self._free_forgotten(placement)
             return
         pod, now = held.pod, self._clock()
         self._metrics.bound(outcome, pod)
@@ -432,16 +434,18 @@ class Attempts:
         self._report(pod.key, pod.uid, reason, message)
         self.follow(decisions)
 
-    def _free_deleted(self, placement: Placement | ReservationPlacement) -> None:
-        """Free the node of a pod that is being deleted and was not bound.
+    def _free_forgotten(self, placement: Placement | ReservationPlacement) -> None:
+        """Free the node of a pod that was forgotten during its binding and was not bound.
 
-        Its object may stay for long, for a finalizer, and never shows a node.
+        One that is being deleted may stay for long, for a finalizer, and never shows a node. One
+        that was given to another scheduler may be ours again.
         """
         pod = None if isinstance(placement, ReservationPlacement) else self._pod_of(placement.key)
         if pod is None or pod.metadata.uid != placement.uid or pod.spec.node_name:
             return
         if self._tables.remove(placement.uid) is not None:
             self._queue.cluster_event(ClusterEvent(POD, Action.DELETE, old=pod), self._clock())
+            self.look_again(pod)
 
     def _free(
         self, pod: PendingPod[PodShape], *, undoes: int = 0, gangs: tuple[str, ...] = ()

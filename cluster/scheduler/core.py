@@ -49,7 +49,7 @@ from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
-from kube.cache import Cache, Event
+from kube.cache import Cache, Change, Event
 from kube.client import Client
 from kube.resources import (
     CLUSTER_NETWORK_TOPOLOGIES,
@@ -156,6 +156,9 @@ class SchedulerCore:
             nominator=self.scheduling.nominator,
             spread_by=self.workloads.selector_of,
             quotas=self.quota_source,
+        )
+        self.attempts.look_again = lambda pod: self.source.pod_event(
+            Event(Change.MODIFIED, pod, pod)
         )
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
         metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)

@@ -2,8 +2,8 @@
 
 Each object is parsed once. An object that fails is logged with its name and left as it was; no
 other object is affected. An event that shows a pod without a node while its binding is under way is
-older than the decision: the queue takes an edit over, and the booking stays in force. One that comes
-after the answer to the Binding is older than that, and changes nothing.
+older than the decision: the queue takes an edit over, and the booking stays in force. One that
+comes after the answer to the Binding is older than that, and changes nothing.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ClusterSource:
         quotas: QuotaSource | None = None,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
-        change means for gangs. forget: called with the UID of a pod that is gone or is being
-        deleted. nominator: takes the nominations that pods show when they are first seen, which is
-        after a restart. spread_by: selects the pods of the workload that a pod belongs to.
-        quotas: takes pods without a node, if a profile schedules by quotas.
+        change means for gangs. forget: called with the UID of a pod that is gone, is being deleted,
+        or was given to another scheduler. nominator: takes the nominations that pods show when they
+        are first seen, which is after a restart. spread_by: selects the pods of the workload that a
+        pod belongs to. quotas: takes pods without a node, if a profile schedules by quotas.
         """
         self._tables = tables
         self._queue = queue
@@ -106,9 +106,8 @@ class ClusterSource:
             self._bound(old, new)
         elif new.spec.scheduler_name in self._scheduler_names:
             self._pending(old, new)
-        elif self._quotas is not None and new.metadata.deletion_timestamp is None:
-            # Whoever schedules it: what it requests counts for its quota.
-            self._quotas.waits(new.metadata.uid, self.shape_of(new))
+        else:
+            self._of_another_scheduler(new)
 
     def shape_of(self, pod: SchedulingPod) -> PodShape:
         """Return the shape of a pod as the API server shows it."""
@@ -178,6 +177,16 @@ class ClusterSource:
             self._nominator.nominate(pod, new.status.nominated_node_name)
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.add(pod, self._clock(), defines=defines))
+
+    def _of_another_scheduler(self, new: SchedulingPod) -> None:
+        uid = new.metadata.uid
+        if self._queue.place(uid) is not None:
+            # Its label named one of ours before.
+            self._follow(self._permit.gone(uid, self._clock()))
+            self._forget_attempt(uid)
+        if self._quotas is not None and new.metadata.deletion_timestamp is None:
+            # What it requests counts for its quota all the same.
+            self._quotas.waits(uid, self.shape_of(new))
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid

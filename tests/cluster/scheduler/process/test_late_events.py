@@ -1,8 +1,10 @@
-"""Events of a pod that come later than the answer to its Binding."""
+"""Events of a pod that come during its binding, or later than the answer."""
 
 from __future__ import annotations
 
-from cluster.scheduler.binding.placement import Bound
+import pytest
+
+from cluster.scheduler.binding.placement import Bound, Refused, Why
 from tests.cluster.scheduler.process.test_reservations import Bed
 
 
@@ -33,3 +35,35 @@ def test_an_event_from_before_its_status_does_not_queue_a_scheduled_reservation(
     bed.reservation("r", "1", status=waits, labels={"a": "b"})
     assert len(bed.process.queue) == 0
     assert bed.process.tables.bookings["uid-r"].node == "n"
+
+
+_TO_ANOTHER = {"labels": {"scheduling.koordinator.sh/scheduler-name": "another"}}
+
+
+def test_a_pod_that_is_given_to_another_scheduler_leaves_the_queue() -> None:
+    bed = Bed()
+    bed.pod("large", "9")
+    bed.pod("p", "1")
+    assert bed.placed() == {"p": ""}
+    bed.pod("large", "9", metadata=_TO_ANOTHER)
+    assert bed.process.queue.place("uid-large") is None
+    bed.pod("q", "1")
+    bed.pod("q", "1", metadata=_TO_ANOTHER)
+    assert bed.placed() == {}
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_pod_that_is_given_to_another_scheduler_during_its_binding(back: bool) -> None:
+    bed = Bed()
+    bed.pod("p", "3")
+    bed.process.schedule_for(10.0)
+    placement = bed.binder.waiting.popleft()
+    bed.pod("p", "3", metadata=_TO_ANOTHER)
+    # The Binding may still be carried out: the room is kept until its outcome is known.
+    assert "uid-p" in bed.process.tables.bookings
+    if back:
+        bed.pod("p", "3")
+        assert bed.placed() == {}
+    bed.process.attempts.bound(placement, Refused(Why.FORBIDDEN, "as the test wants it"))
+    assert not bed.process.tables.bookings
+    assert bed.placed() == ({"p": ""} if back else {})
