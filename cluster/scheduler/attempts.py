@@ -208,7 +208,7 @@ class Attempts:
         pod = self._asked.get(uid)
         if pod is None:
             return None
-        return self._scheduling.feasible_nodes(pod.shape, pod.shape.scheduler_name)
+        return self._scheduling.feasible_nodes(pod)
 
     def consulted(self, uid: str, opinion: Opinion | None, error: str = "") -> None:
         """Take what extenders say about a pod, or why they could not be asked."""

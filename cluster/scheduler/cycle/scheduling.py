@@ -131,10 +131,12 @@ class Scheduling:
         """Return every node's verdict on a pod. Raises Refusal."""
         return self._evaluators[shape.scheduler_name].evaluate(shape)
 
-    def feasible_nodes(self, shape: PodShape, profile: str) -> tuple[str, ...]:
+    def feasible_nodes(self, pod: PendingPod[PodShape]) -> tuple[str, ...]:
         """Return the names of the nodes that all filters pass, without booking anything."""
+        name = pod.key.partition("/")[2]
+        shape = self.tables.reservations.shape_for(pod.shape, name, pod.uid)
         try:
-            feasible = self._evaluators[profile].evaluate(shape).feasible
+            feasible = self.evaluate(shape).feasible
         except Refusal:
             return ()
         return tuple(map(self.tables.nodes.name, feasible.tolist()))

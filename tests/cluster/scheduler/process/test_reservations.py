@@ -14,6 +14,7 @@ from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client
+from tests.cluster.scheduler.process.test_extender_lives import _Extender
 from tests.cluster.scheduler.process.test_lives import _Binder, _Silent
 from tests.cluster.scheduler.process.test_reservation_lives import _CONFIGURATION, _Writer
 
@@ -152,6 +153,18 @@ def test_a_waiting_pod_is_tried_when_a_reservation_comes_opens_or_ends() -> None
     assert bed.placed() == {}
     bed.reservation("r", "3", status={"phase": "Failed"})
     assert bed.placed() == {"other": ""}
+
+
+def test_an_extender_is_asked_about_the_node_of_a_reservation_that_names_the_pod() -> None:
+    bed = Bed()
+    attempts = bed.process.attempts
+    attempts.consultant = _Extender()
+    bed.reservation("r", "3", owners=[{"object": {"name": "web"}}])
+    bed.pod("web", "3")
+    assert bed.placed() == {}
+    assert attempts.candidates("uid-web") == ("n",)
+    attempts.consulted("uid-web", None)
+    assert bed.placed() == {"web": "r"}
 
 
 def test_who_uses_a_reservation_wakes_no_pod() -> None:
