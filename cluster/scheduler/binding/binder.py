@@ -180,17 +180,15 @@ class Binder:
         async with self._turns.of(placement.key):
             if self._before is not None:
                 await self._before(placement.key)
-            version = placement.resource_version
             patch = patch_body(placement)
             if patch is not None:
-                patched = await self._patch(placement, patch)
-                if isinstance(patched, Refused):
-                    return patched
-                version = patched if version else ""
-            return await self._bind(placement, version)
+                refused = await self._patch(placement, patch)
+                if refused is not None:
+                    return refused
+            return await self._bind(placement)
 
-    async def _patch(self, placement: Placement, body: bytes) -> str | Refused:
-        """Write what goes before the Binding; return the pod's version then."""
+    async def _patch(self, placement: Placement, body: bytes) -> Refused | None:
+        """Write what goes before the Binding. Returns why that is not possible."""
         self.counts.patches += 1
         path = PODS.path(namespace=placement.namespace, name=placement.name)
 
@@ -199,20 +197,14 @@ class Binder:
                 "PATCH", path, body=body, content_type=MERGE_PATCH, tries=1
             )
 
-        def done(pod: PodAsRead) -> Refused | None:
-            # With a version, a pod that changed may have been changed by this patch or by others.
-            if placement.resource_version in ("", pod.resource_version):
-                return None
-            return Refused(Why.CONFLICT, f"pod {placement.key} changed, perhaps by a lost patch")
-
-        answer = await self._until_certain(placement, write, done)
+        answer = await self._until_certain(placement, write)
         if isinstance(answer, Bound):
             return Refused(Why.BOUND_ELSEWHERE, f"pod {placement.key} was bound before its patch")
-        return answer if isinstance(answer, Refused) else pod_as_read(answer).resource_version
+        return answer if isinstance(answer, Refused) else None
 
-    async def _bind(self, placement: Placement, version: str) -> Outcome:
+    async def _bind(self, placement: Placement) -> Outcome:
         path = PODS.path(namespace=placement.namespace, name=placement.name, subresource="binding")
-        body = binding_body(placement, resource_version=version)
+        body = binding_body(placement)
 
         async def write() -> bytes:
             delegate = self._delegate if placement.delegated else None
@@ -220,19 +212,15 @@ class Binder:
                 return b""
             return await self._client.request("POST", path, body=body, tries=1)
 
-        answer = await self._until_certain(placement, write, lambda _: None)
+        answer = await self._until_certain(placement, write)
         return Bound() if isinstance(answer, bytes) else answer
 
     async def _until_certain(
-        self,
-        placement: Placement,
-        write: Callable[[], Awaitable[bytes]],
-        unbound: Callable[[PodAsRead], Refused | None],
+        self, placement: Placement, write: Callable[[], Awaitable[bytes]]
     ) -> bytes | Outcome:
         """Repeat `write` until its effect is certain.
 
         Return the answer of a 2xx, or the outcome that a refusal or the pod itself shows.
-        unbound: called with the pod when it was read after a lost answer and is not bound.
         """
         pause = _FIRST_PAUSE_S
         failures = 0
@@ -264,15 +252,11 @@ class Binder:
             if refused is None:
                 self.counts.lost += 1
                 self._note_unknown(placement, reason)
-            pod = await self._read(placement)
-            shown = outcome_of(placement, pod)
+            shown = outcome_of(placement, await self._read(placement))
             if shown is not None:
                 return shown
             if refused is not None:
                 return refused
-            assert pod is not None
-            if (conflict := unbound(pod)) is not None:
-                return conflict
             if failures >= _MOST_FAILURES:
                 return Refused(Why.FAILING, reason)
             pause = await _rest(pause)

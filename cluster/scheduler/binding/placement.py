@@ -20,7 +20,7 @@ from cluster.scheduler.tables.booking import NO_VOLUMES, PlannedVolumes
 
 _MOST_ANNOTATION_BYTES: Final = 256 * 1024
 """Keys and values of one object; the API server's limit, which it does not apply to a Binding. A
-pod beyond it could be bound, and refused every later write."""
+pod beyond it could be bound, and refused every later write. What is checked is what is added."""
 _KEY: Final = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
@@ -32,9 +32,6 @@ class Placement:
     """A pod and the node that it goes to.
 
     annotations, labels: set on the pod, over what is there. removed_annotations: keys.
-    annotation_bytes: of the annotations that the pod has besides, keys and values.
-    resource_version: of the pod that the decision was made for; a pod that changed since is then
-    refused as a conflict. "" binds the pod of this uid in whatever version.
     volumes: written, and bound, before the pod. delegated: an extender binds the pod, so the
     annotations are patched before.
     """
@@ -46,8 +43,6 @@ class Placement:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     removed_annotations: tuple[str, ...] = ()
-    annotation_bytes: int = 0
-    resource_version: str = ""
     volumes: PlannedVolumes = NO_VOLUMES
     delegated: bool = False
 
@@ -104,11 +99,11 @@ def defect_of(placement: Placement) -> str:
     for key in (*placement.annotations, *placement.labels, *placement.removed_annotations):
         if not _is_key(key):
             return f"{key[:100]!r} is no valid key of an annotation or label"
-    size = placement.annotation_bytes + sum(
+    size = sum(
         len(key.encode()) + len(value.encode()) for key, value in placement.annotations.items()
     )
     if size > _MOST_ANNOTATION_BYTES:
-        return f"the pod would have {size} bytes of annotations, of {_MOST_ANNOTATION_BYTES}"
+        return f"the placement has {size} bytes of annotations, of {_MOST_ANNOTATION_BYTES}"
     return ""
 
 
@@ -117,15 +112,13 @@ def _is_key(key: str) -> bool:
     return _KEY.fullmatch(key) is not None
 
 
-def binding_body(placement: Placement, *, resource_version: str) -> bytes:
-    """Return the Binding. Its uid and resourceVersion, if any, are preconditions on the pod."""
+def binding_body(placement: Placement) -> bytes:
+    """Return the Binding. Its uid is a precondition on the pod."""
     metadata: dict[str, Any] = {
         "name": placement.name,
         "namespace": placement.namespace,
         "uid": placement.uid,
     }
-    if resource_version:
-        metadata["resourceVersion"] = resource_version
     if placement.annotations:
         metadata["annotations"] = placement.annotations
     return _ENCODER.encode(
@@ -146,8 +139,6 @@ def patch_body(placement: Placement) -> bytes | None:
     if not placement.labels and not annotations:
         return None
     metadata: dict[str, Any] = {"uid": placement.uid}
-    if placement.resource_version:
-        metadata["resourceVersion"] = placement.resource_version
     if placement.labels:
         metadata["labels"] = placement.labels
     if annotations:
@@ -167,7 +158,6 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_mapping)
 
 class _Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
-    resource_version: str = ""
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -182,10 +172,6 @@ class PodAsRead(msgspec.Struct):
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
-
-    @property
-    def resource_version(self) -> str:
-        return self.metadata.resource_version
 
 
 pod_as_read: Final = msgspec.json.Decoder(PodAsRead).decode

@@ -75,14 +75,12 @@ def test_a_binding_binds_records_and_refuses(server: ApiServer) -> None:
                 to("b1"),
                 to("b2", labels={"l": "x"}, removed_annotations=("removed",)),
                 to("b3", uid="another"),
-                to("b4", resource_version="1"),
                 to("b5"),
                 to("b6"),
             )
             assert found[:2] == [Bound(), Bound()]
             assert [one.why for one in found[2:] if isinstance(one, Refused)] == [
                 Why.OTHER_UID,
-                Why.CONFLICT,
                 Why.DELETED,
                 Why.CONFLICT,
             ]
