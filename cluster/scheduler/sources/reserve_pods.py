@@ -35,7 +35,7 @@ from apis.keys import (
     LABEL_PRIORITY,
 )
 from apis.meta import parse_duration, parse_time, selector_problem
-from apis.quantity import ResourceList
+from apis.quantity import ZERO, Quantity, ResourceList
 from apis.scheduling import ENDED_PHASES, Reservation, ReservationOwner
 from apis.scheduling_pod import (
     Affinity,
@@ -140,13 +140,35 @@ def read_reserve_pod(reservation: Reservation) -> ReservePod:
     template = _template(reservation, problems)
     _check(reservation, problems)
     pod = _pod(reservation, template, _priority(reservation, template, problems))
-    requested = renamed(pod_requests(pod))
+    in_template = renamed(pod_requests(pod))
+    requested = _at_least_zero(reservation, "spec.template.spec", in_template, problems)
     resized = _resized(reservation, problems)
     status = reservation.status
+    held = requested
     if status.node_name and status.allocatable:
-        pod = _holding(pod, requested, {**requested, **renamed(status.allocatable)})
+        field = "status.allocatable"
+        shown = _at_least_zero(reservation, field, renamed(status.allocatable), problems)
+        held = {**requested, **shown}
+    pod = _holding(pod, in_template, held)
     kept = kept_reserve_pod(pod, _pre_allocation(reservation))
     return ReservePod(reservation, kept, {**requested, **resized}, tuple(problems))
+
+
+def _at_least_zero(
+    reservation: Reservation, field: str, amounts: ResourceList, problems: list[InputError]
+) -> ResourceList:
+    """Return the amounts, with 0 for each one below zero, which becomes a problem.
+
+    The API server does not validate a template. A negative amount would count by itself, and as 0
+    beside the pods that use the Reservation.
+    """
+    result: dict[str, Quantity] = {}
+    for name, amount in amounts.items():
+        result[name] = max(amount, ZERO)
+        if amount < ZERO:
+            problem = f"expected 0 or more {name} in total"
+            problems.append(_error(reservation, field, str(amount), problem))
+    return result
 
 
 def _pre_allocation(reservation: Reservation) -> dict[str, str]:
@@ -288,10 +310,11 @@ def _resized(reservation: Reservation, problems: list[InputError]) -> ResourceLi
         return {}
     ref = _ref(reservation)
     try:
-        return decode_field(_resize_decoder, text, obj=ref, field=_RESIZE_FIELD).resources
+        resized = decode_field(_resize_decoder, text, obj=ref, field=_RESIZE_FIELD).resources
     except InputError as error:
         problems.append(error)
         return {}
+    return _at_least_zero(reservation, f"{_RESIZE_FIELD}.resources", resized, problems)
 
 
 def _pinned(affinity: Affinity | None, node: str) -> Affinity:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apis.core import pod_requests
 from apis.decode import json_decoder
 from apis.keys import ANNOTATION_RESERVE_POD
-from apis.quantity import parse_quantity
+from apis.quantity import ZERO, parse_quantity
 from apis.scheduling import Reservation
 from apis.scheduling_pod import NodeSelectorRequirement, SchedulingPod
 from cluster.scheduler.sources.objects import kept_pod
@@ -217,6 +217,28 @@ def test_what_cannot_be_used_is_named_and_one_with_a_node_keeps_it(
     kept = read(**{**members, "status": status}).pod
     assert kept.spec.node_name == "n1"
     assert pod_requests(kept)["cpu"] == parse_quantity("3")
+
+
+_NEGATIVE = "-4"
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"template": template(cpu=_NEGATIVE)}, "spec.template.spec"),
+        (
+            {"metadata": {"annotations": {RESIZE: f'{{"resources":{{"cpu":"{_NEGATIVE}"}}}}'}}},
+            f'metadata.annotations["{RESIZE}"].resources',
+        ),
+        ({"status": {"nodeName": "n", "allocatable": {"cpu": _NEGATIVE}}}, "status.allocatable"),
+    ],
+)
+def test_a_negative_amount_is_named_and_holds_nothing(members: dict[str, Any], field: str) -> None:
+    found = read(**{"template": template(), **members})
+    (problem,) = found.problems
+    assert (problem.field, problem.value) == (field, _NEGATIVE)
+    assert "0 or more cpu" in problem.problem
+    assert min(*found.allocatable.values(), *pod_requests(found.pod).values()) >= ZERO
 
 
 _JSON = st.recursive(
