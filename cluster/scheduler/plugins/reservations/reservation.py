@@ -78,13 +78,11 @@ class Reservation:
             raise Refusal(NAME, str(error))
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
-        asked = pod.derived(asked_of)
-        if asked.reserves or asked.ignores:
-            return False
-        return (
-            asked.affinity is not None
-            or len(tables.reservations.matched(pod)) > 0
-            or ANNOTATION_RESERVATION_ALLOCATED in pod.annotations
+        if ANNOTATION_RESERVATION_ALLOCATED in pod.annotations:
+            # `record` removes it, also from a pod that uses no reservation.
+            return True
+        return not _uses_none(pod) and (
+            pod.derived(asked_of).affinity is not None or len(tables.reservations.matched(pod)) > 0
         )
 
     def cluster_version(self, pod: PodShape, tables: Tables) -> int:
@@ -113,8 +111,10 @@ class Reservation:
         )
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        required = pod.derived(asked_of).affinity is not None
         mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        if _uses_none(pod):
+            return mask[rows]
+        required = pod.derived(asked_of).affinity is not None
         if required:
             mask[:] = 1
         room = self._room(pod, tables, rows)
@@ -176,6 +176,8 @@ class Reservation:
         self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
     ) -> Allocation | Reason:
         """Add the reservation that the pod uses on this node, if any."""
+        if _uses_none(pod):
+            return allocation
         for uid in self.nominees(pod, tables, row):
             tried = replace(allocation, reservation=uid)
             if not _ports_conflict(pod, tables, row, (uid,)) and self._others(
@@ -222,6 +224,12 @@ class Reservation:
             # Written by someone else; the pod would count inside a reservation without using it.
             return Recorded({ANNOTATION_RESERVATION_ALLOCATED: None}, {})
         return Recorded({}, {})
+
+
+def _uses_none(pod: PodShape) -> bool:
+    """Return whether a pod uses no reservation: it ignores them, or is one itself."""
+    asked = pod.derived(asked_of)
+    return asked.ignores or asked.reserves
 
 
 def _ports_conflict(pod: PodShape, tables: Tables, row: int, uids: Sequence[str]) -> bool:

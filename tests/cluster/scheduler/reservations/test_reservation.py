@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from apis.keys import (
     ANNOTATION_RESERVATION_AFFINITY,
     ANNOTATION_RESERVATION_ALLOCATED,
+    LABEL_OPERATING_MODE,
     LABEL_RESERVATION_IGNORED,
 )
 from cluster.scheduler.cycle.evaluation import Profile
@@ -389,10 +390,23 @@ def test_a_reserved_port_is_not_taken_through_another_reservation() -> None:
     assert cluster.placed(cluster.pod("1", ports=(80,))) == ("n", "with")
 
 
-def test_an_annotation_written_by_others_is_removed() -> None:
+@pytest.mark.parametrize(
+    ("labels", "reserved"),
+    [
+        ({}, "8"),
+        ({LABEL_RESERVATION_IGNORED: "true"}, "32"),
+        ({LABEL_OPERATING_MODE: "Reservation"}, "8"),
+    ],
+)
+def test_an_annotation_written_by_others_is_removed(labels: dict[str, str], reserved: str) -> None:
     cluster = _Cluster()
+    cluster.reserve(make_facts("r1", {"cpu": reserved}), requests={"cpu": reserved})
+    annotations = {ANNOTATION_RESERVATION_ALLOCATED: '{"name":"r1","uid":"uid-r1"}'}
+    if labels:
+        # It means nothing on a pod that uses no reservation.
+        annotations[ANNOTATION_RESERVATION_AFFINITY] = '{"name":"another"}'
     pod = cluster.shapes.of(
-        make_pod("p", annotations={ANNOTATION_RESERVATION_ALLOCATED: '{"name":"r","uid":"u"}'})
+        make_pod("p", labels=labels, annotations=annotations, requests={"cpu": "4"})
     )
     outcome = cluster.schedule(pod)
     assert isinstance(outcome, Placed)
