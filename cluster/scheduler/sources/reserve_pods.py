@@ -85,7 +85,8 @@ _CLUSTER: Final = "Cluster"
 """Mode of `preAllocationPolicy`."""
 
 _RESIZED_CONTAINER: Final = "__internal_fake_container__"
-"""Upstream's name of the container that holds what an Available reservation really keeps."""
+"""Upstream's name of the container that holds what a reservation keeps instead of what its template
+requests."""
 
 
 class _Template(Wire, frozen=True):
@@ -144,14 +145,14 @@ def read_reserve_pod(reservation: Reservation) -> ReservePod:
     requested = _at_least_zero(reservation, "spec.template.spec", in_template, problems)
     resized = _resized(reservation, problems)
     status = reservation.status
-    held = requested
+    allocatable = held = {**requested, **resized}
     if status.node_name and status.allocatable:
         field = "status.allocatable"
         shown = _at_least_zero(reservation, field, renamed(status.allocatable), problems)
         held = {**requested, **shown}
     pod = _holding(pod, in_template, held)
     kept = kept_reserve_pod(pod, _pre_allocation(reservation))
-    return ReservePod(reservation, kept, {**requested, **resized}, tuple(problems))
+    return ReservePod(reservation, kept, allocatable, tuple(problems))
 
 
 def _at_least_zero(
@@ -314,7 +315,7 @@ def _resized(reservation: Reservation, problems: list[InputError]) -> ResourceLi
     except InputError as error:
         problems.append(error)
         return {}
-    return _at_least_zero(reservation, f"{_RESIZE_FIELD}.resources", resized, problems)
+    return _at_least_zero(reservation, f"{_RESIZE_FIELD}.resources", renamed(resized), problems)
 
 
 def _pinned(affinity: Affinity | None, node: str) -> Affinity:

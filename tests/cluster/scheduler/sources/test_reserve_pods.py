@@ -179,6 +179,8 @@ def test_resized_resources_go_over_those_of_the_template() -> None:
         "memory": "8Gi",
         "koordinator.sh/gpu-core": "100",
     }
+    # A node is chosen that has them.
+    assert pod_requests(found.pod) == found.allocatable
 
 
 @pytest.mark.parametrize(
