@@ -72,7 +72,8 @@ def _other_zones(
 
 _NODE_ADDED: Final = Action.ADD
 _RESERVED: Final = Registration(RESERVATION, Action.ALL)
-"""Room may be reserved for the pod from now on, or not reserved for others any more."""
+"""Room may be reserved for the pod from now on, or not reserved for others any more. Reserve pods
+that a pod matches do not count in spread and affinity."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     # What an extender looks at is not known.
@@ -95,10 +96,12 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(
             POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL | Action.UPDATE_OTHER
         ),
+        _RESERVED,
     ),
     "InterPodAffinity": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
+        _RESERVED,
     ),
     "VolumeRestrictions": (
         Registration(NODE, _NODE_ADDED),

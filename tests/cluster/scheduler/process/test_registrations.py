@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, may_help
+from cluster.scheduler.cycle.events import POD, RESERVATION, Action, ClusterEvent, may_help
 from cluster.scheduler.registrations import registrations
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import Shapes
@@ -23,3 +23,10 @@ def test_the_end_of_a_nomination_has_every_pod_tried_that_room_may_help(
     pod = PendingPod(key="default/p", uid="p", priority=0, shape=shape, created=0.0)
     assert may_help(pod, [plugin], _ENDED, _INTEREST)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("plugin", ["InterPodAffinity", "PodTopologySpread"])
+def test_a_pod_that_a_reserve_pod_keeps_away_is_tried_when_the_reservation_changes(
+    plugin: str,
+) -> None:
+    assert plugin in registrations().interest(RESERVATION, Action.UPDATE_OTHER)
