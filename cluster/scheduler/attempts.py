@@ -440,7 +440,11 @@ class Attempts:
         One that is being deleted may stay for long, for a finalizer, and never shows a node. One
         that was given to another scheduler may be ours again.
         """
-        pod = None if isinstance(placement, ReservationPlacement) else self._pod_of(placement.key)
+        if isinstance(placement, ReservationPlacement):
+            known = self._reserve_pods.get(placement.uid)
+            pod = None if known is None else known.pod
+        else:
+            pod = self._pod_of(placement.key)
         if pod is None or pod.metadata.uid != placement.uid or pod.spec.node_name:
             return
         if self._tables.remove(placement.uid) is not None:

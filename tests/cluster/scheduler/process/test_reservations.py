@@ -98,6 +98,7 @@ class Bed:
                 "name": name,
                 "uid": f"uid-{name}",
                 "labels": members.pop("labels", {}),
+                **members.pop("metadata", {}),
             },
             "spec": {
                 "template": {"spec": {"schedulerName": "koord-scheduler", "containers": []}},
@@ -249,21 +250,38 @@ def test_a_reservation_is_never_a_victim() -> None:
 # --- pre-allocation ------------------------------------------------------------------------------
 
 
+def _pending(cpu: str, **spec: Any) -> dict[str, Any]:
+    """Return the members of a Reservation without a node, with more of its template's spec."""
+    resources = {"requests": {"cpu": cpu}}
+    containers = [{"name": "c", "resources": resources}]
+    template = {"schedulerName": "koord-scheduler", "containers": containers, **spec}
+    status = {"phase": "Pending", "nodeName": "", "allocatable": {}}
+    return {"template": {"spec": template}, "status": status}
+
+
+def test_a_reservation_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room() -> None:
+    bed = Bed()
+    bed.reservation("r", "3", **_pending("3"))
+    bed.pod("other", "2")
+    assert bed.placed() == {}
+    placement = bed.writer.waiting.popleft()
+    # The watch shows the deletion; the object stays, and never gets a node.
+    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    bed.reservation("r", "3", metadata=deleted, **_pending("3"))
+    assert bed.placed() == {}
+    bed.process.attempts.bound(placement, Refused(Why.DELETED, "being deleted"))
+    assert not bed.process.tables.bookings
+    assert bed.placed() == {"other": ""}
+
+
 def _pre_allocate(bed: Bed, name: str, cpu: str, **members: Any) -> None:
     """Make a pending Reservation that takes over room of running pods with the label app: web."""
-    resources = {"requests": {"cpu": cpu}}
-    spec = {
-        "schedulerName": "koord-scheduler",
-        "containers": [{"name": "c", "resources": resources}],
-    }
-    pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
     wanted: dict[str, Any] = {
         "preAllocation": True,
         "allocatePolicy": "Restricted",
         "allocateOnce": False,
     }
-    wanted |= {"template": {"spec": spec}, "status": pending, **members}
-    bed.reservation(name, cpu, **wanted)
+    bed.reservation(name, cpu, **{**wanted, **_pending(cpu), **members})
 
 
 def _requested(bed: Bed) -> int:
