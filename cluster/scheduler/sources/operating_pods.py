@@ -56,7 +56,7 @@ class OperatingPods:
             if self.problems.get(uid) != str(error):
                 self.problems[uid] = str(error)
                 _log.warning("%s", error)
-            return self.forget(uid)
+            return self._withdraw(uid)
         self.problems.pop(uid, None)
         before = self._known.get(uid)
         self._known[uid] = facts
@@ -65,6 +65,11 @@ class OperatingPods:
 
     def forget(self, uid: str) -> bool:
         """Forget a pod; return whether pods could use it."""
+        self.problems.pop(uid, None)
+        return self._withdraw(uid)
+
+    def _withdraw(self, uid: str) -> bool:
+        """Take a pod out of the table; return whether pods could use it."""
         facts = self._known.pop(uid, None)
         if facts is None:
             return False

@@ -114,3 +114,15 @@ def test_owners_that_cannot_be_read_are_named_and_cost_the_pod_alone(text: str) 
     assert OWNERS in bed.pods.problems["u"]
     assert bed.follow(pod())
     assert not bed.pods.problems
+
+
+@pytest.mark.parametrize("ends", ["gone", "no reservation any more"])
+def test_problems_of_a_pod_end_with_it(ends: str) -> None:
+    bed = Bed()
+    bed.follow(pod(annotations={OWNERS: "["}))
+    assert bed.pods.problems
+    if ends == "gone":
+        bed.pods.forget("u")
+    else:
+        bed.follow(pod(labels={}))
+    assert not bed.pods.problems
