@@ -519,8 +519,9 @@ class Attempts:
         for gated in self._queue.take_gated():
             # It may wait for long, and nobody else would get the room.
             ended = self.evictions.end_nomination(gated.pod.uid)
-            # The API server itself writes the condition of pods with scheduling gates.
-            if gated.plugin != "SchedulingGates":
+            # The API server itself writes the condition of pods with scheduling gates, and none of
+            # Reservations.
+            if gated.plugin != "SchedulingGates" or gated.pod.uid in self._reserve_pods:
                 pod, nominated = gated.pod, "" if ended else None
                 self._report(pod.key, pod.uid, SCHEDULING_GATED, gated.reason, nominated)
 

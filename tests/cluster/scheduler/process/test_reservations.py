@@ -274,6 +274,14 @@ def test_a_reservation_with_a_finalizer_that_is_deleted_before_its_binding_keeps
     assert bed.placed() == {"other": ""}
 
 
+def test_a_reservation_whose_template_has_scheduling_gates_says_why_it_waits() -> None:
+    bed = Bed()
+    bed.reservation("r", "3", **_pending("3", schedulingGates=[{"name": "example.com/gate"}]))
+    assert bed.placed() == {}
+    assert not bed.writer.waiting
+    assert "[example.com/gate]" in bed.writer.refused["uid-r"]
+
+
 def _pre_allocate(bed: Bed, name: str, cpu: str, **members: Any) -> None:
     """Make a pending Reservation that takes over room of running pods with the label app: web."""
     wanted: dict[str, Any] = {
