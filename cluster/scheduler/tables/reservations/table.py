@@ -347,6 +347,8 @@ class ReservationTable:
         slot = self._slot_of.get(uid)
         if slot is not None:
             self._set_use(slot)
+            # The pod may be on another node than the reservation.
+            self._touch(slot)
 
     # --- columns -------------------------------------------------------------------------------
 

@@ -283,6 +283,19 @@ def test_a_change_of_a_reservation_marks_the_row_of_its_node() -> None:
     assert tables.nodes.changed_since(version).tolist() == [1]
 
 
+def test_a_pod_elsewhere_that_uses_a_reservation_marks_the_row_of_its_node() -> None:
+    tables, shapes = _cluster("a", "n")
+    put(tables, shapes, make_facts("r", once=True), "n", {"cpu": "1"})
+    owner = shapes.of(make_pod("p", labels={"app": "a"}))
+    version = tables.nodes.version
+    use(tables, owner, "p", "a", "r")
+    # No other pod can use it from now on.
+    assert tables.nodes.changed_since(version).tolist() == [0, 1]
+    version = tables.nodes.version
+    tables.remove("uid-p")
+    assert tables.nodes.changed_since(version).tolist() == [0, 1]
+
+
 def test_many_reservations_grow_the_table() -> None:
     tables, shapes = _cluster("n")
     for number in range(50):
