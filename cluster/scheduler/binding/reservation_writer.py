@@ -130,7 +130,9 @@ class ReservationWriter:
         except Exception as error:  # noqa: BLE001 - a defect must not leave a booking for ever
             self.faults.note("carrying out a placement", about=placement.name)
             outcome = Refused(Why.FAILING, f"{type(error).__name__}: {error}")
-        del self._placements[placement.uid]
+        if self._placements.get(placement.uid) is placement:
+            # Else a newer one for the same Reservation was submitted meanwhile, and is next.
+            del self._placements[placement.uid]
         if not self._placements:
             self._settled.set()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,24 @@ def test_draining_waits_for_what_is_in_flight_and_names_the_rest() -> None:
         assert bed.outcomes == []
 
     play(stuck)
+
+
+def test_a_newer_placement_of_the_same_reservation_is_carried_out_too() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.api.refuse[PATH] = 429
+        bed.writer.submit(place(uid))
+        await asyncio.sleep(1)
+        bed.writer.submit(replace(place(uid), node="n2"))
+        del bed.api.refuse[PATH]
+        await asyncio.sleep(60)
+        assert [node for node, _ in bed.outcomes] == ["n1", "n2"]
+        first, second = (outcome for _, outcome in bed.outcomes)
+        assert first == Bound()
+        assert isinstance(second, Refused) and second.why is Why.BOUND_ELSEWHERE
+        assert bed.writer.in_flight == 0
+
+    play(scenario)
 
 
 def test_pods_that_are_taken_over_are_marked_before_the_reservation_is_available() -> None:
