@@ -23,7 +23,7 @@ from cluster.scheduler.plugins.contract import Filter, Reason
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
-from cluster.scheduler.tables.tables import Tables
+from cluster.scheduler.tables.tables import Tables, Taken
 
 
 class Trial:
@@ -34,7 +34,7 @@ class Trial:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._undo: list[Booking | str] = []
+        self._undo: list[tuple[Booking, Taken | None] | str] = []
         """In order: a booking to place again, or the UID of one to remove again."""
 
     def __enter__(self) -> Self:
@@ -48,16 +48,17 @@ class Trial:
     ) -> None:
         while self._undo:
             step = self._undo.pop()
-            if isinstance(step, Booking):
-                self._tables.place(step)
-            else:
+            if isinstance(step, str):
                 self._tables.remove(step)
+            else:
+                self._tables.place(*step)
 
     def remove(self, uid: str) -> None:
         """Look at the tables without this pod; a pod without a booking changes nothing."""
+        taken = self._tables.taken(uid)
         booking = self._tables.remove(uid)
         if booking is not None:
-            self._undo.append(booking)
+            self._undo.append((booking, taken))
 
     def place(self, booking: Booking) -> None:
         """Look at the tables with this booking, in place of a former one of the same pod."""

@@ -60,6 +60,10 @@ class BookingPart(Protocol):
         ...
 
 
+Taken = tuple[str, Booking]
+"""UID of the reservation that takes a pod over, and the booking that the pod had before."""
+
+
 class Tables:
     """The cluster as of now. A pod counts once, wherever it was last placed."""
 
@@ -84,9 +88,8 @@ class Tables:
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
         self.reservations = ReservationTable(self.nodes, self._in_force)
-        self._taken: dict[str, tuple[str, Booking]] = {}
-        """UID of a pod that a reservation takes over -> the reservation's UID, and the booking that
-        the pod had before."""
+        self._taken: dict[str, Taken] = {}
+        """By the UID of the pod that is taken over."""
         self._waiting: dict[str, dict[str, Booking]] = {}
         """Bookings on nodes that are not known, by node name: a pod may be read before its node."""
 
@@ -119,6 +122,10 @@ class Tables:
         """Return the bookings on a node by the pod's UID."""
         return MappingProxyType(self._on_row.get(row, {}))
 
+    def taken(self, uid: str) -> Taken | None:
+        """Return what a pod is taken over by, as long as that may be undone; None for others."""
+        return self._taken.get(uid)
+
     def rows_with_bookings(self) -> Iterator[int]:
         return (row for row, bookings in self._on_row.items() if bookings)
 
@@ -131,8 +138,11 @@ class Tables:
 
     # --- changing ------------------------------------------------------------------------------
 
-    def place(self, booking: Booking) -> None:
-        """Put a booking in force. A former one of the same pod is removed first."""
+    def place(self, booking: Booking, taken: Taken | None = None) -> None:
+        """Put a booking in force. A former one of the same pod is removed first.
+
+        taken: as `taken` returned it, for a booking that was removed and is put back.
+        """
         if booking.uid in self._bookings:
             self.remove(booking.uid)
         self._bookings[booking.uid] = booking
@@ -143,8 +153,10 @@ class Tables:
             self._waiting.setdefault(booking.node, {})[booking.uid] = booking
         else:
             self._place(booking, row)
-        for taken in booking.allocation.takes:
-            self._take(taken, booking)
+        if taken is not None:
+            self._taken[booking.uid] = taken
+        for uid in booking.allocation.takes:
+            self._take(uid, booking)
 
     def _take(self, uid: str, by: Booking) -> None:
         """Have a pod use the reservation `by`, until that is removed or the pod is placed again."""

@@ -12,6 +12,7 @@ import pytest
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.trial import Trial
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client
 from tests.cluster.scheduler.process.test_extender_lives import _Extender
@@ -331,6 +332,19 @@ def test_a_binding_that_fails_gives_pods_back_as_they_were() -> None:
     bed.process.attempts.bound(bed.writer.waiting.popleft(), Refused(Why.FAILING, "test"))
     assert dict(bed.process.tables.bookings) == before
     assert not bed.process.tables._taken
+
+
+def test_a_trial_without_a_pod_that_is_taken_over_leaves_it_as_it_was() -> None:
+    bed = Bed()
+    tables = bed.process.tables
+    bed.pod("old", "3", node="n", metadata=_OWNER)
+    before = dict(tables.bookings)
+    _pre_allocate(bed, "r", "3")
+    assert _taken(bed) == [["old"]]
+    with Trial(tables) as trial:
+        trial.remove("uid-old")
+    bed.process.attempts.bound(bed.writer.waiting.popleft(), Refused(Why.FAILING, "test"))
+    assert dict(tables.bookings) == before
 
 
 _MULTIPLE = {"preAllocationPolicy": {"enableMultiple": True}}
