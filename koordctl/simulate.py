@@ -28,7 +28,7 @@ from cluster.scheduler.configuration.reading import (
 from cluster.scheduler.simulation.answers import Question, count_capacity, place_all, place_pods
 from cluster.scheduler.simulation.objects import FileObject, is_kubeconfig, read_objects
 from cluster.scheduler.simulation.reading import read_cluster
-from cluster.scheduler.simulation.simulation import moment_of, types_read
+from cluster.scheduler.simulation.simulation import collections_read, moment_of
 from koordctl.errors import CommandError
 from koordctl.tables import heading, table
 from koordctl.why import score_lines
@@ -126,7 +126,7 @@ def _cluster(
         file = os.environ.get("KUBECONFIG") or None if path == "kubeconfig" else path
         connection = load_connection(file, context=options.context)
         async with Client(connection, user_agent="koordctl") as client:
-            return await read_cluster(client, types_read(configuration), progress=progress)
+            return await read_cluster(client, collections_read(configuration), progress=progress)
 
     try:
         objects, notes = asyncio.run(read())

@@ -15,7 +15,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -83,6 +83,16 @@ def object_key(obj: HasMeta) -> str:
     """Return namespace/name, or the name of a cluster-scoped object."""
     meta = obj.metadata
     return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """The objects that a cache reads. path: of the request that lists them. selectors: its query
+    parameters that choose among them."""
+
+    resource: Resource
+    path: str
+    selectors: Mapping[str, str] = field(default_factory=dict)
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -187,6 +197,10 @@ class Cache(Generic[T]):
     @property
     def resource(self) -> Resource:
         return self._resource
+
+    @property
+    def collection(self) -> Collection:
+        return Collection(self._resource, self._path, MappingProxyType(self._selectors))
 
     @property
     def synced(self) -> bool:

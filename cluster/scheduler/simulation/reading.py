@@ -8,8 +8,9 @@ from typing import Final
 import msgspec
 
 from cluster.scheduler.simulation.objects import FileObject, Progress
+from kube.cache import Collection
 from kube.client import ApiError, Client
-from kube.resources import NODES, PODS, Resource
+from kube.resources import NODES, PODS
 
 _PAGE: Final = 500
 """Objects of one request, as client-go."""
@@ -35,18 +36,19 @@ class _Head(msgspec.Struct):
 
 
 async def read_cluster(
-    client: Client, resources: Iterable[Resource], *, progress: Progress
+    client: Client, collections: Iterable[Collection], *, progress: Progress
 ) -> tuple[list[FileObject], tuple[str, ...]]:
-    """Return all objects of these types, and what could not be read and counts as absent.
+    """Return all objects of these collections, and what could not be read and counts as absent.
 
     Nodes and pods are needed. Raises ApiError or Unreachable.
     """
     objects: list[FileObject] = []
     notes: list[str] = []
-    for resource in resources:
+    for collection in collections:
+        resource = collection.resource
         progress(f"reading {resource.plural}")
         try:
-            found = await _objects_of(client, resource)
+            found = await _objects_of(client, collection)
         except ApiError as error:
             if resource in _NEEDED or error.status not in (403, 404):
                 raise
@@ -57,13 +59,16 @@ async def read_cluster(
     return objects, tuple(notes)
 
 
-async def _objects_of(client: Client, resource: Resource) -> list[FileObject]:
+async def _objects_of(client: Client, collection: Collection) -> list[FileObject]:
+    resource = collection.resource
     objects: list[FileObject] = []
     token = ""
     while True:
-        params = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
+        params = {**collection.selectors, "limit": str(_PAGE)}
+        if token:
+            params["continue"] = token
         page = msgspec.json.decode(
-            await client.request("GET", resource.path(), params=params), type=_Page
+            await client.request("GET", collection.path, params=params), type=_Page
         )
         for item in page.items or ():
             meta = msgspec.json.decode(item, type=_Head).metadata

@@ -41,10 +41,10 @@ from cluster.scheduler.cycle.explanations import Explained
 from cluster.scheduler.cycle.scheduling import Unplaced
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.volumes import confirm_volumes
-from kube.cache import Cache
+from kube.cache import Cache, Collection
 from kube.client import Client
 from kube.connection import Connection
-from kube.resources import PRIORITY_CLASSES, Resource
+from kube.resources import PRIORITY_CLASSES
 
 _QUIET_S: Final = 60.0
 """Simulated seconds without a binding after which nothing more is expected. Chosen: six times
@@ -345,11 +345,12 @@ def _load(cache: Cache[Any], found: list[FileObject]) -> list[str]:
     ]
 
 
-def types_read(configuration: SchedulerConfiguration) -> tuple[Resource, ...]:
-    """Return the types that a simulation reads."""
+def collections_read(configuration: SchedulerConfiguration) -> tuple[Collection, ...]:
+    """Return what a simulation reads of a cluster."""
     core = Simulation(configuration, seed=0, now=0.0).core
     caches = (*core.caches, core.pods)
-    return (*(cache.resource for cache in caches), PRIORITY_CLASSES)
+    classes = Collection(PRIORITY_CLASSES, PRIORITY_CLASSES.path())
+    return (*(cache.collection for cache in caches), classes)
 
 
 def moment_of(objects: Iterable[FileObject]) -> float:

@@ -37,7 +37,8 @@ class TemplateSource:
         *,
         clock: Callable[[], float],
     ) -> None:
-        self._obj = f"ConfigMap {named.config_map_namespace}/{named.config_map_name}"
+        self._key = f"{named.config_map_namespace}/{named.config_map_name}"
+        self._obj = f"ConfigMap {self._key}"
         self._devices = devices
         self._queue = queue
         self._clock = clock
@@ -51,7 +52,12 @@ class TemplateSource:
         self.cache.subscribe(self.changed)
 
     def changed(self, event: Event[ConfigMap]) -> None:
-        """Take a change of the ConfigMap. Without it there are no templates."""
+        """Take a change of the ConfigMap. Without it there are no templates.
+
+        Objects from files hold other ConfigMaps too, which are ignored.
+        """
+        if event.key != self._key:
+            return
         text = "" if event.change is Change.DELETED else event.new.data.get(DATA_KEY, "")
         try:
             tree = document(text, most_values=_MOST_VALUES)

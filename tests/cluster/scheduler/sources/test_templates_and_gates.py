@@ -35,7 +35,8 @@ def _process(folder: Path, gates: str = "") -> SchedulerProcess:
 
 def _event(text: str | None, change: Change = Change.MODIFIED) -> Event[ConfigMap]:
     data = {} if text is None else {"data.yaml": text}
-    return Event(change, None, ConfigMap(metadata=ObjectMeta(name="t", namespace="n"), data=data))
+    meta = ObjectMeta(name="gpu-shared-resource-templates", namespace="koordinator-system")
+    return Event(change, None, ConfigMap(metadata=meta, data=data))
 
 
 def test_the_shipped_templates_are_read(tmp_path: Path) -> None:
@@ -80,6 +81,24 @@ def test_a_text_that_cannot_be_used_leaves_the_last_good_one(
     assert "the former templates stay in force" in caplog.text
     source.changed(_event("m: {t: {cpu: 3}}"))
     assert process.plugins.devices.templates == {"m": {"t": {"cpu": 3000}}}
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        ObjectMeta(name="gpu-shared-resource-templates", namespace="default"),
+        ObjectMeta(name="other", namespace="koordinator-system"),
+    ],
+)
+def test_other_config_maps_change_no_template(tmp_path: Path, meta: ObjectMeta) -> None:
+    process = _process(tmp_path)
+    source = process.templates
+    assert source is not None
+    source.changed(_event("m: {t: {cpu: '2'}}"))
+    for data in ({}, {"data.yaml": "m: {t: {cpu: 3}}"}):
+        for change in Change:
+            source.changed(Event(change, None, ConfigMap(metadata=meta, data=data)))
+    assert process.plugins.devices.templates == {"m": {"t": {"cpu": 2000}}}
 
 
 def test_templates_wake_pods_that_devices_held_back(tmp_path: Path) -> None:
