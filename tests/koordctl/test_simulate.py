@@ -23,7 +23,7 @@ from tests.cluster.scheduler.simulation.dumps import (
     workload,
     write,
 )
-from tests.cluster.scheduler.volumes.making import HOST, volume_json
+from tests.cluster.scheduler.volumes.making import HOST, claim_json, volume_json
 from tests.cluster.scheduler.volumes.making import on as terms_on
 
 
@@ -307,6 +307,47 @@ def test_volumes_are_given_once_and_claims_are_made_from_templates(cluster: Clus
     status, _, errors = cluster.run("--pods", cluster.pods(replicas))
     assert status == 2
     assert "spec.volumeClaimTemplates[0].metadata.name" in errors
+
+
+def _claim(name: str, **fields: Any) -> Tree:
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim_json(name, **fields)}
+
+
+def _volume(name: str, **fields: Any) -> Tree:
+    return {"apiVersion": "v1", "kind": "PersistentVolume", **volume_json(name, **fields)}
+
+
+def _storage_class(name: str, provisioner: str, *, default: bool = False) -> Tree:
+    annotations = {"storageclass.kubernetes.io/is-default-class": str(default).lower()}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name, "annotations": annotations},
+        "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+
+
+def _with_data(replicas: int) -> Tree:
+    """Return a StatefulSet web whose template has claims data-web-N of the class disk."""
+    made = workload("StatefulSet", "web", replicas)
+    spec = claim_json("data", class_name="disk")["spec"]
+    made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": spec}]
+    return made
+
+
+def test_a_replica_goes_to_the_volume_that_its_claim_has(cluster: Cluster) -> None:
+    cluster.write(
+        node("n1"),
+        node("n2"),
+        pod("x", "6", on="n2"),
+        _storage_class("disk", "disk.example.com"),
+        _claim("data-web-0", class_name="disk", volume="a"),
+        _volume("a", class_name="disk", claim="data-web-0", terms=terms_on(HOST, "n2")),
+    )
+    states = _states(cluster.ask("--pods", cluster.pods(_with_data(2))))
+    # The second replica gets a new claim, and the emptier node.
+    assert states == {"default/web-0": "n2", "default/web-1": "n1"}
 
 
 def test_measured_usage_counts_as_when_the_dump_was_made(cluster: Cluster) -> None:

@@ -20,7 +20,7 @@ from cluster.scheduler.simulation.claims import default_class
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.pods import Defaults, PodFile, pods_of, priorities_of
 from cluster.scheduler.simulation.simulation import Capacity, PodResult, Simulation, emptied
-from kube.resources import PRIORITY_CLASSES
+from kube.resources import PERSISTENT_VOLUME_CLAIMS, PRIORITY_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +177,11 @@ def _prepared(
         raise InputError(
             obj="the file of pods", field="", value="", problem="has no Pod and no workload"
         )
-    given = {(each.group, each.kind, each.key) for each in (*file.pods, *file.others)}
+    others = (*file.others, *_made_claims(question, file))
+    given = {(each.group, each.kind, each.key) for each in (*file.pods, *others)}
     rest = [each for each in question.cluster if (each.group, each.kind, each.key) not in given]
     simulation = Simulation(question.configuration, seed=question.seed, now=question.now)
-    notes = simulation.load((*rest, *file.others, *file.pods))
+    notes = simulation.load((*rest, *others, *file.pods))
     missing = [each for each in file.pods if each.key in simulation.core.pods.undecodable]
     if missing:
         raise InputError(
@@ -190,6 +191,20 @@ def _prepared(
             problem=simulation.core.pods.undecodable[missing[0].key],
         )
     return simulation, file, (*file.notes, *notes)
+
+
+def _made_claims(question: Question, file: PodFile) -> list[FileObject]:
+    """Return the claims that Kubernetes would make for the pods of a file.
+
+    A replica of a StatefulSet uses the claim of its name that exists already, with its volume.
+    The claims of ephemeral volumes are made again, as they end with their pod.
+    """
+    kind = PERSISTENT_VOLUME_CLAIMS.kind
+    known = {each.key for each in (*question.cluster, *file.others) if each.kind == kind}
+    made = [claim for claims in file.ephemeral.values() for claim in claims]
+    for claims in file.from_templates.values():
+        made += (claim for claim in claims if claim.key not in known)
+    return made
 
 
 def _without_name(pod: FileObject) -> bytes:

@@ -39,11 +39,17 @@ _MOST_PODS: Final = 200_000
 @dataclass(frozen=True, slots=True)
 class PodFile:
     """What a file of pods asks for. pods: JSON as the API server would store them. others: objects
-    that belong to them, such as PodGroups. notes: what was assumed."""
+    that belong to them, such as PodGroups. notes: what was assumed.
+
+    from_templates: pod -> the claims of its StatefulSet's templates, which are made where none of
+    that name exists. ephemeral: pod -> the claims that are made along with it.
+    """
 
     pods: tuple[FileObject, ...]
     others: tuple[FileObject, ...]
     notes: tuple[str, ...]
+    from_templates: Mapping[str, tuple[FileObject, ...]]
+    ephemeral: Mapping[str, tuple[FileObject, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +87,17 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
     """Return the pods to schedule. Raises InputError."""
     pods: list[FileObject] = []
     others: list[FileObject] = []
+    from_templates: dict[str, tuple[FileObject, ...]] = {}
+    ephemeral: dict[str, tuple[FileObject, ...]] = {}
     unnamed = 0
     numbers = itertools.count(1)
     for each in objects:
         if each.kind == "Pod" and each.group == "":
             found: Iterable[tuple[str, dict[str, Any]]] = ((each.name, tree_of(each)),)
         elif each.kind in _REPLICAS_FIELD:
-            found, owner = _from_template(each, defaults.storage_class)
+            found, owner, claims = _from_template(each, defaults.storage_class)
             others += owner
+            from_templates |= claims
         else:
             others.append(each)
             continue
@@ -96,7 +105,8 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
             spec = _checked(tree, each)
             unnamed += not spec.get("schedulerName")
             pods.append(_complete(each, name, tree, spec, defaults, f"simulated-{next(numbers)}"))
-            others += ephemeral_claims(pods[-1], defaults.storage_class)
+            if made := ephemeral_claims(pods[-1], defaults.storage_class):
+                ephemeral[pods[-1].key] = tuple(made)
             if len(pods) > _MOST_PODS:
                 raise InputError(
                     obj=each.ref, field="", value="", problem=f"more than {_MOST_PODS} pods"
@@ -108,14 +118,16 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
         and "default-scheduler" not in (defaults.scheduler_names)
     ):
         notes.append(f"{unnamed} pods name no scheduler; taken as {defaults.scheduler_names[0]}'s")
-    return PodFile(tuple(pods), tuple(others), tuple(notes))
+    return PodFile(tuple(pods), tuple(others), tuple(notes), from_templates, ephemeral)
 
 
 def _from_template(
     each: FileObject, storage_class: str
-) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[FileObject]]:
-    """Return the pods of a workload, and what belongs to them: the object that selects them for
-    the default spread, and their claims."""
+) -> tuple[
+    Iterator[tuple[str, dict[str, Any]]], list[FileObject], dict[str, tuple[FileObject, ...]]
+]:
+    """Return the pods of a workload, what selects them for the default spread, and their claims
+    by pod."""
     tree = tree_of(each)
     spec = _mapping(tree, "spec", each)
     template = _mapping(spec, "template", each, "spec.template")
@@ -150,26 +162,26 @@ def _from_template(
 
     templates = spec.get("volumeClaimTemplates") if kind == "StatefulSet" else None
     volumes: list[list[dict[str, Any]]] = []
+    claims: dict[str, tuple[FileObject, ...]] = {}
     for number in range(replicas) if templates else ():
-        of_replica, claims = replica_volumes(
-            each, templates, f"{each.name}-{number}", storage_class
-        )
+        name = f"{each.name}-{number}"
+        of_replica, made = replica_volumes(each, templates, name, storage_class)
         volumes.append(of_replica)
-        owners += claims
+        claims[f"{namespace}/{name}"] = tuple(made)
 
     def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         for number in range(replicas):
-            made = msgspec.json.decode(msgspec.json.encode(template))
-            made.setdefault("metadata", {})
-            meta = _mapping(made, "metadata", each, "spec.template.metadata")
+            pod = msgspec.json.decode(msgspec.json.encode(template))
+            pod.setdefault("metadata", {})
+            meta = _mapping(pod, "metadata", each, "spec.template.metadata")
             meta["namespace"] = namespace
             meta["ownerReferences"] = [owner]
             if volumes:
-                spec = _checked(made, each)
+                spec = _checked(pod, each)
                 spec["volumes"] = [*(spec.get("volumes") or ()), *volumes[number]]
-            yield f"{each.name}-{number}", made
+            yield f"{each.name}-{number}", pod
 
-    return pods(), owners
+    return pods(), owners, claims
 
 
 def _complete(
