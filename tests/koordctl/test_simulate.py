@@ -128,6 +128,24 @@ def test_a_more_important_pod_evicts_others_and_gets_their_node(cluster: Cluster
     assert "pods that would be evicted for them" in out
 
 
+@pytest.mark.parametrize(("fields", "name"), [({}, "quiet"), ({"globalDefault": True}, "")])
+def test_pods_of_a_class_that_preempts_never_evict_no_pod(
+    cluster: Cluster, fields: Tree, name: str
+) -> None:
+    quiet = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 9}
+    quiet |= {"metadata": {"name": "quiet"}, "preemptionPolicy": "Never", **fields}
+    cluster.write(node("n1", 4), pod("old", "3", on="n1", priority=1), quiet)
+    named: Tree = {"priorityClassName": name} if name else {}
+    new = pod("new", "4", **named)
+    found = cluster.ask("--pods", cluster.pods(new))
+    assert _states(found) == {"default/new": "unschedulable"}
+    assert "preemptionPolicy=Never" in found["pods"][0]["message"]
+    quiet["preemptionPolicy"] = "Perhaps"
+    cluster.write(node("n1", 4), quiet)
+    status, _, err = cluster.run("--pods", cluster.pods(new))
+    assert (status, "PriorityClass quiet: preemptionPolicy = 'Perhaps'" in err) == (2, True)
+
+
 def test_replicas_of_a_file_spread_as_those_of_a_cluster_do(cluster: Cluster) -> None:
     zones = [node(f"n{number}") for number in range(4)]
     for number, each in enumerate(zones):

@@ -19,9 +19,19 @@ from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes
 from cluster.scheduler.simulation.objects import FileObject, tree_of
 
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """What a PriorityClass gives its pods. policy: their preemptionPolicy."""
+
+    value: int
+    policy: str = "PreemptLowerPriority"
+
+
+_POLICIES: Final = ("PreemptLowerPriority", "Never")
 _BUILT_IN: Final = {
-    "system-node-critical": 2_000_001_000,
-    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": Priority(2_000_001_000),
+    "system-cluster-critical": Priority(2_000_000_000),
 }
 """PriorityClasses that every cluster has, with Kubernetes' values."""
 _REPLICAS_FIELD: Final = {
@@ -61,7 +71,7 @@ class Defaults:
     """
 
     scheduler_names: tuple[str, ...]
-    priorities: Mapping[str, int]
+    priorities: Mapping[str, Priority]
     created: str
     scheduler_name: str = ""
     """Replaces what the pods name."""
@@ -69,17 +79,27 @@ class Defaults:
     """Of claims that name none."""
 
 
-def priorities_of(classes: Iterable[FileObject]) -> dict[str, int]:
-    """Return the values of PriorityClasses by name, the default one also under ""."""
-    result: dict[str, int] = dict(_BUILT_IN)
+def priorities_of(classes: Iterable[FileObject]) -> dict[str, Priority]:
+    """Return what PriorityClasses give, by name, the default one also under "".
+
+    Raises InputError."""
+    result = dict(_BUILT_IN)
     for each in classes:
         tree = tree_of(each)
         value = tree.get("value", 0)
         if not isinstance(value, int):
             raise InputError(obj=each.ref, field="value", value=value, problem="is no number")
-        result[each.name] = value
+        policy = tree.get("preemptionPolicy") or _POLICIES[0]
+        if policy not in _POLICIES:
+            raise InputError(
+                obj=each.ref,
+                field="preemptionPolicy",
+                value=policy,
+                problem=f"expected {' or '.join(_POLICIES)}",
+            )
+        result[each.name] = Priority(value, policy)
         if tree.get("globalDefault") is True:
-            result[""] = value
+            result[""] = result[each.name]
     return result
 
 
@@ -203,7 +223,10 @@ def _complete(
     spec.pop("nodeName", None)
     tree["status"] = {}
     if spec.get("priority") is None:
-        spec["priority"] = _priority_of(spec, ref, defaults.priorities)
+        given = _priority_of(spec, ref, defaults.priorities)
+        spec["priority"] = given.value
+        if spec.get("preemptionPolicy") is None:
+            spec["preemptionPolicy"] = given.policy
     for member in ("containers", "initContainers"):
         for container in spec.get(member) or ():
             resources = container.get("resources") or {}
@@ -230,10 +253,10 @@ def _scheduler_of(spec: dict[str, Any], ref: str, defaults: Defaults) -> str:
     return str(named)
 
 
-def _priority_of(spec: dict[str, Any], ref: str, priorities: Mapping[str, int]) -> int:
+def _priority_of(spec: dict[str, Any], ref: str, priorities: Mapping[str, Priority]) -> Priority:
     name = spec.get("priorityClassName") or ""
     if name in priorities or not name:
-        return priorities.get(name, 0)
+        return priorities.get(name, Priority(0))
     raise InputError(
         obj=ref,
         field="spec.priorityClassName",
