@@ -368,6 +368,24 @@ def test_a_replica_goes_to_the_volume_that_its_claim_has(cluster: Cluster) -> No
     assert states == {"default/web-0": "n2", "default/web-1": "n1"}
 
 
+@pytest.mark.parametrize(
+    ("class_name", "annotations", "state"),
+    [
+        (None, {}, "n1"),
+        ("", {}, "unschedulable"),
+        (None, {"volume.beta.kubernetes.io/storage-class": ""}, "unschedulable"),
+    ],
+)
+def test_a_claim_of_the_file_that_names_no_class_gets_the_default_one(
+    cluster: Cluster, class_name: str | None, annotations: dict[str, str], state: str
+) -> None:
+    cluster.write(node("n1"), _storage_class("disk", "disk.example.com", default=True))
+    claim = _claim("c", class_name=class_name, annotations=annotations)
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    found = cluster.ask("--pods", cluster.pods(claim, pod("a", volumes=volumes)))
+    assert _states(found) == {"default/a": state}
+
+
 def test_measured_usage_counts_as_when_the_dump_was_made(cluster: Cluster) -> None:
     def metric(name: str, cpu: str) -> Tree:
         return {

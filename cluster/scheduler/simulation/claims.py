@@ -1,13 +1,16 @@
-"""Claims that Kubernetes makes for pods: of a StatefulSet's templates, of ephemeral volumes."""
+"""Claims as the API server stores them, and those that Kubernetes makes for pods: of a
+StatefulSet's templates, of ephemeral volumes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from apis.errors import InputError
+from apis.storage import ANNOTATION_CLASS
 from cluster.scheduler.simulation.objects import FileObject, tree_of
 
 _IS_DEFAULT: Final = "storageclass.kubernetes.io/is-default-class"
@@ -24,6 +27,24 @@ def default_class(objects: Iterable[FileObject]) -> str:
             if isinstance(annotations, dict) and annotations.get(_IS_DEFAULT) == "true":
                 return each.name
     return ""
+
+
+def with_class(claim: FileObject, storage_class: str) -> FileObject:
+    """Return a claim as the API server stores it: with the default class if it names none.
+
+    storage_class: the default one, "" if there is none.
+    """
+    tree = tree_of(claim)
+    spec = tree.get("spec")
+    # What is malformed here is named when the claim is loaded.
+    if not storage_class or not isinstance(spec, dict):
+        return claim
+    annotations = tree["metadata"].get("annotations")
+    named = annotations.get(ANNOTATION_CLASS) if isinstance(annotations, dict) else None
+    if named is not None or spec.get("storageClassName") is not None:
+        return claim
+    spec["storageClassName"] = storage_class
+    return replace(claim, raw=msgspec.json.encode(tree))
 
 
 def replica_volumes(
@@ -79,10 +100,8 @@ def _claim(
             value=given,
             problem="expected an object",
         )
-    spec = dict(given)
-    if spec.get("storageClassName") is None and storage_class:
-        spec["storageClassName"] = storage_class
     metadata = {**template["metadata"], "name": name, "namespace": namespace}
-    body = {"metadata": metadata | {"uid": f"simulated-{namespace}-{name}"}, "spec": spec}
+    body = {"metadata": metadata | {"uid": f"simulated-{namespace}-{name}"}, "spec": given}
     raw = msgspec.json.encode(body)
-    return FileObject("", "PersistentVolumeClaim", namespace, name, raw, where)
+    made = FileObject("", "PersistentVolumeClaim", namespace, name, raw, where)
+    return with_class(made, storage_class)

@@ -16,8 +16,9 @@ import msgspec
 
 from apis.errors import InputError
 from apis.scheduling_pod import decode_scheduling_pod
-from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes
+from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes, with_class
 from cluster.scheduler.simulation.objects import FileObject, tree_of
+from kube.resources import PERSISTENT_VOLUME_CLAIMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ def pods_of(objects: Iterable[FileObject], defaults: Defaults) -> PodFile:
             others += owner
             from_templates |= claims
         else:
-            others.append(each)
+            is_claim = each.kind == PERSISTENT_VOLUME_CLAIMS.kind and each.group == ""
+            others.append(with_class(each, defaults.storage_class) if is_claim else each)
             continue
         for name, tree in found:
             spec = _checked(tree, each)
