@@ -473,6 +473,30 @@ def test_capacity_counts_what_fits_where_and_names_what_stops_the_next(cluster: 
     assert (limited["count"], limited["more"]) == (3, True)
 
 
+def test_each_of_the_pods_that_are_counted_has_claims_of_its_own(cluster: Cluster) -> None:
+    pinned = (
+        _volume(f"v{number}", class_name="local", terms=terms_on(HOST, name))
+        for number, name in enumerate(("n1", "n2", "n2"))
+    )
+    cluster.write(
+        node("n1", cpu=3),
+        node("n2", cpu=2),
+        _storage_class("disk", "disk.example.com"),
+        _storage_class("local", "kubernetes.io/no-provisioner", default=True),
+        # Of the first replica; the pods that are counted have other claims.
+        _claim("data-web-0", class_name="disk", volume="a"),
+        _volume("a", class_name="disk", claim="data-web-0", terms=terms_on(HOST, "n2")),
+        *pinned,
+    )
+    template = {"spec": claim_json("c", class_name=None)["spec"]}
+    ephemeral = {"name": "tmp", "ephemeral": {"volumeClaimTemplate": template}}
+    pods = (_with_data(2), pod("late", "100m", volumes=[ephemeral]))
+    found = cluster.ask("--pods", cluster.pods(*pods), "--capacity")
+    counted = {each["pod"]: each["nodes"] for each in found["capacity"]}
+    # The replicas are one question.
+    assert counted == {"default/web-0": {"n1": 3, "n2": 2}, "default/late": {"n2": 2, "n1": 1}}
+
+
 # --- the whole cluster ---------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ beside another one; how many more of a pod fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -84,13 +84,17 @@ def count_capacity(
     seen: set[bytes] = set()
     for pod in file.pods:
         # One question for all replicas of a workload.
-        content = _without_name(pod)
+        from_templates = file.from_templates.get(pod.key, ())
+        content = _without_name(pod, {claim.name for claim in from_templates})
         if content in seen:
             continue
         seen.add(content)
         simulation, _, _ = _prepared(question, given)
         simulation.now = question.now
-        capacities.append(simulation.capacity(pod.key, limit=limit, progress=progress))
+        claims = (*from_templates, *file.ephemeral.get(pod.key, ()))
+        capacities.append(
+            simulation.capacity(pod.key, limit=limit, claims=claims, progress=progress)
+        )
     return _answer(question, simulation, notes) | {
         "capacity": [_capacity_plain(each) for each in capacities]
     }
@@ -207,11 +211,16 @@ def _made_claims(question: Question, file: PodFile) -> list[FileObject]:
     return made
 
 
-def _without_name(pod: FileObject) -> bytes:
-    """Return the content of a pod that its replicas share."""
+def _without_name(pod: FileObject, claims: Container[str]) -> bytes:
+    """Return the content of a pod that its replicas share. claims: names of its claims that are
+    made from templates."""
     tree = msgspec.json.decode(pod.raw)
     for member in ("name", "uid"):
         tree["metadata"].pop(member, None)
+    for volume in tree["spec"].get("volumes") or ():
+        source = volume.get("persistentVolumeClaim")
+        if source and source.get("claimName") in claims:
+            del source["claimName"]
     return msgspec.json.encode(tree, order="deterministic")
 
 

@@ -39,6 +39,7 @@ from cluster.scheduler.configuration.configuration import (
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
 from cluster.scheduler.cycle.scheduling import Unplaced
+from cluster.scheduler.simulation.copies import claims_by_name, copy_of
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.volumes import confirm_volumes
 from kube.cache import Cache, Collection
@@ -281,21 +282,35 @@ class Simulation:
             message = "waits on its node for the other members of its gang"
         return PodResult(key, state, why["node"], was, message, explained)
 
-    def capacity(self, key: str, *, limit: int, progress: Progress = lambda text: None) -> Capacity:
+    def capacity(
+        self,
+        key: str,
+        *,
+        limit: int,
+        claims: Iterable[FileObject] = (),
+        progress: Progress = lambda text: None,
+    ) -> Capacity:
         """Return how many more pods like namespace/name fit, each on its own.
 
-        The pods stay in the tables. limit: when to stop counting.
+        The pods stay in the tables. limit: when to stop counting. claims: those that are made for
+        the pod; each of the others gets its own. Raises InputError for one that cannot be read.
         """
         namespace, _, name = key.partition("/")
         pod = self.core.pods.get(name, namespace=namespace)
         if pod is None:
             raise KeyError(key)
+        own = claims_by_name(claims)
         shape = self.core.source.shape_of(pod)
         nodes: Counter[str] = Counter()
         for number in range(limit):
             if number % _EVERY == 0 and number:
                 progress(f"{number} more {key} fit so far")
             uid = f"{pod.metadata.uid}-{number}"
+            if own:
+                copy, made = copy_of(pod, number, own)
+                for claim in made:
+                    self.core.volumes.claims.put(claim)
+                shape = self.core.source.shape_of(copy)
             outcome = self.core.scheduling.schedule(
                 key=f"{key}-{number}",
                 uid=uid,
