@@ -528,6 +528,47 @@ def test_the_cluster_is_placed_again_except_what_a_scheduler_does_not_place(
     assert "nodes with such pods: 1, now 3" in out
 
 
+@pytest.mark.parametrize("kind", ["persistentVolumeClaim", "ephemeral"])
+def test_volumes_of_pods_that_are_placed_again_are_attached_nowhere(
+    cluster: Cluster, kind: str
+) -> None:
+    driver = "disk.example.com"
+    limits = {"drivers": [{"name": driver, "nodeID": "n1", "allocatable": {"count": 1}}]}
+    storage = {"apiVersion": "storage.k8s.io/v1"}
+    attachment = {
+        "attacher": driver,
+        "nodeName": "n1",
+        "source": {"persistentVolumeName": "a"},
+    }
+    source: Tree = {"claimName": "old-v"}
+    owner = {"kind": "Pod", "name": "old", "uid": "uid-old", "controller": True}
+    if kind == "ephemeral":
+        source = {"volumeClaimTemplate": {"spec": {}}}
+    other = [{"name": "v", "persistentVolumeClaim": {"claimName": "other"}}]
+    cluster.write(
+        node("n1"),
+        node("n2"),
+        {**storage, "kind": "CSINode", "metadata": {"name": "n1"}, "spec": limits},
+        {
+            **storage,
+            "kind": "VolumeAttachment",
+            "metadata": {"name": "attached"},
+            "spec": attachment,
+        },
+        _storage_class("disk", driver),
+        _claim("old-v", class_name="disk", volume="a", metadata={"ownerReferences": [owner]}),
+        _volume("a", class_name="disk", claim="old-v", csi=(driver, "a")),
+        # The one place on n1 is needed for the other volume, which n1 alone reaches.
+        _claim("other", class_name="disk", volume="b"),
+        _volume(
+            "b", class_name="disk", claim="other", csi=(driver, "b"), terms=terms_on(HOST, "n1")
+        ),
+        pod("needs", volumes=other, priority=1),
+        pod("old", on="n1", volumes=[{"name": "v", kind: source}]),
+    )
+    assert _states(cluster.ask()) == {"default/needs": "n1", "default/old": "n2"}
+
+
 def test_two_configurations_are_compared_from_the_same_start(cluster: Cluster) -> None:
     cluster.write(*(node(f"n{n}") for n in range(4)), *(pod(f"p{n}", on="n0") for n in range(4)))
     spread = cluster.config(PACKED.replace("MostAllocated", "LeastAllocated"), "spread.yaml")

@@ -1,9 +1,9 @@
-"""Claims as the API server stores them, and those that Kubernetes makes for pods: of a
-StatefulSet's templates, of ephemeral volumes."""
+"""Claims as the API server stores them, those that Kubernetes makes for pods (of a StatefulSet's
+templates, of ephemeral volumes), and the attachments of their volumes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import msgspec
 from apis.errors import InputError
 from apis.storage import ANNOTATION_CLASS
 from cluster.scheduler.simulation.objects import FileObject, tree_of
+from kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_ATTACHMENTS
 
 _IS_DEFAULT: Final = "storageclass.kubernetes.io/is-default-class"
 """Annotation of the StorageClass of claims that name none."""
@@ -45,6 +46,45 @@ def with_class(claim: FileObject, storage_class: str) -> FileObject:
         return claim
     spec["storageClassName"] = storage_class
     return replace(claim, raw=msgspec.json.encode(tree))
+
+
+def claims_of(pod: FileObject, spec: Tree) -> set[str]:
+    """Return namespace/name of the claims of a pod. spec: its spec, which can be read."""
+    result = set()
+    for volume in spec.get("volumes") or ():
+        if source := volume.get("persistentVolumeClaim"):
+            result.add(f"{pod.namespace}/{source.get('claimName')}")
+        elif volume.get("ephemeral"):
+            result.add(f"{pod.namespace}/{pod.name}-{volume.get('name')}")
+    return result
+
+
+def without_attachments(
+    objects: Iterable[FileObject], claims: Container[str]
+) -> tuple[FileObject, ...]:
+    """Return the objects without the VolumeAttachments of the volumes that these claims have.
+
+    Volumes that pods which stay use too count on their nodes by those pods.
+    """
+    given = tuple(objects)
+    volumes = {
+        _text(tree_of(each), "spec", "volumeName")
+        for each in given
+        if each.kind == PERSISTENT_VOLUME_CLAIMS.kind and each.key in claims
+    } - {""}
+    return tuple(
+        each
+        for each in given
+        if each.kind != VOLUME_ATTACHMENTS.kind
+        or _text(tree_of(each), "spec", "source", "persistentVolumeName") not in volumes
+    )
+
+
+def _text(tree: object, *members: str) -> str:
+    """Return the text at a path, "" if there is none."""
+    for member in members:
+        tree = tree.get(member) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, str) else ""
 
 
 def replica_volumes(

@@ -39,6 +39,7 @@ from cluster.scheduler.configuration.configuration import (
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.explanations import Explained
 from cluster.scheduler.cycle.scheduling import Unplaced
+from cluster.scheduler.simulation.claims import claims_of, without_attachments
 from cluster.scheduler.simulation.copies import claims_by_name, copy_of
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.volumes import confirm_volumes
@@ -404,7 +405,8 @@ class Emptied:
 def emptied(
     objects: Iterable[FileObject], scheduler_names: Iterable[str], *, scheduler_name: str = ""
 ) -> Emptied:
-    """Return the cluster with the pods of these schedulers waiting instead of bound.
+    """Return the cluster with the pods of these schedulers waiting instead of bound, and their
+    volumes attached to no node.
 
     scheduler_name: given to all pods, whatever they name. Pods of DaemonSets, static pods and pods
     that end stay where they are.
@@ -412,6 +414,7 @@ def emptied(
     names = frozenset(scheduler_names)
     result: list[FileObject] = []
     moved: dict[str, str] = {}
+    claims: set[str] = set()
     for each in objects:
         is_pod = each.kind == "Pod" and not each.group
         if not is_pod or not _moves(each, names, everything=bool(scheduler_name)):
@@ -425,6 +428,7 @@ def emptied(
         annotations = meta.get("annotations") or {}
         meta["annotations"] = {k: v for k, v in annotations.items() if k not in _ALLOCATIONS}
         tree["status"] = {}
+        claims |= claims_of(each, spec)
         result.append(
             FileObject(
                 each.group,
@@ -435,7 +439,7 @@ def emptied(
                 each.where,
             )
         )
-    return Emptied(tuple(result), MappingProxyType(moved))
+    return Emptied(without_attachments(result, claims), MappingProxyType(moved))
 
 
 def _moves(each: FileObject, names: frozenset[str], *, everything: bool) -> bool:
