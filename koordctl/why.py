@@ -20,7 +20,7 @@ from apis.errors import printable
 from apis.meta import unix_seconds
 from apis.schedule_explanation import ScheduleExplanation
 from koordctl.errors import CommandError
-from koordctl.tables import heading, table, when
+from koordctl.tables import cell, heading, table, when
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:10251"
 """The scheduler's plain port, as `kubectl port-forward` brings it to this machine."""
@@ -95,7 +95,7 @@ def _from_scheduler(url: str, namespace: str, name: str) -> dict[str, Any]:
         found = None
     if response.status != 200 or not isinstance(found, dict):
         message = found.get("message") if isinstance(found, dict) else ""
-        raise _NoAnswer(f"{url}: {message or f'HTTP {response.status}'}")
+        raise _NoAnswer(cell(f"{url}: {message or f'HTTP {response.status}'}"))
     return found
 
 
@@ -116,7 +116,7 @@ async def _from_api_server(
             leader = await _leader(client)
             explanation = await _explanation_of(client, namespace, name)
     except (ApiError, Unreachable, ConnectionConfigError) as error:
-        raise CommandError(f"{error} (and {without})") from None
+        raise CommandError(cell(f"{error} (and {without})")) from None
     condition = next((c for c in pod.status.conditions if c.type == "PodScheduled"), None)
     state = "unknown"
     if pod.spec.node_name:
@@ -182,18 +182,20 @@ async def _explanation_of(client: Any, namespace: str, name: str) -> Any:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """Return the answer for people."""
+    """Return the answer for people, without control characters of what others wrote."""
     state = f"{found['state']} on {found['node']}" if found["node"] else found["state"]
-    lines = [heading(f"{found['pod']}: {state}")]
+    lines = [heading(cell(f"{found['pod']}: {state}"))]
     at = found.get("decidedAt")
     decided = f"decided {when(unix_seconds(at))}, " if at else ""
-    lines.append(f"  {decided}by {found['schedulerName']}; source: {found['source']}")
+    by, source = cell(found["schedulerName"]), cell(found["source"])
+    lines.append(f"  {decided}by {by}; source: {source}")
     if "withoutScheduler" in found:
-        lines.append(f"  scores and nearest nodes need the scheduler: {found['withoutScheduler']}")
+        why_not = cell(found["withoutScheduler"])
+        lines.append(f"  scores and nearest nodes need the scheduler: {why_not}")
     if "leader" in found:
-        lines.append(f"  kubectl -n {_NAMESPACE} port-forward {found['leader']} 10251")
+        lines.append(f"  kubectl -n {_NAMESPACE} port-forward {cell(found['leader'])} 10251")
     if found.get("message"):
-        lines += ["", found["message"]]
+        lines += ["", cell(found["message"])]
     nearest = found.get("nearest")
     if nearest:
         rows = ((e["nodes"], e["text"], " ".join(e["examples"])) for e in nearest)
@@ -215,7 +217,7 @@ def score_lines(scores: Mapping[str, Any]) -> list[str]:
         (row["node"], row["total"], *(row["scores"][name] for name in plugins), "") for row in best
     )
     return [
-        f"{scores['feasible']} of {scores['nodes']} nodes could take it; the best:",
+        f"{cell(scores['feasible'])} of {cell(scores['nodes'])} nodes could take it; the best:",
         table(("NODE", "TOTAL", *plugins, ""), rows),
     ]
 
