@@ -88,7 +88,8 @@ class Evictions:
         controller = pod.shape.scheduler_name
         preemptor = self._reference(pod)
         for victim in candidate.victims:
-            if self.being_evicted(victim):
+            if self.being_evicted(victim) or victim.uid not in tables.bookings:
+                # A gang that gives back the node of one victim gives back those of others too.
                 continue
             namespace, _, name = victim.key.partition("/")
             self._scheduling.budgets.spend(victim)

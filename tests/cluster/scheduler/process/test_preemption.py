@@ -187,6 +187,26 @@ def test_a_victim_that_waits_for_its_gang_gives_its_node_back_and_is_not_deleted
     assert bed.node_of("new") == node
 
 
+def test_victims_that_wait_for_one_gang_all_give_their_nodes_back_and_none_is_deleted() -> None:
+    bed = Bed()
+    bed.node("a", 6)
+    for number in range(3):
+        bed.pod(f"g{number}", 2, 1, gang=3)
+    popped = bed.core.permit.pop(bed.now)
+    assert popped is not None
+    bed.core.permit.failed(popped.pod.uid, "an error", bed.now)
+    # The others wait on their nodes for the one that backs off.
+    bed.core.attempts.next(bed.now)
+    bed.core.attempts.next(bed.now)
+    assert bed.core.attempts.held == 2
+    bed.pod("new", 6, 10)
+    bed.core.attempts.next(bed.now)
+    assert bed.victims == []
+    assert bed.core.attempts.held == 0
+    bed.run(30.0)
+    assert bed.node_of("new") == "a"
+
+
 def test_a_member_that_needs_others_evicts_nobody_by_itself() -> None:
     bed = _full()
     bed.pod("g0", 2, 10, gang=2)
