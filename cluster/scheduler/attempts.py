@@ -337,7 +337,12 @@ class Attempts:
 
     def evicted(self, victim: Victim, refused: Refused | None) -> None:
         """Take the outcome of an eviction: None, or why the victim stays."""
-        self.evictions.evicted(victim.uid, refused)
+        pod = self.evictions.evicted(victim.uid, refused)
+        if pod is not None:
+            # Tried at once, it would choose the same victim again.
+            self._permit.put_off(pod.uid, self._clock())
+            if self.evictions.end_nomination(pod.uid, not_for=pod.shape):
+                self._unnominated(pod)
 
     # --- what follows --------------------------------------------------------------------------
 

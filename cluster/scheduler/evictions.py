@@ -2,7 +2,7 @@
 
 The preemptor is nominated for the node. A victim that waits there for its gang gives the node back;
 any other one is evicted through the API server, in the background. If that is refused, the
-nomination ends and the preemptor is tried again after its back-off.
+nomination ends and the preemptor is tried again after a back-off, as after an error.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Evictions:
         self._clock = clock
         self._take_back = take_back
         self._reference = reference
-        self._under_way: dict[str, PendingPod[PodShape]] = {}
-        """UID of a victim that is not gone -> the pod for which it makes room."""
+        self._under_way: dict[str, tuple[PendingPod[PodShape], Booking]] = {}
+        """UID of a victim that is not gone -> the pod for which it makes room, and the victim."""
 
     def __len__(self) -> int:
         """Count of victims that are not gone."""
@@ -92,24 +92,28 @@ class Evictions:
                 # A gang that gives back the node of one victim gives back those of others too.
                 continue
             namespace, _, name = victim.key.partition("/")
-            self._scheduling.budgets.spend(victim)
             _log.info("pod %s is evicted from node %s for pod %s", victim.key, node, pod.key)
             why = f"preempted by pod {pod.key} on node {node}"
             if not self._take_back(victim.uid, why):
-                self._under_way[victim.uid] = pod
+                self._scheduling.budgets.spend(victim)
+                self._under_way[victim.uid] = pod, victim
                 self._writers.evict(Victim(namespace, name, victim.uid), controller)
             about = pod_reference(namespace, name, victim.uid)
             self._writers.event(preempted(about, preemptor, node, controller=controller))
         return less_important
 
-    def evicted(self, uid: str, refused: Refused | None) -> None:
-        """Take the outcome of an eviction; None means that the victim ends, or is gone."""
-        if refused is None:
-            return
-        pod = self._under_way.pop(uid, None)
-        if pod is not None:
-            _log.warning("pod %s gets no room: %s", pod.key, refused.message)
-            self.end_nomination(pod.uid)
+    def evicted(self, uid: str, refused: Refused | None) -> PendingPod[PodShape] | None:
+        """Take the outcome of an eviction; None means that the victim ends, or is gone.
+
+        Returns the pod that gets no room because the eviction is refused. Its nomination is to be
+        ended.
+        """
+        if refused is None or uid not in self._under_way:
+            return None
+        pod, victim = self._under_way.pop(uid)
+        self._scheduling.budgets.give_back(victim)
+        _log.warning("pod %s gets no room: %s", pod.key, refused.message)
+        return pod
 
     def gone(self, uid: str) -> None:
         """Forget a pod that is gone, as a victim and as a preemptor."""
@@ -120,13 +124,14 @@ class Evictions:
         """End the nomination of a pod that is bound."""
         self._nominator.withdraw(uid)
 
-    def end_nomination(self, uid: str) -> bool:
+    def end_nomination(self, uid: str, *, not_for: PodShape | None = None) -> bool:
         """End a pod's claim to a node, and have pods tried that it kept out.
 
-        Returns whether there was one.
+        not_for: see ClusterEvent. Returns whether there was one.
         """
         node = self._nominator.withdraw(uid)
         if node:
             # The room that was promised is free, as if a pod had left.
-            self._queue.cluster_event(ClusterEvent(POD, Action.DELETE), self._clock())
+            event = ClusterEvent(POD, Action.DELETE, not_for=not_for)
+            self._queue.cluster_event(event, self._clock())
         return bool(node)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Final
 
-from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.pending import PendingPod, Shape
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ class ClusterEvent:
     back a placement of its own, the order of that attempt: pods that were refused before it are not
     helped, because they were refused without it. gangs: those whose placements are taken back;
     their members were refused with the room that becomes free. Without these two, gangs that fit
-    nowhere would wake each other for ever.
+    nowhere would wake each other for ever. not_for: the shape of a pod that gives up the room that
+    it was promised, because the eviction of a victim was refused: pods of that shape would meet the
+    same refusal, one after another. The pod itself backs off and is tried again.
     """
 
     kind: str
@@ -90,6 +92,7 @@ class ClusterEvent:
     new: Any = None
     undoes: int = 0
     gangs: tuple[str, ...] = ()
+    not_for: Shape | None = None
 
 
 Interest = Mapping[str, tuple[Hint | None, ...]]

@@ -310,6 +310,15 @@ class Permit(Generic[S]):
         waiting = self._gangs.members(self._gangs.peers(gang), Step.WAITING)
         return self._give_back(gang, waiting, message, now)
 
+    def put_off(self, uid: str, now: float) -> None:
+        """Have a refused pod back off as after an error, a Strict group as a whole.
+
+        Preemption made no room for it, because a victim stays.
+        """
+        gang = self._gangs.of(uid)
+        group = () if gang is None or not self._strict(gang) else self._gangs.peers(gang)
+        self._queue.put_off(uid, [other.id for other in group], now)
+
     # --- time ----------------------------------------------------------------------------------
 
     def expire(self, now: float) -> Decisions:

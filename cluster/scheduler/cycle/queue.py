@@ -328,6 +328,24 @@ class SchedulingQueue(Generic[S]):
         entry.since = now
         self._put_single(entry, Place.BACKOFF, until=now + self._backoff.after(entry.errors))
 
+    def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
+        """Have a refused pod, and the refused members of `gangs`, back off as after an error.
+
+        What was done to make room for them has failed. They are tried at one time, after the
+        longest of their back-offs. A pod that was not refused, or backs off after an error
+        already, stays as it is.
+        """
+        groups = {held: None for gang in gangs for held in self._held_of_gang.get(gang, ())}
+        entries = {e.pod.uid: e for held in groups for e in held.pods.values()}
+        entry = self._entries.get(uid)
+        if entry is not None and entry.held is not None:
+            entries[uid] = entry
+        for each in entries.values():
+            self._withdraw(each)
+        until = now + self._backoff.after(max((e.refusals for e in entries.values()), default=0))
+        for each in entries.values():
+            self._put_single(each, Place.BACKOFF, until=until)
+
     # --- what makes pods active again ------------------------------------------------------------
 
     def cluster_event(self, event: ClusterEvent, now: float) -> int:
@@ -571,7 +589,8 @@ class SchedulingQueue(Generic[S]):
         )
 
     def _may_help(self, held: Held[S], event: ClusterEvent, interest: Interest) -> bool:
-        if held.order <= event.undoes or held.key[0] in event.gangs:
+        gang, shape, _, _ = held.key
+        if held.order <= event.undoes or gang in event.gangs or shape is event.not_for:
             return False
         return any(may_help(pod, plugins, event, interest) for pod, plugins in held.probes)
 

@@ -42,8 +42,8 @@ class DisruptionBudgets:
     def __init__(self) -> None:
         self._budgets: dict[str, dict[str, Budget]] = {}
         """Namespace -> name -> budget."""
-        self._spent: dict[str, int] = {}
-        """Key -> evictions that the budget's status does not show yet."""
+        self._spent: dict[str, frozenset[str]] = {}
+        """Key -> UIDs of evicted pods that the budget's status does not show yet."""
         self._generation = 0
         """Grows when other pods are selected than before."""
         self._found: WeakKeyDictionary[PodShape, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
@@ -87,13 +87,20 @@ class DisruptionBudgets:
 
     def allowed(self, budget: Budget) -> int:
         """Return how many more pods a budget allows to be disrupted, at least 0."""
-        return max(0, budget.allowed - self._spent.get(budget.key, 0))
+        return max(0, budget.allowed - len(self._spent.get(budget.key, ())))
 
     def spend(self, booking: Booking) -> None:
         """Count the eviction of a pod until each of its budgets is written anew."""
         for budget in self.of(booking.shape):
             if _name(booking) not in budget.disrupted:
-                self._spent[budget.key] = self._spent.get(budget.key, 0) + 1
+                spent = self._spent.get(budget.key, frozenset())
+                self._spent[budget.key] = spent | {booking.uid}
+
+    def give_back(self, booking: Booking) -> None:
+        """Count the eviction of a pod no more: it was refused."""
+        for budget in self.of(booking.shape):
+            spent = self._spent.get(budget.key, frozenset())
+            self._spent[budget.key] = spent - {booking.uid}
 
     @contextmanager
     def trial(self) -> Iterator[None]:

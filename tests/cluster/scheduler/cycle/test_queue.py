@@ -76,6 +76,20 @@ def test_pods_leave_by_priority_then_by_age() -> None:
     assert popped(q, 9) == ["important", "old", "young"]
 
 
+def test_a_pod_that_is_put_off_waits_longer_each_time_and_no_event_hurries_it() -> None:
+    q = queue()
+    q.add(pending("a"), now=0)
+    now = 0.0
+    for wait in (1.0, 2.0, 4.0):
+        assert popped(q, now) == ["a"]
+        q.refuse_alone("a", {"Fit"}, now)
+        q.put_off("a", (), now)
+        q.put_off("a", (), now + wait / 2)
+        assert q.cluster_event(FREED, now) == 0
+        assert popped(q, now + wait - 0.1) == []
+        now += wait
+
+
 def test_a_creation_time_in_the_future_counts_as_now() -> None:
     q = queue()
     q.add(pending("skewed", created=1e12), now=1)
