@@ -243,7 +243,7 @@ class Preemption:
         if best is None:
             reasons = Counter(costs.short)
             reasons[_NOT_HELPFUL] += nodes - len(resolvable)
-            reasons[_NO_VICTIMS] += costs.without
+            reasons[_NO_VICTIMS] += costs.without + int(np.count_nonzero(costs.count == 0))
             reasons += self._why(pod, by_hand, evaluation, may_be_victim)
             return NotFound(_none(nodes, reasons))
         return best
@@ -300,7 +300,10 @@ class Preemption:
         self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64]
     ) -> Candidate | None:
         """Return the cheapest node that takes the pod once its victims are gone."""
-        for element in costs.order(ties[costs.rows])[:_MOST_CONFIRMED]:
+        order = costs.order(ties[costs.rows])
+        # A node that no eviction is needed for is held back by what evictions do not change, such
+        # as an extender.
+        for element in order[costs.count[order] > 0][:_MOST_CONFIRMED]:
             candidate = costs.candidate(int(element), self._tables)
             with Trial(self._tables) as trial:
                 for victim in candidate.victims:
@@ -337,7 +340,7 @@ class Preemption:
             if len(found) == most or any(each.cost[:2] < bound for each in found):
                 break
             candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
-            if candidate is not None:
+            if candidate is not None and candidate.victims:
                 found.append(candidate)
         return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +193,24 @@ def test_what_has_to_hold_beside_the_plugins_keeps_victims_victims() -> None:
     )
     assert found is not None
     assert _names(found) == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("promised", [(), (OraclePod("first", 50, 100),)])
+def test_a_node_that_an_extender_rejects_is_not_freed_without_victims(
+    promised: tuple[OraclePod, ...],
+) -> None:
+    nodes = [
+        OracleNode("rejected", 1000, 9, (OraclePod("small", 1, 100),), promised),
+        OracleNode("full", 1000, 9, (OraclePod("old", 5, 1000),)),
+    ]
+    bed = Bed(nodes)
+    pod = bed.pending(OraclePod("new", 10, 500))
+    found = bed.preemption.find(pod, np.array([0, 1], dtype=np.intp), salt=5)
+    assert isinstance(found, Candidate)
+    assert _names(found) == ["old"]
+    alone = bed.preemption.find(pod, np.array([0], dtype=np.intp), salt=5)
+    assert isinstance(alone, NotFound)
+    assert "1 No preemption victims found for incoming pod" in alone.remark
 
 
 def test_shapes_that_go_leave_no_numbers_and_rows_stay_right() -> None:
