@@ -495,8 +495,13 @@ class Attempts:
         known = self._pod_of(pod.key)
         if known is not None and known.metadata.uid == pod.uid:
             said = shown(known)
+            reason, message = said.reason or UNSCHEDULABLE, said.message
+            explained = self.explanations.get(pod.key)
+            if explained is not None and explained.uid == pod.uid and explained.message:
+                # The status that says so may wait still, and this one takes its place.
+                reason, message = UNSCHEDULABLE, explained.message
             namespace, _, name = pod.key.partition("/")
-            status = PodStatus(namespace, name, pod.uid, said.reason, said.message, "")
+            status = PodStatus(namespace, name, pod.uid, reason, message, "")
             self._writers.status(status, said)
 
     def _report(

@@ -100,6 +100,8 @@ def test_a_more_important_pod_takes_over_a_node_and_the_former_nomination_ends()
     bed.pod("second", 4, 9)
     bed.run()
     assert bed.nominated == {"first": "", "second": "a"}
+    # The watch does not show its condition yet.
+    assert "1 Insufficient cpu" in bed.messages["first"]
     assert bed.core.scheduling.nominator.node_of("u-first") == ""
     assert bed.evicted() == ["old"]
     bed.gone("old")
