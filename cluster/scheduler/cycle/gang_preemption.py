@@ -1,11 +1,12 @@
 """Makes room for a whole gang by evicting less important pods, or for none of it.
 
-The members are seated one after another, by index and name: on a node that takes the member as
-things are, else on the one where that costs the least. Seated members count for the next ones, and
-evicted pods are gone for them, so the gang fits if the search says so. Victims of a node, and what
-nodes are compared by, are those of DefaultPreemption; evictions for one member use up the budgets
-for the next. If one gang of the group gets less than it needs (room for all members if it is
-strict, for its minimum if not), nobody is evicted.
+The members are seated one after another, by priority, index and name: on a node that takes the
+member as things are, else on the one where that costs the least. Seated members count for the next
+ones, and evicted pods are gone for them, so the gang fits if the search says so. Victims of a node,
+and what nodes are compared by, are those of DefaultPreemption, but members of the same group are no
+victims; evictions for one member use up the budgets for the next. If one gang of the group gets
+less than it needs (room for all members if it is strict, for its minimum if not), nobody is
+evicted.
 
 docs/scheduler.md, "Coscheduling".
 """
@@ -25,12 +26,13 @@ from cluster.scheduler.cycle.gang_plans import place_in_gang
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import NEVER, NotFound, default_victims
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, Costs, by_amounts, by_trial
+from cluster.scheduler.cycle.victims import Candidate, Costs, MayBeVictim, by_amounts, by_trial
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.reasons.diagnosis import diagnose
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
+from cluster.scheduler.tables.gang_definitions import gang_name
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -90,7 +92,10 @@ class GangPreemption:
         also those that have a node and wait. being_evicted: whether a placed pod is the victim of a
         preemption and not gone yet. salt: draws between nodes of equal cost.
         """
-        pods = sorted((pod for each in gangs for pod in each.pods), key=place_in_gang)
+        pods = sorted(
+            (pod for each in gangs for pod in each.pods),
+            key=lambda pod: (-pod.priority, place_in_gang(pod)),
+        )
         if trigger.shape.preemption_policy == NEVER:
             return NotFound(_POLICY_NEVER)
         if any(each.gather is not None for each in gangs):
@@ -101,9 +106,14 @@ class GangPreemption:
             for pod in pods:
                 # Those that wait give their nodes back.
                 trial.remove(pod.uid)
-            seats = _Seating(self._tables, self._checks, self._evaluate, self._budgets, salt).seat(
-                pods, trial
-            )
+            seats = _Seating(
+                self._tables,
+                self._checks,
+                self._evaluate,
+                self._budgets,
+                _victims_of(frozenset(each.gang for each in gangs)),
+                salt,
+            ).seat(pods, trial)
         seated = {seat.pod.uid for seat in seats}
         for each in gangs:
             got = sum(pod.uid in seated for pod in each.pods)
@@ -125,6 +135,16 @@ class GangPreemption:
             booking.shape.priority < pod.priority and being_evicted(booking)
             for booking in self._tables.on(row).values()
         )
+
+
+def _victims_of(group: frozenset[str]) -> MayBeVictim:
+    """Return which pods may be evicted for the gangs of a group: none of its own."""
+
+    def may_be_victim(shape: PodShape) -> bool:
+        name = gang_name(shape)
+        return default_victims(shape) and (name is None or name.id not in group)
+
+    return may_be_victim
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,12 +169,14 @@ class _Seating:
         checks: Callable[[str], RowChecks],
         evaluate: Callable[[PodShape], Evaluation],
         budgets: DisruptionBudgets,
+        may_be_victim: MayBeVictim,
         salt: int,
     ) -> None:
         self._tables = tables
         self._checks = checks
         self._evaluate = evaluate
         self._budgets = budgets
+        self._may_be_victim = may_be_victim
         self._salt = salt
         self._costs: dict[PodShape, list[_Bound]] = {}
         """Shape -> a heap of what freeing each node would cost by amounts."""
@@ -219,7 +241,7 @@ class _Seating:
                 trial.remove(victim.uid)
             if checks.fits(pod, bound.row):
                 return candidate
-        return by_trial(checks, pod, bound.row, default_victims, self._budgets)
+        return by_trial(checks, pod, bound.row, self._may_be_victim, self._budgets)
 
     def _free(self, pod: Pod, evaluation: Evaluation) -> int | None:
         """Return the best node that takes a member as things are, or None."""
@@ -237,7 +259,7 @@ class _Seating:
         filters = self._checks(pod.shape.scheduler_name).profile.filters
         fit = next((each for each in filters if isinstance(each, NodeResourcesFit)), None)
         requested = None if fit is None else fit.looked_at(pod.shape)
-        costs = by_amounts(self._tables, pod, rows, requested, default_victims, self._budgets)
+        costs = by_amounts(self._tables, pod, rows, requested, self._may_be_victim, self._budgets)
         columns = (costs.violations, costs.highest, costs.total, costs.count, -costs.earliest)
         ties = self._tables.nodes.order[costs.rows] ^ np.uint64(self._salt)
         keys = zip(*(column.tolist() for column in (*columns, ties)), strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from apis.core import ObjectMeta
 from apis.decode import decode_field, field_decoder
@@ -101,7 +101,20 @@ class Read(NamedTuple):
     errors: tuple[InputError, ...]
 
 
-def gang_name(meta: ObjectMeta) -> GangName | None:
+class _Names(Protocol):
+    """The metadata of a pod, or its shape."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    @property
+    def annotations(self) -> Mapping[str, str]: ...
+
+
+def gang_name(meta: _Names) -> GangName | None:
     """Return the gang that a pod belongs to, or None."""
     name = meta.labels.get(LABEL_POD_GROUP, "")
     if name:

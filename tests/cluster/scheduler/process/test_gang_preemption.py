@@ -172,6 +172,25 @@ def test_a_pod_without_a_gang_preempts_by_itself() -> None:
     assert bed.nominated == {"new": "n0"}
 
 
+def test_members_of_several_priorities_evict_no_member_of_their_gang() -> None:
+    # One pod of the gang is bound already, and one is seated last although its name comes first.
+    bed = Bed(_CONFIGURATION)
+    for name in ("n0", "n1", "n2"):
+        bed.node(name, 4)
+    bed.pod("low", 4, 5, node="n1")
+    bed.pod("lower", 4, 4, node="n2")
+    bed.pod("bound", 4, 0, gang=3, node="n0")
+    bed.pod("a-worker", 4, 6, gang=3)
+    bed.pod("launcher", 4, 100, gang=3)
+    bed.run()
+    assert bed.evicted() == ["low", "lower"]
+    assert (bed.nominated["launcher"], bed.nominated["a-worker"]) == ("n2", "n1")
+    for name in bed.evicted():
+        bed.gone(name)
+    bed.run(30.0)
+    assert [bed.node_of(name) for name in ("bound", "a-worker", "launcher")] == ["n0", "n1", "n2"]
+
+
 def test_a_member_that_is_deleted_gives_up_its_nomination() -> None:
     bed = _bed(nodes=3)
     _gang(bed, 3, 4, least=2)
