@@ -128,8 +128,10 @@ class QuotaStatuses:
         """Return the figures of an object, None if another one or none counts under its name."""
         meta = quota.metadata
         found = figures(self._table, meta.name)
-        if meta.name in self._built_in or found is None:
-            return found
+        if found is None:
+            return None
+        if meta.name in self._built_in:
+            return found if meta.namespace == self._namespace else None
         counts = self._table.quotas[meta.name].definition.namespace == meta.namespace
         return found if counts else None
 
@@ -175,8 +177,7 @@ class QuotaStatuses:
             await asyncio.sleep(_CREATE_AGAIN_S)
 
     def _missing(self) -> Iterable[str]:
-        exist = {quota.metadata.name for quota in self._quotas.values()}
-        return [name for name in self._built_in if name not in exist]
+        return [name for name in self._built_in if f"{self._namespace}/{name}" not in self._quotas]
 
     async def _create(self, name: str) -> None:
         labels = {}

@@ -19,6 +19,7 @@ def quota_settings(arguments: ElasticQuotaArgs, gates: Mapping[str, bool]) -> Qu
     return QuotaSettings(
         default_most=whole_amounts(dict(arguments.default_quota_group_max)),
         system_most=whole_amounts(dict(arguments.system_quota_group_max)),
+        namespace=arguments.quota_group_namespace,
         sharing=Sharing(
             scale=arguments.enable_min_quota_scale,
             guarantee=on("ElasticQuotaGuaranteeUsage"),

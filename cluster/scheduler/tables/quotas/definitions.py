@@ -39,7 +39,7 @@ class QuotaDefinition:
     resource name, for each name of `most`. total: the resources of the tree, where the quota is the
     root of a tree; None elsewhere. outside_default: the resources of that tree stay in the default
     tree too. unschedulable: of these, what lies on nodes that take no pods; it is shown and decides
-    nothing.
+    nothing. created: RFC 3339 text of the API server, which sorts by time.
     """
 
     name: str
@@ -55,6 +55,7 @@ class QuotaDefinition:
     total: Amounts | None = None
     outside_default: bool = False
     unschedulable: Amounts = field(default_factory=dict)
+    created: str = ""
 
     @property
     def key(self) -> str:
@@ -128,6 +129,7 @@ def define(quota: ElasticQuota) -> QuotaDefinition:
         total=total,
         outside_default=quota.metadata.labels.get(LABEL_QUOTA_IGNORE_DEFAULT_TREE) == "true",
         unschedulable=unschedulable,
+        created=quota.metadata.creation_timestamp or "",
     )
 
 

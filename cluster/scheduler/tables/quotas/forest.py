@@ -3,7 +3,8 @@
 A definition that cannot be used costs itself only. Where the quota was usable before, its former
 definition stays in force; where it never was, the quota is in no tree. A quota that is deleted
 while it has children stays until they are gone. What is left out is tried again after each change,
-because a child may be read before its parent.
+because a child may be read before its parent. Of quotas with one name the oldest usable one counts,
+in whatever order they are read, so that a restart does not change which.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ _WITHOUT_CHILDREN = (DEFAULT_QUOTA, SYSTEM_QUOTA)
 class Definitions:
     """The definitions in force by name, and what is left out."""
 
-    def __init__(self, *, several_trees: bool) -> None:
-        """several_trees: tree ids count (MultiQuotaTree); else all quotas are in one tree."""
+    def __init__(self, *, several_trees: bool, built_in_namespace: str) -> None:
+        """several_trees: tree ids count (MultiQuotaTree); else all quotas are in one tree.
+        built_in_namespace: the only one whose objects define the built-in quotas."""
         self._several_trees = several_trees
+        self._built_in_namespace = built_in_namespace
         self._in_force: dict[str, QuotaDefinition] = {}
         self._children: dict[str, dict[str, None]] = {}
         """Name -> names of the quotas in force whose parent it is."""
@@ -124,6 +127,10 @@ class Definitions:
         before = self._in_force.get(definition.name)
         if before is not None:
             self._unlink(before)
+            gone = definition.name in self._deleted or before.key in self._unreadable
+            if before.key != definition.key and not gone:
+                # An older quota of the name takes its place. A later edit that waits goes first.
+                self._wanted.setdefault(before.key, before)
         self._deleted.discard(definition.name)
         self._in_force[definition.name] = definition
         self._children.setdefault(definition.parent, {})[definition.name] = None
@@ -137,9 +144,22 @@ class Definitions:
     def _why_not(self, definition: QuotaDefinition) -> str:
         """Return why a definition cannot be in force as things are; "" if it can."""
         name, parent = definition.name, definition.parent
+        if name in _WITHOUT_CHILDREN and definition.namespace != self._built_in_namespace:
+            return (
+                f"metadata.namespace is {definition.namespace!r}, and the built-in quota of this"
+                f" name is defined in namespace {self._built_in_namespace} alone"
+            )
         held = self._in_force.get(name)
-        if held is not None and held.key != definition.key and name not in self._deleted:
-            return f"the name is used by ElasticQuota {held.key}; names are unique in the cluster"
+        if (
+            held is not None
+            and name not in self._deleted
+            and held.key != definition.key
+            and _age(held) < _age(definition)
+        ):
+            return (
+                f"the name is used by ElasticQuota {held.key}, which is older; names are unique in"
+                " the cluster"
+            )
         if name in (ROOT_QUOTA, *_WITHOUT_CHILDREN):
             return ""
         for child in self._children.get(name, ()):
@@ -167,3 +187,8 @@ class Definitions:
                 return f"parent {parent} leads back to the quota itself (a cycle)"
             at = self._in_force.get(at.parent)
         return ""
+
+
+def _age(definition: QuotaDefinition) -> tuple[str, str]:
+    """Return what sorts quotas by age, the oldest first; of one second, by namespace."""
+    return definition.created, definition.key

@@ -36,6 +36,7 @@ from cluster.scheduler.tables.shapes import PodShape
 @dataclass(frozen=True, slots=True)
 class QuotaSettings:
     """default_most, system_most: limits of the built-in quotas while they have no objects.
+    namespace: where these objects are; others of their names do not count.
 
     default: pods that name no quota count for koordinator-default-quota. overhead: the overhead of
     pods counts. terminating: pods that are being deleted count.
@@ -43,6 +44,7 @@ class QuotaSettings:
 
     default_most: Amounts = field(default_factory=dict)
     system_most: Amounts = field(default_factory=dict)
+    namespace: str = "koordinator-system"
     sharing: Sharing = field(default_factory=Sharing)
     several_trees: bool = False
     default: bool = True
@@ -95,7 +97,9 @@ class QuotaTable:
         self.settings = settings or QuotaSettings()
         self.version = 0
         """Grows with every change of a definition, a count or the total."""
-        self._definitions = Definitions(several_trees=self.settings.several_trees)
+        self._definitions = Definitions(
+            several_trees=self.settings.several_trees, built_in_namespace=self.settings.namespace
+        )
         self._groups: dict[PodShape, _Group] = {}
         self._pods: dict[str, _Pod] = {}
         self._allocatable: dict[int, Amounts] = {}

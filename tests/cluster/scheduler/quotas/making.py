@@ -29,9 +29,10 @@ def make_quota(
     weight: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
+    created: str = "2026-01-01T00:00:00Z",
 ) -> ElasticQuota:
     """Return a quota; `labels` and `annotations` are without their prefix."""
-    meta: dict[str, Any] = {"name": name, "namespace": namespace}
+    meta: dict[str, Any] = {"name": name, "namespace": namespace, "creationTimestamp": created}
     meta["labels"] = {PREFIX + key: value for key, value in (labels or {}).items()}
     if parent:
         meta["labels"][PREFIX + "parent"] = parent

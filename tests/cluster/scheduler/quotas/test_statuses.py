@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 
-from cluster.scheduler.binding.quota_statuses import status_patch
+from apis.quota import ElasticQuota
+from cluster.scheduler.binding.quota_statuses import (
+    QuotaStatuses,
+    built_in_maxima,
+    status_patch,
+)
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
+from kube.client import Client
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
 
 
@@ -85,3 +94,58 @@ def test_gauges_show_all_quotas() -> None:
     assert f'scheduler_elastic_quota_status{{{labels},field="used"}} 3000\n' in lines
     assert f'scheduler_elastic_quota_status{{{labels},field="runtime"}} 6000\n' in lines
     assert any('name="parent"' in line and 'is_parent="true"' in line for line in lines)
+
+
+class _Requests:
+    """A client that answers each request with the object of `make_quota`."""
+
+    def __init__(self) -> None:
+        self.created: list[str] = []
+        self.patched: list[str] = []
+
+    async def create(self, resource: Any, body: bytes, *, namespace: str) -> None:
+        self.created.append(f"{namespace}/{json.loads(body)['metadata']['name']}")
+
+    async def patch(self, resource: Any, name: str, body: bytes, *, namespace: str) -> bytes:
+        self.patched.append(f"{namespace}/{name}")
+        return msgspec.json.encode({"metadata": {"name": name, "namespace": namespace}})
+
+
+def _written(bed: Bed, *quotas: ElasticQuota) -> _Requests:
+    """Return what is requested of the API server at first."""
+    requests = _Requests()
+    by_key: Mapping[str, ElasticQuota] = {
+        f"{each.metadata.namespace}/{each.metadata.name}": each for each in quotas
+    }
+    statuses = QuotaStatuses(
+        cast(Client, requests),
+        bed.table,
+        by_key,
+        namespace="koordinator-system",
+        built_in=built_in_maxima({}, {}),
+    )
+
+    async def run() -> None:
+        task = asyncio.create_task(statuses.run())
+        # More turns of the loop than all requests take; none of them waits.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    return requests
+
+
+def test_a_built_in_name_in_another_namespace_is_no_built_in_quota() -> None:
+    bed = _bed()
+    bed.place("3", "", "1")
+    names = ["koordinator-root-quota", "koordinator-default-quota", "koordinator-system-quota"]
+    foreign = [make_quota(name, namespace="team") for name in names]
+    own = make_quota("koordinator-default-quota", namespace="koordinator-system")
+    requests = _written(bed, *foreign, own, make_quota("a"))
+    assert sorted(requests.created) == [
+        "koordinator-system/koordinator-root-quota",
+        "koordinator-system/koordinator-system-quota",
+    ]
+    assert sorted(requests.patched) == ["koordinator-system/koordinator-default-quota", "team/a"]

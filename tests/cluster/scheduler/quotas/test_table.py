@@ -239,14 +239,56 @@ def test_a_deleted_parent_counts_until_its_children_are_gone() -> None:
     assert not bed.table.problems()
 
 
-def test_of_two_quotas_of_one_name_the_first_counts() -> None:
+_OLD, _NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+@pytest.mark.parametrize("newer", [("team", _NEW), ("y", _OLD)])
+def test_of_quotas_of_one_name_the_oldest_counts_in_whatever_order_they_are_read(
+    older_first: bool, newer: tuple[str, str]
+) -> None:
     bed = Bed("100")
-    bed.quota("a", most={"cpu": "10"}, namespace="x")
-    assert "the name is used by ElasticQuota x/a" in bed.quota("a", most={"cpu": "20"})
+    older = make_quota("a", {}, {"cpu": "10"}, namespace="x", created=_OLD)
+    other = make_quota("a", {}, {"cpu": "20"}, namespace=newer[0], created=newer[1])
     bed.want("1", "a", "100")
+    for quota in (older, other) if older_first else (other, older):
+        bed.table.set_quota(quota)
+        bed.cpus()
     assert bed.cpus() == {"a": 10}
+    key = f"{newer[0]}/a"
+    assert "the name is used by ElasticQuota x/a, which is older" in bed.table.problems()[key]
     bed.table.delete_quota("x/a")
     assert bed.cpus() == {"a": 20}
+    assert not bed.table.problems()
+
+
+@pytest.mark.parametrize("bad", ["unreadable", "without parent"])
+def test_a_quota_that_an_older_one_replaces_does_not_come_back_with_what_it_said_before(
+    bad: str,
+) -> None:
+    bed = Bed("100")
+    bed.want("1", "a", "100")
+    bed.quota("a", {}, {"cpu": "20"}, created=_NEW)
+    if bad == "unreadable":
+        bed.quota("a", {"cpu": "3"}, {"cpu": "2"}, created=_NEW)
+    else:
+        bed.quota("a", {}, {"cpu": "30"}, parent="b", created=_NEW)
+    assert bed.cpus() == {"a": 20}
+    bed.quota("a", {}, {"cpu": "10"}, namespace="x")
+    assert bed.cpus() == {"a": 10}
+    bed.table.delete_quota("x/a")
+    assert bed.cpus() == {}
+    assert "team/a" in bed.table.problems()
+
+
+def test_built_in_quotas_are_defined_in_their_namespace_alone() -> None:
+    bed = Bed("100", namespace="of-quotas")
+    default = "koordinator-default-quota"
+    problem = bed.quota(default, {}, {"cpu": "0"}, namespace="a-team")
+    assert "metadata.namespace is 'a-team'" in problem
+    assert bed.table.quotas[default].runtime("cpu") == 10**18
+    assert bed.quota(default, {}, {"cpu": "7"}, namespace="of-quotas", created=_NEW) == ""
+    assert bed.table.quotas[default].runtime("cpu") == 7000
 
 
 # --- properties ---------------------------------------------------------------------------------
