@@ -117,7 +117,11 @@ class QuotaStatuses:
             return
         self._version, self._touched = self._table.version, False
         for number, (key, quota) in enumerate(tuple(self._quotas.items()), start=1):
-            found = self._figures(quota)
+            try:
+                found = self._figures(quota)
+            except Exception:  # noqa: BLE001 - one quota must not end the writing of others
+                self.queue.faults.note("working out the figures", about=f"ElasticQuota {key}")
+                found = None
             if found is not None and self._looked.get(key) != found:
                 self._looked[key] = found
                 self.queue.add(key)

@@ -21,6 +21,7 @@ from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from kube.client import ApiError, Client, Unreachable
 from kube.discovery import Discovery, evict
+from kube.faults import Faults
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class QuotaUpkeep:
         revokes = arguments.monitor_all_quotas and arguments.enable_runtime_quota
         delay_s = float(arguments.delay_evict_time)
         self.monitor = OveruseMonitor(table, delay_s=delay_s) if revokes else None
+        self.faults = Faults("overuse of quotas")
         self.evicted = 0
 
     async def run(self) -> None:
@@ -71,8 +73,11 @@ class QuotaUpkeep:
 
     async def _watch(self, monitor: OveruseMonitor) -> None:
         while True:
-            for revoked in monitor.look(asyncio.get_running_loop().time()):
-                await self.revoke(revoked)
+            try:
+                for revoked in monitor.look(asyncio.get_running_loop().time()):
+                    await self.revoke(revoked)
+            except Exception:  # noqa: BLE001 - a defect must not end all that runs beside it
+                self.faults.note("a look at all quotas")
             await asyncio.sleep(self._interval_s)
 
     async def revoke(self, revoked: Revoked) -> None:

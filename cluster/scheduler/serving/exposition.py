@@ -126,7 +126,7 @@ def _faults(process: SchedulerProcess) -> Iterator[str]:
     if process.pod_group_statuses is not None:
         parts.append(process.pod_group_statuses.queue.faults)
     if process.quota_upkeep is not None:
-        parts.append(process.quota_upkeep.statuses.queue.faults)
+        parts += (process.quota_upkeep.faults, process.quota_upkeep.statuses.queue.faults)
     if process.extenders is not None:
         parts.append(process.extenders.faults)
     # Two caches may be of one type: Prometheus refuses a series that occurs twice.

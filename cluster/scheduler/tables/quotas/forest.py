@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
-from apis.keys import DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA
+from apis.keys import DEFAULT_QUOTA, LABEL_QUOTA_PARENT, ROOT_QUOTA, SYSTEM_QUOTA
 from cluster.scheduler.tables.quotas.definitions import QuotaDefinition
 
 _WITHOUT_CHILDREN = (DEFAULT_QUOTA, SYSTEM_QUOTA)
+_MOST_LEVELS: Final = 64
+"""Quotas from the top of a tree down. Chosen: organisations have about 10, and amounts are worked
+out by recursion of some calls a level, of which Python allows 1000."""
 
 
 class Definitions:
@@ -181,12 +185,25 @@ class Definitions:
                 f"tree-id {self.tree(definition)!r} differs from that of parent {parent},"
                 f" which is {self.tree(above)!r}"
             )
+        levels = 0
         at: QuotaDefinition | None = above
         while at is not None:
             if at.name == name:
                 return f"parent {parent} leads back to the quota itself (a cycle)"
+            levels += 1
             at = self._in_force.get(at.parent)
+        levels += self._height(name)
+        if levels > _MOST_LEVELS:
+            return (
+                f'metadata.labels["{LABEL_QUOTA_PARENT}"] = {parent!r}: the tree would have'
+                f" {levels} levels of quotas; at most {_MOST_LEVELS} can be used"
+            )
         return ""
+
+    def _height(self, name: str) -> int:
+        """Return the levels of a quota and those below it; 1 without children."""
+        below = (self._height(child) for child in self._children.get(name, ()))
+        return 1 + max(below, default=0)
 
 
 def _age(definition: QuotaDefinition) -> tuple[str, str]:

@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from apis.quota import ElasticQuota
+from cluster.scheduler.binding import quota_statuses
 from cluster.scheduler.binding.quota_statuses import (
     QuotaStatuses,
     built_in_maxima,
     status_patch,
 )
+from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
+from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
+from cluster.scheduler.plugins.quotas.overuse import OveruseMonitor, Revoked
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
+from cluster.scheduler.tables.quotas.table import QuotaTable
 from kube.client import Client
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
 
@@ -135,6 +141,50 @@ def _written(bed: Bed, *quotas: ElasticQuota) -> _Requests:
 
     asyncio.run(run())
     return requests
+
+
+def test_a_quota_whose_figures_cannot_be_worked_out_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(table: QuotaTable, name: str) -> QuotaFigures | None:
+        if name == "a":
+            raise RecursionError
+        return figures(table, name)
+
+    monkeypatch.setattr(quota_statuses, "figures", failing)
+    bed = _bed()
+    bed.quota("b")
+    bed.place("3", "b", "1")
+    assert _written(bed, make_quota("a"), make_quota("b")).patched == ["team/b"]
+
+
+def test_looks_for_overuse_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = asyncio.Event()
+
+    def failing(monitor: OveruseMonitor, now: float) -> tuple[Revoked, ...]:
+        looked.set()
+        raise RecursionError
+
+    monkeypatch.setattr(OveruseMonitor, "look", failing)
+    upkeep = QuotaUpkeep(
+        cast(Client, _Requests()),
+        Bed().table,
+        {},
+        ElasticQuotaArgs(monitor_all_quotas=True),
+        record=lambda event: None,
+        observe=lambda seconds: None,
+    )
+
+    async def run() -> None:
+        task = asyncio.create_task(upkeep.run())
+        await asyncio.wait_for(looked.wait(), 60)
+        await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    assert upkeep.faults.count == 1
 
 
 def test_a_built_in_name_in_another_namespace_is_no_built_in_quota() -> None:

@@ -226,6 +226,32 @@ def test_children_may_be_read_before_their_parents() -> None:
     assert bed.table.quotas["c"].parent is bed.table.quotas["b"]
 
 
+def test_no_tree_grows_beyond_64_levels_whatever_is_moved_below_what() -> None:
+    def chain(bed: Bed, prefix: str, length: int, below: str) -> str:
+        problem = ""
+        for level in range(length):
+            problem = bed.quota(f"{prefix}{level}", {}, {"cpu": "9"}, parent=below)
+            below = f"{prefix}{level}"
+        return problem
+
+    bed = Bed("10", sharing=Sharing(guarantee=True))
+    assert chain(bed, "a", 40, "") == ""
+    assert chain(bed, "b", 24, "") == ""
+    assert bed.quota("b0", {}, {"cpu": "9"}, parent="a39") == ""
+    bed.place("1", "b23", "3")
+    bed.want("2", "b23", "3")
+    assert bed.cpus()["b23"] == 6
+    problem = bed.quota("c", {}, {"cpu": "9"}, parent="b23")
+    assert problem.startswith(f'ElasticQuota team/c: metadata.labels["{PREFIX}parent"] = ')
+    assert "65 levels" in problem
+    assert bed.quota("top") == ""
+    # What is below the quota that moves counts, too.
+    assert "65 levels" in bed.quota("a0", {}, {"cpu": "9"}, parent="top")
+    assert bed.table.quotas["a0"].definition.parent == "koordinator-root-quota"
+    bed.table.delete_quota("team/b23")
+    assert bed.table.quotas["a0"].definition.parent == "top"
+
+
 def test_a_deleted_parent_counts_until_its_children_are_gone() -> None:
     bed = Bed("100")
     bed.quota("a", most={"cpu": "10"})
