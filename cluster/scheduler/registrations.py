@@ -174,6 +174,8 @@ def registrations(quota_hint: Hint | None = None) -> EventTable:
         for kind, actions in (
             (NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
             (POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN | Action.UPDATE_POD_LABEL),
+            # It began to be deleted: ElasticQuotaImmediateIgnoreTerminatingPod.
+            (POD, Action.UPDATE_OTHER),
             (ELASTIC_QUOTA, Action.ALL),
         )
     )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from cluster.scheduler.cycle.events import POD, ClusterEvent, may_help
 from cluster.scheduler.plugins.contract import Refusal
-from cluster.scheduler.plugins.quotas.elastic_quota import ElasticQuotaAdmission, QuotaHint
+from cluster.scheduler.plugins.quotas.elastic_quota import (
+    ELASTIC_QUOTA,
+    ElasticQuotaAdmission,
+    QuotaHint,
+)
+from cluster.scheduler.registrations import registrations
+from cluster.scheduler.sources.cluster import pod_actions
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -155,3 +164,23 @@ def test_the_hint_is_whether_the_pod_would_pass_now() -> None:
     bed.quota("a", {}, {"cpu": "12"})
     bed.set_cpu("12")
     assert hint(pod, None, None)
+
+
+def test_a_pod_is_tried_when_another_begins_to_be_deleted_and_counts_no_more() -> None:
+    bed = Bed("10", terminating=False)
+    bed.quota("a", {}, {"cpu": "4"})
+    booking = bed.place("1", "a", "4")
+    shape = bed.shapes.of(
+        make_pod("p", requests={"cpu": "4"}, labels={PREFIX + "name": "a"}, schedulerName="s")
+    )
+    bed.table.want("p", shape)
+    pod = PendingPod(key="default/p", uid="p", priority=0, shape=shape, created=0.0)
+    old = make_pod("1", node="n0")
+    meta = msgspec.structs.replace(old.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
+    new = msgspec.structs.replace(old, metadata=meta)
+    event = ClusterEvent(POD, pod_actions(old, new), old, new)
+    table = registrations(QuotaHint({"s": ElasticQuotaAdmission(bed.table)}))
+    interest = table.interest(event.kind, event.action)
+    assert not may_help(pod, [ELASTIC_QUOTA], event, interest)
+    bed.table.place(replace(booking, terminating=True))
+    assert may_help(pod, [ELASTIC_QUOTA], event, interest)
