@@ -130,11 +130,12 @@ class QuotaNode:
         """Take other amounts. Name, parent, tree and the names of resources stay as they are."""
         before, parent = self.definition, self.parent
         self.definition = definition
-        self._forget_claims()
+        for node in self._and_above():
+            # A minimum counts in what is guaranteed to all quotas above.
+            node._forget_claims()
         if parent is not None:
             parent._weigh(before, -1)
             parent._weigh(definition, 1)
-            parent._forget_claims()
             self._limit(definition.most)
 
     def _forget_claims(self) -> None:

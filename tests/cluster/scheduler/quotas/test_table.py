@@ -169,6 +169,18 @@ def test_what_a_quota_uses_stays_guaranteed_with_the_gate() -> None:
     assert bed.table.quotas["a"].guaranteed("cpu") == 80_000
 
 
+def test_an_edited_minimum_counts_in_the_guarantees_of_all_quotas_above() -> None:
+    bed = Bed("100", sharing=Sharing(guarantee=True))
+    for name, parent in (("top", ""), ("other", ""), ("middle", "top"), ("low", "middle")):
+        bed.quota(name, {}, {"cpu": "100"}, parent=parent)
+    bed.want("1", "low", "100")
+    bed.want("2", "other", "100")
+    assert bed.cpus() == {"top": 50, "middle": 50, "low": 50, "other": 50}
+    bed.quota("low", {"cpu": "80"}, {"cpu": "100"}, parent="middle")
+    # The minimum comes first, and of the 20 that are left each has half.
+    assert bed.cpus() == {"top": 90, "middle": 90, "low": 90, "other": 10}
+
+
 # --- bad quotas ---------------------------------------------------------------------------------
 
 
