@@ -35,6 +35,9 @@ class Definitions:
         """Name -> names of the quotas in force whose parent it is."""
         self._wanted: dict[str, QuotaDefinition] = {}
         """namespace/name -> a definition that is not in force."""
+        self._why: dict[str, str] = {}
+        """namespace/name -> why such a definition is not in force. Kept, because thousands that are
+        left out would else be looked at with every quota that is read."""
         self._deleted: set[str] = set()
         """Names of deleted quotas that stay in force for their children."""
         self._unreadable: dict[str, str] = {}
@@ -50,9 +53,7 @@ class Definitions:
 
     def problems(self) -> dict[str, str]:
         """Return why quotas, by namespace/name, are not as their objects say."""
-        found = {
-            key: f"ElasticQuota {key}: {self._why_not(each)}" for key, each in self._wanted.items()
-        }
+        found = dict(self._why)
         for name in self._deleted:
             key = self._in_force[name].key
             found[key] = (
@@ -65,7 +66,10 @@ class Definitions:
         """Return why a quota that exists is in no tree; None if it is in one or does not exist."""
         if name in self._in_force:
             return None
-        for key, problem in self.problems().items():
+        for key, definition in self._wanted.items():
+            if definition.name == name:
+                return self._why[key]
+        for key, problem in self._unreadable.items():
             if key.rpartition("/")[2] == name:
                 return problem
         return None
@@ -78,20 +82,26 @@ class Definitions:
         if self._in_force.get(definition.name) == definition:
             revived = definition.name in self._deleted
             self._deleted.discard(definition.name)
-            self._wanted.pop(definition.key, None)
+            self._drop(definition.key)
+            if revived:
+                self._retry()
             return revived
         self._wanted[definition.key] = definition
-        return self._retry()
+        if not self._try(definition):
+            # Nothing changed for the others.
+            return False
+        self._retry()
+        return True
 
     def unreadable(self, key: str, problem: str) -> None:
         """Take note of an object that cannot be read; its former definition stays in force."""
-        self._wanted.pop(key, None)
+        self._drop(key)
         self._unreadable[key] = problem
 
     def delete(self, key: str) -> bool:
         """Forget a quota; return whether what is in force changed."""
         self._unreadable.pop(key, None)
-        self._wanted.pop(key, None)
+        self._drop(key)
         name = key.rpartition("/")[2]
         held = self._in_force.get(name)
         if held is None or held.key != key:
@@ -101,21 +111,30 @@ class Definitions:
         self._retry()
         return True
 
-    def _retry(self) -> bool:
-        """Put in force what can be by now; return whether anything changed."""
-        changed = False
+    def _try(self, definition: QuotaDefinition) -> bool:
+        """Put a definition in force if it can be; return whether it was."""
+        problem = self._why_not(definition)
+        if problem:
+            self._why[definition.key] = f"ElasticQuota {definition.key}: {problem}"
+            return False
+        self._drop(definition.key)
+        self._put(definition)
+        return True
+
+    def _retry(self) -> None:
+        """Put in force what can be after a change. The last pass says why the others cannot be."""
         again = True
         while again:
             again = False
             for key in sorted(self._wanted):
-                definition = self._wanted[key]
-                if not self._why_not(definition):
-                    del self._wanted[key]
-                    self._put(definition)
-                    changed = again = True
+                if self._try(self._wanted[key]):
+                    again = True
             if self._bury():
                 again = True
-        return changed
+
+    def _drop(self, key: str) -> None:
+        self._wanted.pop(key, None)
+        self._why.pop(key, None)
 
     def _bury(self) -> bool:
         """Take deleted quotas without children out; return whether there were any."""

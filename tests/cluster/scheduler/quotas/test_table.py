@@ -238,6 +238,15 @@ def test_children_may_be_read_before_their_parents() -> None:
     assert bed.table.quotas["c"].parent is bed.table.quotas["b"]
 
 
+def test_the_reason_of_a_quota_that_is_left_out_follows_the_others() -> None:
+    bed = Bed(several_trees=True)
+    assert "parent b does not exist" in bed.quota("c", parent="b")
+    bed.quota("b", labels={"tree-id": "t"})
+    assert "tree-id '' differs from that of parent b" in bed.table.problems()["team/c"]
+    bed.quota("b", labels={})
+    assert not bed.table.problems()
+
+
 def test_no_tree_grows_beyond_64_levels_whatever_is_moved_below_what() -> None:
     def chain(bed: Bed, prefix: str, length: int, below: str) -> str:
         problem = ""
