@@ -8,7 +8,9 @@ bound and the tables equal tables made from the objects.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
+from collections.abc import Container
 from typing import Any, cast
 
 import msgspec
@@ -41,12 +43,14 @@ NODES = {"n0": (4000, 3), "n1": (2000, 10), "n2": (7000, 4)}
 
 
 class _Binder:
-    """Keeps placements until the machine decides what becomes of them."""
+    """Keeps placements until the machine decides what becomes of them. bound: UIDs of pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: Container[str] = ()) -> None:
         self.waiting: deque[Placement] = deque()
+        self._bound = bound
 
     def submit(self, placement: Placement) -> None:
+        assert placement.uid not in self._bound
         self.waiting.append(placement)
 
 
@@ -62,6 +66,8 @@ class Lives(RuleBasedStateMachine):
     configuration = _CONFIGURATION
     priority = 0
     """Of the next pod."""
+    longest_unschedulable_s = math.inf
+    """Every pod that waits is tried when a change may help it, and never only because of time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,11 +89,15 @@ class Lives(RuleBasedStateMachine):
     def _start(self) -> None:
         async def make() -> SchedulerProcess:
             return SchedulerProcess(
-                cast(Client, None), self.configuration, seed=3, clock=lambda: self.now
+                cast(Client, None),
+                self.configuration,
+                seed=3,
+                clock=lambda: self.now,
+                longest_unschedulable_s=self.longest_unschedulable_s,
             )
 
         self.process = asyncio.run(make())
-        self.binder = _Binder()
+        self.binder = _Binder(self.bound)
         self.process.binder = self.binder  # type: ignore[assignment]
         self.process.statuses = _Silent()  # type: ignore[assignment]
         self.process.events = _Silent()  # type: ignore[assignment]
@@ -266,6 +276,13 @@ class Lives(RuleBasedStateMachine):
             assert not (over & alive).any()
 
     @invariant()
+    def nothing_failed_unseen(self) -> None:
+        """Parts survive faults of their own, also those of the asserts in the fake writers."""
+        assert not self.process.attempts.faults.count
+        caches = (*self.process.caches, self.process.pods)
+        assert not any(cache.faults.count for cache in caches)
+
+    @invariant()
     def every_pod_has_an_answer_to_why(self) -> None:
         for key, pod in self.process.pods.items.items():
             why = self.process.why(key)
@@ -285,6 +302,7 @@ class Lives(RuleBasedStateMachine):
             while self.binder.waiting:
                 self.carry_out(None)
         self._see_all()
+        self.nothing_failed_unseen()
         assert not self.process.attempts.held
         for pod in self.pods.values():
             spec = pod["spec"]
