@@ -527,7 +527,7 @@ class Attempts:
 
     def _report_gated(self) -> None:
         for gated in self._queue.take_gated():
-            # It may wait for long, and nobody else would get the room.
+            # It may wait for long, and its room would stay unused.
             ended = self.evictions.end_nomination(gated.pod.uid)
             # The API server itself writes the condition of pods with scheduling gates, and none of
             # Reservations.

@@ -15,8 +15,8 @@ from kube.faults import Faults
 _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
-"""Evictions in parallel. Chosen: half of the bindings' connections; nobody waits for an eviction
-as shortly as for a binding, because the victim takes seconds to end."""
+"""Evictions in parallel. Chosen: half of the bindings' connections. An eviction is less urgent than
+a binding, because the victim takes seconds to end."""
 
 
 class Evictor:

@@ -5,7 +5,7 @@ member as things are, else on the one where that costs the least. Seated members
 ones, and evicted pods are gone for them, so the gang fits if the search says so. Victims of a node,
 and what nodes are compared by, are those of DefaultPreemption, but members of the same group are no
 victims; evictions for one member use up the budgets for the next. If one gang of the group gets
-less than it needs (room for all members if it is strict, for its minimum if not), nobody is
+less than it needs (room for all members if it is strict, for its minimum if not), no pod is
 evicted.
 
 docs/scheduler.md, "Coscheduling".
@@ -70,7 +70,7 @@ class GangPreemption:
         node_of: Callable[[str], str],
     ) -> None:
         """checks: by scheduler name, with nominated pods. evaluate: also asks the admissions, so
-        that nobody is evicted for a gang whose quota is full; raises Refusal. node_of: the
+        that no pod is evicted for a gang whose quota is full; raises Refusal. node_of: the
         node that a pod is nominated for, by UID, or ""."""
         self._tables = tables
         self._checks = checks
