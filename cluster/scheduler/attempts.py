@@ -442,8 +442,8 @@ class Attempts:
     def _free_forgotten(self, placement: Placement | ReservationPlacement) -> None:
         """Free the node of a pod that was forgotten during its binding and was not bound.
 
-        One that is being deleted may stay for long, for a finalizer, and never shows a node. One
-        that was given to another scheduler may be ours again.
+        A pod that is being deleted may stay for long, for a finalizer, and never shows a node. A
+        pod that was given to another scheduler may be ours again.
         """
         if isinstance(placement, ReservationPlacement):
             known = self._reserve_pods.get(placement.uid)

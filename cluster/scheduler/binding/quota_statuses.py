@@ -53,7 +53,7 @@ _PAUSE_S: Final = 1.0
 """Between two looks at all quotas; upstream's. Each is up to a quarter longer or shorter, so that
 the writes of two clusters' schedulers do not fall together."""
 _WORKERS: Final = 4
-"""Requests in parallel. Chosen: one that is answered late must not hold up all others."""
+"""Requests in parallel. Chosen: a late answer must not hold up all other requests."""
 _AFTER_WRITE_S: Final = 0.04
 """A worker pauses so long after a patch, so that 4 of them write 100 a second at most. Chosen: the
 statuses of 500 quotas that change all the time are 5 s old, and bindings have the API server and
@@ -236,7 +236,7 @@ def status_patch(quota: ElasticQuota, found: QuotaFigures) -> dict[str, Any]:
 
 
 def _shows(quota: ElasticQuota, key: str, amounts: Amounts) -> bool:
-    """Return whether an annotation shows these amounts; one that cannot be read shows nothing."""
+    """Return whether an annotation shows these amounts; an unreadable one shows nothing."""
     try:
         return _equal(whole_amounts(resource_annotation(quota, key)), amounts)
     except InputError:

@@ -1,6 +1,6 @@
 """What runs beside the decisions for ElasticQuota: statuses, and evictions of quotas in overuse.
 
-Evictions respect PodDisruptionBudgets; one that is refused is repeated when its quota has used too
+Evictions respect PodDisruptionBudgets. A refused eviction is repeated when its quota has used too
 much for the delay once more.
 """
 

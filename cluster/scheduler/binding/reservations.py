@@ -163,7 +163,7 @@ def _outcome_of(placement: ReservationPlacement, current: _Reservation) -> Outco
 
 
 async def _mark(client: Client, pod: TakenPod, placement: ReservationPlacement) -> None:
-    """Mark a pod as a user. One that is gone leaves its room to the Reservation."""
+    """Mark a pod as a user. If the pod is gone, its room is left to the Reservation."""
     uses = canonical_json({"name": placement.name, "uid": placement.uid})
     metadata = {"uid": pod.uid, "annotations": {ANNOTATION_RESERVATION_ALLOCATED: uses}}
     body = msgspec.json.encode({"metadata": metadata})

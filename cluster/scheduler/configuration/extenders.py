@@ -93,9 +93,17 @@ def _check_extender(extender: Extender, managed: set[str], problems: Problems) -
     try:
         url = urlsplit(extender.url_prefix)
         usable = url.scheme in ("http", "https") and bool(url.hostname)
+        signed_in, _, host = url.netloc.rpartition("@")
     except ValueError:
-        usable = False
-    if not usable:
+        usable, signed_in = False, ""
+    if signed_in:
+        problems.add(
+            ("urlPrefix",),
+            f"{url.scheme}://...@{host}",
+            "must have no user or password: the URL stands in logs and in the conditions of pods;"
+            " use a client certificate (tlsConfig)",
+        )
+    elif not usable:
         problems.add(
             ("urlPrefix",), extender.url_prefix, "expected a URL such as https://host:port/path"
         )

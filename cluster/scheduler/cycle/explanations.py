@@ -1,7 +1,7 @@
 """What was decided about each pod lately, kept for questions.
 
-The last decisions are kept, so the memory is bounded; a pod that is asked about is mostly one that
-was decided a moment ago.
+Only the last decisions are kept, which bounds the memory: users mostly ask about a pod that was
+decided a moment ago.
 """
 
 from __future__ import annotations

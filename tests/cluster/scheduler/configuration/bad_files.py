@@ -526,6 +526,11 @@ BAD: list[tuple[Tree, str, str]] = [
     (file(extenders=[{}]), "extenders[0]", "urlPrefix is missing"),
     (extender(urlPrefix="localhost:80"), "extenders[0].urlPrefix", "expected a URL"),
     (extender(urlPrefix="http://[::1"), "extenders[0].urlPrefix", "expected a URL"),
+    (
+        extender(urlPrefix="https://user:secret@host/x"),
+        "extenders[0].urlPrefix",
+        "must have no user or password",
+    ),
     (extender(prioritizeVerb="rank"), "extenders[0].weight", "at least 1"),
     (extender(weight=-1), "extenders[0].weight", "0 to"),
     (extender(httpTimeout=5), "extenders[0].httpTimeout", "duration"),

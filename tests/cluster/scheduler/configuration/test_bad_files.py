@@ -216,3 +216,9 @@ def test_junk_in_one_place_costs_that_place_alone(path: tuple[str | int, ...], j
 @given(JUNK)
 def test_junk_as_a_file_is_refused(junk: Any) -> None:
     assert errors_of(junk)
+
+
+def test_a_password_in_a_url_is_not_repeated_in_the_error() -> None:
+    (error,) = errors_of(extender(urlPrefix="https://user:secret@host:8443/x"))
+    assert "https://...@host:8443" in str(error)
+    assert "secret" not in str(error)
