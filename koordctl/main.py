@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     try:
         return int(options.command(options))
     except (Unreachable, Refused, CommandError, InputError) as error:
@@ -89,7 +89,8 @@ def _command(arguments: Sequence[str] | None) -> int:
     return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all commands and options."""
     parser = argparse.ArgumentParser(
         prog="koordctl",
         description="Shows what the koordlet of this node does, and why.",

@@ -114,14 +114,17 @@ def load_connection(
         ) from error
 
 
-async def wait_for_connection(connect: Callable[[], Connection]) -> Connection:
+async def wait_for_connection(
+    connect: Callable[[], Connection], refused: Callable[[str], None] = lambda why: None
+) -> Connection:
     """Return what `connect` returns; called again, later and later, while it raises
-    ConnectionConfigError: the kubeconfig may not be written yet."""
+    ConnectionConfigError: the kubeconfig may not be written yet. refused: called with its text."""
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             return await asyncio.to_thread(connect)
-        except ConnectionConfigError:
+        except ConnectionConfigError as error:
+            refused(str(error))
             # Spread, so that the daemons of all nodes do not come at once.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

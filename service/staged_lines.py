@@ -14,7 +14,10 @@ behind a later one. `read` returns the whole lines.
 
 The file is made with all its bytes, and not sparse: a store into a mapped page that the file system
 has no room for would end the process (SIGBUS). Therefore it belongs on a file system that writes in
-place, such as the tmpfs of a run directory, and must not be truncated while it is in use.
+place, such as the tmpfs of a run directory, and must not be truncated while it is in use: only root
+can do that, and the process then ends at its next line. A `pwrite` would survive it. But each
+system call lets another thread take the interpreter, which may keep it for 5 ms (Python's switch
+interval) while the peer waits.
 """
 
 from __future__ import annotations

@@ -50,6 +50,8 @@ from koordlet.executor.network import Network
 from koordlet.measurement.store import View
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
+from koordlet.qos.eviction.past_file import FILE_NAME as EVICTIONS
+from koordlet.qos.eviction.past_file import PastFile
 from koordlet.qos.lease_file import FILE_NAME as LEASES
 from koordlet.qos.lease_file import LeaseFile
 from koordlet.qos.strategies.registry import STRATEGIES
@@ -166,7 +168,15 @@ class Parts:
         """Make what measures, steps strategies and evicts."""
         config = self.config
         self.evictions = Evictions(
-            config, events=self.events, note=lambda note: self._noted("evictor", note)
+            config,
+            events=self.events,
+            note=lambda note: self._noted("evictor", note),
+            kept=PastFile(
+                f"{config.run_dir}/{EVICTIONS}",
+                boot=self._boot,
+                dry_run=config.qos.evict_dry_run,
+            ),
+            workers=self.workers,
         )
         self.recorder = (
             Recorder(

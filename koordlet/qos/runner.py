@@ -134,7 +134,7 @@ class Runner:
 
     @property
     def kept_types(self) -> Mapping[str, type[msgspec.Struct]]:
-        """The types of the states that outlast a restart, by strategy."""
+        """The types of what outlasts a restart of the states, by strategy."""
         return {
             name: run.strategy.kept
             for name, run in self._runs.items()
@@ -143,9 +143,9 @@ class Runner:
 
     @property
     def kept_states(self) -> Mapping[str, msgspec.Struct]:
-        """The present states that outlast a restart, by strategy."""
+        """What outlasts a restart of the present states, by strategy."""
         return {
-            name: run.state
+            name: run.strategy.keep(run.state)
             for name, run in self._runs.items()
             if run.begun and run.strategy.kept is not None
         }
@@ -153,8 +153,9 @@ class Runner:
     def resume(self, states: Mapping[str, msgspec.Struct]) -> None:
         """Go on from the states of before a restart. Before the first step of any strategy."""
         for name, state in states.items():
-            self._runs[name].state = state
-            self._runs[name].begun = True
+            run = self._runs[name]
+            run.state = run.strategy.resume(state)
+            run.begun = True
 
     def gauges(self, now: float) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
         """Return (name, labels, value) of the verdicts whose time to live has not passed."""

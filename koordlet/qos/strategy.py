@@ -122,6 +122,10 @@ class Verdict(msgspec.Struct, frozen=True):
     unmeasured: bool = False
 
 
+def _whole(state: Any) -> Any:
+    return state
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A strategy as data. `koordlet.qos.strategies.registry.STRATEGIES` lists all of them.
@@ -130,8 +134,9 @@ class Strategy:
     two steps. ttl_s: how long its claims live without another step.
     initial: the state before the first step. step(state, situation) returns the next state and the
     verdict; it may raise InputError for a bad field, and then the last verdict stands.
-    kept: the type of the state, where it outlasts a restart of the daemon. It holds plain values,
-    and its tag is its version: a state with another one is not resumed.
+    kept: the type of what is kept of the state over a restart of the daemon; None for nothing. It
+    holds plain values, and its tag is its version: one with another tag is not resumed.
+    keep, resume: from the state to what is kept of it, and back; without them it is kept whole.
     """
 
     name: str
@@ -141,3 +146,5 @@ class Strategy:
     initial: Callable[[], Any]
     step: Callable[[Any, Situation], tuple[Any, Verdict]]
     kept: type[msgspec.Struct] | None = None
+    keep: Callable[[Any], msgspec.Struct] = _whole
+    resume: Callable[[Any], Any] = _whole

@@ -15,7 +15,6 @@ import asyncio
 import json
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
@@ -30,7 +29,8 @@ from koordlet.sources.documents import PRESSURES
 from koordlet.sources.objects import NodeObjects, Received
 from kube.cache import Cache, Change, Event, wait_all_synced
 from kube.client import Client
-from kube.connection import Connection, ConnectionConfigError, load_connection
+from kube.connection import Connection, load_connection
+from kube.reconnecting import stay_connected
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, Resource
 from service.files import replacing
 
@@ -44,24 +44,16 @@ _LARGEST_KEPT: Final = 16 << 20
 twice; a larger file is not ours."""
 _FIRST_BACKOFF_S: Final = 1.0
 _LONGEST_BACKOFF_S: Final = 60.0
-"""The first and the longest pause between two attempts to connect; each is twice the one before.
-Chosen: objects are at most a minute late when a server is back. Twice the longest halves the load
-of all nodes on a server that starts."""
+"""The first and the longest pause after a defect; each is twice the one before. Chosen: as for a
+connection that cannot be made (`kube.connection`)."""
 _LOOK_EVERY_S: Final = 5.0
 _LOOK_EVERY_AT_FIRST_S: Final = 0.2
 """How often the state of the watches is read for `status` and events; at start more often, so that
 the daemon does not wait. Twice the values: an event about a lost server is that much later."""
-_RECONNECT_S: Final = 300.0
-"""After this time without an answer the kubeconfig is read again: certificates and servers change.
-Twice the value delays that, half of it reads the file more often for nothing."""
 
 
 class _Meta(msgspec.Struct):
     metadata: ObjectMeta
-
-
-class _AwayForLong(Exception):
-    """No list was answered for `_RECONNECT_S`."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -144,36 +136,36 @@ class ApiServer:
         pause = _FIRST_BACKOFF_S
         while True:
             try:
-                connection = await asyncio.to_thread(self._connect)
-                async with Client(connection, user_agent="koordlet") as client:
-                    if await self._follow(client):
-                        pause = _FIRST_BACKOFF_S
-            except ConnectionConfigError as error:
-                self._failed(str(error))
+                await stay_connected(
+                    self._connect,
+                    self._follow,
+                    answers=self._answers,
+                    user_agent="koordlet",
+                    refused=self._failed,
+                )
             except Exception as error:  # noqa: BLE001 - a defect must not end the source for good
                 _LOG.exception("source failed", extra={"source": self.name})
                 self._failed(f"{type(error).__name__}: {error}")
+            if self._caches and all(cache.synced for cache in self._caches):
+                pause = _FIRST_BACKOFF_S
             # Spread, so that the daemons of all nodes do not come at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_BACKOFF_S)
 
-    async def _follow(self, client: Client) -> bool:
-        """Watch the server's objects over one connection, until it does not answer for long.
-
-        Returns whether it had answered with all lists before.
-        """
+    async def _follow(self, client: Client) -> None:
+        """Watch the server's objects over one connection until cancelled."""
         self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for cache in self._caches:
-                    group.create_task(cache.run())
-                group.create_task(self._keep_newest())
-                group.create_task(self._look_after())
-                await wait_all_synced(*self._caches)
-                self._take_lists()
-        except* _AwayForLong:
-            _LOG.info("the API server does not answer; reading how to reach it again")
-        return all(cache.synced for cache in self._caches)
+        async with asyncio.TaskGroup() as group:
+            for cache in self._caches:
+                group.create_task(cache.run())
+            group.create_task(self._keep_newest())
+            group.create_task(self._look_after())
+            await wait_all_synced(*self._caches)
+            self._take_lists()
+
+    def _answers(self) -> bool:
+        """Return whether the server answers the list of any kind."""
+        return not all(cache.problem for cache in self._caches)
 
     def _take_lists(self) -> None:
         """Drop what the first lists of all kinds lack, except kinds whose list was refused."""
@@ -240,8 +232,7 @@ class ApiServer:
             self._kept = True
 
     async def _look_after(self) -> None:
-        """Add events when the server stops and begins to answer; raise _AwayForLong at last."""
-        answered_at = time.monotonic()
+        """Add events when the server stops and begins to answer."""
         while True:
             problems = [cache.problem for cache in self._caches if cache.problem]
             if problems:
@@ -252,10 +243,6 @@ class ApiServer:
                         "source-back", self.name, "answers again", severity=Severity.INFO
                     )
                 self._problem = ""
-            if len(problems) < len(self._caches):
-                answered_at = time.monotonic()
-            elif time.monotonic() - answered_at > _RECONNECT_S:
-                raise _AwayForLong
             await asyncio.sleep(_LOOK_EVERY_S if self._first.is_set() else _LOOK_EVERY_AT_FIRST_S)
 
     def _failed(self, problem: str) -> None:

@@ -21,6 +21,7 @@ from kube.client import ApiError, Client, encode_object
 from kube.resources import EVENTS, PODS, Resource
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, read
+from tests.koordlet.qos.eviction.making import nothing_kept
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
 
 pytestmark = pytest.mark.apiserver
@@ -91,6 +92,7 @@ def test_a_budget_refuses_the_next_pod_goes_and_events_are_written(server: ApiSe
                 stopper=None,
                 events=Events(),
                 note=lambda note: None,
+                keep=nothing_kept,
             )
             pods = (guarded, plain, spared)
             short = Shortage(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from koordctl.main import command_line
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -16,6 +20,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 _FILE = re.compile(r"`([a-z_]+(?:/[a-z_.]+)+\.(?:py|md|toml|yaml|proto))`")
 _CITED = re.compile(r"(docs/facts/[a-z_-]+\.md)((?:, \"[^\"]+\"(?: and \"[^\"]+\")*)?)")
+_COMMAND = re.compile(r"^    (?:\$ )?koordctl (.*)$", re.MULTILINE)
 _SECTION = re.compile(r"\"([^\"]+)\"")
 
 
@@ -68,6 +73,22 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     rooms = {path.name for path in ROOT.iterdir() if path.is_dir()}
     named = {name for name in _FILE.findall(page.read_text()) if name.split("/")[0] in rooms}
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_koordctl_takes_the_commands_that_a_page_shows(page: Path) -> None:
+    for arguments in _COMMAND.findall(page.read_text()):
+        command_line().parse_args(shlex.split(arguments, comments=True))
+
+
+def test_every_command_of_koordctl_stands_in_the_operators_table() -> None:
+    rows = re.findall(
+        r"^\| `koordctl (\w+)", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+    )
+    (commands,) = (
+        each for each in command_line()._actions if isinstance(each, argparse._SubParsersAction)
+    )
+    assert set(rows) == set(commands.choices)
 
 
 def test_sections_of_facts_that_the_code_cites_exist() -> None:

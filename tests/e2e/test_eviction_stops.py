@@ -21,6 +21,7 @@ from tests.beds.containerd import Containerd
 from tests.beds.daemon import daemon
 from tests.beds.kubelet import RunningPod, running_pod
 from tests.e2e.manifests import node, nodeslo, pod
+from tests.koordlet.qos.eviction.making import nothing_kept
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
 from tests.waiting import until, wait_until
 
@@ -86,6 +87,7 @@ def test_a_container_that_ignores_sigterm_ends_after_the_grace(
             stopper=stopper,
             events=Events(),
             note=notes.append,
+            keep=nothing_kept,
         )
         on_node = (seen(victim), seen(spared))
         short = Shortage(

@@ -21,8 +21,9 @@ def test_a_kubeconfig_that_is_written_late_is_used(monkeypatch: pytest.MonkeyPat
             raise ConnectionConfigError("no kubeconfig yet")
         return made
 
-    assert asyncio.run(wait_for_connection(connect)) is found
-    assert not attempts
+    refused: list[str] = []
+    assert asyncio.run(wait_for_connection(connect, refused.append)) is found
+    assert not attempts and refused == ["no kubeconfig yet"] * 2
 
 
 def test_another_error_is_not_waited_for() -> None:

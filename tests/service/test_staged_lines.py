@@ -129,6 +129,28 @@ def truncated(path: Path) -> None:
     os.truncate(path, 100)
 
 
+def test_a_process_that_dies_of_a_truncated_file_costs_the_next_one_nothing(
+    tmp_path: Path,
+) -> None:
+    """Another program of root's truncates the file; the next store has no page behind it."""
+    path = tmp_path / "staged"
+    program = f"""
+import os
+from service.append_log import encode_line
+from service.staged_lines import StagedLines
+lines = StagedLines({str(path)!r}, header={HEADER!r})
+lines.clear()
+os.truncate({str(path)!r}, 0)
+lines.put(encode_line(b"a=1"))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGBUS
+    assert bodies(path) == ()
+    lines = staged(path)
+    assert not lines.problem and lines.put(encode_line(b"b=2"))
+    assert bodies(path) == (b"b=2",)
+
+
 def replaced(path: Path) -> None:
     other = path.with_name("other")
     other.write_bytes(FIRST + encode_line(b"z=9"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Final
 
 from koordlet.configuration.config import Config
@@ -15,17 +16,17 @@ from koordlet.events import Events
 from koordlet.qos.eviction.api import ApiEvictions
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.eviction.means import EvictionApi, Stopper
+from koordlet.qos.eviction.past_file import PastFile
+from koordlet.qos.eviction.past_rounds import Past
 from koordlet.qos.strategies import cpu_evict, memory_evict
 from koordlet.qos.strategy import Note
 from kube.client import Client
-from kube.connection import Connection, load_connection, wait_for_connection
+from kube.connection import Connection, load_connection
+from kube.reconnecting import stay_connected
 
-_RECONNECT_S: Final = 300.0
-"""After evictions had no answer for so long the kubeconfig is read again: certificates and servers
-change. Chosen: as for its objects."""
-_LOOK_EVERY_S: Final = 5.0
-"""Between two looks at whether the API server answers, at which events that wait for it are
-tried again. Chosen: short beside `_RECONNECT_S`."""
+_EVENTS_EVERY_S: Final = 5.0
+"""Between two attempts to write events that wait for an API server that is away. Chosen: short
+beside the five minutes for which events wait."""
 
 
 class Evictions:
@@ -37,13 +38,19 @@ class Evictions:
         *,
         events: Events,
         note: Callable[[Note], None],
+        kept: PastFile,
+        workers: Executor,
         connect: Callable[[], Connection] | None = None,
         stopper: Stopper | None = None,
     ) -> None:
-        """note: takes a line of the audit log. connect, stopper: in place of those that the
+        """note: takes a line of the audit log. kept: where evictions are remembered over a
+        restart. workers: threads for I/O. connect, stopper: in place of those that the
         configuration names."""
         kubeconfig = config.kubernetes.kubeconfig or None
         self._config = config
+        self._kept = kept
+        self._keeping = asyncio.Lock()
+        self._workers = workers
         self._connect = connect or (lambda: load_connection(kubeconfig))
         self._api: ApiEvictions | None = None
         self._runtime = stopper or _Runtime(config.cri.socket)
@@ -53,6 +60,7 @@ class Evictions:
             stopper=self._runtime,
             events=events,
             note=note,
+            keep=self._keep,
         )
 
     def _current_api(self) -> EvictionApi | None:
@@ -60,26 +68,36 @@ class Evictions:
 
     async def run(self) -> None:
         """Evict until cancelled."""
+        loop = asyncio.get_running_loop()
+        self.evictor.resume(await loop.run_in_executor(self._workers, self._kept.load))
         async with asyncio.TaskGroup() as group:
             if self._config.kubernetes.wanted:
-                group.create_task(self._stay_connected())
+                # The source of objects reads the same configuration, and reports a problem with it.
+                group.create_task(
+                    stay_connected(
+                        self._connect,
+                        self._use,
+                        answers=lambda: self._api is None or self._api.answers,
+                        user_agent="koordlet",
+                    )
+                )
             group.create_task(self.evictor.run())
 
-    async def _stay_connected(self) -> None:
-        while True:
-            # The source of objects reads the same configuration, and reports a problem with it.
-            connection = await wait_for_connection(self._connect)
-            async with Client(connection, user_agent="koordlet") as client:
-                self._api = ApiEvictions(client, self._config.node_name)
-                try:
-                    while True:
-                        await asyncio.sleep(_LOOK_EVERY_S)
-                        self._api.write_events()
-                        if self._api.unreachable_s >= _RECONNECT_S:
-                            break
-                finally:
-                    api, self._api = self._api, None
-                    await api.close()
+    async def _use(self, client: Client) -> None:
+        self._api = ApiEvictions(client, self._config.node_name)
+        try:
+            while True:
+                await asyncio.sleep(_EVENTS_EVERY_S)
+                self._api.write_events()
+        finally:
+            api, self._api = self._api, None
+            await api.close()
+
+    async def _keep(self, past: Past) -> None:
+        # One after the other, so that the newest is the last.
+        async with self._keeping:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._workers, self._kept.save, past)
 
     def close(self) -> None:
         """End the connection to the runtime."""

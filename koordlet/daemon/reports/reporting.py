@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any
 
 from apis.nodemetric import NodeMetricStatus, ResourceMap
 from hooks.subject import HostAppSubject
@@ -27,16 +27,11 @@ from koordlet.reporters.keeping import Gather, Keeper
 from koordlet.reporters.node_metric import Gpu, Policy, amounts, node_metric_status
 from koordlet.reporters.node_metric_loop import NodeMetricReporter
 from kube.client import Client
-from kube.connection import Connection, load_connection, wait_for_connection
+from kube.connection import Connection, load_connection
+from kube.reconnecting import stay_connected
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, Resource
 
 _LOG = logging.getLogger("koordlet.reporters")
-
-_RECONNECT_S: Final = 300.0
-"""After reports have failed for so long the kubeconfig is read again: certificates and servers
-change. Chosen: as for the objects of the API server."""
-_LOOK_EVERY_S: Final = 5.0
-"""Between two looks at whether reports are taken. Chosen: short beside `_RECONNECT_S`."""
 
 
 class Reporting:
@@ -108,21 +103,15 @@ class Reporting:
         if not self._config.measuring.enabled:
             return
         if self._config.kubernetes.wanted:
-            await self._report_to_server()
+            # The source of objects reads the same configuration, and reports a problem with it.
+            await stay_connected(
+                self._connect,
+                self._report,
+                answers=lambda: not self.node_metric.refused,
+                user_agent="koordlet",
+            )
         else:
             await self._report(None)
-
-    async def _report_to_server(self) -> None:
-        while True:
-            # The source of objects reads the same configuration, and reports a problem with it.
-            connection = await wait_for_connection(self._connect)
-            async with Client(connection, user_agent="koordlet") as client:
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        group.create_task(self._report(client))
-                        group.create_task(self._look_after())
-                except* _AwayForLong:
-                    _LOG.info("reports fail; reading how to reach the API server again")
 
     async def _report(self, client: Client | None) -> None:
         """Run the loop of each report that is on."""
@@ -132,16 +121,6 @@ class Reporting:
         if self._config.reports.topology_interval > 0:
             loops += [keeper.run(client) for keeper in self.keepers]
         await asyncio.gather(*loops)
-
-    async def _look_after(self) -> None:
-        """Raise _AwayForLong when the API server has refused all reports for long."""
-        good_at = time.monotonic()
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            if not self.node_metric.refused:
-                good_at = time.monotonic()
-            elif time.monotonic() - good_at > _RECONNECT_S:
-                raise _AwayForLong
 
     def look_again(self) -> None:
         """Compare the objects soon: one of this node's objects has changed."""
@@ -204,10 +183,6 @@ class Reporting:
     def external_gauges(self) -> list[Gauge]:
         """The external figures: what is reclaimable; none before the first report."""
         return [] if self._last is None else list(report_metrics.of_reclaimable(self.predictions))
-
-
-class _AwayForLong(Exception):
-    """No report was taken for `_RECONNECT_S`."""
 
 
 def _map(both: Both) -> ResourceMap:

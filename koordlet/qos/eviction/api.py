@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Final
 
 from apis.meta import ObjectReference
@@ -30,19 +29,12 @@ class ApiEvictions:
         self._discovery = Discovery(client)
         self._recorder = EventRecorder(client, component=_COMPONENT, host=node_name)
         self._writing: asyncio.Task[None] | None = None
-        self._silent_since: float | None = None
-
-    @property
-    def unreachable_s(self) -> float:
-        """For how long evictions have had no answer; 0 after an answer."""
-        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+        self.answers = True
+        """Whether the last eviction had an answer; True before the first."""
 
     async def evict(self, pod: Pod) -> Answer:
         answer = await self._evict(pod)
-        if answer.answered is not Answered.UNREACHABLE:
-            self._silent_since = None
-        elif self._silent_since is None:
-            self._silent_since = time.monotonic()
+        self.answers = answer.answered is not Answered.UNREACHABLE
         return answer
 
     async def _evict(self, pod: Pod) -> Answer:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +35,7 @@ from hooks import compat
 from koordlet.events import Events, Severity
 from koordlet.qos.eviction.kubelet_restarts import is_static, restarts_containers
 from koordlet.qos.eviction.means import Answered, EvictionApi, Stopper
-from koordlet.qos.eviction.past_rounds import PastRounds
+from koordlet.qos.eviction.past_rounds import Past, PastRounds
 from koordlet.qos.eviction.reports import Reports
 from koordlet.qos.eviction.round import Choice, Key, Round, Uncovered, releases_of
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Situation
@@ -77,6 +77,7 @@ class Evictor:
     api: returns the connected API server, or None where there is none.
     stopper: the container runtime; None where containers may not be stopped.
     note: takes a line of the audit log.
+    keep: keeps what a restart must know; awaited before anything else is evicted.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Evictor:
         stopper: Stopper | None,
         events: Events,
         note: Callable[[Note], None],
+        keep: Callable[[Past], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -94,6 +96,7 @@ class Evictor:
         self._api = api
         self._stopper = stopper
         self._events = events
+        self._keep = keep
         self._clock = clock
         self._repeats = Repeats(clock=clock)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,6 +111,10 @@ class Evictor:
         self._judged_at = 0.0
 
     # --- in and out ----------------------------------------------------------------------------
+
+    def resume(self, past: Past) -> None:
+        """Go on from what was kept before a restart. Before the first round."""
+        self._past.resume(past, self._clock())
 
     def submit(self, shortages: Sequence[Shortage], situation: Situation) -> None:
         """Take the shortages of one round of strategies in place of former ones. Any thread."""
@@ -197,7 +204,8 @@ class Evictor:
                 round_.refused(choice, why)
             else:
                 round_.evicted(choice)
-        self._past.served(round_.gates_served(), now)
+                self._past.served(round_.gates_served(), now)
+                await self._keep(self._past.past)
         self._uncovered = round_.uncovered()
         cooling = self._past.cooling(shortages, now)
         for each in self._uncovered:
@@ -313,6 +321,7 @@ class Evictor:
     ) -> None:
         if self._stopper is None:
             return
+        await self._keep(self._past.past)
         try:
             error = await self._stopper.stop(ids, grace_s=grace_s)
         except Exception as fault:  # noqa: BLE001 - reported as this eviction's failure
@@ -322,6 +331,7 @@ class Evictor:
             self._past.not_stopped(uid)
             self._past.refused(uid, until=self._clock() + _RETRY_S, why=error)
             self.reports.fails(choice, "cri", error)
-            return
-        self._goes(choice, releases, "cri")
-        self._past.stopped(uid, self._clock())
+        else:
+            self._goes(choice, releases, "cri")
+            self._past.stopped(uid, self._clock())
+        await self._keep(self._past.past)

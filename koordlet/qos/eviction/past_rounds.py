@@ -24,12 +24,24 @@ _KUBELET_S: Final = 10.0
 another pod must go."""
 
 
-class _Evicted(msgspec.Struct):
-    """A pod that was evicted. counts_until: how long its release is expected."""
+class Eviction(msgspec.Struct, frozen=True):
+    """Of one pod. releases: (resource, whether amounts are requests, amount).
+    counts_until: how long its release is expected."""
 
     at: float
-    releases: Mapping[Key, int]
+    releases: tuple[tuple[str, bool, int], ...]
     counts_until: float
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What outlasts a restart of the daemon.
+
+    evicted: by uid, the pods that are not evicted again now. cooled_at: gate -> when the last round
+    that evicted for it began.
+    """
+
+    evicted: Mapping[str, Eviction] = {}
+    cooled_at: Mapping[str, float] = {}
 
 
 class PastRounds:
@@ -40,7 +52,7 @@ class PastRounds:
 
     def __init__(self, cool_downs: Mapping[str, float]) -> None:
         self._cool_downs = cool_downs
-        self._evicted: dict[str, _Evicted] = {}
+        self._evicted: dict[str, Eviction] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         """uid -> (until when the pod is not tried again, why)."""
         self._leaving_since: dict[str, float] = {}
@@ -49,6 +61,17 @@ class PastRounds:
         self._begun = False
         self._cooled_at: dict[str, float] = {}
         """gate -> when the last round that evicted for it began."""
+
+    @property
+    def past(self) -> Past:
+        """What outlasts a restart, as of now."""
+        return Past(dict(self._evicted), dict(self._cooled_at))
+
+    def resume(self, past: Past, now: float) -> None:
+        """Go on from what the last daemon of this boot remembered. Before the first round."""
+        # A moment to come is no moment of this boot's clock.
+        self._evicted = {uid: each for uid, each in past.evicted.items() if each.at <= now}
+        self._cooled_at = {gate: at for gate, at in past.cooled_at.items() if at <= now}
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -77,11 +100,14 @@ class PastRounds:
 
     def evicted(self, uid: str, releases: Mapping[Key, int], now: float) -> None:
         """Expect from now on that the pod releases these amounts."""
-        self._evicted[uid] = _Evicted(now, dict(releases), now + _EXPECTED_S)
+        released = tuple((*key, amount) for key, amount in releases.items())
+        self._evicted[uid] = Eviction(now, released, now + _EXPECTED_S)
 
     def stopped(self, uid: str, now: float) -> None:
         """The pod's containers have ended: measurements show soon what that released."""
-        self._evicted[uid].counts_until = now + _SETTLE_S
+        self._evicted[uid] = msgspec.structs.replace(
+            self._evicted[uid], counts_until=now + _SETTLE_S
+        )
 
     def not_stopped(self, uid: str) -> None:
         """The pod's containers could not be stopped: it releases nothing."""
@@ -120,8 +146,9 @@ class PastRounds:
             expected[uid] = releases_of(uid, shortages) if counts else {}
         for uid, each in self._evicted.items():
             if uid not in expected:
+                released = {(resource, kind): n for resource, kind, n in each.releases}
                 counts = now < each.counts_until
-                expected[uid] = {**each.releases, **releases_of(uid, shortages)} if counts else {}
+                expected[uid] = {**released, **releases_of(uid, shortages)} if counts else {}
         return expected
 
     def barred(self, pods: Mapping[str, PodOnNode], now: float) -> dict[str, str]:

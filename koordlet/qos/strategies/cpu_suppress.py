@@ -145,6 +145,34 @@ class State(msgspec.Struct, frozen=True):
     last: Verdict = Verdict()
 
 
+class Kept(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    """The fields of `State` that outlast a restart of the daemon; cpus in the list format.
+
+    The kernel has these CPUs or this quota until the next daemon's first step, so growth and small
+    changes are damped from there on. What a step without measurements repeats is not kept: the
+    lease of before the restart holds the claims meanwhile.
+    """
+
+    cpus: str = ""
+    quota_us: int = UNLIMITED
+    fewer: int = 0
+    more: int = 0
+    terms: str = ""
+
+
+def kept(state: State) -> Kept:
+    return Kept(str(state.cpus), state.quota_us, state.fewer, state.more, state.terms)
+
+
+def resumed(kept: Kept) -> State:
+    """Return the state of the first step after a restart."""
+    try:
+        cpus = CpuSet.parse(kept.cpus)
+    except ValueError:
+        return State()
+    return State(cpus, kept.quota_us, kept.fewer, kept.more, kept.terms)
+
+
 def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     """Return the next state, and the claims on best-effort pods' CPU sets or their quota."""
     inputs, config = situation.inputs, situation.inputs.slo.resource_used_threshold_with_be
@@ -477,4 +505,7 @@ STRATEGY: Final = Strategy(
     ttl_s=10.0,
     initial=State,
     step=step,
+    kept=Kept,
+    keep=kept,
+    resume=resumed,
 )

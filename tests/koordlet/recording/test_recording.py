@@ -58,14 +58,32 @@ def _inputs(spec: dict[str, Any]) -> NodeInputs:
 
 
 class _Daemon:
-    """Strategies that are stepped and recorded, as the sampling thread does it."""
+    """Strategies that are stepped and recorded, as the sampling thread does it.
 
-    def __init__(self, directory: Path, *, most_bytes: int = 8 << 20) -> None:
+    after: the daemon before a restart, and the moment of the start.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        most_bytes: int = 8 << 20,
+        after: tuple[_Daemon, float] | None = None,
+    ) -> None:
         self.recorder = Recorder(str(directory), most_bytes=most_bytes)
         self._store = Store()
         self._store.add_table("all", interval_s=1.0, retention_s=1800.0)
         self._board = Board([each.name for each in STRATEGIES], lambda standing: None)
         self._runner = Runner(STRATEGIES, self._board, Events(), intervals={})
+        if after is not None:
+            before, now = after
+            self._runner.resume(before._runner.kept_states)
+            self._board.resume(
+                {
+                    name: msgspec.structs.replace(lease, until=now + 10, resumed=True)
+                    for name, lease in before._board.leases.items()
+                }
+            )
         self._inputs = _inputs(_SLO)
         self._pods = (PodOnNode(_WEB), PodOnNode(_BATCH))
         self.wanted: list[dict[str, tuple[str, ...]]] = []
@@ -256,16 +274,15 @@ def test_a_reboot_in_a_recording_begins_from_nothing(tmp_path: Path) -> None:
     assert _suppress(rounds)[10:] == [each["BECPUSuppress"] for each in later.wanted]
 
 
-def test_strategies_begin_again_where_the_daemon_did_and_not_with_each_file(
-    tmp_path: Path,
-) -> None:
+def test_strategies_go_on_over_files_and_restarts_as_the_daemons_do(tmp_path: Path) -> None:
     daemon = _Daemon(tmp_path)
     daemon.live(20)
     daemon.recorder.close()  # the next round begins another file
     daemon.live(20, begin=120.0)
-    later = _Daemon(tmp_path)
+    later = _Daemon(tmp_path, after=(daemon, 139.5))
     for step in range(5):
         later.round(140.0 + step, 1.0)
+    assert len({each["BECPUSuppress"] for each in later.wanted}) > 1  # it grows in steps
     rounds = list(replay(paths_of(str(tmp_path)), STRATEGIES))
     wanted = [each["BECPUSuppress"] for each in (*daemon.wanted, *later.wanted)]
     assert _suppress(rounds) == wanted

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -311,7 +312,8 @@ def test_a_server_that_does_not_know_the_types_yet_takes_nothing_away(tmp_path: 
 def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koordlet.sources.apiserver._RECONNECT_S", 0.5)
+    monkeypatch.setattr("kube.reconnecting._RECONNECT_S", 0.5)
+    monkeypatch.setattr("kube.reconnecting._LOOK_EVERY_S", 0.1)
     asked: list[str] = []
 
     async def scenario() -> None:
@@ -329,30 +331,29 @@ def test_how_to_reach_the_server_is_read_again_when_it_stays_away(
     asyncio.run(scenario())
 
 
-def test_pauses_grow_until_the_server_has_answered(
+def test_pauses_after_defects_grow_until_the_server_has_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    answered = iter([False, False, True, False])
 
-    async def follow(client: object) -> bool:
-        return next(answered)
+    async def connected(*_: object, **__: object) -> NoReturn:
+        synced: Any = SimpleNamespace(synced=len(pauses) == 2)
+        source._caches = (synced,)
+        raise ValueError("a defect")
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 4:
             raise asyncio.CancelledError
 
-    async def scenario() -> None:
-        source = Node(tmp_path, lambda: Connection("http://127.0.0.1:1")).source
-        monkeypatch.setattr(source, "_follow", follow)
-        monkeypatch.setattr("koordlet.sources.apiserver.asyncio.sleep", sleep)
-        monkeypatch.setattr("koordlet.sources.apiserver.random.uniform", lambda low, high: 1.0)
-        await source.run()
-
+    source = Node(tmp_path, lambda: Connection("http://127.0.0.1:1")).source
+    monkeypatch.setattr("koordlet.sources.apiserver.stay_connected", connected)
+    monkeypatch.setattr("koordlet.sources.apiserver.asyncio.sleep", sleep)
+    monkeypatch.setattr("koordlet.sources.apiserver.random.uniform", lambda low, high: 1.0)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(scenario())
+        asyncio.run(source.run())
     assert pauses == [1, 2, 1, 2]
+    assert source.problem == "ValueError: a defect"
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
+from hooks.subject import Pod
 from koordlet.configuration.config import Config
 from koordlet.daemon.dynamic.evictions import Evictions, eviction_options
 from koordlet.events import Events
 from koordlet.exposition.strategy_metrics import of_evictions
+from koordlet.qos.eviction.past_file import PastFile
 from koordlet.qos.strategy import Note, Shortage, Victim
 from kube.connection import Connection, ConnectionConfigError
 from tests.koordlet.configured import configured
@@ -30,16 +34,28 @@ def config(folder: Path, *flags: str, **changes: Any) -> Config:
     return configured(*flags, runDir=str(folder), **changes)
 
 
-def short() -> Shortage:
+def short(pod: Pod = POD) -> Shortage:
     return Shortage(
         gate="BEMemoryEvict",
         resource="memory",
         of_requests=False,
         needed=5,
         numbers="the node uses 79.3 %",
-        victims=(Victim(POD, 10),),
+        victims=(Victim(pod, 10),),
         cool_down_s=4.0,
     )
+
+
+@pytest.fixture
+def workers() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def made(of: Config, workers: Executor, **given: Any) -> Evictions:
+    kept = PastFile(f"{of.run_dir}/evictions", boot="b1", dry_run=of.qos.evict_dry_run)
+    given.setdefault("note", lambda note: None)
+    return Evictions(of, events=Events(), kept=kept, workers=workers, **given)
 
 
 class Runtime:
@@ -77,7 +93,9 @@ def test_upstreams_flags_and_our_fields_reach_the_evictor(tmp_path: Path) -> Non
     }
 
 
-def test_evictions_go_over_the_servers_connection_once_there_is_one(tmp_path: Path) -> None:
+def test_evictions_go_over_the_servers_connection_once_there_is_one(
+    tmp_path: Path, workers: Executor
+) -> None:
     asked: list[str] = []
     attempts = 0
 
@@ -98,9 +116,9 @@ def test_evictions_go_over_the_servers_connection_once_there_is_one(tmp_path: Pa
                 return Connection(client._connection.server)
 
             notes: list[Note] = []
-            evictions = Evictions(
+            evictions = made(
                 config(tmp_path, kubernetes={"enabled": True}),
-                events=Events(),
+                workers,
                 note=notes.append,
                 connect=connect,
                 stopper=Runtime(),
@@ -119,12 +137,10 @@ def test_evictions_go_over_the_servers_connection_once_there_is_one(tmp_path: Pa
     assert attempts == 2
 
 
-def test_a_node_without_an_api_server_stops_containers(tmp_path: Path) -> None:
+def test_a_node_without_an_api_server_stops_containers(tmp_path: Path, workers: Executor) -> None:
     async def test() -> list[str]:
         runtime = Runtime()
-        evictions = Evictions(
-            config(tmp_path), events=Events(), note=lambda note: None, stopper=runtime
-        )
+        evictions = made(config(tmp_path), workers, stopper=runtime)
         running = asyncio.create_task(evictions.run())
         evictions.evictor.submit([short()], a_situation([POD], now=time.monotonic()))
         await until(lambda: runtime.stopped)
@@ -134,13 +150,31 @@ def test_a_node_without_an_api_server_stops_containers(tmp_path: Path) -> None:
     assert asyncio.run(test()) == ["uid-web-c0"]
 
 
-def test_a_runtime_that_is_not_there_is_a_named_failure(tmp_path: Path) -> None:
+def test_the_next_daemon_goes_on_with_the_cool_down(tmp_path: Path, workers: Executor) -> None:
+    """The evicted pod has left; the node is as short as before, and another pod would go."""
+    other = a_pod("other", qos="BE")
+    slow = config(tmp_path, qos={"memoryEvictCoolDown": "1h"})
+
+    async def life(pod: Pod) -> tuple[list[str], list[str]]:
+        runtime = Runtime()
+        evictions = made(slow, workers, stopper=runtime)
+        running = asyncio.create_task(evictions.run())
+        now = time.monotonic()
+        evictions.evictor.submit([short(pod)], a_situation([pod], now=now))
+        await until(lambda: runtime.stopped or evictions.evictor.status()["short"])
+        running.cancel()
+        await asyncio.wait([running])
+        return runtime.stopped, [each["why"] for each in evictions.evictor.status()["short"]]
+
+    assert asyncio.run(life(POD)) == (["uid-web-c0"], [])
+    assert asyncio.run(life(other)) == ([], ["within 3600 s of the last evictions"])
+
+
+def test_a_runtime_that_is_not_there_is_a_named_failure(tmp_path: Path, workers: Executor) -> None:
     socket = str(tmp_path / "nothing.sock")
 
     async def test() -> str:
-        evictions = Evictions(
-            config(tmp_path, cri={"socket": socket}), events=Events(), note=lambda note: None
-        )
+        evictions = made(config(tmp_path, cri={"socket": socket}), workers)
         running = asyncio.create_task(evictions.run())
         evictions.evictor.submit([short()], a_situation([POD], now=time.monotonic()))
         await until(lambda: evictions.evictor.reports.history)
@@ -166,8 +200,8 @@ def test_upstreams_series() -> None:
     ]
 
 
-def test_the_status_is_plain_data(tmp_path: Path) -> None:
-    evictions = Evictions(config(tmp_path), events=Events(), note=lambda note: None)
+def test_the_status_is_plain_data(tmp_path: Path, workers: Executor) -> None:
+    evictions = made(config(tmp_path), workers)
     assert msgspec.json.decode(msgspec.json.encode(evictions.evictor.status())) == {
         "dryRun": False,
         "heldBack": "",

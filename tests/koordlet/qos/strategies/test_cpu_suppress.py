@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,16 +40,20 @@ from hooks.subject import (
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies.cpu_suppress import (
     STRATEGY,
+    Kept,
     State,
     amount_of,
     damped,
+    kept,
     next_quota,
+    resumed,
     step,
     wanted_cpus,
 )
 from koordlet.qos.strategy import PodOnNode, Situation, Verdict
 from linux.resources import UNLIMITED, Resource
 from tests.hooks.making import EVERYTHING, a_pod, be_pod, engine, node, topology
+from tests.koordlet.qos.lives import Life
 from tests.koordlet.qos.situations import a_situation, cpus, on_node
 
 CPUS, QUOTA = Resource.CPUSET_CPUS, Resource.CPU_CFS_QUOTA
@@ -545,6 +550,64 @@ def test_without_a_measurement_the_last_decision_stays_for_ten_seconds() -> None
     state, released = step(state, msgspec.structs.replace(blind, now=1010.5))
     assert released.standing == Standing() and state == State()
     assert step(State(), blind)[1].standing == Standing()
+
+
+# -- over a restart ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap_s", [2.0, 3600.0])
+@pytest.mark.parametrize(
+    ("policy", "left", "later"),
+    [
+        ("cpuset", "2 CPUs", ["4 CPUs", "6 CPUs", "8 CPUs"]),
+        ("cfsQuota", "2000 µs", ["162000 µs", "322000 µs", "482000 µs"]),
+    ],
+)
+def test_growth_is_limited_over_a_restart_too(
+    tmp_path: Path, gap_s: float, policy: str, left: str, later: list[str]
+) -> None:
+    """The load ends while no daemon runs: best-effort pods still have what the last one left."""
+    path, about = str(tmp_path / "leases"), slo(cpuSuppressPolicy=policy)
+
+    def in_force(standing: Standing) -> str:
+        quota = quota_of(Verdict(standing=standing))
+        return f"{len(cpus_of(standing, ROOT))} CPUs" if quota is None else f"{quota} µs"
+
+    life = Life(path, STRATEGY, now=1000.0)
+    assert in_force(life.step(at(12.5, 9.5, now=1001.0, slo=about))) == left
+    now = 1001.0 + gap_s
+    life = Life(path, STRATEGY, now=now)
+    blind = msgspec.structs.replace(
+        at(now=now + 1, slo=about), measurements=a_situation({}).measurements
+    )
+    assert in_force(life.step(blind)) == left
+    steps = [life.step(at(1.0, 0.5, now=now + n, slo=about)) for n in (2, 3, 4)]
+    assert [in_force(standing) for standing in steps] == later
+
+
+def test_small_changes_count_on_over_a_restart(tmp_path: Path) -> None:
+    path, now, sets = str(tmp_path / "leases"), 1000.0, []
+    life = Life(path, STRATEGY, now=now)
+    first = life.step(at(now=now))
+    assert len(cpus_of(first, ROOT)) == 4
+    for step_number in range(6):
+        if step_number == 3:
+            life.end(now)
+            life = Life(path, STRATEGY, now=now)
+        now += 1
+        sets.append(cpus_of(life.step(at(9.0, 5.0, 3.0, now=now)), ROOT))
+    assert [len(each) for each in sets] == [4, 4, 4, 4, 5, 5]
+    assert sets[0] == sets[3] == cpus_of(first, ROOT)
+
+
+@pytest.mark.parametrize("state", [State(), State(cpus=CpuSet.parse("0-3,8"), fewer=1, terms="t")])
+def test_what_is_kept_of_a_state_is_all_of_the_damping(state: State) -> None:
+    text = msgspec.json.encode(kept(state))
+    assert resumed(msgspec.json.decode(text, type=Kept)) == state
+
+
+def test_kept_cpus_that_are_no_list_begin_again() -> None:
+    assert resumed(Kept(cpus="three", quota_us=5000)) == State()
 
 
 # -- invariants -------------------------------------------------------------------------------
