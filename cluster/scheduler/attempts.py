@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from apis.decode import to_plain
 from apis.meta import ObjectReference
+from apis.quantity import ResourceList, add_resources
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.events import (
     Event,
@@ -51,6 +52,7 @@ from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.sources.reserve_pods import ReservePod
+from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.network_topology import NetworkTopology
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -131,10 +133,12 @@ class Attempts:
         pod_of: Callable[[str], SchedulingPod | None],
         reserve_pods: Mapping[str, ReservePod] = _NO_RESERVATIONS,
         network: NetworkTopology | None = None,
+        resizes: bool = False,
     ) -> None:
         """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen.
         reserve_pods: by UID; what is decided about such a pod is written to its Reservation.
-        network: the one in which gangs are gathered."""
+        network: the one in which gangs are gathered. resizes: a Reservation also keeps what its
+        devices have, under the names that devices have it."""
         self._scheduling = scheduling
         self._plans = GangPlans(
             scheduling.tables,
@@ -151,6 +155,7 @@ class Attempts:
         self._clock = clock
         self._pod_of = pod_of
         self._reserve_pods = reserve_pods
+        self._resizes = resizes
         self._held: dict[str, _Held] = {}
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
@@ -379,7 +384,10 @@ class Attempts:
         reserve_pod = self._reserve_pods.get(pod.uid)
         if reserve_pod is not None:
             takes = self._pods(decision.booking.allocation.takes)
-            self._writers.reserve(_of_reservation(reserve_pod, decision, annotations, takes))
+            kept = dict(reserve_pod.allocatable)
+            if self._resizes:
+                kept |= _of_devices(decision.booking.allocation)
+            self._writers.reserve(_of_reservation(reserve_pod, decision, kept, annotations, takes))
             return
         present = pod.shape.annotations
         self._writers.bind(
@@ -548,22 +556,31 @@ def shown(pod: SchedulingPod) -> Shown:
 def _of_reservation(
     reserve_pod: ReservePod,
     decision: Decision,
+    kept: ResourceList,
     annotations: Mapping[str, str | None],
     takes: tuple[TakenPod, ...],
 ) -> ReservationPlacement:
-    """Return what is written to a Reservation. Labels of devices are for the pods that use it."""
+    """Return what is written to a Reservation. Labels of devices are for the pods that use it.
+
+    kept: what it reserves.
+    """
     meta, status = reserve_pod.reservation.metadata, reserve_pod.reservation.status
     present = meta.annotations
     return ReservationPlacement(
         name=reserve_pod.name,
         uid=reserve_pod.uid,
         node=decision.booking.node,
-        allocatable={name: str(amount) for name, amount in reserve_pod.allocatable.items()},
+        allocatable={name: str(amount) for name, amount in kept.items()},
         annotations={k: v for k, v in annotations.items() if v is not None or k in present},
         takes=takes,
         # Pods are marked only for a Reservation that is known to wait still.
         seen=None if takes else Seen(meta.resource_version, present, to_plain(status.conditions)),
     )
+
+
+def _of_devices(allocation: Allocation) -> ResourceList:
+    """Return what all allocated devices have together, such as koordinator.sh/gpu-core: 200."""
+    return add_resources(*(one.resources for each in allocation.devices.values() for one in each))
 
 
 def _reference(placement: Placement | ReservationPlacement) -> ObjectReference:

@@ -129,6 +129,7 @@ class SchedulerCore:
             pod_of=self.pods.items.get,
             reserve_pods=reservations.reserve_pods,
             network=self.plugins.network,
+            resizes=configuration.gates.get("ResizePod", False),
         )
         self._make_sources()
 
@@ -156,6 +157,7 @@ class SchedulerCore:
             nominator=self.scheduling.nominator,
             spread_by=self.workloads.selector_of,
             quotas=self.quota_source,
+            other_nominations=self.configuration.gates.get("CrossSchedulerNomination", False),
         )
         self.attempts.look_again = lambda pod: self.source.pod_event(
             Event(Change.MODIFIED, pod, pod)
@@ -234,6 +236,8 @@ class SchedulerCore:
         end = time.monotonic() + seconds
         for load in self.plugins.loads:
             load.advance(now)
+        if self.quota_source is not None:
+            self.quota_source.advance(now)
         while time.monotonic() < end:
             if not self.attempts.next(now):
                 return False

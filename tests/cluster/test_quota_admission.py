@@ -12,6 +12,7 @@ from apis.core import Node, Pod
 from apis.decode import to_plain
 from apis.errors import InputError
 from apis.quota import ElasticQuota, ElasticQuotaProfile
+from apis.replace_resources import parse_replacements
 from cluster.gates import parse_gates
 from cluster.manager.caches import Caches
 from cluster.manager.flags import parse
@@ -27,11 +28,7 @@ from cluster.quota_tree import (
 )
 from cluster.webhook.elastic_quota import QuotaAdmission, by_quota, unlabelled
 from cluster.webhook.quota_evaluation import QuotaEvaluator, exceeded, masked_request
-from cluster.webhook.replace_resources import (
-    parse_replacements,
-    replaced,
-    with_replaced_resources,
-)
+from cluster.webhook.replace_resources import replaced, with_replaced_resources
 from kube.client import Client
 from kube.connection import Connection
 from kube.events import EventRecorder

@@ -50,15 +50,19 @@ GATES: Final[Mapping[str, Gate]] = {
 WITH_EFFECT: Final = frozenset(
     {
         "CleanExpiredReservationAllocated",
+        "CrossSchedulerNomination",
         "DevicePluginAdaption",
         "DisableDefaultQuota",
         "ElasticQuotaGuaranteeUsage",
         "ElasticQuotaIgnorePodOverhead",
+        "ElasticQuotaIgnoreTerminatingPod",
         "ElasticQuotaImmediateIgnoreTerminatingPod",
         "MultiQuotaTree",
         "OmitNodeLabelsForReservation",
         "PreemptionPolicyTransformer",
         "PriorityTransformer",
+        "ReplaceResourcesTransformer",
+        "ResizePod",
     }
 )
 """Gates that change what is decided or written. docs/scheduler.md says why the others do not."""

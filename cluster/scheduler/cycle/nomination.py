@@ -1,7 +1,10 @@
 """Which pods are promised a node: preemption made room for them there, and they are not bound yet.
 
 Filters count the nominated pods of a node that are at least as important as the pod in question, so
-that a less important pod does not take the room that was made.
+that a less important pod does not take the room that was made. With the gate
+CrossSchedulerNomination the pods that another scheduler nominated count too, where they are more
+important than the pod in question: of two equal ones that two schedulers nominate for one node,
+each would else hold the other back.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ class Nominator(Generic[S]):
     def __init__(self) -> None:
         self._on: dict[str, dict[str, PendingPod[S]]] = {}
         self._node_of: dict[str, str] = {}
+        self._of_others: set[str] = set()
+        """UIDs of pods that another scheduler nominated."""
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -30,6 +35,11 @@ class Nominator(Generic[S]):
         self._on.setdefault(node, {})[pod.uid] = pod
         self._node_of[pod.uid] = node
 
+    def nominated_by_other(self, pod: PendingPod[S], node: str) -> None:
+        """Record that another scheduler nominated `pod` for `node`."""
+        self.nominate(pod, node)
+        self._of_others.add(pod.uid)
+
     def update(self, pod: PendingPod[S]) -> None:
         """Replace a nominated pod after a change of it; others are ignored."""
         node = self._node_of.get(pod.uid)
@@ -39,6 +49,7 @@ class Nominator(Generic[S]):
     def withdraw(self, uid: str) -> str:
         """End a pod's nomination. Returns the node that it was for, or ""."""
         node = self._node_of.pop(uid, "")
+        self._of_others.discard(uid)
         if node:
             pods = self._on[node]
             del pods[uid]
@@ -55,15 +66,28 @@ class Nominator(Generic[S]):
         return iter(self._on)
 
     def at_least(self, node: str, priority: int) -> tuple[PendingPod[S], ...]:
-        """Return the pods nominated for `node` of at least `priority`, most important first."""
-        return self._sorted(pod for pod in self._pods(node) if pod.priority >= priority)
+        """Return the pods nominated for `node` of at least `priority`, most important first.
+
+        Those of other schedulers only above `priority`.
+        """
+        return self._sorted(
+            pod
+            for pod in self._pods(node)
+            if pod.priority > priority
+            or (pod.priority == priority and pod.uid not in self._of_others)
+        )
 
     def below(self, node: str, priority: int) -> tuple[PendingPod[S], ...]:
         """Return the pods nominated for `node` below `priority`, most important first.
 
-        Their nominations end when preemption chooses the node for a pod of `priority`.
+        Their nominations end when preemption chooses the node for a pod of `priority`. Those of
+        other schedulers are not ours to end.
         """
-        return self._sorted(pod for pod in self._pods(node) if pod.priority < priority)
+        return self._sorted(
+            pod
+            for pod in self._pods(node)
+            if pod.priority < priority and pod.uid not in self._of_others
+        )
 
     def _pods(self, node: str) -> Iterator[PendingPod[S]]:
         return iter(self._on.get(node, {}).values())

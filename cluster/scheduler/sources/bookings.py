@@ -81,6 +81,7 @@ def booking_of(pod: SchedulingPod, shape: PodShape) -> ReadBooking:
             start=_moment_of(pod, "PodScheduled") or unix_seconds(pod.metadata.creation_timestamp),
             initialized=_moment_of(pod, "Initialized"),
             terminating=pod.metadata.deletion_timestamp is not None,
+            ends=unix_seconds(pod.metadata.deletion_timestamp),
             preempted=_is_preempted(pod),
         ),
         tuple(problems),

@@ -50,12 +50,14 @@ class ClusterSource:
         nominator: Nominator[PodShape],
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
         quotas: QuotaSource | None = None,
+        other_nominations: bool = False,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
         change means for gangs. forget: called with the UID of a pod that is gone, is being deleted,
         or was given to another scheduler. nominator: takes the nominations that pods show when they
         are first seen, which is after a restart. spread_by: selects the pods of the workload that a
         pod belongs to. quotas: takes pods without a node, if a profile schedules by quotas.
+        other_nominations: the nominator also takes those of other schedulers' pods.
         """
         self._tables = tables
         self._queue = queue
@@ -68,6 +70,7 @@ class ClusterSource:
         self._clock = clock
         self._spread_by = spread_by
         self._quotas = quotas
+        self._other_nominations = other_nominations
         self._shapes = Shapes()
         self._operating = OperatingPods(tables.reservations)
         self.problems: dict[str, tuple[str, ...]] = {}
@@ -175,6 +178,9 @@ class ClusterSource:
             self._nominator.update(pod)
         elif new.status.nominated_node_name:
             self._nominator.nominate(pod, new.status.nominated_node_name)
+        elif self._other_nominations:
+            # It was another scheduler's until now.
+            self._nominator.withdraw(uid)
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.add(pod, self._clock(), defines=defines))
 
@@ -187,6 +193,24 @@ class ClusterSource:
         if self._quotas is not None and new.metadata.deletion_timestamp is None:
             # What it requests counts for its quota all the same.
             self._quotas.waits(uid, self.shape_of(new))
+        if self._other_nominations:
+            self._nominated_by_other(new)
+
+    def _nominated_by_other(self, new: SchedulingPod) -> None:
+        uid, node = new.metadata.uid, new.status.nominated_node_name
+        if new.metadata.deletion_timestamp is not None:
+            node = ""
+        before = self._nominator.node_of(uid)
+        if node:
+            shape = self.shape_of(new)
+            created = unix_seconds(new.metadata.creation_timestamp)
+            pod = PendingPod(object_key(new), uid, shape.priority, shape, created)
+            self._nominator.nominated_by_other(pod, node)
+        else:
+            self._nominator.withdraw(uid)
+        if before not in ("", node):
+            # The room that was promised there is free, as if a pod had left.
+            self._tell(POD, Action.DELETE, None, None)
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid

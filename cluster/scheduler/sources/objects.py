@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.core import ResourceRequirements
+from apis.core import ContainerStatus, ResourceRequirements
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
+    ANNOTATION_REPLACE_RESOURCES,
     ANNOTATION_RESERVE_POD,
     BATCH_CPU,
     BATCH_MEMORY,
@@ -26,6 +27,7 @@ from apis.keys import (
     LABEL_SCHEDULER_NAME,
 )
 from apis.quantity import ZERO, Quantity, ResourceList
+from apis.replace_resources import Replacements, parse_replacements, replaced
 from apis.scheduling_pod import (
     SchedulingContainer,
     SchedulingNode,
@@ -55,14 +57,20 @@ def pod_keeper(gates: Mapping[str, bool]) -> Callable[[SchedulingPod], Schedulin
     PriorityTransformer: the label koordinator.sh/priority, if it is a whole number, replaces the
     pod's priority. PreemptionPolicyTransformer: the label scheduling.koordinator.sh/
     preemption-policy replaces its preemption policy; without the label it is Never.
+    ReplaceResourcesTransformer: the annotation pod.koordinator.sh/replace-resources renames what
+    containers and overhead request.
     """
     priority = gates.get("PriorityTransformer", False)
     policy = gates.get("PreemptionPolicyTransformer", False)
-    if not priority and not policy:
+    resources = gates.get("ReplaceResourcesTransformer", False)
+    if not priority and not policy and not resources:
         return kept_pod
 
     def kept(pod: SchedulingPod) -> SchedulingPod:
         pod = kept_pod(pod)
+        text = pod.metadata.annotations.get(ANNOTATION_REPLACE_RESOURCES)
+        if resources and text:
+            pod = _with_replaced_resources(pod, parse_replacements(text))
         labels = pod.metadata.labels
         changes: dict[str, Any] = {}
         if priority and (number := _int32(labels.get(LABEL_PRIORITY, ""))) is not None:
@@ -73,6 +81,45 @@ def pod_keeper(gates: Mapping[str, bool]) -> Callable[[SchedulingPod], Schedulin
         return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, **changes))
 
     return kept
+
+
+def _with_replaced_resources(pod: SchedulingPod, replacements: Replacements) -> SchedulingPod:
+    """Return a pod that requests its resources under other names.
+
+    The status too: what was allocated to a running container counts beside what it requests.
+    """
+
+    def of_container(container: SchedulingContainer) -> SchedulingContainer:
+        return msgspec.structs.replace(container, resources=required(container.resources))
+
+    def required(resources: ResourceRequirements) -> ResourceRequirements:
+        return ResourceRequirements(
+            requests=replaced(resources.requests, replacements),
+            limits=replaced(resources.limits, replacements),
+        )
+
+    def of_status(status: ContainerStatus) -> ContainerStatus:
+        return msgspec.structs.replace(
+            status,
+            resources=None if status.resources is None else required(status.resources),
+            allocated_resources=replaced(status.allocated_resources, replacements),
+        )
+
+    spec, status = pod.spec, pod.status
+    return msgspec.structs.replace(
+        pod,
+        spec=msgspec.structs.replace(
+            spec,
+            containers=tuple(map(of_container, spec.containers)),
+            init_containers=tuple(map(of_container, spec.init_containers)),
+            overhead=replaced(spec.overhead, replacements),
+        ),
+        status=msgspec.structs.replace(
+            status,
+            container_statuses=tuple(map(of_status, status.container_statuses)),
+            init_container_statuses=tuple(map(of_status, status.init_container_statuses)),
+        ),
+    )
 
 
 def _int32(text: str) -> int | None:

@@ -74,6 +74,11 @@ class QuotaSource:
         if self._quotas.version != before:
             self._tell()
 
+    def advance(self, now: float) -> None:
+        """Let time pass; seconds since 1970. Pods may end that counted until now."""
+        if self._quotas.advance(now):
+            self._tell()
+
     def waits(self, uid: str, shape: PodShape) -> None:
         """Take a pod without a node."""
         if self._quotas.want(uid, shape):

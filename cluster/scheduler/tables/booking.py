@@ -66,6 +66,7 @@ class Booking:
     key: namespace/name. start: when the pod started or was assumed, seconds since 1970.
     initialized: when the pod's init containers had ended, seconds since 1970, or 0.
     terminating: the pod is being deleted; it counts until it is gone, but not for spread.
+    ends: when its grace period is over, seconds since 1970, or 0 while it is not being deleted.
     preempted: it is being deleted to make room for another pod.
     """
 
@@ -77,4 +78,5 @@ class Booking:
     start: float = 0.0
     initialized: float = 0.0
     terminating: bool = False
+    ends: float = 0.0
     preempted: bool = False

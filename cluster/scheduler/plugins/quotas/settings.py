@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
 from cluster.scheduler.tables.quotas.definitions import whole_amounts
-from cluster.scheduler.tables.quotas.table import QuotaSettings
+from cluster.scheduler.tables.quotas.table import QuotaSettings, Terminating
 from cluster.scheduler.tables.quotas.tree import Sharing
 
 
@@ -16,6 +16,12 @@ def quota_settings(arguments: ElasticQuotaArgs, gates: Mapping[str, bool]) -> Qu
     def on(name: str) -> bool:
         return gates.get(name, False)
 
+    if on("ElasticQuotaImmediateIgnoreTerminatingPod"):
+        terminating = Terminating.NEVER
+    elif on("ElasticQuotaIgnoreTerminatingPod"):
+        terminating = Terminating.IN_GRACE_PERIOD
+    else:
+        terminating = Terminating.ALWAYS
     return QuotaSettings(
         default_most=whole_amounts(dict(arguments.default_quota_group_max)),
         system_most=whole_amounts(dict(arguments.system_quota_group_max)),
@@ -27,5 +33,5 @@ def quota_settings(arguments: ElasticQuotaArgs, gates: Mapping[str, bool]) -> Qu
         several_trees=on("MultiQuotaTree"),
         default=not on("DisableDefaultQuota"),
         overhead=not on("ElasticQuotaIgnorePodOverhead"),
-        terminating=not on("ElasticQuotaImmediateIgnoreTerminatingPod"),
+        terminating=terminating,
     )

@@ -8,10 +8,12 @@ built again from the counts of the shapes, when they are next looked at.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 
 from apis.errors import InputError
 from apis.keys import (
@@ -33,13 +35,21 @@ from cluster.scheduler.tables.quotas.tree import QuotaNode, Sharing
 from cluster.scheduler.tables.shapes import PodShape
 
 
+class Terminating(Enum):
+    """How long a pod that is being deleted counts for its quota."""
+
+    ALWAYS = "until it is gone"
+    IN_GRACE_PERIOD = "until its grace period is over"
+    NEVER = "not at all"
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaSettings:
     """default_most, system_most: limits of the built-in quotas while they have no objects.
     namespace: where these objects are; others of their names do not count.
 
     default: pods that name no quota count for koordinator-default-quota. overhead: the overhead of
-    pods counts. terminating: pods that are being deleted count.
+    pods counts. terminating: how long pods count that are being deleted.
     """
 
     default_most: Amounts = field(default_factory=dict)
@@ -49,7 +59,7 @@ class QuotaSettings:
     several_trees: bool = False
     default: bool = True
     overhead: bool = True
-    terminating: bool = True
+    terminating: Terminating = Terminating.ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,41 @@ class QuotaTable:
         self._of_namespace: dict[str, str] = {}
         self._own_namespace: dict[str, str] = {}
         self._stale = True
+        self._now = 0.0
+        self._ending: list[tuple[float, str]] = []
+        """A heap: when the grace period of a pod that counts is over, and its UID."""
+        self._ends: dict[str, float] = {}
+        """UID -> the last entry of the pod in the heap."""
+
+    def advance(self, now: float) -> bool:
+        """Take the pods out whose grace period is over; return whether there were any.
+
+        now: seconds since 1970.
+        """
+        self._now = now
+        ended = False
+        while self._ending and self._ending[0][0] <= self._now:
+            end, uid = heapq.heappop(self._ending)
+            if self._ends.get(uid) == end:
+                del self._ends[uid]
+            pod = self._pods.get(uid, _NO_POD)
+            # It may be gone, or have got a longer grace period.
+            if pod.booking is not None and not self._counts(pod.booking):
+                self._change(uid, pod.pending, None)
+                ended = True
+        return ended
+
+    def _end_at(self, booking: Booking) -> None:
+        in_time = self.settings.terminating is Terminating.IN_GRACE_PERIOD
+        if in_time and self._ends.get(booking.uid) != booking.ends:
+            self._ends[booking.uid] = booking.ends
+            heapq.heappush(self._ending, (booking.ends, booking.uid))
+
+    def _counts(self, booking: Booking) -> bool:
+        """Return whether a pod with a node counts now."""
+        if not booking.terminating or self.settings.terminating is Terminating.ALWAYS:
+            return True
+        return self.settings.terminating is not Terminating.NEVER and booking.ends > self._now
 
     # --- quotas --------------------------------------------------------------------------------
 
@@ -195,7 +240,9 @@ class QuotaTable:
 
     def place(self, booking: Booking) -> None:
         """Count the use of a pod that has a node."""
-        counts = self.settings.terminating or not booking.terminating
+        counts = self._counts(booking)
+        if counts and booking.terminating:
+            self._end_at(booking)
         pending = self._pods.get(booking.uid, _NO_POD).pending
         self._change(booking.uid, pending, booking if counts else None)
 

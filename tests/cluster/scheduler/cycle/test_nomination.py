@@ -36,3 +36,18 @@ def test_an_edited_pod_stays_nominated_as_it_is_now() -> None:
     nominator.update(pending("stranger"))
     assert [pod.shape.name for pod in nominator.at_least("n", 0)] == ["new"]
     assert len(nominator) == 1
+
+
+def test_pods_that_another_scheduler_nominated_count_above_the_pod_s_own_priority_alone() -> None:
+    nominator: Nominator[FakeShape] = Nominator()
+    nominator.nominated_by_other(pending("theirs", priority=5), "n")
+    nominator.nominate(pending("ours", priority=5), "n")
+    for priority, counting in ((4, ["ours", "theirs"]), (5, ["ours"]), (6, [])):
+        assert [pod.uid for pod in nominator.at_least("n", priority)] == counting
+    # Only its scheduler ends a nomination.
+    assert [pod.uid for pod in nominator.below("n", 6)] == ["ours"]
+    nominator.nominate(pending("theirs", priority=5), "n")
+    assert [pod.uid for pod in nominator.at_least("n", 5)] == ["ours", "theirs"]
+    nominator.nominated_by_other(pending("theirs", priority=5), "n")
+    nominator.withdraw("theirs")
+    assert [pod.uid for pod in nominator.at_least("n", 0)] == ["ours"]

@@ -19,6 +19,7 @@ from cluster.scheduler.registrations import registrations
 from cluster.scheduler.sources.cluster import pod_actions
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.quotas.table import Terminating
 from cluster.scheduler.tables.shapes import PodShape
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed
@@ -167,7 +168,7 @@ def test_the_hint_is_whether_the_pod_would_pass_now() -> None:
 
 
 def test_a_pod_is_tried_when_another_begins_to_be_deleted_and_counts_no_more() -> None:
-    bed = Bed("10", terminating=False)
+    bed = Bed("10", terminating=Terminating.NEVER)
     bed.quota("a", {}, {"cpu": "4"})
     booking = bed.place("1", "a", "4")
     shape = bed.shapes.of(

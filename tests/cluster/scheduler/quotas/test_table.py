@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.quotas.table import QuotaTable
+from cluster.scheduler.tables.quotas.table import QuotaTable, Terminating
 from cluster.scheduler.tables.quotas.tree import Sharing
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
@@ -510,4 +511,52 @@ def test_overhead_and_pods_that_are_being_deleted_count_unless_the_gates_say_oth
 
     assert used() == 5000
     assert used(overhead=False) == 4000
-    assert used(terminating=False) == 2500
+    assert used(terminating=Terminating.NEVER) == 2500
+
+
+@pytest.mark.parametrize(
+    ("counts", "at_first", "later"),
+    [
+        (Terminating.ALWAYS, 4000, 4000),
+        (Terminating.IN_GRACE_PERIOD, 4000, 2000),
+        (Terminating.NEVER, 2000, 2000),
+    ],
+)
+def test_a_pod_that_is_being_deleted_counts_as_long_as_the_gates_say(
+    counts: Terminating, at_first: int, later: int
+) -> None:
+    bed = Bed(terminating=counts)
+    bed.quota("a")
+    bed.table.advance(1000.0)
+    stays, ends = bed.place("stays", "a", "2"), bed.place("ends", "a", "2")
+    assert bed.table.quotas["a"].all.used["cpu"] == 4000
+    bed.table.place(replace(ends, terminating=True, ends=1030.0))
+
+    def used() -> tuple[int, int]:
+        quota = bed.table.quotas["a"].all
+        return quota.used.get("cpu", 0), quota.request.get("cpu", 0)
+
+    assert used() == (at_first, at_first)
+    assert not bed.table.advance(1029.0)
+    assert used() == (at_first, at_first)
+    assert bed.table.advance(1030.0) == (counts is Terminating.IN_GRACE_PERIOD)
+    assert used() == (later, later)
+    # A trial takes it out and puts it back as it was.
+    bed.table.remove(replace(ends, terminating=True, ends=1030.0))
+    bed.table.place(replace(ends, terminating=True, ends=1030.0))
+    assert used() == (later, later)
+    bed.table.remove(replace(ends, terminating=True, ends=1030.0))
+    bed.table.remove(stays)
+    assert used() == (0, 0)
+
+
+def test_the_last_grace_period_of_a_pod_counts() -> None:
+    bed = Bed(terminating=Terminating.IN_GRACE_PERIOD)
+    bed.quota("a")
+    booking = bed.place("1", "a", "2")
+    for ends in (1030.0, 1005.0, 1005.0, 1040.0):
+        bed.table.place(replace(booking, terminating=True, ends=ends))
+    assert not bed.table.advance(1035.0)
+    assert bed.table.quotas["a"].all.used["cpu"] == 2000
+    assert bed.table.advance(1040.0)
+    assert bed.table.quotas["a"].all.used.get("cpu", 0) == 0
