@@ -116,6 +116,9 @@ def test_the_quotas_above_need_room_too_where_they_are_checked() -> None:
     shape = _shape(bed, {"cpu": "4"}, quota="b")
     bed.table.want("w", shape)
     assert _message(bed, shape) is None
+    refusal = ElasticQuotaAdmission(bed.table, parents=True).refusal(shape)
+    assert refusal is not None
+    assert refusal.resolvable
     assert _message(bed, shape, parents=True) == (
         "Insufficient quotas, quotaNameTopo: [top b], runtime: cpu:10, used: cpu:8, "
         "pod's request: cpu:4, exceedDimensions: [cpu]"
@@ -149,6 +152,23 @@ def test_a_trial_of_a_pod_changes_no_count() -> None:
     assert _message(bed, _shape(bed, {"cpu": "9"})) is None
     assert _message(bed, _shape(bed, {"cpu": "11"})) is not None
     assert bed.table.quotas["a"].own.request == before
+
+
+def test_a_pod_that_is_known_as_pending_is_not_counted_twice_during_its_trial() -> None:
+    bed = Bed("10")
+    bed.quota("a", {}, {"cpu": "10"})
+    shape = _shape(bed, {"cpu": "4"})
+    quota = bed.table.quotas["a"]
+    belongs = bed.table.of(shape)
+    with bed.table.counted(belongs):
+        assert quota.own.request["cpu"] == 4000
+    bed.table.want("p", shape)
+    with bed.table.counted(belongs):
+        assert quota.own.request["cpu"] == 4000
+    _use(bed, {"cpu": "4"})
+    bed.table.unwant("p")
+    with bed.table.counted(belongs):
+        assert quota.own.request["cpu"] == 8000
 
 
 def test_the_hint_is_whether_the_pod_would_pass_now() -> None:

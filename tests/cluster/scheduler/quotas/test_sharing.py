@@ -25,6 +25,9 @@ from tests.cluster.scheduler.quotas.oracle import Plain, limited_requests, runti
         ([Claim("a", 100, 10, 0), Claim("b", 100, 10, 1)], [10, 90]),
         ([Claim("a", 100, 10, 0), Claim("b", 20, 10, 0)], [10, 10]),
         ([Claim("a", 100, 10, 1, guaranteed=70), Claim("b", 100, 10, 1)], [80, 20]),
+        # What c requests is its minimum, so c takes part in nothing else, not even in rounding.
+        ([Claim("a", 99, 10, 1), Claim("b", 99, 10, 1), Claim("c", 76, 76, 1)], [12, 12, 76]),
+        ([Claim("a", 99, 0, 2), Claim("b", 99, 0, 1), Claim("c", 10, 0, 1)], [60, 30, 10]),
     ],
 )
 def test_a_total_of_100_is_divided_by_minimum_then_weight(
@@ -47,8 +50,35 @@ def test_what_exceeds_the_bounds_of_columns_is_divided_by_exact_integers() -> No
     assert divide(2**40 + 1, claims, scale=True) == [2**39 + 1, 2**39]
     small = Columns.of([Claim("a", 10, 0, 1)])
     assert small is not None
-    assert small.divide(2**53, scale=True) is None
-    assert not small.set_request("a", huge)
+    assert small.divide(2**52, scale=True) is None
+    assert small.divide(2**52 - 1, scale=True) is not None
+    assert not small.set_request("a", 2**60)
+    assert small.set_request("a", 2**60 - 1)
+
+
+@pytest.mark.parametrize(
+    ("claim", "bounded"),
+    [
+        (Claim("a", 2**60, 0, 1), False),
+        (Claim("a", 2**60 - 1, 0, 1), True),
+        (Claim("a", 1, 2**60, 1), False),
+        (Claim("a", 1, 0, 2**60), False),
+        (Claim("a", 1, 2**60 - 1, 2**60 - 1), True),
+    ],
+)
+def test_columns_hold_amounts_and_weights_below_2_to_the_60(claim: Claim, bounded: bool) -> None:
+    assert (Columns.of([claim]) is not None) is bounded
+
+
+def test_the_last_unit_goes_to_the_largest_remainder_where_floating_point_is_off_by_one() -> None:
+    claims = [
+        Claim(name, 2**59, 0, weight) for name, weight in zip("abc", (403, 493, 378), strict=True)
+    ]
+    columns = Columns.of(claims)
+    assert columns is not None
+    shares = columns.divide(99645, scale=True)
+    assert shares is not None
+    assert shares.tolist() == [31520, 38560, 29565] == divide(99645, claims, scale=True)
 
 
 def test_minimums_are_reduced_in_proportion_where_the_total_is_short() -> None:

@@ -87,6 +87,69 @@ def test_resources_that_the_quota_does_not_limit_are_not_counted() -> None:
     assert not bed.table.quotas["a"].all.used
 
 
+def test_a_resource_that_a_quota_does_not_limit_has_no_runtime() -> None:
+    bed = Bed("10")
+    bed.quota("a", {}, {"cpu": "100"})
+    bed.quota("b", {}, {"memory": "1Gi"})
+    bed.quota("idle", {}, {"cpu": "100"})
+    bed.want("1", "a", "20")
+    assert bed.cpus() == {"a": 10, "b": 0, "idle": 0}
+
+
+def test_forgetting_a_pending_pod_says_whether_its_request_ended() -> None:
+    bed = Bed()
+    bed.quota("a")
+    assert not bed.table.unwant("1")
+    bed.want("1", "a", "4")
+    assert bed.table.unwant("1")
+    assert not bed.table.unwant("1")
+    bed.want("1", "a", "4")
+    bed.place("1", "a", "4")
+    assert not bed.table.unwant("1")
+
+
+def test_a_pending_pod_that_is_edited_says_whether_its_former_request_ended() -> None:
+    bed = Bed()
+    bed.quota("a")
+    small, large = bed.shape("a", "1"), bed.shape("a", "2")
+    assert not bed.table.want("1", small)
+    assert not bed.table.want("1", small)
+    assert bed.table.want("1", large)
+    assert bed.table.quotas["a"].all.request["cpu"] == 2000
+    bed.place("1", "a", "2")
+    # The booking decides what it counts with.
+    assert not bed.table.want("1", small)
+
+
+def test_the_version_grows_with_what_statuses_show_and_with_nothing_else() -> None:
+    bed = Bed()
+    booking = Booking("default/2", "2", bed.shape("a", "4"), "n0")
+    node = make_node("n1", allocatable={"cpu": "1"})
+    for change, grows in (
+        (lambda: bed.quota("a"), True),
+        (lambda: bed.quota("a"), False),
+        (lambda: bed.quota("a", {"cpu": "1"}), True),
+        (lambda: bed.quota("a", {"cpu": "2000"}), False),
+        (lambda: bed.quota("b", {"cpu": "2000"}), True),
+        (lambda: bed.want("1", "a", "4"), True),
+        (lambda: bed.want("1", "a", "4"), False),
+        (lambda: bed.table.place(booking), True),
+        (lambda: bed.table.place(booking), False),
+        (lambda: bed.table.remove(booking), True),
+        (lambda: bed.table.remove(booking), False),
+        (lambda: bed.table.unwant("1"), True),
+        (lambda: bed.table.unwant("1"), False),
+        (lambda: bed.table.set_node(1, node), True),
+        (lambda: bed.table.forget_node(1), True),
+        (lambda: bed.table.forget_node(1), False),
+        (lambda: bed.table.delete_quota("team/a"), True),
+        (lambda: bed.table.delete_quota("team/a"), False),
+    ):
+        before = bed.table.version
+        change()
+        assert (bed.table.version > before) is grows
+
+
 def _quota_name(bed: Bed, namespace: str, label: str = "") -> str:
     quota = bed.table.of(bed.shape(label, "1", namespace=namespace)).quota
     return "" if quota is None else quota.name
@@ -104,6 +167,28 @@ def test_the_quota_of_a_pod_is_named_by_label_then_namespace_then_binding() -> N
     assert _quota_name(bed, "x") == "bound"
     assert _quota_name(bed, "y") == "koordinator-default-quota"
     assert _quota_name(bed, "y", "unknown") == "koordinator-default-quota"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"annotations": {"namespaces": '["x"]'}}, {"annotations": {"namespaces": '["y"]'}}),
+        ({"namespace": "a"}, {"namespace": "team"}),
+    ],
+)
+def test_pods_move_when_the_namespaces_of_a_quota_are_edited(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    bed = Bed()
+    bed.quota("a", **before)
+    names = [_quota_name(bed, each) for each in ("a", "x", "y")]
+    if "namespace" in before:
+        bed.table.delete_quota("a/a")
+    bed.quota("a", **after)
+    fresh = Bed()
+    fresh.quota("a", **after)
+    now = [_quota_name(bed, each) for each in ("a", "x", "y")]
+    assert now == [_quota_name(fresh, each) for each in ("a", "x", "y")] != names
 
 
 def test_without_a_default_quota_pods_without_a_known_quota_have_none() -> None:
@@ -285,6 +370,21 @@ def test_a_deleted_parent_counts_until_its_children_are_gone() -> None:
     bed.table.delete_quota("team/b")
     assert bed.cpus() == {}
     assert not bed.table.problems()
+
+
+def test_a_deleted_parent_whose_last_child_moves_away_is_parent_to_no_other() -> None:
+    bed = Bed(several_trees=True)
+    bed.quota("a", labels={"tree-id": "t"})
+    bed.quota("child", parent="a", labels={"tree-id": "t"})
+    bed.quota("other", labels={"tree-id": "t"})
+    assert "differs from that of parent a" in bed.quota("waits", parent="a")
+    bed.table.delete_quota("team/a")
+    assert "waits" not in bed.table.quotas
+    assert bed.quota("child", parent="other", labels={"tree-id": "t"}) == ""
+    assert "a" not in bed.table.quotas
+    assert dict(bed.table.problems()) == {
+        "team/waits": "ElasticQuota team/waits: parent a does not exist, or cannot be used itself"
+    }
 
 
 _OLD, _NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"

@@ -32,6 +32,7 @@ from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.reasons.masks import GivenReasons, mask
 
 _PROFILE = Profile(
     "koord-scheduler",
@@ -103,6 +104,9 @@ def test_no_amount_is_named_where_more_counts_than_the_pods_on_the_node(tables: 
     held = np.array([1 << 1], dtype=np.int64)  # short of cpu, such as for a nominated pod
     found = nearest(shape, tables, ((fit, held),))
     assert found.sentence == "One change away: 1 of 1 nodes lack only cpu."
+    tables.upsert_node(make_node("less", allocatable={"cpu": "1"}))
+    found = nearest(shape, tables, ((fit, np.array([1 << 1, 1 << 1], dtype=np.int64)),))
+    assert found.sentence == "One change away: 2 of 2 nodes lack only cpu."
 
 
 def test_the_change_that_frees_most_nodes_comes_first(tables: Tables) -> None:
@@ -133,10 +137,13 @@ def test_the_label_that_is_missing_is_named(tables: Tables) -> None:
     tables.upsert_node(make_node("n0", labels={"zone": "a"}))
     tables.upsert_node(make_node("n1", labels={"zone": "a", "disk": "hdd"}))
     tables.upsert_node(make_node("n2", labels={"zone": "b"}))
-    assert _sentence(tables, nodeSelector={"zone": "a", "disk": "ssd"}) == (
+    found = _nearest(tables, Shapes().of(make_pod("a", nodeSelector={"zone": "a", "disk": "ssd"})))
+    assert found.sentence == (
         "One change away: 2 of 3 nodes pass all but nodeSelector disk=ssd; "
         "1 of 3 nodes pass all but several labels of nodeSelector."
     )
+    # No node lacks the zone alone.
+    assert [change.nodes for change in found.changes] == [2, 1]
 
 
 def test_without_a_single_change_the_smallest_set_of_changes_is_named(tables: Tables) -> None:
@@ -164,6 +171,33 @@ def test_nodes_that_refuse_the_exact_allocation_count(tables: Tables) -> None:
     assert found.sentence == (
         "One change away: 1 of 2 nodes pass all but DeviceShare (no whole and healthy GPU)."
     )
+
+
+def test_of_many_constraints_the_last_count_as_one(tables: Tables) -> None:
+    for number in range(70):
+        tables.upsert_node(make_node(f"n{number}"))
+    masks = []
+    for first in (0, 35):
+        reasons = tuple(Reason(f"reason {first + number}") for number in range(35))
+        bits = [1 << row - first if first <= row < first + 35 else 0 for row in range(70)]
+        masks.append((GivenReasons(f"P{first}", reasons), mask(*bits)))
+    found = nearest(Shapes().of(make_pod("a")), tables, masks)
+    assert found.constraints == 1
+    # The 62nd stands for itself and the eight after it.
+    assert (found.changes[0].nodes, found.changes[0].constraints) == (
+        9,
+        (Constraint("P35", "reason 61"),),
+    )
+    assert found.changes[1].nodes == 1
+
+
+def test_of_several_constraints_three_are_named_and_the_others_counted(tables: Tables) -> None:
+    tables.upsert_node(make_node("n"))
+    for count, text in ((3, "r0 and r1 and r2."), (4, "r0 and r1 and r2 and 1 more.")):
+        given = GivenReasons("P", tuple(Reason(f"r{number}") for number in range(count)))
+        found = nearest(Shapes().of(make_pod("a")), tables, ((given, mask((1 << count) - 1)),))
+        assert found.constraints == count
+        assert found.sentence == f"{count} changes away: 1 of 1 nodes have only: {text}"
 
 
 def test_without_nodes_there_is_nothing_to_say(tables: Tables) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from apis.core import ObjectMeta
-from apis.storage import ANNOTATION_MIGRATED_PLUGINS, CSINode
+from apis.storage import (
+    ANNOTATION_MIGRATED_PLUGINS,
+    CSINode,
+    CSINodeDriver,
+    CSINodeSpec,
+    VolumeNodeResources,
+)
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
 from cluster.scheduler.sources.bookings import booking_of
 from cluster.scheduler.tables.volumes.attachments import limits_of
@@ -322,6 +328,23 @@ def test_what_changes_no_verdict_leaves_the_version() -> None:
     assert verdicts() == ({"n0", "n1", "n2"}, {"n0", "n1", "n2"})
 
 
+def test_a_verdict_from_before_a_placement_is_not_used_after_it_is_taken_back() -> None:
+    cluster = _cluster()
+    cluster.claim("c")
+    cluster.volume("v", terms=on(HOST, "n1"))
+    pod = pod_with("p", "c")
+    versions = [cluster.tables.volumes.version]
+    for change in (
+        lambda: cluster.place(pod),
+        lambda: cluster.tables.remove(pod.metadata.uid),
+        lambda: cluster.place(pod),
+        lambda: cluster.volume("v", terms=on(HOST, "n2")),
+    ):
+        change()
+        versions.append(cluster.tables.volumes.version)
+    assert versions == sorted(set(versions))
+
+
 def test_storage_that_takes_no_volume_takes_none() -> None:
     cluster = _cluster()
     cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
@@ -522,6 +545,17 @@ def test_of_a_csi_node_with_too_many_names_the_first_drivers_count(
     assert not cluster.tables.attachments.has_limit("d64")
     limits = limits_of(CSINode(ObjectMeta(annotations={ANNOTATION_MIGRATED_PLUGINS: plugins})))
     assert limits.migrated == {"kubernetes.io/aws-ebs"}
+
+
+def test_a_driver_without_a_count_limits_nothing() -> None:
+    drivers = (
+        CSINodeDriver("none"),
+        CSINodeDriver("unsaid", allocatable=VolumeNodeResources()),
+        CSINodeDriver("zero", allocatable=VolumeNodeResources(count=0)),
+        CSINodeDriver("huge", allocatable=VolumeNodeResources(count=2**40)),
+    )
+    limits = limits_of(CSINode(ObjectMeta(), CSINodeSpec(drivers)))
+    assert limits.most == {"zero": 0, "huge": 2**31}
 
 
 def test_the_message_of_a_full_driver() -> None:
