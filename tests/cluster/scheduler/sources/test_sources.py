@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from apis.core import Condition
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.cycle.events import Action
 from cluster.scheduler.sources.bookings import booking_of
@@ -105,3 +106,60 @@ def test_a_label_names_another_scheduler_than_the_spec() -> None:
     label = {f"{_PREFIX}/scheduler-name": "koord-scheduler"}
     pod = make_pod("p", labels=label, schedulerName="default-scheduler")
     assert kept_pod(pod).spec.scheduler_name == "koord-scheduler"
+
+
+def _condition(
+    *,
+    kind: str = "DisruptionTarget",
+    status: str = "True",
+    reason: str = "PreemptionByScheduler",
+) -> Condition:
+    return Condition(type=kind, status=status, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("deleting", "condition", "preempted"),
+    [
+        (True, _condition(), True),
+        (False, _condition(), False),
+        (True, _condition(status="False"), False),
+        (True, _condition(reason="EvictionByEvictionAPI"), False),
+        (True, _condition(kind="Ready"), False),
+    ],
+)
+def test_a_pod_is_preempted_while_it_is_being_deleted_for_that_reason(
+    deleting: bool, condition: Condition, preempted: bool
+) -> None:
+    pod = make_pod("p", node="n")
+    meta = pod.metadata
+    if deleting:
+        meta = msgspec.structs.replace(meta, deletion_timestamp="2026-01-01T00:00:00Z")
+    status = msgspec.structs.replace(pod.status, conditions=(condition,))
+    pod = msgspec.structs.replace(pod, metadata=meta, status=status)
+    booking = booking_of(pod, Shapes().of(pod)).booking
+    assert (booking.terminating, booking.preempted) == (deleting, preempted)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "start", "initialized"),
+    [
+        ([], 100.0, 0.0),
+        ([("PodScheduled", "True", "02:00")], 120.0, 0.0),
+        ([("PodScheduled", "False", "02:00")], 100.0, 0.0),
+        ([("Initialized", "True", "02:30"), ("PodScheduled", "True", "02:10")], 130.0, 150.0),
+        ([("Initialized", "False", "02:30")], 100.0, 0.0),
+    ],
+)
+def test_a_booking_starts_when_its_pod_was_scheduled(
+    conditions: list[tuple[str, str, str]], start: float, initialized: float
+) -> None:
+    pod = make_pod("p", node="n")
+    created = msgspec.structs.replace(pod.metadata, creation_timestamp="1970-01-01T00:01:40Z")
+    found = tuple(
+        Condition(type=kind, status=status, last_transition_time=f"1970-01-01T00:{at}Z")
+        for kind, status, at in conditions
+    )
+    with_conditions = msgspec.structs.replace(pod.status, conditions=found)
+    pod = msgspec.structs.replace(pod, metadata=created, status=with_conditions)
+    booking = booking_of(pod, Shapes().of(pod)).booking
+    assert (booking.start, booking.initialized) == (start, initialized)
