@@ -100,6 +100,14 @@ class _Bed:
         assert row is not None
         return int(self.load.base[row, self.load.resources.index("cpu")])
 
+    def gpus(self) -> list[int]:
+        """Return the minors of the healthy GPUs."""
+        row = self.tables.nodes.row("n")
+        assert row is not None
+        devices = self.plugins.devices.view(row)
+        states = () if devices is None else devices.states.get("gpu", ())
+        return [state.unit.minor for state in states if state.unit.healthy]
+
     def cpus(self) -> int:
         """Return how many CPUs are known of the node."""
         row = self.tables.nodes.row("n")
@@ -168,11 +176,9 @@ def test_devices_come_and_go_and_have_pods_tried() -> None:
     bed.node()
     device = a_device_object("n", [a_gpu(0)])
     bed.facts.device_event(Event(Change.ADDED, None, device))
-    row = bed.tables.nodes.row("n")
-    assert row is not None
-    assert bed.plugins.devices.view(row) is not None
+    assert bed.gpus() == [0]
     bed.facts.device_event(Event(Change.DELETED, device, device))
-    assert bed.plugins.devices.view(row) is None
+    assert bed.gpus() == []
     assert bed.queue.heard() == [("Device", Action.ADD), ("Device", Action.DELETE)]
 
 
