@@ -235,7 +235,7 @@ _KINDS: dict[str, Callable[[int], SchedulingPod]] = {
     "equal": lambda number: _pod(number, app="a", cpu=100),
     "mixed": lambda number: _pod(number % 20, app="a", cpu=100 + number % 20, affinity=True),
     "owned": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),
-    "new": lambda number: _pod(number, app=f"a{number}", cpu=100),
+    "new": lambda number: _pod(number, app="a", cpu=100 + number),
     "beside": lambda number: _pod(number, app="a", cpu=100),
     "inside": lambda number: _pod(number, app="a", cpu=100),
     "shares": lambda number: _pod(number, app=f"a{number % 20}", cpu=100),

@@ -1,4 +1,4 @@
-"""Masks and scores of all nodes for a pod, kept for its shape.
+"""Masks and scores of all nodes for a pod, kept for its reduced shape.
 
 After a placement one row has changed, so one row is evaluated again for each shape that comes next.
 A plugin whose result depends on more than the row says so by its `cluster_version`.
@@ -36,8 +36,8 @@ _FEW: Final = 8
 less, because a list of rows copies what it reads. Measured at 5,000 nodes."""
 
 _MOST_KEPT: Final = 128
-"""Shapes whose masks and scores are kept, the ones used last. Chosen: a burst of pods has fewer
-shapes, mostly; at 5,000 nodes and 12 plugins each takes 0.5 MB."""
+"""Reduced shapes whose masks and scores are kept, the ones used last. Chosen: a burst of pods has
+fewer, mostly; at 5,000 nodes and 12 plugins each takes 0.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,7 @@ class Evaluator:
     def evaluate_nodes(self, pod: PodShape, promises: Promises | None = None) -> Evaluation:
         """Return every node's verdict, without asking the admissions. Raises Refusal."""
         tables = self._tables
+        pod = tables.reduction.of(pod)
         kept = self._kept.get(pod)
         if kept is None or kept.membership_of_plugins(pod, self.profile, tables):
             kept = self._kept[pod] = _Kept(pod, self.profile, tables)

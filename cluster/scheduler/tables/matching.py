@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from apis.keys import ANNOTATION_RESERVE_POD
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.labels import LabelColumn
-from cluster.scheduler.tables.nodes import NodeTable
+from cluster.scheduler.tables.mentions import Mentions, mentioned_by_affinity
 from cluster.scheduler.tables.shapes import PodShape
 
 Weigh = Callable[[PodShape], int]
@@ -78,8 +78,9 @@ _TERMINATING: Final = 1
 class MatchTable:
     """Counters over all bookings, and where the pods of each shape are."""
 
-    def __init__(self, nodes: NodeTable) -> None:
-        self._nodes = nodes
+    def __init__(self, mentions: Mentions) -> None:
+        """mentions: counts what the terms of pods on nodes mention."""
+        self._mentions = mentions
         self._rows: dict[PodShape, tuple[dict[int, int], dict[int, int]]] = {}
         """Shape -> count of its pods by row: live ones and those that are being deleted."""
         self._counters: WeakValueDictionary[Hashable, Counter] = WeakValueDictionary()
@@ -146,6 +147,7 @@ class MatchTable:
             known = self._rows[shape] = ({}, {})
             if _names_pods(shape):
                 self._with_affinity[shape] = None
+                self._mentions.add(shape.derived(mentioned_by_affinity))
                 self.affinity_version += 1
         rows = known[_TERMINATING if booking.terminating else _LIVE]
         pods = rows.get(row, 0) + sign
@@ -157,6 +159,7 @@ class MatchTable:
                 del self._rows[shape]
                 if _names_pods(shape):
                     del self._with_affinity[shape]
+                    self._mentions.remove(shape.derived(mentioned_by_affinity))
                     self.affinity_version += 1
         for key in self._keys(shape):
             counter = self._counters.get(key)

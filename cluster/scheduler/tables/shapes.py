@@ -2,8 +2,8 @@
 
 A shape leaves out what differs between the replicas of a workload: name, UID, generated volumes,
 timestamps. Labels stay, because selectors of other pods may name any of them. So whatever follows
-from a pod alone is worked out once for all replicas, and the masks and scores of all nodes are kept
-for each shape.
+from a pod alone is worked out once for all replicas. Masks and scores of all nodes are kept for
+what filters and scores look at of a shape (`tables.reduction`).
 """
 
 from __future__ import annotations

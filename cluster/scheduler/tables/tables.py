@@ -15,10 +15,12 @@ from cluster.scheduler.tables.amounts import ResourceNames
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.images import ImageTable
 from cluster.scheduler.tables.matching import MatchTable
+from cluster.scheduler.tables.mentions import Mentions
 from cluster.scheduler.tables.namespaces import NamespaceTable
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.occupants import Occupants
 from cluster.scheduler.tables.ports import PortTable
+from cluster.scheduler.tables.reduction import Reduction
 from cluster.scheduler.tables.reservations.table import ReservationTable
 from cluster.scheduler.tables.volumes.attachments import AttachmentTable
 from cluster.scheduler.tables.volumes.table import VolumeTable
@@ -72,7 +74,9 @@ class Tables:
         self.nodes = NodeTable(self.resources)
         self.images = ImageTable()
         self.ports = PortTable()
-        self.matches = MatchTable(self.nodes)
+        mentions = Mentions()
+        self.reduction = Reduction(mentions)
+        self.matches = MatchTable(mentions)
         self.namespaces = NamespaceTable()
         self.occupants = Occupants(self.resources, self.on)
         self.volumes = VolumeTable(self.nodes)
@@ -87,7 +91,7 @@ class Tables:
         self._booking_parts: list[BookingPart] = [self.volumes]
         self._bookings: dict[str, Booking] = {}
         self._on_row: dict[int, dict[str, Booking]] = {}
-        self.reservations = ReservationTable(self.nodes, self._in_force)
+        self.reservations = ReservationTable(self.nodes, self._in_force, mentions)
         self._taken: dict[str, Taken] = {}
         """By the UID of the pod that is taken over."""
         self._waiting: dict[str, dict[str, Booking]] = {}

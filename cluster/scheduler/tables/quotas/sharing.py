@@ -43,12 +43,15 @@ class Claim:
 
 def scaled_minimums(total: int, minimums: Sequence[int]) -> list[int]:
     """Return the minimums, reduced in proportion and rounded down where `total` is less."""
+    summed = sum(minimums)
+    return [scaled_minimum(total, least, summed) for least in minimums]
+
+
+def scaled_minimum(total: int, least: int, summed: int) -> int:
+    """Return one of the minimums whose sum is `summed`, as `scaled_minimums` has it."""
     # Pods of the default quota may use more than there is.
     total = max(total, 0)
-    summed = sum(minimums)
-    if summed <= total:
-        return list(minimums)
-    return [total * least // summed for least in minimums]
+    return least if summed <= total else total * least // summed
 
 
 def divide(total: int, claims: Sequence[Claim], *, scale: bool) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.quotas.definitions import QuotaDefinition
-from cluster.scheduler.tables.quotas.sharing import Claim, Columns, divide, scaled_minimums
+from cluster.scheduler.tables.quotas.sharing import Claim, Columns, divide, scaled_minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class QuotaNode:
         "_columns",
         "_limited",
         "_sharing",
+        "_summed",
         "_total",
         "_weightless",
         "all",
@@ -83,6 +84,8 @@ class QuotaNode:
         self._weightless: Counter[str] = Counter()
         """Resource name -> how many children have no weight for it."""
         self._limited: dict[str, int] = {}
+        self._summed: dict[str, int] = {}
+        """Resource name -> sum of the children's minimums."""
         if parent is not None:
             parent.children[definition.name] = self
             parent._weigh(definition, 1)
@@ -141,6 +144,7 @@ class QuotaNode:
     def _forget_claims(self) -> None:
         self._columns.clear()
         self._claims.clear()
+        self._summed.clear()
 
     def _and_above(self) -> Iterator[QuotaNode]:
         at: QuotaNode | None = self
@@ -213,12 +217,18 @@ class QuotaNode:
         parent, least = self.parent, dict(self.definition.least)
         if parent is None or not self._sharing.scale:
             return least
-        for name in least:
-            siblings = list(parent.children.values())
-            minimums = [child.definition.least.get(name, 0) for child in siblings]
-            scaled = scaled_minimums(parent._for_children(name), minimums)
-            least[name] = scaled[siblings.index(self)]
-        return least
+        return {
+            name: scaled_minimum(parent._for_children(name), own, parent._summed_least(name))
+            for name, own in least.items()
+        }
+
+    def _summed_least(self, name: str) -> int:
+        """Return the sum of the children's minimums."""
+        summed = self._summed.get(name)
+        if summed is None:
+            minimums = (child.definition.least.get(name, 0) for child in self.children.values())
+            summed = self._summed[name] = sum(minimums)
+        return summed
 
     def _for_children(self, name: str) -> int:
         """Return what the children divide: the runtime less what the quota's own pods use."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.mentions import Mentions, mentioned_by_owners
 from cluster.scheduler.tables.nodes import NodeTable, Rows
 from cluster.scheduler.tables.reservations.asked import asked_of
 from cluster.scheduler.tables.reservations.facts import ReservationFacts
@@ -89,10 +90,15 @@ class ReservationTable:
     """
 
     def __init__(
-        self, nodes: NodeTable, in_force: Callable[[str], tuple[Booking, int] | None]
+        self,
+        nodes: NodeTable,
+        in_force: Callable[[str], tuple[Booking, int] | None],
+        mentions: Mentions,
     ) -> None:
-        """in_force: UID -> its booking that counts on a node now, and the node's row."""
+        """in_force: UID -> its booking that counts on a node now, and the node's row.
+        mentions: counts what the owners of reservations mention."""
         self._nodes = nodes
+        self._mentions = mentions
         self._in_force = in_force
         self._groups: dict[str, Group] = {}
         self._facts: list[ReservationFacts | None] = []
@@ -269,6 +275,7 @@ class ReservationTable:
                 self._groups[facts.uid] = self._new_group(facts.uid)
         if before is None or not before.matches_alike(facts):
             self._unindex(slot)
+            self._mentions.add(mentioned_by_owners(facts.owners))
             for key in keys_of_reservation(facts):
                 self._index.setdefault(key, set()).add(slot)
                 if names_pod(key):
@@ -489,6 +496,8 @@ class ReservationTable:
     def _unindex(self, slot: int) -> None:
         facts = self._facts[slot]
         self._naming.discard(slot)
+        if facts is not None:
+            self._mentions.remove(mentioned_by_owners(facts.owners))
         for key in keys_of_reservation(facts) if facts is not None else ():
             slots = self._index[key]
             slots.discard(slot)

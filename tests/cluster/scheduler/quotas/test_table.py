@@ -60,6 +60,25 @@ def test_a_parent_has_what_its_children_divide() -> None:
     assert bed.cpus() == {"left": 60, "a": 35, "b": 25, "right": 0}
 
 
+def test_minimums_are_reduced_in_proportion_where_the_parent_has_less() -> None:
+    bed = Bed("100")
+    bed.quota("a", {"cpu": "90"})
+    bed.quota("b", {"cpu": "10"})
+
+    def minimums() -> list[int]:
+        return [bed.table.quotas[name].scaled_least()["cpu"] // 1000 for name in ("a", "b")]
+
+    assert minimums() == [90, 10]
+    bed.quota("b", {"cpu": "60"})
+    assert minimums() == [60, 40]
+    bed.quota("c", {"cpu": "50"})
+    assert minimums() == [45, 30]
+    bed.set_cpu("10")
+    assert minimums() == [4, 3]
+    bed.table.delete_quota("team/c")
+    assert minimums() == [6, 4]
+
+
 def test_a_pod_counts_in_the_request_before_and_after_it_has_a_node_and_in_the_use_after() -> None:
     bed = Bed()
     bed.quota("a")
