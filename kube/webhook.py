@@ -211,13 +211,22 @@ _REASONS: Final = {400: "BadRequest", 403: "Forbidden", 500: "InternalError"}
 
 def load_certificates(tls: ssl.SSLContext, certificates: Certificates) -> None:
     """Serve `certificates` from the next handshake on; connections that stand keep theirs."""
+    load_pair(tls, certificates.cert, certificates.key)
+
+
+def load_pair(tls: ssl.SSLContext, cert: bytes, key: bytes) -> None:
+    """Serve a certificate with its key, PEM texts, from the next handshake on.
+
+    Raises ssl.SSLError, also for a key that needs a password.
+    """
     # The ssl module reads keys from files only: a private file, removed at once.
     with tempfile.TemporaryDirectory(prefix="koord-tls-") as folder:
-        cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
-        cert.write_bytes(certificates.cert)
-        key.touch(mode=0o600)
-        key.write_bytes(certificates.key)
-        tls.load_cert_chain(cert, key)
+        cert_file, key_file = Path(folder, "cert.pem"), Path(folder, "key.pem")
+        cert_file.write_bytes(cert)
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(key)
+        # Without a password OpenSSL would ask the terminal for one.
+        tls.load_cert_chain(cert_file, key_file, password="")
 
 
 class WebhookServer:

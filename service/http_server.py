@@ -33,6 +33,11 @@ _ACCEPT_PAUSE_SECONDS: Final = 0.5
 """Between attempts to accept while the process or the system has no descriptor left."""
 
 
+Tls = ssl.SSLContext | Callable[[], ssl.SSLContext] | None
+"""The TLS settings of a port; where they may change, a function that returns those for a new
+connection. None: no TLS."""
+
+
 class Patience(msgspec.Struct, frozen=True):
     """How many seconds a peer may take for each part of a connection before it is cut off."""
 
@@ -129,13 +134,11 @@ class Server:
         self.draining = False
         """Whether each answer ends its connection: clients connect again, to who stays."""
 
-    async def listen_tcp(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+    async def listen_tcp(self, host: str, port: int, *, tls: Tls = None) -> None:
         """Serve on an address; OSError when it is taken. Hosts: see `addresses.listen`."""
         await self.listen_socket(addresses.listen(host, port), tls=tls)
 
-    async def listen_socket(
-        self, listener: socket.socket, *, tls: ssl.SSLContext | None = None
-    ) -> None:
+    async def listen_socket(self, listener: socket.socket, *, tls: Tls = None) -> None:
         """Serve on a socket that listens already."""
         listener.setblocking(False)
         self._listeners[listener] = asyncio.ensure_future(self._accept(listener, tls))
@@ -208,7 +211,7 @@ class Server:
             listener.close()
         self._listeners.clear()
 
-    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _accept(self, listener: socket.socket, tls: Tls) -> None:
         loop = asyncio.get_running_loop()
         reported = False
         while True:
@@ -224,7 +227,8 @@ class Server:
             if not self._make_room():
                 peer.close()
                 continue
-            opening = asyncio.ensure_future(self._open(peer, tls))
+            settings = tls() if callable(tls) else tls
+            opening = asyncio.ensure_future(self._open(peer, settings))
             self._handshakes[opening] = None
             opening.add_done_callback(lambda done: self._handshakes.pop(done, None))
 

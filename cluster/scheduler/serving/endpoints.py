@@ -62,14 +62,19 @@ class Endpoints:
         settings = self._settings
         rights = await self._client(stack, "authorization-kubeconfig")
         tokens = await self._client(stack, "authentication-kubeconfig")
-        if not settings.text("client-ca-file") and not settings.on("authentication-skip-lookup"):
+        published = not (
+            settings.text("client-ca-file") or settings.on("authentication-skip-lookup")
+        )
+        if published:
             tolerate = settings.on("authentication-tolerate-lookup-failure")
             await tls.look_up_client_ca(tokens, tolerate=tolerate)
         access = Access(access_settings(settings), tokens=tokens, rights=rights)
         self.secure = self._server(stack, access.guard)
         address, port = settings.text("bind-address"), settings.port("secure-port")
-        await self.secure.listen_tcp(address, port, tls=tls.context)
-        following = asyncio.create_task(tls.follow_files(), name="certificate files")
+        await self.secure.listen_tcp(address, port, tls=tls.current)
+        following = asyncio.create_task(
+            tls.follow(tokens if published else None), name="certificates"
+        )
         stack.callback(following.cancel)
 
     async def _client(self, stack: AsyncExitStack, flag: str) -> Client:

@@ -322,6 +322,74 @@ def test_replaced_files_are_served_and_broken_ones_are_not(
     _play(scenario, *flags)
 
 
+async def _is_trusted(port: int, cert: Path, key: Path) -> bool:
+    """Return whether a port accepts connections with a client certificate."""
+    context = _trusting()
+    context.load_cert_chain(cert, key)
+    try:
+        return (await _ask(port, "/healthz", tls=context))[0] == 200
+    except (OSError, IndexError):
+        # The end of the handshake, or a connection that was closed before an answer.
+        return False
+
+
+def test_a_replaced_client_ca_counts_and_the_former_one_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, *former = client_certificate(tmp_path, "former", "operator")
+    new_ca, *new = client_certificate(tmp_path, "new", "operator")
+    ca = tmp_path / "former.ca"
+
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        tls = endpoints._tls
+        assert tls is not None
+        for broken in ("no certificate", ""):
+            before = ca.read_text()
+            ca.write_text(broken)
+            tls.reload()
+            assert "the former client CA stays in force: --client-ca-file=" in caplog.text
+            caplog.clear()
+            ca.write_text(before)
+            assert await _is_trusted(secure, *former)
+            assert not await _is_trusted(secure, *new)
+        ca.write_text("# Comment: \u00e9\n" + new_ca.read_text())
+        tls.reload()
+        assert await _is_trusted(secure, *new)
+        assert not await _is_trusted(secure, *former)
+
+    _play(scenario, f"--client-ca-file={ca}")
+
+
+def test_the_published_client_ca_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, *of_first = client_certificate(tmp_path, "first", "operator")
+    second, *of_second = client_certificate(tmp_path, "second", "operator")
+    published = [first.read_text(), "broken", second.read_text()]
+
+    class _Publishing(KeptClient):
+        async def request(self, *_: object, **__: object) -> bytes:
+            return json.dumps({"data": {"client-ca-file": published[0]}}).encode()
+
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        tls = endpoints._tls
+        assert tls is not None
+        client = _Publishing(Connection("http://127.0.0.1:1", None, lambda: None))
+        await tls.look_up_client_ca(client, tolerate=False)
+        assert await _is_trusted(secure, *of_first)
+        assert not await _is_trusted(secure, *of_second)
+        published.pop(0)
+        await tls.renew_client_ca(client)
+        assert "the former client CA stays in force: ConfigMap kube-system/" in caplog.text
+        assert await _is_trusted(secure, *of_first)
+        published.pop(0)
+        await tls.renew_client_ca(client)
+        assert await _is_trusted(secure, *of_second)
+        assert not await _is_trusted(secure, *of_first)
+
+    _play(scenario)
+
+
 def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
     cert, key = _write_pair(tmp_path, "name")
     other = tmp_path / "other.key"
