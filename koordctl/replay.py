@@ -64,7 +64,9 @@ def run(path: str, slo: NodeSLOSpec | None) -> dict[str, Any]:
                 "decisionsThatDiffer": same[False],
                 "decisionsThatAgree": same[True],
             }
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CommandError(f"cannot replay {path}: {error.strerror or error}") from None
+    except ValueError as error:
         raise CommandError(f"cannot replay {path}: {error}") from None
     if not reading.rounds:
         why = "; ".join(reading.unusable) or "it holds no whole round"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from hooks.engine import Decide, Engine, decide
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
-from hooks.standing import NOTHING_STANDS, Standing
+from hooks.standing import NOTHING_STANDS, Standing, merged
 from hooks.subject import PodSubject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
@@ -30,8 +31,12 @@ from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import probe_kernel
 from koordlet.planning.explain import Plain
 from koordlet.planning.network_plan import Shaped, plan_network
+from koordlet.qos.lease_file import FILE_NAME as LEASES
+from koordlet.qos.lease_file import LeaseFileError, load
 from koordlet.qos.network.on_node import is_on
 from koordlet.qos.network.status import NAME as NETWORK_QOS
+from koordlet.qos.runner import gates_off
+from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.reconciler.wishes import plan_for
 from koordlet.sources.objects import NodeObjects
 from koordlet.state import NodeState, Source
@@ -181,6 +186,16 @@ class ReadOnlyHost:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+def _kept_claims(path: str, inputs: NodeInputs, *, boot: str) -> Standing:
+    """Return the claims of strategies that a daemon would resume if it started now.
+
+    Raises LeaseFileError and OSError.
+    """
+    ttl_s = {each.name: each.ttl_s for each in STRATEGIES if not gates_off(each, inputs.settings)}
+    carried, _ = load(path, boot=boot, ttl_s=ttl_s, now=time.monotonic())
+    return merged([lease.standing for lease in carried.leases.values()])
+
+
 def plan_offline(
     config: Config, objects: NodeObjects, *, host: Host, layout: Layout, boot: str
 ) -> Plain:
@@ -225,6 +240,13 @@ def plan_offline(
     journal = Journal.read(path, boot=boot) if os.path.exists(path) else Journal()
     if journal.lost:
         notes.append({"file": path, "object": "journal", "message": journal.lost})
+    inputs = inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config)
+    path = f"{config.run_dir}/{LEASES}"
+    try:
+        standing = _kept_claims(path, inputs, boot=boot)
+    except (LeaseFileError, OSError) as error:
+        standing = NOTHING_STANDS
+        notes.append({"file": path, "object": "strategies' claims", "message": str(error)})
     shaped = Shaped(Network(f"{config.run_dir}/{NETWORK_FILE}"), config.network_qos.device, True)
     made = plan(
         host=looking,
@@ -232,7 +254,8 @@ def plan_offline(
         journal=journal,
         state=state,
         objects=objects,
-        inputs=inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config),
+        inputs=inputs,
+        standing=standing,
         shaped=shaped,
     )
     made["problems"] = [*notes, *made["problems"]]

@@ -95,7 +95,8 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A line of the audit log. verbosity: upstream's levels 0..5. obj: the pod, "" for the node."""
+    """A line of the audit log. verbosity: upstream's levels 0..5. obj: the pod as namespace/name,
+    "" for the node."""
 
     verbosity: int
     reason: str

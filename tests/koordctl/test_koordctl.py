@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hooks.claim import Claim
+from hooks.standing import Standing
 from koordctl import tables
 from koordctl.client import Client
 from koordctl.doctor import examine
@@ -26,7 +28,11 @@ from koordctl.offline import config_in_force
 from koordctl.status import network_rows, status_text
 from koordlet.configuration.config import Config
 from koordlet.configuration.config_file import as_tree
+from koordlet.qos.board import Lease
+from koordlet.qos.lease_file import save
 from koordlet.sources.apiserver import KEPT_FILE
+from linux.procfs import boot_id
+from linux.resources import Resource
 from tests.answering import answering as kubelet_answering
 from tests.koordlet.daemon.bed import SLO, Node, events, ls_manifest, node, node_object, until
 from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
@@ -370,6 +376,30 @@ def test_an_offline_plan_for_a_node_whose_runtime_lists_no_pod_is_complete(
     monkeypatch.setattr("koordlet.sources.cri.CriClient.fetch", lambda _: ((), ()))
     assert plan_offline(tmp_path) == 0
     assert "Nothing would be written" in capsys.readouterr().out
+
+
+def test_an_offline_plan_keeps_the_claims_that_the_last_daemon_left(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the next daemon does until its strategies have measured."""
+    (tmp_path / "objects" / "pod.yaml").write_text(yaml.safe_dump(ls_manifest(POD_UID)))
+    (tmp_path / "run").mkdir()
+    claim = Claim(Resource.CPU_CFS_QUOTA, 70_000, policy="s", reason="busy", source="a gate")
+    standing = Standing({"kubeqos/BestEffort": (claim,)})
+    leases = {"BECPUSuppress": Lease(standing, 0.0), "gone": Lease(standing, 0.0)}
+    path, boot = str(tmp_path / "run" / "leases"), boot_id(machine.kernel)
+    for kept_in, wanted in ((boot, ["70000", "50000"]), ("another boot", ["50000"])):
+        save(leases, path, boot=kept_in)
+        assert plan_offline(tmp_path, "-o", "json") == 0
+        writes = json.loads(capsys.readouterr().out)["writes"]
+        assert sorted(each["new"].split()[0] for each in writes) == sorted(wanted)
+    Path(path).write_text("{")
+    assert plan_offline(tmp_path, "-o", "json") == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["object"] for each in answer["problems"] if each["file"] == path] == [
+        "strategies' claims"
+    ]
+    assert len(answer["writes"]) == 1
 
 
 def test_a_plan_lists_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -524,6 +524,7 @@ def _record(
 ) -> None:
     """Add the audit lines of what changed, and the gauges of what is in force."""
     pod = one.pod
+    obj = f"{pod.namespace}/{pod.name}"
     for container in one.containers:
         of = held.get(container.id)
         if of is None:
@@ -532,10 +533,10 @@ def _record(
         was_quota = of.base_us if was is None else was.quota_us
         if of.quota_us != was_quota:
             message = f"{container.name}: quota {was_quota} -> {of.quota_us} µs: {of.reason}"
-            notes.append(Note(3, "CFSQuotaBurst", message, pod.obj))
+            notes.append(Note(3, "CFSQuotaBurst", message, obj))
         if of.burst_us != (0 if was is None else was.burst_us):
             message = f"{container.name}: burst {of.burst_us} µs"
-            notes.append(Note(3, "CPUBurst", message, pod.obj))
+            notes.append(Note(3, "CPUBurst", message, obj))
         labels = (
             ("pod_namespace", pod.namespace),
             ("pod_name", pod.name),

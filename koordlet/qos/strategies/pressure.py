@@ -166,7 +166,10 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     summary = "; ".join(parts)
     unmeasured = cpu_pressure is None and memory_pressure is None
     if unmeasured:
-        summary = "no pressure of latency-sensitive pods is measured (gate PSICollector)"
+        summary = (
+            "no pressure of latency-sensitive pods is measured: it needs gate PSICollector, and"
+            " cgroup v2 or Alibaba's kernel"
+        )
     standing = Standing(claims)
     if _ROOT in claims:
         held = "the quota of all best-effort pods holds this one"

@@ -167,7 +167,10 @@ def test_the_static_burst_of_the_worked_example() -> None:
         "container_id": "uid-web-c0",
         "container_name": "c0",
     }
-    assert [note.reason for note in verdict.notes] == ["CFSQuotaBurst", "CPUBurst"]
+    assert [(note.reason, note.obj) for note in verdict.notes] == [
+        ("CFSQuotaBurst", "default/web"),
+        ("CPUBurst", "default/web"),
+    ]
     _, verdict = STRATEGY.step(state, at(one, 0.0, now=1001.0))
     assert not verdict.notes
 
