@@ -9,7 +9,7 @@ import pytest
 from apis.quantity import parse_quantity
 from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
 from cluster.scheduler.plugins.quotas.settings import quota_settings
-from cluster.scheduler.tables.quotas.table import QuotaSettings
+from cluster.scheduler.tables.quotas.table import QuotaSettings, Terminating
 from cluster.scheduler.tables.quotas.tree import Sharing
 
 
@@ -29,7 +29,8 @@ def _changed(settings: QuotaSettings) -> dict[str, Any]:
         ("MultiQuotaTree", {"several_trees": True}),
         ("DisableDefaultQuota", {"default": False}),
         ("ElasticQuotaIgnorePodOverhead", {"overhead": False}),
-        ("ElasticQuotaImmediateIgnoreTerminatingPod", {"terminating": False}),
+        ("ElasticQuotaImmediateIgnoreTerminatingPod", {"terminating": Terminating.NEVER}),
+        ("ElasticQuotaIgnoreTerminatingPod", {"terminating": Terminating.IN_GRACE_PERIOD}),
         ("ElasticQuotaGuaranteeUsage", {"sharing": Sharing(scale=True, guarantee=True)}),
         ("OmitNodeLabelsForReservation", {}),
     ],
