@@ -178,6 +178,9 @@ class Cache(Generic[T]):
         self.faults = Faults(f"cache of {resource.plural}")
         self.problem = ""
         """Why the cache does not follow the server at present; "" while it does."""
+        self.forbidden_since: float | None = None
+        """When the API server began to refuse reading for a missing right, in the loop's time; None
+        while it does not. `problem` says which right."""
         self.undecodable: dict[str, str] = {}
         """Key -> why the object is left out."""
 
@@ -252,13 +255,19 @@ class Cache(Generic[T]):
                 if not self._version:
                     await self._list()
                     self._absent_since = None
+                    self.forbidden_since = None
                     pause = _FIRST_PAUSE
                 self.problem = ""
                 await self._watch()
+                self.forbidden_since = None
                 pause = _FIRST_PAUSE
                 continue
             except ApiError as error:
                 self.problem = str(error)
+                if not error.forbidden:
+                    self.forbidden_since = None
+                elif self.forbidden_since is None:
+                    self.forbidden_since = asyncio.get_running_loop().time()
                 if error.gone:
                     self._version = ""
                 if error.not_found:

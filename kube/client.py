@@ -52,6 +52,11 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
+    def forbidden(self) -> bool:
+        """A right is missing; the message names it."""
+        return self.status == 403
+
+    @property
     def conflict(self) -> bool:
         """The object changed since it was read (not: it exists already)."""
         return self.status == 409 and self.reason != "AlreadyExists"

@@ -16,7 +16,7 @@ from cluster.flags import FlagError
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import Settings, help_text, parse
 from cluster.scheduler.configuration.loading import load
-from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.process import RightsMissing, SchedulerProcess
 from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import ApiError, Unreachable
 from kube.connection import ConnectionConfigError, load_connection
@@ -74,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.run(_run(client, configuration, settings))
     except LeadershipLost as error:
         _log.error("%s; exiting so that another replica can lead", error)
+        return 1
+    except RightsMissing as error:
+        _log.error("exiting, so that another replica can lead; rights are missing: %s", error)
         return 1
     except (FlagError, InputError) as error:
         print(f"koord-scheduler: {error}", file=sys.stderr)

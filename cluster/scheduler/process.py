@@ -1,8 +1,9 @@
 """One scheduler process: caches into tables and queue, decisions, writes.
 
-Nothing is watched before the lease is ours. Every list then is a consistent read that was made
-after the former leader could last write, so what is bound is seen before the first decision, and
-nothing is decided twice. A decision takes a fraction of a millisecond; the loop that makes them
+A replica that may not read all that it needs does not stand for the lease, so that it keeps none
+that may. Nothing is watched before the lease is ours. Every list then is a consistent read that was
+made after the former leader could last write, so what is bound is seen before the first decision,
+and nothing is decided twice. A decision takes a fraction of a millisecond; the loop that makes them
 gives way to the other tasks after a few milliseconds.
 """
 
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Container, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from apis.schedule_explanation import ScheduleExplanation
@@ -50,9 +52,10 @@ from cluster.scheduler.plugins.reservations.reservation import NAME as RESERVATI
 from cluster.scheduler.questions import Questions, kept_question
 from cluster.scheduler.sources.bookings import reservation_of
 from cluster.scheduler.sources.network_topology import NAME as NETWORK_NAME
-from kube.cache import Cache, Event, wait_all_synced
+from kube.cache import Cache, Event
 from kube.client import Client
 from kube.leader import LeaderElection
+from kube.reading_rights import forbidden
 from kube.resources import NODES, SCHEDULE_EXPLANATIONS
 
 _log = logging.getLogger(__name__)
@@ -64,6 +67,17 @@ _TICK_S: Final = 1.0
 """The longest pause of the loop: reports expire and backoffs end at times, not by events."""
 _LEAST_DRAIN_S: Final = 1.0
 """For bindings under way at a stop, if the lease leaves no more."""
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+"""Between two looks whether the rights that are missing were granted, doubled each time. Chosen: a
+look is two small requests for each type."""
+_FORBIDDEN_S: Final = 10.0
+"""How long a leader is refused to read a type before it gives the lease up. Chosen: an API server
+that starts refuses everything for a second or two, until it has read the roles."""
+
+
+class RightsMissing(Exception):
+    """The API server does not let this process read what it needs to decide."""
 
 
 class SchedulerProcess(SchedulerCore):
@@ -94,6 +108,9 @@ class SchedulerProcess(SchedulerCore):
         )
         self.leading = False
         self.ready = False
+        self.missing_rights: tuple[str, ...] = ()
+        """What the API server says about the types that this replica may not read. While there are
+        any, it does not stand for the lease."""
         self._wake = asyncio.Event()
         self.extenders = self._make_extenders()
         for cache in (*self.caches, self.pods):
@@ -218,7 +235,10 @@ class SchedulerProcess(SchedulerCore):
     # --- running -------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. Raises LeadershipLost if the lease is lost."""
+        """Run until `stop` is set.
+
+        Raises LeadershipLost if the lease is lost, RightsMissing if reading is refused under it.
+        """
         async with AsyncExitStack() as stack:
             tasks: list[asyncio.Task[Any]] = []
             stack.push_async_callback(_end, tasks)
@@ -234,6 +254,7 @@ class SchedulerProcess(SchedulerCore):
                 task.result()
 
     async def _lead_when_elected(self) -> None:
+        await self._wait_for_rights()
         lease = self.configuration.leader_election
         if not lease.leader_elect:
             await self._lead()
@@ -251,6 +272,38 @@ class SchedulerProcess(SchedulerCore):
             )
             await election.run(self._lead)
 
+    async def _wait_for_rights(self) -> None:
+        """Return once this process may read all types that decisions depend on."""
+        collections = [cache.collection for cache in (*self.caches, self.pods)]
+        pause = _FIRST_PAUSE_S
+        while True:
+            missing = await forbidden(self.client, collections)
+            if missing and missing != self.missing_rights:
+                _log.error("the lease is not stood for; rights are missing: %s", "; ".join(missing))
+            self.missing_rights = missing
+            if not missing:
+                return
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _synced(self, caches: Iterable[Cache[Any]]) -> None:
+        """Wait until caches are read. Raises RightsMissing if the API server keeps refusing one."""
+        caches = tuple(caches)
+        loop = asyncio.get_running_loop()
+        for cache in caches:
+            while not cache.synced:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK_S):
+                        await cache.wait_synced()
+                latest = loop.time() - _FORBIDDEN_S
+                refused = [
+                    each.problem
+                    for each in caches
+                    if each.forbidden_since is not None and each.forbidden_since < latest
+                ]
+                if refused:
+                    raise RightsMissing("; ".join(refused))
+
     async def _lead(self) -> None:
         self.leading = True
         async with AsyncExitStack() as stack:
@@ -265,7 +318,7 @@ class SchedulerProcess(SchedulerCore):
             for caches in (self.caches, (self.pods,)):
                 for cache in caches:
                     start(f"cache {cache.resource.plural}", cache.run())
-                await wait_all_synced(*caches)
+                await self._synced(caches)
             self.prepare()
             _log.info(
                 "%d nodes, %d pods on them, %d waiting, read in %.1f s",

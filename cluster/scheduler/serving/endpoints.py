@@ -125,6 +125,8 @@ class Endpoints:
         return Response(200, b"ok")
 
     async def _readyz(self, _: Request) -> Response:
+        if self._process.missing_rights:
+            return text(503, "\n".join(("rights are missing", *self._process.missing_rights)))
         # A replica that waits for the lease is ready: it serves what it can.
         if self._process.leading and not self._process.ready:
             return text(503, "reading the cluster")
