@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from apis.decode import to_plain
+from apis.decode import canonical_json, to_plain
 from apis.meta import ObjectReference
 from apis.quantity import ResourceList, add_resources
 from apis.scheduling_pod import SchedulingPod
@@ -42,10 +42,11 @@ from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
-from cluster.scheduler.cycle.preemption import NotFound
+from cluster.scheduler.cycle.preemption import NotFound, default_victims
+from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
-from cluster.scheduler.cycle.victims import Candidate
+from cluster.scheduler.cycle.victims import Candidate, may_go
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics
@@ -108,6 +109,14 @@ class Consultant(Protocol):
         """Ask about a pod: take its `candidates`, and give the answer to `consulted`."""
         ...
 
+    def preempts(self, pod: PodShape) -> bool:
+        """Return whether extenders are asked which pods are evicted for a pod."""
+        ...
+
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        """Ask about a preemption: take what is `proposed`, and give the answer to `agreed`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -116,6 +125,15 @@ class _Held:
     pod: PendingPod[PodShape]
     decision: Decision
     submitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """A pod that no node takes, and the nodes that extenders are asked about."""
+
+    pod: PendingPod[PodShape]
+    diagnosis: Diagnosis
+    nodes: Proposals
 
 
 class Attempts:
@@ -159,6 +177,8 @@ class Attempts:
         self._held: dict[str, _Held] = {}
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
+        self._proposed: dict[str, _Proposed] = {}
+        """Preemptions that extenders are asked about, by the UID of the pod that needs room."""
         self.consultant: Consultant | None = None
         self.look_again: Callable[[SchedulingPod], None] = lambda pod: None
         """Takes a pod that had a booking when it was last seen, and has none now."""
@@ -278,10 +298,80 @@ class Attempts:
         if self._scheduling.preempts_for_gangs(pod) and ELASTIC_QUOTA not in diagnosis.plugins:
             self._unplaced_member(pod, diagnosis, now)
             return
-        plugins = diagnosis.plugins or _NO_NODES
         found: Candidate | NotFound = _AS_A_WHOLE
         if not self._permit.needs_others(pod.uid):
+            if self._propose(pod, diagnosis):
+                return
             found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
+        self._make_room(pod, diagnosis, found, now)
+
+    def _propose(self, pod: PendingPod[PodShape], diagnosis: Diagnosis) -> bool:
+        """Have extenders asked about a preemption; return whether there is one and they are."""
+        if self.consultant is None or not self.consultant.preempts(pod.shape):
+            return False
+        nodes = self._scheduling.propose(pod, diagnosis, self.evictions.being_evicted)
+        if nodes:
+            self._proposed[pod.uid] = _Proposed(pod, diagnosis, nodes)
+            self.consultant.ask_victims(pod)
+        return bool(nodes)
+
+    def proposed(self, uid: str) -> Proposals | None:
+        """Return the nodes that could be freed for a pod; None: it is not waited for any more."""
+        proposed = self._proposed.get(uid)
+        return None if proposed is None else proposed.nodes
+
+    def may_evict(self, uid: str, node: str, victim: str) -> str:
+        """Return namespace/name of a pod that may be evicted from a node for another pod.
+
+        uid: of the other one. victim: UID of the pod; "" is returned for one that is not on the
+        node, or that is not for this one to evict.
+        """
+        proposed, row = self._proposed.get(uid), self._tables.nodes.row(node)
+        found = None if row is None else self._tables.on(row).get(victim)
+        if proposed is None or found is None or not may_go(proposed.pod, found, default_victims):
+            return ""
+        return found.key
+
+    def in_memory(self, uid: str) -> bytes | None:
+        """Return the JSON of the reserve pod of a Reservation, which no API server has."""
+        reserve_pod = self._reserve_pods.get(uid)
+        return None if reserve_pod is None else canonical_json(reserve_pod.pod).encode()
+
+    def agreed(self, uid: str, nodes: Proposals | None, error: str = "") -> None:
+        """Take which preemptions extenders agree to, or why they could not be asked."""
+        proposed = self._proposed.pop(uid, None)
+        if proposed is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+            return
+        pod, diagnosis, now = proposed.pod, proposed.diagnosis, self._clock()
+        try:
+            if nodes is None:
+                message = f"{diagnosis.text} preemption: {error}"
+                self._abandon(pod, message, now, reason=UNSCHEDULABLE)
+                return
+            found: Candidate | NotFound = NotFound("")
+            if not self._edited(pod) and not self._permit.needs_others(uid):
+                found = self._scheduling.post_filter(
+                    pod, diagnosis, self.evictions.being_evicted, agreed=nodes
+                )
+            self._make_room(pod, diagnosis, found, now)
+        except Exception as problem:  # noqa: BLE001 - as in `next`
+            self.faults.note("making room for a pod", about=pod.key)
+            self._abandon(pod, f"{type(problem).__name__}: {problem}", now)
+
+    def _edited(self, pod: PendingPod[PodShape]) -> bool:
+        """Return whether a pod was edited since it was tried. It is tried again, as it is now."""
+        now = self._queue.pod(pod.uid)
+        return now is None or (now.shape, now.priority) != (pod.shape, pod.priority)
+
+    def _make_room(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        found: Candidate | NotFound,
+        now: float,
+    ) -> None:
+        """Take back a pod that no node takes. found: whom to evict for it, or why nobody."""
+        plugins = diagnosis.plugins or _NO_NODES
         nominated: str | None = None
         if isinstance(found, Candidate):
             nominated = self._tables.nodes.name(found.row)
@@ -371,6 +461,7 @@ class Attempts:
         A binding under way goes on, and `bound` takes its outcome.
         """
         self._asked.pop(uid, None)
+        self._proposed.pop(uid, None)
         held = self._held.pop(uid, None)
         if held is not None and not held.submitted:
             self._free(held.pod)

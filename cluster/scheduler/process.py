@@ -163,9 +163,6 @@ class SchedulerProcess(SchedulerCore):
         configured = self.configuration.extenders
         if not configured:
             return None
-        for each in configured:
-            if each.preempt_verb:
-                _log.warning("extender %s: preemptVerb has no effect", each.url_prefix)
         whole: Cache[WholeNode] | None = None
         if needs_nodes(configured):
             whole = Cache(self.client, NODES, WholeNode, decode=decode_whole_node)

@@ -48,6 +48,10 @@ _MOST_FAILURES: Final = 6
 """Answers of 5xx in a row, the pod found unbound after each, until a placement is refused. Chosen:
 with the pauses these are 6 s, longer than etcd takes to elect a leader. An error that depends on
 the request alone (a webhook that cannot be called) would otherwise hold the booking for ever."""
+_DELEGATED_S: Final = 30.0
+"""How long a pod may have no node after an extender said that it bound the pod. Chosen: longer than
+any binding takes, so that an extender may answer before it binds. A pod that is put back and bound
+by the extender after all stays where the extender bound it: a pod is bound once."""
 _STARTED: Final = 2
 """Placements that are started for each request that may run. Chosen: the next is ready when a
 connection is free; a task for each of thousands that wait doubles the cost of all."""
@@ -71,7 +75,8 @@ class Binder:
     on_outcome: called once for each placement, on the event loop; not for placements that `drain`
     leaves. before: awaited before a pod's first request; for writes about the same pod that must
     not come later. at_once: requests in parallel. delegate: binds a delegated placement; False: it
-    does not want to, and the placement is bound here. It raises ApiError.
+    does not want to, and the placement is bound here. It raises ApiError. delegated_s: how long the
+    pod may have no node after that.
     """
 
     def __init__(
@@ -82,11 +87,13 @@ class Binder:
         at_once: int = 16,
         before: Callable[[str], Awaitable[None]] | None = None,
         delegate: Callable[[Placement], Awaitable[bool]] | None = None,
+        delegated_s: float = _DELEGATED_S,
     ) -> None:
         self._client = client
         self._on_outcome = on_outcome
         self._before = before
         self._delegate = delegate
+        self._delegated_s = delegated_s
         self._at_once = at_once
         self._gate = asyncio.Semaphore(at_once)
         self._turns = Turns()
@@ -206,14 +213,35 @@ class Binder:
         path = PODS.path(namespace=placement.namespace, name=placement.name, subresource="binding")
         body = binding_body(placement)
 
+        delegated = False
+
         async def write() -> bytes:
+            nonlocal delegated
             delegate = self._delegate if placement.delegated else None
-            if delegate is not None and await delegate(placement):
-                return b""
-            return await self._client.request("POST", path, body=body, tries=1)
+            delegated = delegate is not None and await delegate(placement)
+            return (
+                b"" if delegated else await self._client.request("POST", path, body=body, tries=1)
+            )
 
         answer = await self._until_certain(placement, write)
-        return Bound() if isinstance(answer, bytes) else answer
+        if not isinstance(answer, bytes):
+            return answer
+        return await self._seen_bound(placement) if delegated else Bound()
+
+    async def _seen_bound(self, placement: Placement) -> Outcome:
+        """Return the outcome that a pod shows which an extender says that it bound."""
+        end = time.monotonic() + self._delegated_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            shown = outcome_of(placement, await self._read(placement))
+            if shown is not None:
+                return shown
+            reason = "its extender answered that it is bound, and it has no node"
+            if time.monotonic() >= end:
+                message = f"pod {placement.key}: {reason} after {self._delegated_s:g} s"
+                return Refused(Why.FAILING, message)
+            self._note_unknown(placement, reason)
+            pause = await _rest(pause)
 
     async def _until_certain(
         self, placement: Placement, write: Callable[[], Awaitable[bytes]]

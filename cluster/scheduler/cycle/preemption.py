@@ -25,8 +25,9 @@ No I/O and no clock. docs/facts/scheduler.md, "Preemption".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 import numpy as np
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 from apis.keys import ANNOTATION_RESERVE_POD, LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
+from cluster.scheduler.cycle.proposals import Proposal, Proposals
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.cycle.victims import (
     NO_VICTIM,
@@ -50,6 +52,7 @@ from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
+from cluster.scheduler.tables.occupants import importance
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -61,6 +64,11 @@ _POLICY_NEVER: Final = "preemption: not eligible due to preemptionPolicy=Never."
 _VICTIMS_END: Final = "preemption: not eligible due to a terminating pod on the nominated node."
 _RESERVES: Final = "preemption: not eligible due to being a Reservation."
 _NO_VICTIMS: Final = "No preemption victims found for incoming pod"
+_NONE_AGREED: Final = "preemption: extenders agree to none of the nodes that could be freed."
+_NOT_ANY_MORE: Final = (
+    "preemption: none of the nodes that extenders agreed to can be freed any more."
+)
+_ROOM_BY_NOW: Final = "preemption: a node takes the pod by now."
 _NOT_HELPFUL: Final = "Preemption is not helpful for scheduling"
 
 _MORE_ROOM_NEVER_HURTS: Final = frozenset(
@@ -92,6 +100,10 @@ _MOST_CONFIRMED: Final = 16
 before the search goes on with trials alone. Chosen: filters and amounts disagree by defects only,
 or where the exact allocation is refused."""
 
+
+_MOST_PROPOSED: Final = 32
+"""Nodes that extenders are asked about. Chosen: to find them by trials takes up to 100 ms, during
+which nothing else is decided. kube-scheduler asks about as many as it tries, 100 or more."""
 
 _MOST_EXPLAINED: Final = 64
 """Nodes on which a trial shows what holds them back without their victims; others are counted with
@@ -237,7 +249,7 @@ class Preemption:
             return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
         ties = tables.nodes.order ^ np.uint64(salt)
         costs, by_hand = self._amounts(pod, evaluation, resolvable, may_be_victim)
-        best = self._confirmed(pod, costs, ties)
+        best = next(self._confirmed(pod, costs, ties, _MOST_CONFIRMED), None)
         if len(by_hand):
             best = self._tried(pod, by_hand, ties, may_be_victim, best)
         if best is None:
@@ -247,6 +259,79 @@ class Preemption:
             reasons += self._why(pod, by_hand, evaluation, may_be_victim)
             return NotFound(_none(nodes, reasons))
         return best
+
+    # --- with extenders ---------------------------------------------------------------------------
+
+    def propose(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        *,
+        being_evicted: Callable[[Booking], bool],
+        salt: int,
+    ) -> Proposals:
+        """Return the nodes that could be freed for a pod, for extenders to choose from.
+
+        None where the pod may not preempt now; `post_filter` says why.
+        """
+        if diagnosis.refusal or self.why_not(pod, being_evicted) is not None:
+            return {}
+        try:
+            evaluation = self._evaluator.evaluate_nodes(pod.shape)
+        except Refusal:
+            return {}
+        ties = self._tables.nodes.order ^ np.uint64(salt)
+        resolvable = diagnosis.resolvable
+        costs, by_hand = self._amounts(pod, evaluation, resolvable, default_victims)
+        confirmed = self._confirmed(pod, costs, ties, 2 * _MOST_PROPOSED)
+        found = list(islice(confirmed, _MOST_PROPOSED))
+        for row, _ in self._in_order(pod, by_hand, ties, default_victims):
+            if len(found) == _MOST_PROPOSED:
+                break
+            candidate = by_trial(self._checks, pod, row, default_victims, self._budgets)
+            if candidate is not None and candidate.victims:
+                found.append(candidate)
+        found.sort(key=lambda each: (each.cost, ties[each.row]))
+        return {
+            self._tables.nodes.name(each.row): Proposal(
+                {victim.uid: victim.key for victim in each.victims}, each.violations
+            )
+            for each in found
+        }
+
+    def choose(
+        self, pod: PendingPod[PodShape], agreed: Proposals, *, salt: int
+    ) -> Candidate | NotFound:
+        """Return the cheapest of the nodes that extenders agreed to, as the tables are now.
+
+        A node counts if the pod fits there without the victims. Victims that are gone, or may not
+        be evicted any more, are left out. Where one of the nodes takes the pod by now, no pod is
+        evicted: the change that made room has the pod tried again.
+        """
+        tables = self._tables
+        found: list[Candidate] = []
+        for node, proposal in agreed.items():
+            row = tables.nodes.row(node)
+            if row is None:
+                continue
+            if self._checks.fits(pod, row):
+                return NotFound(_ROOM_BY_NOW)
+            here = (tables.on(row).get(uid) for uid in proposal.victims)
+            victims = sorted(
+                (each for each in here if each and may_go(pod, each, default_victims)),
+                key=importance,
+            )
+            with Trial(tables) as trial:
+                for victim in victims:
+                    trial.remove(victim.uid)
+                fits = self._checks.fits(pod, row)
+            if fits:
+                beyond = len(self._budgets.violating(victims))
+                violations = max(beyond, proposal.violations)
+                found.append(Candidate(row, tuple(victims), violations))
+        ties = tables.nodes.order ^ np.uint64(salt)
+        best = min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+        return best or NotFound(_NOT_ANY_MORE if agreed else _NONE_AGREED)
 
     # --- two ways to victims ---------------------------------------------------------------------
 
@@ -297,20 +382,23 @@ class Preemption:
         )
 
     def _confirmed(
-        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64]
-    ) -> Candidate | None:
-        """Return the cheapest node that takes the pod once its victims are gone."""
+        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64], most: int
+    ) -> Iterator[Candidate]:
+        """Yield the nodes that take the pod once their victims are gone, the cheapest first.
+
+        most: how many nodes are looked at.
+        """
         order = costs.order(ties[costs.rows])
         # A node that no eviction is needed for is held back by what evictions do not change, such
         # as an extender.
-        for element in order[costs.count[order] > 0][:_MOST_CONFIRMED]:
+        for element in order[costs.count[order] > 0][:most]:
             candidate = costs.candidate(int(element), self._tables)
             with Trial(self._tables) as trial:
                 for victim in candidate.victims:
                     trial.remove(victim.uid)
-                if self._checks.fits(pod, candidate.row):
-                    return candidate
-        return None
+                fits = self._checks.fits(pod, candidate.row)
+            if fits:
+                yield candidate
 
     def _tried(
         self,
@@ -325,6 +413,26 @@ class Preemption:
         None is tried that costs more than `best`, or than one that was found, by the priority of
         its victims alone.
         """
+        found: list[Candidate] = [] if best is None else [best]
+        most = len(found) + _MOST_FOUND
+        for row, highest in self._in_order(pod, rows, ties, may_be_victim):
+            bound = (0, highest)
+            if len(found) == most or any(each.cost[:2] < bound for each in found):
+                break
+            candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
+            if candidate is not None and candidate.victims:
+                found.append(candidate)
+        return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+
+    def _in_order(
+        self,
+        pod: PendingPod[PodShape],
+        rows: NDArray[np.intp],
+        ties: NDArray[np.uint64],
+        may_be_victim: MayBeVictim,
+    ) -> list[tuple[int, int]]:
+        """Return the rows to try one by one, the cheapest by their amounts first, each with the
+        priority that its most important victim has at least."""
         fit = (f for f in self._evaluator.profile.filters if isinstance(f, NodeResourcesFit))
         requested = next((each.looked_at(pod.shape) for each in fit), None)
         bounds = self._by_amounts(pod, rows, requested, may_be_victim)
@@ -333,16 +441,7 @@ class Preemption:
         # There a pod may fit in what is reserved, which the amounts of the node do not show.
         inside = np.setdiff1d(np.intersect1d(rows, self._rows_with_reservations()), bounds.rows)
         order_of_rows = [(int(row), NO_VICTIM) for row in inside] + first
-        found: list[Candidate] = [] if best is None else [best]
-        most = len(found) + _MOST_FOUND
-        for row, highest in order_of_rows[: self._arguments.most_tried(self._tables.nodes.count)]:
-            bound = (0, highest)
-            if len(found) == most or any(each.cost[:2] < bound for each in found):
-                break
-            candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
-            if candidate is not None and candidate.victims:
-                found.append(candidate)
-        return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+        return order_of_rows[: self._arguments.most_tried(self._tables.nodes.count)]
 
     def _why(
         self,

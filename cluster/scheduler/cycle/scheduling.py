@@ -18,6 +18,7 @@ from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
+from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate
@@ -260,24 +261,48 @@ class Scheduling:
         pod: PendingPod[PodShape],
         diagnosis: Diagnosis,
         being_evicted: Callable[[Booking], bool],
+        agreed: Proposals | None = None,
     ) -> Candidate | NotFound:
         """Return the victims whose eviction makes room for a pod that no node takes, or why none.
 
         being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
+        agreed: what extenders left of `propose`; None where they were not asked.
         """
-        name = pod.key.partition("/")[2]
-        pod = replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
+        pod = self._with_its_reservations(pod)
         remarks = []
         waits = False
         # Without any node there is nothing to free.
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
         for each in self.post_filters.get(profile, ()):
-            found = each.post_filter(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
+            if agreed is not None and isinstance(each, Preemption):
+                found = each.choose(pod, agreed, salt=self._salt)
+            else:
+                found = each.post_filter(
+                    pod, diagnosis, being_evicted=being_evicted, salt=self._salt
+                )
             if isinstance(found, Candidate):
                 return found
             remarks.append(found.remark)
             waits = waits or found.waits
         return NotFound(" ".join(filter(None, remarks)), waits)
+
+    def propose(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        being_evicted: Callable[[Booking], bool],
+    ) -> Proposals:
+        """Return the nodes that DefaultPreemption could free for a pod, for extenders to judge."""
+        pod = self._with_its_reservations(pod)
+        profile = pod.shape.scheduler_name if diagnosis.nodes else ""
+        for each in self.post_filters.get(profile, ()):
+            if isinstance(each, Preemption):
+                return each.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
+        return {}
+
+    def _with_its_reservations(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
+        name = pod.key.partition("/")[2]
+        return replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
 
     def _promises(self, key: str, uid: str, shape: PodShape, profile: str) -> Promises:
         """Return what decides about the nodes for which other pods are nominated."""

@@ -1,1 +1,1 @@
-"""Extenders: webhooks that filter, rank and bind pods besides the plugins."""
+"""Extenders: webhooks that filter, rank, bind and preempt pods besides the plugins."""

@@ -5,27 +5,34 @@ another, each the nodes that the former ones passed, and then rank what is left 
 extender that fails fails the pod's attempt, unless it is ignorable; one that cannot rank adds
 nothing. The tables may change in between, so the node is chosen by the tables as they are when
 the answers have come.
+
+Where a pod finds room only if others are evicted, extenders choose among the nodes that could be
+freed, one after another. They may name other victims, but none that the rules of preemption
+protect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from apis.errors import printable
 from cluster.scheduler.binding.placement import Placement, pod_as_read
 from cluster.scheduler.configuration.extenders import Extender
 from cluster.scheduler.cycle.opinions import Opinion
+from cluster.scheduler.cycle.proposals import Proposal, Proposals
 from cluster.scheduler.extenders.calls import ExtenderCalls
 from cluster.scheduler.extenders.wire import (
     ExtenderError,
     arguments,
     binding,
+    preemption,
     read_bind,
     read_filter,
+    read_preemption,
     read_scores,
 )
 from cluster.scheduler.plugins.contract import Reason
@@ -40,6 +47,9 @@ _log = logging.getLogger(__name__)
 _AT_ONCE: Final = 16
 """Pods that extenders are asked about at once; chosen, as for bindings. kube-scheduler asks about
 one pod after another."""
+_VICTIMS_AT_ONCE: Final = 8
+"""Victims of one preemption that are read at once, for an extender that is sent whole pods. Chosen:
+half of the connections that bindings have."""
 _MOST_TEXTS: Final = 50
 """Different messages of one extender about the nodes of one pod; chosen. They stand in the pod's
 condition, each with its count; the nodes with further ones are counted together."""
@@ -56,6 +66,22 @@ class Deciding(Protocol):
 
     def consulted(self, uid: str, opinion: Opinion | None, error: str = "") -> None:
         """Take the opinion; None where no node had to be asked about. error: there is none."""
+        ...
+
+    def in_memory(self, uid: str) -> bytes | None:
+        """Return the JSON of a pod that the API server does not have, None for any other."""
+        ...
+
+    def proposed(self, uid: str) -> Proposals | None:
+        """Return the nodes that could be freed; None for a pod that is not waited for."""
+        ...
+
+    def may_evict(self, uid: str, node: str, victim: str) -> str:
+        """Return namespace/name of a victim; "" if it may not be evicted for the pod `uid`."""
+        ...
+
+    def agreed(self, uid: str, nodes: Proposals | None, error: str = "") -> None:
+        """Take the nodes that all extenders agree to. error: why they could not be asked."""
         ...
 
 
@@ -119,6 +145,7 @@ class Extenders:
             for each in self._extenders
             if each.configured.filter_verb or each.configured.prioritize_verb
         ]
+        self._preempting = [each for each in self._extenders if each.configured.preempt_verb]
         self._binders = [each for each in self._extenders if each.configured.bind_verb]
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,7 +175,10 @@ class Extenders:
 
     def ask(self, pod: PendingPod[PodShape]) -> None:
         """Have the extenders asked about a pod."""
-        task = asyncio.create_task(self._ask(pod))
+        self._start(self._ask(pod))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -188,6 +218,9 @@ class Extenders:
 
     async def _read(self, pod: PendingPod[PodShape]) -> bytes:
         """Return the pod's whole JSON; the caches keep only what plugins look at."""
+        known = self._deciding.in_memory(pod.uid)
+        if known is not None:
+            return known
         namespace, _, name = pod.key.partition("/")
         whole = await self._client.request("GET", PODS.path(namespace=namespace, name=name))
         if pod_as_read(whole).metadata.uid != pod.uid:
@@ -236,6 +269,97 @@ class Extenders:
             extender.failed(error)
             return {}
         return {name: score * configured.weight * _SCALE for name, score in scores.items()}
+
+    # --- preempt -------------------------------------------------------------------------------
+
+    def preempts(self, pod: PodShape) -> bool:
+        """Return whether an extender is asked which pods are evicted for a pod."""
+        return any(each.interested(pod) for each in self._preempting)
+
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        """Have the extenders asked about a preemption for a pod."""
+        self._start(self._ask_victims(pod))
+
+    async def _ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        agreed: Proposals | None = None
+        error = ""
+        try:
+            async with self._gate:
+                proposals = self._deciding.proposed(pod.uid)
+                if proposals is None:
+                    return
+                agreed = await self._agreed(pod, proposals)
+        except (ExtenderError, ApiError, Unreachable) as problem:
+            error = str(problem)
+        except Exception as problem:  # noqa: BLE001 - the pod must not be in flight for ever
+            self.faults.note("asking extenders about victims", about=pod.key)
+            error = f"{type(problem).__name__}: {problem}"
+        self._deciding.agreed(pod.uid, agreed, error)
+        self._decided()
+
+    async def _agreed(self, pod: PendingPod[PodShape], proposals: Proposals) -> Proposals:
+        """Return the nodes that are left, with the victims that the last extender names."""
+        whole = await self._read(pod)
+        for each in self._preempting:
+            if not proposals or not each.interested(pod.shape):
+                continue
+            try:
+                proposals = await self._preempt(each, pod, whole, proposals)
+            except ExtenderError as error:
+                each.failed(error)
+                if not each.configured.ignorable:
+                    raise ExtenderError(f"extender {each.calls.url}: {error}") from None
+        return proposals
+
+    async def _preempt(
+        self, extender: _Extender, pod: PendingPod[PodShape], whole: bytes, proposals: Proposals
+    ) -> Proposals:
+        """Return what one extender leaves. Raises ExtenderError for an answer beyond its rights."""
+        known = extender.configured.node_cache_capable
+        pods = None if known else await self._victims(proposals)
+        body = preemption(whole, proposals, pods=pods)
+        answer = read_preemption(await extender.call(extender.configured.preempt_verb, body))
+        agreed: dict[str, Proposal] = {}
+        for node, answered in answer.items():
+            if node not in proposals:
+                raise ExtenderError(
+                    f"the answer to preempt has a node that was not proposed: {node!r:.80}"
+                )
+            if not answered.victims:
+                if extender.configured.ignorable:
+                    continue
+                raise ExtenderError(f"the answer to preempt has no victims on node {node!r:.80}")
+            before = proposals[node].victims
+            victims = {}
+            for uid in answered.victims:
+                victims[uid] = before.get(uid) or self._deciding.may_evict(pod.uid, node, uid)
+                if not victims[uid]:
+                    raise ExtenderError(
+                        f"the answer to preempt has a pod on node {node} that may not be evicted"
+                        f" for this one: UID {uid!r:.80}"
+                    )
+            agreed[node] = Proposal(victims, answered.violations)
+        return agreed
+
+    async def _victims(self, proposals: Proposals) -> dict[str, bytes]:
+        """Return the JSON of the victims by UID, without those that are gone."""
+        keys = {uid: key for each in proposals.values() for uid, key in each.victims.items()}
+        at_once = asyncio.Semaphore(_VICTIMS_AT_ONCE)
+
+        async def read(uid: str, key: str) -> bytes | None:
+            namespace, _, name = key.partition("/")
+            try:
+                async with at_once:
+                    path = PODS.path(namespace=namespace, name=name)
+                    raw = await self._client.request("GET", path)
+            except ApiError as error:
+                if error.not_found:
+                    return None
+                raise
+            return raw if pod_as_read(raw).metadata.uid == uid else None
+
+        found = await asyncio.gather(*(read(uid, key) for uid, key in keys.items()))
+        return {uid: raw for uid, raw in zip(keys, found, strict=True) if raw is not None}
 
     # --- bind ----------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from apis.errors import printable
+from cluster.scheduler.cycle.proposals import Proposals
 
 HIGHEST_TOTAL: Final = 2**31
 """Bound of the score of a node; the sum of all extenders' then fits 64 bits. Extenders are asked
@@ -49,6 +50,39 @@ def arguments(
     return b'{"Pod":%b,"Nodes":%b,"NodeNames":%b}' % (pod, items, listed)
 
 
+def preemption(
+    pod: bytes, proposals: Proposals, *, pods: Mapping[str, bytes] | None = None
+) -> bytes:
+    """Return the body of a preempt request.
+
+    pod: the Pod as JSON. pods: UID -> the JSON of each victim, for an extender that does not know
+    pods itself; a victim that is missing there is left out.
+    """
+    victims, metas = b"null", b"null"
+    if pods is None:
+        metas = msgspec.json.encode(
+            {
+                node: {
+                    "Pods": [{"UID": uid} for uid in proposal.victims],
+                    "NumPDBViolations": proposal.violations,
+                }
+                for node, proposal in proposals.items()
+            }
+        )
+    else:
+        entries = (
+            b'%b:{"Pods":[%b],"NumPDBViolations":%d}'
+            % (
+                msgspec.json.encode(node),
+                b",".join(pods[uid] for uid in proposal.victims if uid in pods),
+                proposal.violations,
+            )
+            for node, proposal in proposals.items()
+        )
+        victims = b"{%b}" % b",".join(entries)
+    return b'{"Pod":%b,"NodeNameToVictims":%b,"NodeNameToMetaVictims":%b}' % (pod, victims, metas)
+
+
 def binding(*, namespace: str, name: str, uid: str, node: str) -> bytes:
     """Return the body of a bind request."""
     return msgspec.json.encode(
@@ -74,6 +108,12 @@ _decode_nodes: Final = msgspec.json.Decoder(_Items | None).decode
 _decode_messages: Final = msgspec.json.Decoder(dict[str, str] | None).decode
 _decode_text: Final = msgspec.json.Decoder(str | None).decode
 _decode_scores: Final = msgspec.json.Decoder(list[dict[str, Any]] | None).decode
+_decode_nodes_by_name: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode
+_decode_optional: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode
+_decode_pods: Final = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
+_decode_count: Final = msgspec.json.Decoder(
+    Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
+).decode
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -121,6 +161,31 @@ def read_bind(body: bytes) -> str:
         return printable(_decode_text(_members(body).get("error", _NULL)) or "")
     except msgspec.MsgspecError as problem:
         raise ExtenderError(f"the answer to bind cannot be read: {problem}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What an extender answers about one node. victims: UIDs of pods."""
+
+    victims: tuple[str, ...]
+    violations: int
+
+
+def read_preemption(body: bytes) -> dict[str, Answered]:
+    """Return the victims on each node of a preempt answer. Raises ExtenderError."""
+    try:
+        nodes = _decode_nodes_by_name(_members(body).get("nodenametometavictims", _NULL)) or {}
+        return {name: _answered(raw) for name, raw in nodes.items()}
+    except msgspec.MsgspecError as problem:
+        raise ExtenderError(f"the answer to preempt cannot be read: {problem}") from None
+
+
+def _answered(raw: msgspec.Raw) -> Answered:
+    node = {name.lower(): value for name, value in (_decode_optional(raw) or {}).items()}
+    pods = (_members(pod) for pod in _decode_pods(node.get("pods", _NULL)) or ())
+    uids = (_decode_text(pod.get("uid", _NULL)) or "" for pod in pods)
+    violations = _decode_count(node.get("numpdbviolations", _NULL)) or 0
+    return Answered(tuple(dict.fromkeys(uids)), violations)
 
 
 def _members(body: bytes) -> dict[str, msgspec.Raw]:

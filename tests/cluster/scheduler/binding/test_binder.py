@@ -52,10 +52,10 @@ class Bed:
 
 
 @asynccontextmanager
-async def bed(store: StoredPods, *, at_once: int = 16) -> AsyncIterator[Bed]:
+async def bed(store: StoredPods, *, at_once: int = 16, **more: Any) -> AsyncIterator[Bed]:
     outcomes: list[tuple[Placement, Outcome]] = []
     async with serving(store) as client:
-        binder = Binder(client, lambda *both: outcomes.append(both), at_once=at_once)
+        binder = Binder(client, lambda *both: outcomes.append(both), at_once=at_once, **more)
         try:
             yield Bed(store, binder, outcomes)
         finally:
@@ -428,3 +428,48 @@ def test_turns_keep_their_order_also_when_one_is_cancelled() -> None:
         assert len(turns) == 0
 
     asyncio.run(run())
+
+
+DELEGATED = replace(PLACEMENT, delegated=True)
+
+
+def test_an_extender_that_says_that_it_bound_a_pod_is_not_believed_for_ever() -> None:
+    async def run() -> Outcome:
+        async def binds(placement: Placement) -> bool:
+            return True
+
+        async with bed(one_pod(), delegate=binds, delegated_s=0.05) as here:
+            return await here.outcome(DELEGATED)
+
+    assert asyncio.run(run()) == Refused(
+        Why.FAILING,
+        "pod ns/p: its extender answered that it is bound, and it has no node after 0.05 s",
+    )
+
+
+@pytest.mark.parametrize(("node", "bound"), [("n1", True), ("n2", False)])
+def test_an_extender_may_bind_after_its_answer(node: str, bound: bool) -> None:
+    """While it is waited for, other placements go on."""
+
+    async def run() -> Outcome:
+        store = StoredPods()
+        late = ("a", "b", "c", "d")
+        for name in (*late, "p"):
+            store.add(name, uid="u" if name == "p" else name)
+
+        async def binds(placement: Placement) -> bool:
+            return True
+
+        async with bed(store, at_once=1, delegate=binds, delegated_s=60.0) as here:
+            for name in late:
+                here.binder.submit(replace(DELEGATED, name=name, uid=name))
+            assert isinstance(await here.outcome(), Bound)
+            for name in late:
+                store.pods[name]["spec"]["nodeName"] = node
+            await eventually(lambda: len(here.outcomes) == 4, every=0.002)
+            return here.outcomes.pop()[1]
+
+    found = asyncio.run(run())
+    assert isinstance(found, Bound) == bound
+    if isinstance(found, Refused):
+        assert found.why is Why.BOUND_ELSEWHERE

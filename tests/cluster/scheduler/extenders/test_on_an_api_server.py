@@ -17,7 +17,7 @@ import pytest
 from cluster.scheduler.binding.placement import Placement, patch_body
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client, encode_object
-from kube.resources import NODES, PODS
+from kube.resources import NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kubernetes import programs
 from tests.cluster.conftest import read
@@ -60,8 +60,16 @@ async def _make_nodes(client: Client, *names: str) -> None:
         await client.patch(NODES, name, b'{"spec":{"taints":null}}')
 
 
-async def _make_pod(client: Client, name: str, *, special: bool = False, **metadata: Any) -> None:
-    requests = {"cpu": "1"} | ({_SPECIAL: "1"} if special else {})
+async def _make_pod(
+    client: Client,
+    name: str,
+    *,
+    special: bool = False,
+    cpu: str = "1",
+    spec: Tree | None = None,
+    **metadata: Any,
+) -> None:
+    requests = {"cpu": cpu} | ({_SPECIAL: "1"} if special else {})
     limits = {_SPECIAL: "1"} if special else {}
     container = {
         "name": "main",
@@ -74,6 +82,7 @@ async def _make_pod(client: Client, name: str, *, special: bool = False, **metad
             "schedulerName": "extended",
             "automountServiceAccountToken": False,
             "containers": [container],
+            **(spec or {}),
         },
     }
     await client.create(PODS, encode_object(PODS, body), namespace="default")
@@ -199,7 +208,7 @@ def test_an_extender_that_hangs_delays_only_the_pods_that_it_is_asked_about(
 
 
 def test_an_extender_that_fails_holds_its_pods_up_unless_it_is_ignorable(
-    server: ApiServer, caplog: pytest.LogCaptureFixture
+    server: ApiServer,
 ) -> None:
     async def run() -> None:
         answers: dict[str, Callable[[Tree], Any]] = {"filter": lambda _: {"Error": "no licence"}}
@@ -210,10 +219,8 @@ def test_an_extender_that_fails_holds_its_pods_up_unless_it_is_ignorable(
                 "filterVerb": "filter",
                 "prioritizeVerb": "absent",
                 "weight": 1,
-                "preemptVerb": "preempt",
             }
             async with _scheduler(server, configured):
-                assert f"extender {extender.url}: preemptVerb has no effect" in caplog.text
                 await _make_pod(client, "p")
                 message = await _condition(client, "p", "SchedulerError")
                 assert message == f"extender {extender.url}: no licence"
@@ -362,6 +369,71 @@ def test_requests_are_those_of_kube_scheduler(server: ApiServer, tmp_path: Path)
             with _kube_scheduler(server, tmp_path, extenders):
                 expected = await ask(first, second, client)
             assert [len(asked) for asked in expected] == [2, 2]
+            assert ours == expected
+
+    asyncio.run(run())
+
+
+@pytest.mark.kube_scheduler
+@pytest.mark.parametrize("capable", [True, False])
+def test_a_preempt_request_is_that_of_kube_scheduler_and_its_answer_decides(
+    server: ApiServer, tmp_path: Path, capable: bool
+) -> None:
+    """n0 has the cheaper victim, and the extender wants the one on n1."""
+    high = {"priorityClassName": "extended-high", "preemptionPolicy": "PreemptLowerPriority"}
+
+    def only_n1(body: Tree) -> Tree:
+        given = body["NodeNameToMetaVictims"] or body["NodeNameToVictims"]
+        uids = [pod["UID"] if capable else pod["metadata"]["uid"] for pod in given["n1"]["Pods"]]
+        return {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": uid} for uid in uids]}}}
+
+    async def preempted(extender: Serving, client: Client) -> Any:
+        """Return the request, without what differs between two pods of one name."""
+        await _make_nodes(client, "n0", "n1")
+        for number, priority in enumerate((1, 5)):
+            low = {"priorityClassName": f"extended-{priority}", "nodeName": f"n{number}"}
+            low["terminationGracePeriodSeconds"] = 0
+            await _make_pod(client, f"low{number}", cpu="7", spec=low)
+        pods = await client.request("GET", PODS.path(namespace="default"))
+        names = {
+            pod["metadata"]["uid"]: pod["metadata"]["name"]
+            for pod in msgspec.json.decode(pods)["items"]
+        }
+        extender.asked.clear()
+        await _make_pod(client, "p", cpu="4", spec=high)
+
+        async def victim_is_gone() -> bool:
+            raw = await client.request("GET", PODS.path(namespace="default"))
+            left = {pod["metadata"]["name"] for pod in msgspec.json.decode(raw)["items"]}
+            return left == {"low0", "p"}
+
+        await eventually(victim_is_gone, seconds=30)
+        body = extender.bodies("preempt")[0]
+        assert body["Pod"]["metadata"]["name"] == "p"
+        del body["Pod"]
+        for given in (body["NodeNameToMetaVictims"], body["NodeNameToVictims"]):
+            for each in (given or {}).values():
+                each["Pods"] = [
+                    names[pod["UID"] if capable else pod["metadata"]["uid"]] for pod in each["Pods"]
+                ]
+        return body
+
+    async def run() -> None:
+        async with server.client() as client, serving({"preempt": only_n1}) as extender:
+            for name, value in (("extended-1", 1), ("extended-5", 5), ("extended-high", 1000)):
+                body = {"metadata": {"name": name}, "value": value}
+                await client.delete(PRIORITY_CLASSES, name)
+                await client.create(PRIORITY_CLASSES, encode_object(PRIORITY_CLASSES, body))
+            configured = {
+                "urlPrefix": extender.url,
+                "preemptVerb": "preempt",
+                "nodeCacheCapable": capable,
+            }
+            async with _scheduler(server, configured):
+                ours = await preempted(extender, client)
+                assert await _node_of(client, "p") == "n1"
+            with _kube_scheduler(server, tmp_path, [configured]):
+                expected = await preempted(extender, client)
             assert ours == expected
 
     asyncio.run(run())

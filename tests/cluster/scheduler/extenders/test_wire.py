@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.scheduler.cycle.proposals import Proposal
 from cluster.scheduler.extenders.wire import (
+    Answered,
     ExtenderError,
     Filtered,
     arguments,
     binding,
+    preemption,
     read_bind,
     read_filter,
+    read_preemption,
     read_scores,
 )
 
@@ -114,3 +118,64 @@ def test_no_answer_raises_anything_else(answer: bytes) -> None:
             read(answer)
         except ExtenderError as error:
             assert str(error)
+
+
+def test_a_preempt_request_has_uids_or_whole_pods() -> None:
+    pod = b'{"metadata":{"name":"p"}}'
+    proposals = {"a": Proposal({"u1": "ns/x", "u2": "ns/y"}, 1), "b": Proposal({"u3": "ns/z"})}
+    assert json.loads(preemption(pod, proposals)) == {
+        "Pod": {"metadata": {"name": "p"}},
+        "NodeNameToVictims": None,
+        "NodeNameToMetaVictims": {
+            "a": {"Pods": [{"UID": "u1"}, {"UID": "u2"}], "NumPDBViolations": 1},
+            "b": {"Pods": [{"UID": "u3"}], "NumPDBViolations": 0},
+        },
+    }
+    pods = {"u1": b'{"metadata":{"name":"x"}}', "u3": b"{}"}
+    assert json.loads(preemption(pod, proposals, pods=pods)) == {
+        "Pod": {"metadata": {"name": "p"}},
+        "NodeNameToVictims": {
+            "a": {"Pods": [{"metadata": {"name": "x"}}], "NumPDBViolations": 1},
+            "b": {"Pods": [{}], "NumPDBViolations": 0},
+        },
+        "NodeNameToMetaVictims": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({}, {}),
+        ({"NodeNameToMetaVictims": None}, {}),
+        ({"nodeNameToMetaVictims": {"a": None}}, {"a": Answered((), 0)}),
+        ({"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": Answered((), 0)}),
+        (
+            {"NodeNameToMetaVictims": {"a": {"pods": [{"uid": "u"}, {"UID": "u"}]}}},
+            {"a": Answered(("u",), 0)},
+        ),
+        (
+            {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u"}], "NumPDBViolations": 2}}},
+            {"a": Answered(("u",), 2)},
+        ),
+    ],
+)
+def test_a_preempt_answer(answer: Any, expected: dict[str, Answered]) -> None:
+    assert read_preemption(json.dumps(answer).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        '{"NodeNameToMetaVictims": []}',
+        '{"NodeNameToMetaVictims": {"a": []}}',
+        '{"NodeNameToMetaVictims": {"a": {"Pods": [null]}}}',
+        '{"NodeNameToMetaVictims": {"a": {"Pods": ["u"]}}}',
+        '{"NodeNameToMetaVictims": {"a": {"NumPDBViolations": 1.5}}}',
+        '{"NodeNameToMetaVictims": {"a": {"NumPDBViolations": 99999999999}}}',
+    ],
+)
+def test_a_preempt_answer_that_cannot_be_read(answer: str) -> None:
+    with pytest.raises(ExtenderError, match="the answer to preempt cannot be read"):
+        read_preemption(answer.encode())

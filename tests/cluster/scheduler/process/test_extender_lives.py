@@ -34,6 +34,12 @@ class _Extender:
     def ask(self, pod: PendingPod[PodShape]) -> None:
         self.questions.append(pod.uid)
 
+    def preempts(self, pod: PodShape) -> bool:
+        return False
+
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        raise AssertionError("nobody asked for it")
+
 
 class ExtendedLives(Lives):
     def _start(self) -> None:

@@ -169,6 +169,28 @@ def test_an_extender_is_asked_about_the_node_of_a_reservation_that_names_the_pod
     assert bed.placed() == {"web": "r"}
 
 
+def test_an_extender_is_sent_the_reserve_pod_of_a_reservation() -> None:
+    bed = Bed()
+    attempts = bed.process.attempts
+    attempts.consultant = _Extender()
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "1500m"}}}],
+    }
+    pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
+    bed.reservation("r", "3", template={"spec": spec}, status=pending)
+    assert bed.placed() == {}
+    assert attempts.candidates("uid-r") == ("n",)
+    raw = attempts.in_memory("uid-r")
+    assert raw is not None
+    pod = json.loads(raw)
+    assert pod["metadata"]["uid"] == "uid-r"
+    assert pod["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "1500m"}
+    assert attempts.in_memory("uid-web") is None
+    attempts.consulted("uid-r", None)
+    assert [placement.name for placement in bed.writer.waiting] == ["r"]
+
+
 def test_who_uses_a_reservation_wakes_no_pod() -> None:
     bed = Bed()
     bed.reservation("r", "3", allocateOnce=False)

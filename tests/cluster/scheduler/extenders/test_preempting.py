@@ -1,0 +1,285 @@
+"""Extenders choose among the nodes that a preemption could free, and name the victims there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
+from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.extenders.consulting import Extenders
+from kube.client import ApiError, Client
+from tests.beds.apiserver import eventually
+from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
+from tests.cluster.scheduler.process.preemption_bed import Bed
+
+
+class _Client:
+    """Reads pods from those of a bed."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
+
+    async def request(self, method: str, path: str, **_: Any) -> bytes:
+        found = self._bed.pods.get(path.rpartition("/")[2])
+        if found is None:
+            raise ApiError(status=404, reason="NotFound", message="no such pod", what=path)
+        return msgspec.json.encode(found)
+
+
+Play = Callable[[Bed, Serving, Extenders], Awaitable[None]]
+
+
+def _play(answer: Callable[[Tree], Any], scenario: Play, **configured: Any) -> None:
+    """Run a scenario with two full nodes: n0 with "cheap" and "kept", n1 with "dear".
+
+    answer: what the extender replies to a preempt request.
+    """
+
+    async def run() -> None:
+        bed = Bed()
+        for node in ("n0", "n1"):
+            bed.node(node, 4)
+        bed.pod("cheap", 3, 1, node="n0")
+        labels = {"scheduling.koordinator.sh/disable-preemptible": "true"}
+        bed.pod("kept", 1, 0, node="n0")
+        bed.pods["kept"]["metadata"]["labels"] = labels
+        bed.change("kept")
+        bed.pod("dear", 3, 5, node="n1")
+        bed.pod("beside", 1, 2, node="n1")
+        bed.pod("equal", 0, 9, node="n1")
+        async with serving({"preempt": answer}) as extender:
+            configuration = Extender(
+                url_prefix=extender.url,
+                preempt_verb="preempt",
+                **{"node_cache_capable": True, **configured},
+            )
+            extenders = Extenders(
+                cast(Client, _Client(bed)),
+                [configuration],
+                bed.core.attempts,
+                nodes={},
+                decided=lambda: None,
+            )
+            bed.core.attempts.consultant = extenders
+            extenders.open()
+            try:
+                bed.pod("new", 3, 9)
+                bed.run()
+                await scenario(bed, extender, extenders)
+                assert not extenders.faults.count
+            finally:
+                await extenders.stop_asking()
+                await extenders.close()
+
+    asyncio.run(run())
+
+
+async def _answered(bed: Bed) -> None:
+    await eventually(lambda: bed.core.queue.place("u-new") is not Place.IN_FLIGHT)
+
+
+def _metas(**nodes: list[str]) -> Tree:
+    return {
+        "NodeNameToMetaVictims": {
+            node: {"Pods": [{"UID": f"u-{name}"} for name in names], "NumPDBViolations": 0}
+            for node, names in nodes.items()
+        }
+    }
+
+
+def _as_proposed(body: Tree) -> Tree:
+    proposed = body["NodeNameToMetaVictims"]
+    if proposed is None:
+        proposed = {
+            node: {
+                "Pods": [{"UID": pod["metadata"]["uid"]} for pod in victims["Pods"]],
+                "NumPDBViolations": victims["NumPDBViolations"],
+            }
+            for node, victims in body["NodeNameToVictims"].items()
+        }
+    return {"NodeNameToMetaVictims": proposed}
+
+
+@pytest.mark.parametrize("capable", [True, False])
+def test_what_is_proposed_and_the_cheapest_that_is_agreed_to(capable: bool) -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        assert bed.evicted() == []
+        await _answered(bed)
+        (body,) = extender.bodies("preempt")
+        assert body["Pod"]["metadata"]["name"] == "new"
+        victims = {"n0": ["u-cheap"], "n1": ["u-dear"]}
+        given, none = "NodeNameToMetaVictims", "NodeNameToVictims"
+        if not capable:
+            given, none = none, given
+        assert body[none] is None
+        found = {
+            node: [pod["UID"] if capable else pod["metadata"]["uid"] for pod in each.pop("Pods")]
+            for node, each in body[given].items()
+        }
+        assert found == victims
+        assert list(body[given].values()) == [{"NumPDBViolations": 0}] * 2
+        if not capable:
+            # Whole pods, as the API server has them.
+            assert body["Pod"]["spec"]["containers"]
+        assert bed.evicted() == ["cheap"]
+        assert bed.nominated["new"] == "n0"
+
+    _play(_as_proposed, scenario, node_cache_capable=capable)
+
+
+@pytest.mark.parametrize(
+    ("answer", "evicted", "node"),
+    [
+        # Fewer nodes: the cheapest of those that are left.
+        (_metas(n1=["dear"]), ["dear"], "n1"),
+        # Other victims, which the extender needs gone as well.
+        (_metas(n1=["dear", "beside"]), ["beside", "dear"], "n1"),
+        (
+            {"nodenametometavictims": {"n1": {"pods": [{"uid": "u-dear"}], "numPDBViolations": 1}}},
+            ["dear"],
+            "n1",
+        ),
+    ],
+)
+def test_an_extender_drops_nodes_and_names_other_victims(
+    answer: Tree, evicted: list[str], node: str
+) -> None:
+    async def scenario(bed: Bed, _: Serving, __: Extenders) -> None:
+        await _answered(bed)
+        assert bed.evicted() == evicted
+        assert bed.nominated["new"] == node
+
+    _play(lambda _: answer, scenario)
+
+
+def test_budget_violations_that_an_extender_counts_make_a_node_dearer() -> None:
+    both = _metas(n0=["cheap"], n1=["dear"])
+    both["NodeNameToMetaVictims"]["n0"]["NumPDBViolations"] = 1
+
+    async def scenario(bed: Bed, _: Serving, __: Extenders) -> None:
+        await _answered(bed)
+        assert bed.evicted() == ["dear"]
+
+    _play(lambda _: both, scenario)
+
+
+@pytest.mark.parametrize("answer", [{}, {"NodeNameToMetaVictims": None}, _metas()])
+def test_without_a_node_that_an_extender_agrees_to_nobody_is_evicted(answer: Tree) -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        await _answered(bed)
+        assert bed.evicted() == []
+        assert bed.core.queue.place("u-new") is Place.UNSCHEDULABLE
+        assert bed.messages["new"].startswith("0/2 nodes are available: 2 Insufficient cpu.")
+        text = "preemption: extenders agree to none of the nodes that could be freed."
+        assert text in bed.messages["new"]
+
+    _play(lambda _: answer, scenario)
+
+
+_BAD: dict[str, Any] = {
+    "a node that was not proposed: 'n7'": _metas(n7=["dear"]),
+    "no victims on node 'n1'": _metas(n1=[]),
+    # Victims that the rules of preemption protect, that are elsewhere, or nowhere.
+    "pod on node n0 that may not be evicted for this one: UID 'u-kept'": _metas(
+        n0=["cheap", "kept"]
+    ),
+    "pod on node n1 that may not be evicted for this one: UID 'u-equal'": _metas(
+        n1=["dear", "equal"]
+    ),
+    "pod on node n1 that may not be evicted for this one: UID 'u-cheap'": _metas(n1=["cheap"]),
+    "pod on node n1 that may not be evicted for this one: UID ''": {
+        "NodeNameToMetaVictims": {"n1": {"Pods": [{}]}}
+    },
+    "cannot be read": {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": 3}]}}},
+    "cannot be read: Expected `int` >= 0": {
+        "NodeNameToMetaVictims": {"n1": {"NumPDBViolations": -1, "Pods": []}}
+    },
+}
+
+
+@pytest.mark.parametrize("problem", _BAD)
+@pytest.mark.parametrize("ignorable", [True, False])
+def test_an_answer_beyond_the_rules_evicts_nobody(problem: str, ignorable: bool) -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        await _answered(bed)
+        if ignorable:
+            # As if it had not been asked; a node without victims alone is taken as dropped.
+            assert bed.evicted() == ([] if problem.startswith("no victims") else ["cheap"])
+            return
+        assert bed.evicted() == []
+        message = bed.messages["new"]
+        assert message.startswith("0/2 nodes are available: 2 Insufficient cpu.")
+        assert f"preemption: extender {extender.url}: the answer to preempt " in message
+        assert problem in message
+        # Unlike a pod that no change helps, it is tried again after its back-off.
+        assert bed.core.queue.place("u-new") is Place.BACKOFF
+        extender.answers["preempt"] = _as_proposed
+        bed.run(20.0)
+        await _answered(bed)
+        assert bed.evicted() == ["cheap"]
+
+    _play(lambda _: _BAD[problem], scenario, ignorable=ignorable)
+
+
+@pytest.mark.parametrize("status", [500, 200])
+def test_what_changes_while_an_extender_is_asked(status: int) -> None:
+    """The pod is deleted: its answer, good or bad, is nobody's."""
+
+    async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
+        extender.status = status
+        bed.gone("new")
+        await eventually(lambda: not extenders._tasks)
+        assert bed.evicted() == []
+        assert bed.core.attempts.proposed("u-new") is None
+        assert len(bed.core.queue) == 0
+
+    _play(_as_proposed, scenario)
+
+
+def test_room_that_becomes_free_meanwhile_is_taken_and_nobody_is_evicted() -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        bed.gone("dear")
+        await _answered(bed)
+        assert bed.evicted() == []
+        bed.run(20.0)
+        assert bed.node_of("new") == "n1"
+
+    _play(_as_proposed, scenario)
+
+
+def test_a_pod_that_is_edited_meanwhile_evicts_nobody_for_what_it_was() -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        bed.pods["new"]["spec"]["nodeSelector"] = {"disk": "none"}
+        bed.change("new")
+        await _answered(bed)
+        assert bed.evicted() == []
+        assert bed.core.queue.place("u-new") is Place.ACTIVE
+
+    _play(_as_proposed, scenario)
+
+
+def test_a_less_important_pod_that_came_meanwhile_makes_a_node_too_full() -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        bed.gone("cheap")
+        bed.pod("late", 3, 8, node="n0")
+        await _answered(bed)
+        # Its victims there do not suffice any more.
+        assert bed.evicted() == []
+        text = "preemption: none of the nodes that extenders agreed to can be freed any more."
+        assert text in bed.messages["new"]
+
+    _play(lambda _: _metas(n0=["cheap"]), scenario)
+
+
+def test_only_pods_that_the_extender_manages_are_asked_about() -> None:
+    async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
+        assert bed.evicted() == ["cheap"]
+        assert extender.asked == []
+
+    managed = (ExtenderManagedResource(name="example.com/x"),)
+    _play(_as_proposed, scenario, managed_resources=managed)
