@@ -148,12 +148,14 @@ class Attempts:
         writers: Writers,
         *,
         clock: Callable[[], float],
+        wall: Callable[[], float] | None = None,
         pod_of: Callable[[str], SchedulingPod | None],
         reserve_pods: Mapping[str, ReservePod] = _NO_RESERVATIONS,
         network: NetworkTopology | None = None,
         resizes: bool = False,
     ) -> None:
-        """clock: seconds since 1970. pod_of: namespace/name -> the pod as last seen.
+        """clock: seconds on a clock that never jumps. wall: seconds since 1970, for what is shown;
+        None: `clock`. pod_of: namespace/name -> the pod as last seen.
         reserve_pods: by UID; what is decided about such a pod is written to its Reservation.
         network: the one in which gangs are gathered. resizes: a Reservation also keeps what its
         devices have, under the names that devices have it."""
@@ -171,6 +173,7 @@ class Attempts:
         self._metrics = metrics
         self._writers = writers
         self._clock = clock
+        self._wall = wall or clock
         self._pod_of = pod_of
         self._reserve_pods = reserve_pods
         self._resizes = resizes
@@ -254,7 +257,7 @@ class Attempts:
         profile = pod.shape.scheduler_name
         began = time.perf_counter()
         try:
-            outcome = self._decide(pod, opinion, now)
+            outcome = self._decide(pod, opinion)
         except PlanOutdated as outdated:
             self._abandon(pod, str(outdated), now)
             return
@@ -267,12 +270,10 @@ class Attempts:
         decision = Decision(outcome.booking, outcome.recorded)
         self._held[pod.uid] = _Held(pod, decision, submitted=False)
         node = outcome.booking.node
-        self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=now)
+        self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=self._wall())
         self.follow(self._permit.placed(pod.uid, now))
 
-    def _decide(
-        self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float
-    ) -> Placed | Unplaced:
+    def _decide(self, pod: PendingPod[PodShape], opinion: Opinion | None) -> Placed | Unplaced:
         node = ""
         if pod.gang:
             # A gang that is known not to fit takes no node from others, not even for a moment.
@@ -285,7 +286,7 @@ class Attempts:
             uid=pod.uid,
             shape=pod.shape,
             profile=pod.shape.scheduler_name,
-            now=now,
+            now=self._wall(),
             opinion=opinion,
             node=node,
         )
@@ -384,7 +385,7 @@ class Attempts:
             if not found.waits and self.evictions.end_nomination(pod.uid):
                 nominated = ""
         message = diagnosis.text
-        self.explanations.refused(pod.key, pod.uid, diagnosis, at=now)
+        self.explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         if isinstance(found, Candidate) or found.waits:
             decisions = self._permit.refused_alone(pod.uid, plugins, now)
         else:
@@ -412,7 +413,7 @@ class Attempts:
                 for other in self.evictions.carry_out(seat.pod, seat.candidate):
                     self._unnominated(other)
         message = diagnosis.text
-        self.explanations.refused(pod.key, pod.uid, diagnosis, at=now)
+        self.explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         plugins = diagnosis.plugins or _NO_NODES
         decisions = self._permit.refused(pod.uid, plugins, message, now)
         self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated.pop(pod.uid, None))
@@ -582,7 +583,7 @@ class Attempts:
         for uid in uids:
             key = self._queue.key(uid)
             if key is not None:
-                self.explanations.held_up(key, uid, message, at=self._clock())
+                self.explanations.held_up(key, uid, message, at=self._wall())
                 self._report(key, uid, UNSCHEDULABLE, message, nominated.get(uid))
 
     def refuse_reservation(self, reserve_pod: ReservePod, message: str) -> None:

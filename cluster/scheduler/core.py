@@ -65,6 +65,15 @@ from kube.resources import (
 )
 
 
+def steady_clock() -> Callable[[], float]:
+    """Return a clock that is right now and goes on with the monotonic one: seconds since 1970.
+
+    When the system's clock is set, it goes on as if nothing had happened.
+    """
+    ahead = time.time() - time.monotonic()
+    return lambda: ahead + time.monotonic()
+
+
 class SchedulerCore:
     """Everything that decides, composed over one set of tables."""
 
@@ -76,13 +85,19 @@ class SchedulerCore:
         *,
         seed: int | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
     ) -> None:
         """client: where the caches read from, once they are run. writers: take what is decided.
-        seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
+        seed: fixes how ties are drawn; None draws it. clock: seconds since 1970, for what objects
+        show and what is compared with their times. steady: seconds that never jump, for back-offs
+        and time limits; None: `steady_clock()` beside the system's clock, else `clock` itself.
         longest_unschedulable_s: see SchedulingQueue."""
         self.client = client
         self._clock = clock
+        if steady is None:
+            steady = steady_clock() if clock is time.time else clock
+        self._steady = steady
         self.configuration = configuration
         self.tables = Tables()
         self.plugins: Plugins = make_plugins(configuration, self.tables)
@@ -115,8 +130,9 @@ class SchedulerCore:
             self.tables.reservations,
             self.queue,
             pod_event=lambda event: self.source.pod_event(event),
+            withdraw=lambda uid: self.source.withdraw(uid),
             scheduler_names=self.plugins.reservations,
-            clock=clock,
+            clock=steady,
             refuse=lambda reserve_pod, why: self.attempts.refuse_reservation(reserve_pod, why),
         )
         self.attempts = Attempts(
@@ -125,7 +141,8 @@ class SchedulerCore:
             self.permit,
             self.metrics,
             writers,
-            clock=clock,
+            clock=steady,
+            wall=clock,
             pod_of=self.pods.items.get,
             reserve_pods=reservations.reserve_pods,
             network=self.plugins.network,
@@ -136,14 +153,14 @@ class SchedulerCore:
     def _make_sources(self) -> None:
         client = self.client
         self.workloads = Workloads(client)
-        self.volumes = VolumeSource(client, self.tables, self.queue, clock=self._clock)
+        self.volumes = VolumeSource(client, self.tables, self.queue, clock=self._steady)
         follow = self.attempts.follow
         gangs = self.gangs = GangSource(
-            self.permit, self.plugins.gangs, clock=self._clock, follow=follow
+            self.permit, self.plugins.gangs, clock=self._steady, follow=follow
         )
         quotas = self.plugins.quotas
         self.quota_source = (
-            None if quotas is None else QuotaSource(quotas, self.queue, clock=self._clock)
+            None if quotas is None else QuotaSource(quotas, self.queue, clock=self._steady)
         )
         self.source = ClusterSource(
             self.tables,
@@ -151,7 +168,7 @@ class SchedulerCore:
             self.permit,
             gangs,
             scheduler_names=self.plugins.profiles,
-            clock=self._clock,
+            clock=self._steady,
             follow=follow,
             forget=self.attempts.forget,
             nominator=self.scheduling.nominator,
@@ -159,9 +176,7 @@ class SchedulerCore:
             quotas=self.quota_source,
             other_nominations=self.configuration.gates.get("CrossSchedulerNomination", False),
         )
-        self.attempts.look_again = lambda pod: self.source.pod_event(
-            Event(Change.MODIFIED, pod, pod)
-        )
+        self.attempts.look_again = self._look_again
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
         metrics: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
         topologies: Cache[NodeResourceTopology] = Cache(
@@ -196,7 +211,7 @@ class SchedulerCore:
                 self.plugins.templates,
                 self.plugins.devices,
                 self.queue,
-                clock=self._clock,
+                clock=self._steady,
             )
             self.caches = (*self.caches, self.templates.cache)
         self.networks: Cache[ClusterNetworkTopology] = Cache(
@@ -204,9 +219,9 @@ class SchedulerCore:
         )
         if self.plugins.gangs:
             self.caches = (*self.caches, self.networks)
-            networks = NetworkTopologySource(self.plugins.network, self.queue, clock=self._clock)
+            networks = NetworkTopologySource(self.plugins.network, self.queue, clock=self._steady)
             self.networks.subscribe(networks.topology_event)
-        facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._clock)
+        facts = NodeFacts(self.tables, self.plugins, self.queue, metrics, topologies, self._steady)
         # A node's row is made before its facts are looked for.
         self.nodes.subscribe(self.source.node_event)
         self.nodes.subscribe(facts.node_event)
@@ -218,6 +233,12 @@ class SchedulerCore:
         self.reservations.subscribe(self.reservation_source.reservation_event)
         namespaces.subscribe(self._namespace_event)
         budgets.subscribe(DisruptionBudgetSource(self.scheduling.budgets).event)
+
+    def _look_again(self, pod: SchedulingPod) -> None:
+        if pod.metadata.uid in self.reservation_source.reserve_pods:
+            self.reservation_source.look_again(pod.metadata.uid)
+        else:
+            self.source.pod_event(Event(Change.MODIFIED, pod, pod))
 
     def _namespace_event(self, event: Event[Namespace]) -> None:
         name = event.new.metadata.name
@@ -232,14 +253,14 @@ class SchedulerCore:
 
     def schedule_for(self, seconds: float) -> bool:
         """Schedule pods for so long; return whether more may be waiting."""
-        now = self._clock()
+        now, steady = self._clock(), self._steady()
         end = time.monotonic() + seconds
         for load in self.plugins.loads:
             load.advance(now)
         if self.quota_source is not None:
             self.quota_source.advance(now)
         while time.monotonic() < end:
-            if not self.attempts.next(now):
+            if not self.attempts.next(steady):
                 return False
         return True
 

@@ -52,8 +52,9 @@ class Evictions:
         take_back: Callable[[str, str], bool],
         reference: Callable[[PendingPod[PodShape]], ObjectReference],
     ) -> None:
-        """clock: seconds since 1970. take_back: (UID, why) -> whether the pod had a node without
-        being bound there, and gave it back. reference: to the object that a pod stands for."""
+        """clock: seconds, as the queue counts them. take_back: (UID, why) -> whether the pod had a
+        node without being bound there, and gave it back. reference: to the object that a pod
+        stands for."""
         self._scheduling = scheduling
         self._nominator = scheduling.nominator
         self._queue = queue

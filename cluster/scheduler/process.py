@@ -90,20 +90,21 @@ class SchedulerProcess(SchedulerCore):
         *,
         seed: int | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
         controllers: Container[str] = CONTROLLERS,
         network_status: bool = False,
     ) -> None:
-        """seed: fixes how ties are drawn; None draws it. clock: seconds since 1970.
-        longest_unschedulable_s: see SchedulingQueue. controllers: names of the plugins that also
-        write the status of their objects. network_status: whether the domains of the network are
-        written into the ClusterNetworkTopology."""
+        """seed, clock, steady, longest_unschedulable_s: see SchedulerCore. controllers: names of
+        the plugins that also write the status of their objects. network_status: whether the
+        domains of the network are written into the ClusterNetworkTopology."""
         super().__init__(
             client,
             configuration,
             self,
             seed=seed,
             clock=clock,
+            steady=steady,
             longest_unschedulable_s=longest_unschedulable_s,
         )
         self.leading = False
@@ -377,7 +378,7 @@ class SchedulerProcess(SchedulerCore):
             if not self.schedule_for(_SLICE_S):
                 times = (self.queue.next_time(), self.permit.next_time())
                 until = min((each for each in times if each is not None), default=None)
-                pause = _TICK_S if until is None else max(0.0, until - self._clock())
+                pause = _TICK_S if until is None else max(0.0, until - self._steady())
                 try:
                     async with asyncio.timeout(min(pause, _TICK_S)):
                         await self._wake.wait()

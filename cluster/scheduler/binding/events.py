@@ -193,7 +193,8 @@ class EventWriter:
             older.at = now
             return True
         known = self._known.get(event)
-        if known is None or now - known.last > _SAME_FOR_S:
+        # A time before the last one: the clock was set back.
+        if known is None or not 0 <= now - known.last <= _SAME_FOR_S:
             return False
         known.count += 1
         known.last = now
@@ -315,7 +316,7 @@ class EventWriter:
         self.counts.lost += 1
         self._unlogged += 1
         now = self._now()
-        if now - self._logged_at < _QUIET_S:
+        if 0 <= now - self._logged_at < _QUIET_S:
             return
         about = waiting.event.about
         _log.warning(

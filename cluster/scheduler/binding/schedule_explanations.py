@@ -133,7 +133,9 @@ class ScheduleExplanations:
             age = now - before.at
             changed = written.status != before.status
             urgent = written.verdict != before.verdict
-            if not urgent and not (changed and age >= _SETTLE_S) and age < _HEARTBEAT_S:
+            due = age >= (_SETTLE_S if changed else _HEARTBEAT_S)
+            # A negative age: the clock was set back.
+            if not urgent and not due and age >= 0:
                 return
         moment = format_time(datetime.fromtimestamp(now, UTC))
         plain = to_plain(status) | {"lastUpdateTime": moment}

@@ -7,7 +7,8 @@ ten thousand of them as for one. When that one is placed, the next follows; when
 wait again. Differences from kube-scheduler, which keeps and retries each pod on its own:
 docs/facts/scheduler.md, "The queue".
 
-No I/O, no clock: `now` is seconds since 1970 on a clock that never goes back.
+No I/O, no clock: `now` is in seconds on a clock that never jumps and begins about 1970, so that it
+compares with the times at which pods were created.
 """
 
 from __future__ import annotations

@@ -52,12 +52,13 @@ class ClusterSource:
         quotas: QuotaSource | None = None,
         other_nominations: bool = False,
     ) -> None:
-        """scheduler_names: of the profiles. clock: seconds since 1970. follow: carries out what a
-        change means for gangs. forget: called with the UID of a pod that is gone, is being deleted,
-        or was given to another scheduler. nominator: takes the nominations that pods show when they
-        are first seen, which is after a restart. spread_by: selects the pods of the workload that a
-        pod belongs to. quotas: takes pods without a node, if a profile schedules by quotas.
-        other_nominations: the nominator also takes those of other schedulers' pods.
+        """scheduler_names: of the profiles. clock: seconds, as the queue counts them. follow:
+        carries out what a change means for gangs. forget: called with the UID of a pod that is
+        gone, is being deleted, or was given to another scheduler. nominator: takes the nominations
+        that pods show when they are first seen, which is after a restart. spread_by: selects the
+        pods of the workload that a pod belongs to. quotas: takes pods without a node, if a profile
+        schedules by quotas. other_nominations: the nominator also takes those of other schedulers'
+        pods.
         """
         self._tables = tables
         self._queue = queue
@@ -184,12 +185,20 @@ class ClusterSource:
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.add(pod, self._clock(), defines=defines))
 
-    def _of_another_scheduler(self, new: SchedulingPod) -> None:
-        uid = new.metadata.uid
+    def withdraw(self, uid: str) -> bool:
+        """Schedule a pod no more that waits for a node; one that does not wait is left alone.
+
+        Returns whether its room stays booked, because its binding is under way or has succeeded.
+        """
         if self._queue.place(uid) is not None:
-            # Its label named one of ours before.
             self._follow(self._permit.gone(uid, self._clock()))
             self._forget_attempt(uid)
+        return uid in self._tables.bookings
+
+    def _of_another_scheduler(self, new: SchedulingPod) -> None:
+        uid = new.metadata.uid
+        # Its label may have named one of ours before.
+        self.withdraw(uid)
         if self._quotas is not None and new.metadata.deletion_timestamp is None:
             # What it requests counts for its quota all the same.
             self._quotas.waits(uid, self.shape_of(new))

@@ -34,7 +34,7 @@ class NetworkTopologySource:
         *,
         clock: Callable[[], float],
     ) -> None:
-        """clock: seconds since 1970."""
+        """clock: seconds, as the queue counts them."""
         self._network = network
         self._queue = queue
         self._clock = clock

@@ -36,15 +36,20 @@ class ReservationSource:
         queue: SchedulingQueue[PodShape],
         *,
         pod_event: Callable[[Event[SchedulingPod]], None],
+        withdraw: Callable[[str], bool],
         scheduler_names: Container[str],
         clock: Callable[[], float],
         refuse: Callable[[ReservePod, str], None],
     ) -> None:
-        """pod_event: takes the events of pods. scheduler_names: of the profiles that schedule
-        reservations. clock: seconds since 1970. refuse: says why a Reservation is not scheduled."""
+        """pod_event: takes the events of pods. withdraw: has a pod that waits scheduled no more, by
+        its UID, and returns whether its room stays booked. scheduler_names: of the profiles that
+        schedule reservations. clock: seconds, as the queue counts them. refuse: says why a
+        Reservation is not scheduled.
+        """
         self._table = table
         self._queue = queue
         self._pod_event = pod_event
+        self._withdraw = withdraw
         self._scheduler_names = scheduler_names
         self._clock = clock
         self._refuse = refuse
@@ -106,12 +111,19 @@ class ReservationSource:
             self._end(read.uid)
             before = None
         refused = self._waits(pod) and (read.problems or not self._is_ours(pod))
-        if refused or is_terminated(pod):
+        # A binding that is under way may succeed, and the room is its own until that is known.
+        if is_terminated(pod) or (refused and not self._withdraw(read.uid)):
             self._end(read.uid)
-        else:
+        elif not refused:
             self._followed[read.uid] = pod
             change = Change.ADDED if before is None else Change.MODIFIED
             self._pod_event(Event(change, before, pod))
+
+    def look_again(self, uid: str) -> None:
+        """Follow a Reservation as it was last seen, after its binding failed."""
+        read = self._known.get(uid)
+        if read is not None:
+            self._follow(read)
 
     def _end(self, uid: str) -> None:
         pod = self._followed.pop(uid, None)

@@ -391,7 +391,7 @@ def test_a_preempt_request_is_that_of_kube_scheduler_and_its_answer_decides(
         """Return the request, without what differs between two pods of one name."""
         await _make_nodes(client, "n0", "n1")
         for number, priority in enumerate((1, 5)):
-            low = {"priorityClassName": f"extended-{priority}", "nodeName": f"n{number}"}
+            low: Tree = {"priorityClassName": f"extended-{priority}", "nodeName": f"n{number}"}
             low["terminationGracePeriodSeconds"] = 0
             await _make_pod(client, f"low{number}", cpu="7", spec=low)
         pods = await client.request("GET", PODS.path(namespace="default"))

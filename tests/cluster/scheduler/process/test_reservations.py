@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.binding.placement import Bound, Refused, Why
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.trial import Trial
@@ -189,6 +189,55 @@ def test_an_extender_is_sent_the_reserve_pod_of_a_reservation() -> None:
     assert attempts.in_memory("uid-web") is None
     attempts.consulted("uid-r", None)
     assert [placement.name for placement in bed.writer.waiting] == ["r"]
+
+
+_BAD_EDITS: list[dict[str, Any]] = [{"owners": []}, {"template": {"spec": {"priority": "x"}}}]
+
+
+@pytest.mark.parametrize("edit", _BAD_EDITS)
+@pytest.mark.parametrize("outcome", ["bound", "refused", "deleted", "ended"])
+def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_nobody_its_room(
+    edit: dict[str, Any], outcome: str
+) -> None:
+    bed = Bed()
+    spec = {
+        "schedulerName": "koord-scheduler",
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}],
+    }
+    pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
+    bed.reservation("r", "3", template={"spec": spec}, status=pending)
+    assert bed.placed() == {}
+    placement = bed.writer.waiting.pop()
+    changed = {"template": {"spec": spec}, "status": pending, **edit}
+    bed.reservation("r", "3", **changed)
+    assert "uid-r" in bed.process.reservation_source.problems
+    bed.pod("other", "2")
+    assert bed.placed() == {}
+    if outcome == "bound":
+        bed.process.attempts.bound(placement, Bound())
+        # An older state may come late.
+        bed.reservation("r", "3", **changed)
+        bed.pod("more", "2")
+        assert bed.placed() == {}
+        bed.reservation("r", "3", **{**changed, "status": {}})
+        assert bed.placed() == {}
+        assert bed.process.tables.bookings["uid-r"].node == "n"
+        return
+    if outcome == "refused":
+        bed.process.attempts.bound(placement, Refused(Why.CONFLICT, "edited"))
+    elif outcome == "deleted":
+        bed.reservation("r", "3", kind="DELETED", **changed)
+    else:
+        bed.reservation("r", "3", **{**changed, "status": {**pending, "phase": "Failed"}})
+    assert bed.placed() == {"other": ""}
+    assert bed.process.queue.place("uid-r") is None
+    if outcome == "refused":
+        # Corrected, it waits for room again.
+        bed.reservation("r", "3", template={"spec": spec}, status=pending)
+        assert bed.process.queue.place("uid-r") is not None
+        bed.pod("other", "2", kind="DELETED")
+        assert bed.placed() == {}
+        assert [each.name for each in bed.writer.waiting] == ["r"]
 
 
 def test_who_uses_a_reservation_wakes_no_pod() -> None:
