@@ -13,7 +13,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -46,8 +47,25 @@ _QUIET_S: Final = 1.0
 def answer(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options ask for. Raises InputError(s) or CommandError."""
     # What is left out is in the answer's notes.
-    logging.getLogger("kube").setLevel(logging.ERROR)
-    logging.getLogger("cluster").setLevel(logging.ERROR)
+    with _quiet("kube", "cluster"):
+        return _answer(options)
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Have these loggers pass errors alone, until the block ends."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _answer(options: argparse.Namespace) -> dict[str, Any]:
     if options.capacity and not options.pods:
         raise CommandError("--capacity counts the pods of a file: add --pods FILE")
     if options.against and options.pods:
@@ -56,7 +74,8 @@ def answer(options: argparse.Namespace) -> dict[str, Any]:
     gates = read_gates(options.feature_gates, obj="command line", field="--feature-gates").on
     configuration = _configuration(options.config, gates)
     against = _configuration(options.against, gates) if options.against else None
-    cluster, notes, now = _cluster(options, configuration, progress)
+    configurations = [each for each in (configuration, against) if each is not None]
+    cluster, notes, now = _cluster(options, configurations, progress)
     question = Question(
         cluster=tuple(cluster),
         configuration=configuration,
@@ -105,10 +124,13 @@ def _configuration(path: str | None, gates: Mapping[str, bool]) -> SchedulerConf
 
 def _cluster(
     options: argparse.Namespace,
-    configuration: SchedulerConfiguration,
+    configurations: Sequence[SchedulerConfiguration],
     progress: Callable[[str], None],
 ) -> tuple[list[FileObject], tuple[str, ...], float]:
-    """Return the objects, what is missing of them, and the moment that is simulated."""
+    """Return the objects, what is missing of them, and the moment that is simulated.
+
+    configurations: a cluster is asked for all that one of them reads.
+    """
     path = options.cluster
     if path != "kubeconfig" and not os.path.exists(path):
         raise CommandError(
@@ -126,7 +148,7 @@ def _cluster(
         file = os.environ.get("KUBECONFIG") or None if path == "kubeconfig" else path
         connection = load_connection(file, context=options.context)
         async with Client(connection, user_agent="koordctl") as client:
-            return await read_cluster(client, collections_read(configuration), progress=progress)
+            return await read_cluster(client, collections_read(configurations), progress=progress)
 
     try:
         objects, notes = asyncio.run(read())

@@ -251,14 +251,18 @@ class SchedulerCore:
         """Work out beforehand what the first preemption would have to, once all is read."""
         self.tables.occupants.follow()
 
-    def schedule_for(self, seconds: float) -> bool:
-        """Schedule pods for so long; return whether more may be waiting."""
-        now, steady = self._clock(), self._steady()
-        end = time.monotonic() + seconds
+    def advance(self, now: float) -> None:
+        """Let time pass, to `now` seconds since 1970: reports and grace periods end."""
         for load in self.plugins.loads:
             load.advance(now)
         if self.quota_source is not None:
             self.quota_source.advance(now)
+
+    def schedule_for(self, seconds: float) -> bool:
+        """Schedule pods for so long; return whether more may be waiting."""
+        now, steady = self._clock(), self._steady()
+        end = time.monotonic() + seconds
+        self.advance(now)
         while time.monotonic() < end:
             if not self.attempts.next(steady):
                 return False

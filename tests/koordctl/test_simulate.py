@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.scheduler.configuration.reading import default_configuration, read_configuration
+from cluster.scheduler.simulation.simulation import collections_read
 from koordctl.main import main
 from tests.cluster.scheduler.simulation.dumps import (
     KOORDINATOR,
@@ -25,6 +28,16 @@ from tests.cluster.scheduler.simulation.dumps import (
 )
 from tests.cluster.scheduler.volumes.making import HOST, claim_json, volume_json
 from tests.cluster.scheduler.volumes.making import on as terms_on
+
+_QUOTAS = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preFilter: {enabled: [{name: ElasticQuota}]}
+    reserve: {enabled: [{name: ElasticQuota}]}
+"""
 
 
 class Cluster:
@@ -384,6 +397,83 @@ def test_a_claim_of_the_file_that_names_no_class_gets_the_default_one(
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
     found = cluster.ask("--pods", cluster.pods(claim, pod("a", volumes=volumes)))
     assert _states(found) == {"default/a": state}
+
+
+@pytest.mark.parametrize(
+    ("classes", "state"),
+    [
+        # The newest of several default classes counts.
+        ({"a": "2026-01-01T00:00:00Z", "b": "2026-01-02T00:00:00Z"}, "n1"),
+        ({"a": "2026-01-03T00:00:00Z", "b": "2026-01-02T00:00:00Z"}, "unschedulable"),
+        ({"b": "2026-01-02T00:00:00Z", "a": "2026-01-02T00:00:00Z"}, "unschedulable"),
+        ({"b": "2026-01-02T00:00:00Z", "a": None}, "n1"),
+    ],
+)
+def test_of_several_default_classes_the_newest_counts(
+    cluster: Cluster, classes: dict[str, str | None], state: str
+) -> None:
+    made = []
+    for name, created in classes.items():
+        # Nothing provisions volumes of class a.
+        provisioner = "disk.example.com" if name == "b" else "kubernetes.io/no-provisioner"
+        made.append(_storage_class(name, provisioner, default=True))
+        made[-1]["metadata"]["creationTimestamp"] = created
+    cluster.write(node("n1"), *made)
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    claim = _claim("c", class_name=None)
+    found = cluster.ask("--pods", cluster.pods(claim, pod("a", volumes=volumes)))
+    assert _states(found) == {"default/a": state}
+
+
+def test_a_claim_and_its_volume_that_the_cluster_has_stay_bound(cluster: Cluster) -> None:
+    cluster.write(
+        node("n1"),
+        node("n2"),
+        pod("x", "6", on="n2"),
+        _storage_class("disk", "disk.example.com"),
+        _claim("c", class_name="disk", volume="a"),
+        _volume("a", class_name="disk", claim="c", terms=terms_on(HOST, "n2")),
+    )
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    # The manifests that they were made from, and one that is new.
+    pods = cluster.pods(
+        _claim("c", class_name="disk"),
+        _volume("a", class_name="disk", terms=terms_on(HOST, "n2")),
+        _claim("new", class_name="disk"),
+        pod("web", volumes=volumes),
+        pod("other", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "new"}}]),
+    )
+    found = cluster.ask("--pods", pods)
+    assert _states(found) == {"default/web": "n2", "default/other": "n1"}
+    notes = [note.partition(": ")[2] for note in found["notes"] if "as the cluster has it" in note]
+    assert notes == [
+        "PersistentVolumeClaim default/c counts as the cluster has it",
+        "PersistentVolume a counts as the cluster has it",
+    ]
+
+
+def test_a_simulation_leaves_the_log_levels_as_they_were(cluster: Cluster) -> None:
+    cluster.write(node("n1"))
+    logger = logging.getLogger("cluster")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        cluster.ask("--pods", cluster.pods(pod("a")))
+        assert logger.level == logging.DEBUG
+        assert cluster.run("--pods", "missing.yaml")[0] == 2
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)
+
+
+def test_what_one_of_two_configurations_reads_is_read_of_a_cluster() -> None:
+    plain, quotas = default_configuration(), read_configuration(_QUOTAS, obj="test")
+    paths = [each.path for each in collections_read((plain, quotas))]
+    assert len(paths) == len(set(paths))
+    kinds = {each.resource.kind for each in collections_read((plain, quotas))}
+    assert "ElasticQuota" in kinds
+    assert kinds == {each.resource.kind for each in collections_read((quotas, plain))}
+    assert kinds > {each.resource.kind for each in collections_read((plain,))}
 
 
 def test_measured_usage_counts_as_when_the_dump_was_made(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from apis.errors import InputError
 from apis.meta import format_time
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
-from cluster.scheduler.simulation.claims import default_class
+from cluster.scheduler.simulation.claims import default_class, kept_of_cluster
 from cluster.scheduler.simulation.objects import FileObject, Progress, tree_of
 from cluster.scheduler.simulation.pods import Defaults, PodFile, pods_of, priorities_of
 from cluster.scheduler.simulation.simulation import Capacity, PodResult, Simulation, emptied
@@ -181,7 +181,8 @@ def _prepared(
         raise InputError(
             obj="the file of pods", field="", value="", problem="has no Pod and no workload"
         )
-    others = (*file.others, *_made_claims(question, file))
+    added, kept = kept_of_cluster(file.others, question.cluster)
+    others = (*added, *_made_claims(question, file))
     given = {(each.group, each.kind, each.key) for each in (*file.pods, *others)}
     rest = [each for each in question.cluster if (each.group, each.kind, each.key) not in given]
     simulation = Simulation(question.configuration, seed=question.seed, now=question.now)
@@ -194,7 +195,8 @@ def _prepared(
             value="",
             problem=simulation.core.pods.undecodable[missing[0].key],
         )
-    return simulation, file, (*file.notes, *notes)
+    stay = [f"{each.ref} counts as the cluster has it" for each in kept]
+    return simulation, file, (*file.notes, *stay, *notes)
 
 
 def _made_claims(question: Question, file: PodFile) -> list[FileObject]:

@@ -10,24 +10,56 @@ from typing import Any, Final
 import msgspec
 
 from apis.errors import InputError
+from apis.meta import unix_seconds
 from apis.storage import ANNOTATION_CLASS
 from cluster.scheduler.simulation.objects import FileObject, tree_of
-from kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_ATTACHMENTS
+from kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
+)
 
 _IS_DEFAULT: Final = "storageclass.kubernetes.io/is-default-class"
 """Annotation of the StorageClass of claims that name none."""
+
+_BOUND: Final = (PERSISTENT_VOLUME_CLAIMS.kind, PERSISTENT_VOLUMES.kind)
+"""Kinds that are bound to one another."""
 
 Tree = dict[str, Any]
 
 
 def default_class(objects: Iterable[FileObject]) -> str:
-    """Return the name of the StorageClass of claims that name none, or ""."""
+    """Return the name of the StorageClass of claims that name none, or "".
+
+    Of several default ones the newest, of equally old ones the first by name: Kubernetes' rule.
+    """
+    found: list[tuple[float, str]] = []
     for each in objects:
-        if each.kind == "StorageClass":
-            annotations = tree_of(each)["metadata"].get("annotations")
+        if each.kind == STORAGE_CLASSES.kind:
+            meta = tree_of(each)["metadata"]
+            annotations, created = meta.get("annotations"), meta.get("creationTimestamp")
             if isinstance(annotations, dict) and annotations.get(_IS_DEFAULT) == "true":
-                return each.name
-    return ""
+                age = unix_seconds(created) if isinstance(created, str) else 0.0
+                found.append((-age, each.name))
+    return min(found, default=(0.0, ""))[1]
+
+
+def kept_of_cluster(
+    given: Iterable[FileObject], cluster: Iterable[FileObject]
+) -> tuple[list[FileObject], list[FileObject]]:
+    """Return the given objects apart: those to take, and claims and volumes that the cluster has.
+
+    These stay as the cluster has them, as if the file was applied: which claim and volume are bound
+    to each other stands in the objects of the cluster alone.
+    """
+    known = {(each.kind, each.key) for each in cluster if not each.group and each.kind in _BOUND}
+    taken: list[FileObject] = []
+    kept: list[FileObject] = []
+    for each in given:
+        is_known = not each.group and (each.kind, each.key) in known
+        (kept if is_known else taken).append(each)
+    return taken, kept
 
 
 def with_class(claim: FileObject, storage_class: str) -> FileObject:

@@ -162,8 +162,7 @@ class Simulation:
         until = self.now + _QUIET_S
         attempts = 0
         while True:
-            for load in core.plugins.loads:
-                load.advance(self.now)
+            core.advance(self.now)
             while core.attempts.next(self.now):
                 attempts += 1
                 if attempts % _EVERY == 0:
@@ -361,12 +360,16 @@ def _load(cache: Cache[Any], found: list[FileObject]) -> list[str]:
     ]
 
 
-def collections_read(configuration: SchedulerConfiguration) -> tuple[Collection, ...]:
-    """Return what a simulation reads of a cluster."""
-    core = Simulation(configuration, seed=0, now=0.0).core
-    caches = (*core.caches, core.pods)
+def collections_read(configurations: Iterable[SchedulerConfiguration]) -> tuple[Collection, ...]:
+    """Return what simulations with these configurations read of a cluster, each once."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], Collection] = {}
+    for configuration in configurations:
+        core = Simulation(configuration, seed=0, now=0.0).core
+        for cache in (*core.caches, core.pods):
+            collection = cache.collection
+            found[collection.path, tuple(collection.selectors.items())] = collection
     classes = Collection(PRIORITY_CLASSES, PRIORITY_CLASSES.path())
-    return (*(cache.collection for cache in caches), classes)
+    return (*found.values(), classes)
 
 
 def moment_of(objects: Iterable[FileObject]) -> float:

@@ -27,7 +27,7 @@ def test_of_config_maps_the_templates_alone_are_read() -> None:
         return listing(1)
 
     async def read() -> None:
-        collections = collections_read(read_configuration(KOORDINATOR, obj="test"))
+        collections = collections_read((read_configuration(KOORDINATOR, obj="test"),))
         async with api(handler) as client:
             _, notes = await read_cluster(client, collections, progress=lambda text: None)
         assert notes == ()
