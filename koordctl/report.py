@@ -103,7 +103,11 @@ def _charts(
         _chart(
             "Best effort: the cores that it may use, and uses",
             times,
-            [("be.limit", "may use"), ("cpu.BE", "uses"), *_named(series, "be_suppress_cpu_cores")],
+            [
+                ("be.limit", "may use"),
+                ("cpu.BE", "uses"),
+                *_named(series, "be_suppress_cpu_cores", "left by suppression"),
+            ],
             series,
         ),
         _chart(
@@ -115,7 +119,7 @@ def _charts(
         _chart(
             "Prediction: the peak that is predicted for prod, and what prod used, in cores",
             times,
-            [*_named(series, "node_predicted_resource_peak"), ("cpu.prod", "used")],
+            [*_named(series, "node_predicted_resource_peak", "predicted"), ("cpu.prod", "used")],
             series,
         ),
     )
@@ -126,10 +130,16 @@ def _minutes(times: Sequence[float]) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
 
 
-def _named(series: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
-    """Return (name, label) of the series of one gauge: they differ in its labels."""
-    found = sorted(name for name in series if name.partition("{")[0] == prefix)
-    return [(name, name.partition("{")[2].rstrip("}") or prefix) for name in found]
+def _named(series: Mapping[str, Any], gauge: str, what: str) -> list[tuple[str, str]]:
+    """Return (name, label) of the series of a gauge, which differ in its labels. what: it shows."""
+    found = sorted(name for name in series if name.partition("{")[0] == gauge)
+    return [(name, _label(name, what)) for name in found]
+
+
+def _label(name: str, what: str) -> str:
+    labels = name.partition("{")[2].rstrip("}").split(",")
+    values = ", ".join(each.partition("=")[2] for each in labels)
+    return f"{what}: {values}" if values else what
 
 
 def _chart(

@@ -72,6 +72,7 @@ def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
     ):
         assert f">{title}<" in text, title
     assert "Prediction" not in text  # nothing was predicted
+    assert "left by suppression: cpuset" in text
     assert "CPU 0, core 0: default/db-0" in text
     assert "CPU 1, core 1: shared" in text
 
