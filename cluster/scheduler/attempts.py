@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -207,18 +208,34 @@ class Attempts:
         return len(self._held)
 
     def next(self, now: float) -> bool:
-        """Try the next pod; return whether there was one."""
-        self.follow(self._permit.expire(now))
-        attempt = self._permit.pop(now)
+        """Try the next pod; return whether there was one.
+
+        A fault is counted and logged, and ends nothing but the step that it is in.
+        """
+        with self._surviving("ending the waits of gangs"):
+            self.follow(self._permit.expire(now))
+        attempt: Attempt[PodShape] | None = None
+        with self._surviving("taking a pod from the queue"):
+            attempt = self._permit.pop(now)
         if attempt is None:
-            self._report_gated()
+            with self._surviving("reporting gated pods"):
+                self._report_gated()
             return False
-        try:
-            self._attempt(attempt, now)
-        except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
-            self.faults.note("scheduling a pod", about=attempt.pod.key)
-            self._abandon(attempt.pod, f"{type(error).__name__}: {error}", now)
+        pod = attempt.pod
+        with self._surviving("giving a pod up", about=pod.key):
+            try:
+                self._attempt(attempt, now)
+            except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
+                self.faults.note("scheduling a pod", about=pod.key)
+                self._abandon(pod, f"{type(error).__name__}: {error}", now)
         return True
+
+    @contextmanager
+    def _surviving(self, doing: str, *, about: str = "") -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - as in `next`
+            self.faults.note(doing, about=about)
 
     def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
         pod = attempt.pod

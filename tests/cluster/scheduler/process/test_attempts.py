@@ -167,3 +167,30 @@ def test_a_pod_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room
     assert not bed.tables.bookings
     assert bed.attempts.next(2.0)
     assert bed.writers.bound == ["first", "other"]
+
+
+@pytest.mark.parametrize("step", ["expire", "pop", "take_gated", "_attempt", "_abandon"])
+def test_a_fault_in_one_step_does_not_end_scheduling(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("first", "1")
+    broken = {"expire": bed.permit, "pop": bed.permit, "take_gated": bed.queue}.get(
+        step, bed.attempts
+    )
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("as the test wants it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, step, fails)
+        if step == "_abandon":
+            patch.setattr(bed.attempts, "_attempt", fails)
+        for _ in range(3):
+            bed.attempts.next(0.0)
+    assert bed.attempts.faults.count > 0
+    bed.add("second", "1")
+    while bed.attempts.next(20.0):
+        pass
+    assert "second" in bed.writers.bound
