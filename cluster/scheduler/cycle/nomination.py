@@ -25,6 +25,8 @@ class Nominator(Generic[S]):
         self._node_of: dict[str, str] = {}
         self._of_others: set[str] = set()
         """UIDs of pods that another scheduler nominated."""
+        self.version = 0
+        """Grows with every change."""
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -34,6 +36,7 @@ class Nominator(Generic[S]):
         self.withdraw(pod.uid)
         self._on.setdefault(node, {})[pod.uid] = pod
         self._node_of[pod.uid] = node
+        self.version += 1
 
     def nominated_by_other(self, pod: PendingPod[S], node: str) -> None:
         """Record that another scheduler nominated `pod` for `node`."""
@@ -45,12 +48,14 @@ class Nominator(Generic[S]):
         node = self._node_of.get(pod.uid)
         if node is not None:
             self._on[node][pod.uid] = pod
+            self.version += 1
 
     def withdraw(self, uid: str) -> str:
         """End a pod's nomination. Returns the node that it was for, or ""."""
         node = self._node_of.pop(uid, "")
         self._of_others.discard(uid)
         if node:
+            self.version += 1
             pods = self._on[node]
             del pods[uid]
             if not pods:
@@ -64,6 +69,10 @@ class Nominator(Generic[S]):
     def nodes(self) -> Iterator[str]:
         """Yield the nodes that have nominated pods."""
         return iter(self._on)
+
+    def highest(self, node: str) -> int | None:
+        """Return the highest priority of the pods nominated for `node`; None without any."""
+        return max((pod.priority for pod in self._pods(node)), default=None)
 
     def at_least(self, node: str, priority: int) -> tuple[PendingPod[S], ...]:
         """Return the pods nominated for `node` of at least `priority`, most important first.

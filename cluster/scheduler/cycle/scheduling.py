@@ -161,46 +161,38 @@ class Scheduling:
         evaluator = self._evaluators[profile]
         name = key.partition("/")[2]
         booked, shape = shape, self.tables.reservations.shape_for(shape, name, uid)
-        try:
-            promises = self._promises(key, uid, shape, profile) if len(self.nominator) else None
-            evaluation = evaluator.evaluate(shape, promises)
-        except Refusal as refusal:
-            return Unplaced(self._refused(refusal, shape, profile, now))
         self._salt = (self._salt + _MIX) % 2**64
         nominated = self.tables.nodes.row(self.nominator.node_of(uid))
-        preferred = (
-            *(() if nominated is None else (nominated,)),
-            *(
-                row
-                for preference in evaluator.profile.preferences
-                for row in preference.preferred(shape, self.tables)
-            ),
-        )
         rejected: dict[int, tuple[str, Reason]] = {}
-        if opinion is not None:
-            evaluation, rejected = with_opinion(evaluation, opinion)
-        if node:
-            evaluation = evaluation.only(self.tables.nodes.row(node))
         refusing: dict[int, tuple[str, Reason]] = {}
-        while len(refusing) < _MOST_TRIES:
-            row = evaluation.first(preferred, without=refusing)
-            if row is None:
-                row = evaluation.best(self._salt, without=tuple(refusing))
-            if row is None:
-                break
-            allocation = self._allocate(evaluator.profile, shape, row)
-            if isinstance(allocation, Allocation):
-                booking = Booking(
-                    key=key,
-                    uid=uid,
-                    shape=booked,
-                    node=self.tables.nodes.name(row),
-                    allocation=allocation,
-                    start=now,
-                )
-                self.tables.place(booking)
-                return Placed(booking, self._record(evaluator.profile, shape, booking), evaluation)
-            refusing[row] = allocation
+        # The nominated node mostly takes the pod: what is promised elsewhere is looked at only if
+        # it does not.
+        for only in (None,) if nominated is None or node else (nominated, None):
+            try:
+                promises = self._promises(key, uid, shape, profile, only)
+                evaluation = evaluator.evaluate(shape, promises)
+            except Refusal as refusal:
+                return Unplaced(self._refused(refusal, shape, profile, now))
+            if opinion is not None:
+                evaluation, rejected = with_opinion(evaluation, opinion)
+            choice = evaluation
+            if node or only is not None:
+                choice = evaluation.only(self.tables.nodes.row(node) if node else only)
+            found = self._choose(evaluator.profile, shape, choice, nominated, refusing)
+            if found is None:
+                continue
+            row, allocation = found
+            booking = Booking(
+                key=key,
+                uid=uid,
+                shape=booked,
+                node=self.tables.nodes.name(row),
+                allocation=allocation,
+                start=now,
+            )
+            self.tables.place(booking)
+            recorded = self._record(evaluator.profile, shape, booking)
+            return Placed(booking, recorded, evaluation)
         refusing |= rejected
         diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
         sentences = (
@@ -217,6 +209,38 @@ class Scheduling:
                 now,
             )
         )
+
+    def _choose(
+        self,
+        profile: Profile,
+        shape: PodShape,
+        choice: Evaluation,
+        nominated: int | None,
+        refusing: dict[int, tuple[str, Reason]],
+    ) -> tuple[int, Allocation] | None:
+        """Return the best node that can give the exact allocation, with what it gives.
+
+        nominated: the row that comes first. refusing: takes the rows that cannot, and why.
+        """
+        preferred = (
+            *(() if nominated is None else (nominated,)),
+            *(
+                row
+                for preference in profile.preferences
+                for row in preference.preferred(shape, self.tables)
+            ),
+        )
+        while len(refusing) < _MOST_TRIES:
+            row = choice.first(preferred, without=refusing)
+            if row is None:
+                row = choice.best(self._salt, without=tuple(refusing))
+            if row is None:
+                return None
+            allocation = self._allocate(profile, shape, row)
+            if isinstance(allocation, Allocation):
+                return row, allocation
+            refusing[row] = allocation
+        return None
 
     def may_preempt(self, pod: PendingPod[PodShape]) -> bool:
         """Return whether pods are placed that a pod could make room for itself by evicting."""
@@ -304,11 +328,19 @@ class Scheduling:
         name = pod.key.partition("/")[2]
         return replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
 
-    def _promises(self, key: str, uid: str, shape: PodShape, profile: str) -> Promises:
-        """Return what decides about the nodes for which other pods are nominated."""
+    def _promises(
+        self, key: str, uid: str, shape: PodShape, profile: str, only: int | None
+    ) -> Promises | None:
+        """Return what decides about the nodes for which other pods are nominated.
+
+        only: the one row that it is to look at, None for all."""
+        if not len(self.nominator):
+            return None
         pod = PendingPod(key, uid, shape.priority, shape, created=0.0)
         checks = self._checks[profile]
-        return lambda feasible: checks.held_by_nominated(pod, feasible)
+        if only is None:
+            return lambda feasible: checks.held_by_nominated(pod, feasible)
+        return lambda feasible: checks.held_by_nominated(pod, feasible[feasible == only])
 
     def _advised(
         self,

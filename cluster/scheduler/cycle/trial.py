@@ -12,7 +12,7 @@ that are kept for shapes are worked out again for these rows.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables, Taken
+
+_NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
 class Trial:
@@ -46,7 +48,15 @@ class Trial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        while self._undo:
+        self.back_to(0)
+
+    def mark(self) -> int:
+        """Return where the trial is, for `back_to`."""
+        return len(self._undo)
+
+    def back_to(self, mark: int) -> None:
+        """Undo what was done after `mark` returned this number."""
+        while len(self._undo) > mark:
             step = self._undo.pop()
             if isinstance(step, str):
                 self._tables.remove(step)
@@ -77,6 +87,9 @@ class RowChecks:
         self.profile = profile
         self.tables = tables
         self._nominator = nominator
+        self._promised: tuple[tuple[int, int], NDArray[np.intp], NDArray[np.int64]] | None = None
+        """Rows with nominated pods and their highest priorities, as of which nominations and
+        nodes. Kept, because each decision asks and few change anything about it."""
 
     def masks(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
         """Return the mask of each filter that applies, in the filters' order, for one node."""
@@ -122,10 +135,9 @@ class RowChecks:
     def promised(self, pod: PendingPod[PodShape]) -> dict[int, tuple[PendingPod[PodShape], ...]]:
         """Return `nominated` of each row where it is not empty."""
         found = {}
-        for node in () if self._nominator is None else self._nominator.nodes():
-            row = self.tables.nodes.row(node)
-            nominated = () if row is None else self.nominated(pod, row)
-            if row is not None and nominated:
+        for row in self._promised_rows(pod.priority).tolist():
+            nominated = self.nominated(pod, row)
+            if nominated:
                 found[row] = nominated
         return found
 
@@ -133,9 +145,10 @@ class RowChecks:
         """Return those of `feasible`, ascending rows, that do not take a pod beside their nominated
         pods. Each node is looked at with its own nominated pods alone, as kube-scheduler does."""
         held: dict[int, tuple[tuple[Filter, int], ...]] = {}
-        for row, nominated in self.promised(pod).items():
-            position = int(np.searchsorted(feasible, row))
-            if position == len(feasible) or feasible[position] != row:
+        promised = self._promised_rows(pod.priority)
+        for row in np.intersect1d(promised, feasible, assume_unique=True).tolist():
+            nominated = self.nominated(pod, row)
+            if not nominated:
                 continue
             with Trial(self.tables) as trial:
                 self.place_nominated(trial, nominated, row)
@@ -143,6 +156,23 @@ class RowChecks:
             if any(bits for _, bits in masks):
                 held[row] = masks
         return held
+
+    def _promised_rows(self, priority: int) -> NDArray[np.intp]:
+        """Return the rows for which pods of at least this priority are nominated, ascending."""
+        nominator, nodes = self._nominator, self.tables.nodes
+        if nominator is None or not len(nominator):
+            return _NO_ROWS
+        version = nominator.version, nodes.membership
+        if self._promised is None or self._promised[0] != version:
+            highest = {nodes.row(node): nominator.highest(node) for node in nominator.nodes()}
+            known = sorted(
+                (row, most) for row, most in highest.items() if row is not None and most is not None
+            )
+            rows = np.array([row for row, _ in known], dtype=np.intp)
+            priorities = np.array([most for _, most in known], dtype=np.int64)
+            self._promised = version, rows, priorities
+        _, rows, priorities = self._promised
+        return rows[priorities >= priority]
 
     def place_nominated(
         self, trial: Trial, nominated: tuple[PendingPod[PodShape], ...], row: int

@@ -267,3 +267,13 @@ def test_a_pod_that_is_gated_again_keeps_no_node_from_others() -> None:
     bed.run(30.0)
     assert bed.nominated == {"g0": ""}
     assert bed.node_of("low") == "a"
+
+
+def test_a_nominated_pod_whose_node_is_full_takes_none_that_is_promised_to_others() -> None:
+    bed = Bed()
+    for name in ("n0", "n1", "n2"):
+        bed.node(name, 4)
+    for name, priority, node in (("new", 10, "n0"), ("other", 5, "n0"), ("elsewhere", 5, "n1")):
+        bed.pod(name, 4, priority, nominated=node)
+    bed.run()
+    assert [bed.node_of(name) for name in ("new", "other", "elsewhere")] == ["n0", "n2", "n1"]
