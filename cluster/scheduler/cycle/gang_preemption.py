@@ -13,20 +13,28 @@ docs/scheduler.md, "Coscheduling".
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.cycle.evaluation import Evaluation
+from cluster.scheduler.cycle.freeing import FreeingCosts
 from cluster.scheduler.cycle.gang_plans import place_in_gang
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import NEVER, NotFound, default_victims
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, Costs, MayBeVictim, by_amounts, by_trial
+from cluster.scheduler.cycle.victims import (
+    Candidate,
+    MayBeVictim,
+    by_amounts,
+    by_amounts_on,
+    by_trial,
+    openable,
+)
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.reasons.diagnosis import diagnose
@@ -140,6 +148,7 @@ class GangPreemption:
 def _victims_of(group: frozenset[str]) -> MayBeVictim:
     """Return which pods may be evicted for the gangs of a group: none of its own."""
 
+    @cache
     def may_be_victim(shape: PodShape) -> bool:
         name = gang_name(shape)
         return default_victims(shape) and (name is None or name.id not in group)
@@ -147,21 +156,8 @@ def _victims_of(group: frozenset[str]) -> MayBeVictim:
     return may_be_victim
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Bound:
-    """A node that could be freed. cost: what nodes are compared by, and a draw between equals.
-
-    costs, element: where the victims by amounts are found.
-    """
-
-    cost: tuple[float, ...]
-    row: int
-    costs: Costs = field(compare=False)
-    element: int = field(compare=False)
-
-
 class _Seating:
-    """One search: what it has found out about nodes is kept for members of the same shape."""
+    """One search: what it has found out about nodes is kept for members that are alike."""
 
     def __init__(
         self,
@@ -178,8 +174,10 @@ class _Seating:
         self._budgets = budgets
         self._may_be_victim = may_be_victim
         self._salt = salt
-        self._costs: dict[PodShape, list[_Bound]] = {}
-        """Shape -> a heap of what freeing each node would cost by amounts."""
+        self._costs: dict[Hashable, FreeingCosts] = {}
+        """By priority and requested amounts."""
+        self._open: dict[PodShape, NDArray[np.bool_]] = {}
+        """Shape -> the rows where evictions may help it."""
         self._unfit: set[PodShape] = set()
 
     def seat(self, pods: Sequence[Pod], trial: Trial) -> list[Seat]:
@@ -188,24 +186,30 @@ class _Seating:
         for pod in pods:
             if pod.shape in self._unfit:
                 continue
-            candidate = self._candidate(pod)
-            if candidate is None:
+            before = trial.mark()
+            candidate = self._made_room(pod, trial)
+            booking = None if candidate is None else self._booking(pod, candidate.row)
+            if candidate is None or booking is None:
+                trial.back_to(before)
                 self._unfit.add(pod.shape)
                 continue
-            for victim in candidate.victims:
-                trial.remove(victim.uid)
-                self._budgets.spend(victim)
-            checks = self._checks(pod.shape.scheduler_name)
-            allocation = checks.allocation(pod.shape, candidate.row)
-            if not isinstance(allocation, Allocation):
-                continue
-            node = self._tables.nodes.name(candidate.row)
-            trial.place(Booking(pod.key, pod.uid, pod.shape, node, allocation))
+            trial.place(booking)
             seats.append(Seat(pod, candidate))
-            self._again(pod, candidate.row)
+            self._spend(candidate.victims)
+            for costs in self._costs.values():
+                costs.changed(candidate.row)
+            if pod.shape in self._open:
+                self._open[pod.shape][candidate.row] = True
         return seats
 
-    def _candidate(self, pod: Pod) -> Candidate | None:
+    def _booking(self, pod: Pod, row: int) -> Booking | None:
+        allocation = self._checks(pod.shape.scheduler_name).allocation(pod.shape, row)
+        if not isinstance(allocation, Allocation):
+            return None
+        return Booking(pod.key, pod.uid, pod.shape, self._tables.nodes.name(row), allocation)
+
+    def _made_room(self, pod: Pod, trial: Trial) -> Candidate | None:
+        """Return the node for a member; its victims are gone from the trial. None: no node."""
         try:
             evaluation = self._evaluate(pod.shape)
         except Refusal:
@@ -213,35 +217,45 @@ class _Seating:
         free = self._free(pod, evaluation)
         if free is not None:
             return Candidate(free, (), 0)
-        heap = self._costs.get(pod.shape)
-        if heap is None:
-            found = diagnose(pod.shape, self._tables, evaluation.masks)
-            heap = self._costs[pod.shape] = self._bounds(pod, found.resolvable)
-            heapq.heapify(heap)
-        tried = 0
-        while heap and tried < _MOST_TRIED:
-            stale = heapq.heappop(heap)
-            # Members seated since then may have changed the node, or used up a budget.
-            for fresh in self._bounds(pod, np.array([stale.row], dtype=np.intp)):
-                if fresh.cost > stale.cost and heap and heap[0].cost < fresh.cost:
-                    heapq.heappush(heap, fresh)
-                    continue
-                tried += 1
-                candidate = self._confirmed(pod, fresh)
-                if candidate is not None:
-                    return candidate
+        where = self._open.get(pod.shape)
+        if where is None:
+            where = self._open[pod.shape] = np.zeros(len(self._tables.nodes), dtype=np.bool_)
+            resolvable = diagnose(pod.shape, self._tables, evaluation.masks).resolvable
+            where[openable(self._tables, pod, resolvable, evaluation, self._may_be_victim)] = True
+        costs = self._costs_for(pod)
+        for _ in range(_MOST_TRIED):
+            freed = costs.cheapest(where)
+            if freed is None:
+                return None
+            candidate = self._evicted(pod, freed.candidate, trial)
+            if candidate is not None:
+                return candidate
+            where[freed.candidate.row] = False
         return None
 
-    def _confirmed(self, pod: Pod, bound: _Bound) -> Candidate | None:
-        """Return the victims on a node: those by amounts if the pod fits without them."""
+    def _evicted(self, pod: Pod, by_amounts: Candidate, trial: Trial) -> Candidate | None:
+        """Take the victims of a node out of the trial: those by amounts if the pod fits then.
+
+        Returns None, with the trial as it was, if no victims there make room for the pod.
+        """
         checks = self._checks(pod.shape.scheduler_name)
-        candidate = bound.costs.candidate(bound.element, self._tables)
-        with Trial(self._tables) as trial:
-            for victim in candidate.victims:
+        candidate: Candidate | None = by_amounts
+        before = trial.mark()
+        for victim in by_amounts.victims:
+            trial.remove(victim.uid)
+        if not checks.fits(pod, by_amounts.row):
+            trial.back_to(before)
+            candidate = by_trial(checks, pod, by_amounts.row, self._may_be_victim, self._budgets)
+            for victim in () if candidate is None else candidate.victims:
                 trial.remove(victim.uid)
-            if checks.fits(pod, bound.row):
-                return candidate
-        return by_trial(checks, pod, bound.row, self._may_be_victim, self._budgets)
+        return candidate
+
+    def _spend(self, victims: Sequence[Booking]) -> None:
+        if victims and len(self._budgets):
+            for victim in victims:
+                self._budgets.spend(victim)
+            for costs in self._costs.values():
+                costs.budgets_changed()
 
     def _free(self, pod: Pod, evaluation: Evaluation) -> int | None:
         """Return the best node that takes a member as things are, or None."""
@@ -254,23 +268,21 @@ class _Seating:
             refusing.append(row)
         return None
 
-    def _bounds(self, pod: Pod, rows: NDArray[np.intp]) -> list[_Bound]:
-        """Return what freeing nodes costs, of those with room without less important pods."""
+    def _costs_for(self, pod: Pod) -> FreeingCosts:
+        """Return what freeing nodes costs for pods that request what this one does."""
         filters = self._checks(pod.shape.scheduler_name).profile.filters
         fit = next((each for each in filters if isinstance(each, NodeResourcesFit)), None)
         requested = None if fit is None else fit.looked_at(pod.shape)
-        costs = by_amounts(self._tables, pod, rows, requested, self._may_be_victim, self._budgets)
-        columns = (costs.violations, costs.highest, costs.total, costs.count, -costs.earliest)
-        ties = self._tables.nodes.order[costs.rows] ^ np.uint64(self._salt)
-        keys = zip(*(column.tolist() for column in (*columns, ties)), strict=True)
-        return [
-            _Bound(tuple(key), row, costs, element)
-            for element, (key, row) in enumerate(zip(keys, costs.rows.tolist(), strict=True))
-        ]
-
-    def _again(self, pod: Pod, row: int) -> None:
-        """Put a node that was taken back among those that could be freed for the next member."""
-        heap = self._costs.get(pod.shape)
-        if heap is not None:
-            for bound in self._bounds(pod, np.array([row], dtype=np.intp)):
-                heapq.heappush(heap, bound)
+        key = (pod.priority, None if requested is None else tuple(requested))
+        costs = self._costs.get(key)
+        if costs is None:
+            tables, nodes = self._tables, self._tables.nodes
+            asked = (requested, self._may_be_victim, self._budgets)
+            every = np.flatnonzero(nodes.alive[: len(nodes)])
+            costs = self._costs[key] = FreeingCosts(
+                tables,
+                by_amounts(tables, pod, every, *asked),
+                lambda row: by_amounts_on(tables, pod, row, *asked),
+                nodes.order[: len(nodes)] ^ np.uint64(self._salt),
+            )
+        return costs

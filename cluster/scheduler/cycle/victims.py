@@ -24,7 +24,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.trial import RowChecks, Trial
+from cluster.scheduler.plugins.contract import Opening
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
 from cluster.scheduler.tables.occupants import NOBODY, importance
@@ -221,6 +223,107 @@ def by_amounts(
     )
 
 
+class MayLeave:
+    """The pods of some rows that may be victims of a pod, for filters. A `Leaving`."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        pod: PendingPod[PodShape],
+        rows: NDArray[np.intp],
+        may_be_victim: MayBeVictim,
+    ) -> None:
+        tables.occupants.follow()
+        self._occupants = tables.occupants
+        self._numbers = tables.occupants.numbers[rows]
+        may_go = _may_go_by_number(tables, pod, self._numbers, may_be_victim)
+        self._shapes = np.flatnonzero(may_go)
+        self._which = may_go[self._numbers]
+
+    @property
+    def any(self) -> NDArray[np.bool_]:
+        """Which of the rows have such pods."""
+        return np.asarray(self._which.any(axis=1), dtype=np.bool_)
+
+    def weigh(self, weigh: Callable[[PodShape], int]) -> NDArray[np.int64]:
+        weights = np.zeros(len(self._occupants.priorities), dtype=np.int64)
+        for number in self._shapes.tolist():
+            shape = self._occupants.shapes[number]
+            weights[number] = 0 if shape is None else weigh(shape)
+        if not weights.any():
+            return np.zeros(len(self._numbers), dtype=np.int64)
+        result: NDArray[np.int64] = np.where(self._which, weights[self._numbers], 0).sum(axis=1)
+        return result
+
+
+def openable(
+    tables: Tables,
+    pod: PendingPod[PodShape],
+    rows: NDArray[np.intp],
+    evaluation: Evaluation,
+    may_be_victim: MayBeVictim,
+) -> NDArray[np.intp]:
+    """Return those of `rows` that no filter is known to hold back whichever victims leave."""
+    for plugin, mask in evaluation.masks:
+        held = mask[rows] != 0
+        if held.any() and isinstance(plugin, Opening):
+            leaving = MayLeave(tables, pod, rows[held], may_be_victim)
+            keep = ~held
+            keep[held] = plugin.may_open(pod.shape, tables, rows[held], leaving)
+            rows = rows[keep]
+    return rows
+
+
+def by_amounts_on(
+    tables: Tables,
+    pod: PendingPod[PodShape],
+    row: int,
+    requested: Sequence[tuple[str, int]] | None,
+    may_be_victim: MayBeVictim,
+    budgets: DisruptionBudgets,
+) -> Candidate | None:
+    """Return what `by_amounts` finds for one node, or None if it has no victims or no room.
+
+    For a node that changed: the columns take twenty times as long for one row.
+    """
+    nodes = tables.nodes
+    # Beside the amounts, a pod takes one of the places of the node.
+    room = [_NO_LIMIT]
+    if requested is not None:
+        room = [int(nodes.allowed_pods[row] - nodes.pods[row]) - 1]
+    for name, amount in requested or ():
+        column = nodes.resources.find(name)
+        if column is None:
+            return None
+        room.append(int(nodes.allocatable[row, column] - nodes.requested[row, column]) - amount)
+    potential = sorted(
+        (each for each in tables.on(row).values() if may_go(pod, each, may_be_victim)),
+        key=importance,
+    )
+    if not potential:
+        return None
+    taken = {
+        each.uid: [1, *(each.shape.requests.get(name, 0) for name, _ in requested or ())]
+        for each in potential
+    }
+    for amounts in taken.values():
+        room = [left + amount for left, amount in zip(room, amounts, strict=True)]
+    if min(room) < 0:
+        return None
+    beyond = budgets.violating(potential) if len(budgets) else frozenset()
+    victims = set(taken)
+    for each in sorted(potential, key=lambda each: each.uid not in beyond):
+        left = [has - amount for has, amount in zip(room, taken[each.uid], strict=True)]
+        if min(left) >= 0:
+            room = left
+            victims.remove(each.uid)
+    return Candidate(
+        row,
+        tuple(each for each in potential if each.uid in victims),
+        len(beyond & victims),
+    )
+
+
 def _evictable(
     tables: Tables,
     pod: PendingPod[PodShape],
@@ -270,10 +373,11 @@ def _room(
             room[number] = nodes.allocatable[rows, column] - nodes.requested[rows, column] - amount
     if requested is not None:
         room[-1] = nodes.allowed_pods[rows] - nodes.pods[rows] - 1
-    for row, pods in promised.items():
-        for other in pods:
+    elements = {row: at for at, row in enumerate(rows.tolist())} if promised else {}
+    for row in promised.keys() & elements.keys():
+        for other in promised[row]:
             amounts = [other.shape.requests.get(name, 0) for name, _ in requested or ()]
-            room[:, rows == row] -= np.array([*amounts, 1], dtype=np.int64)[:, None]
+            room[:, elements[row]] -= np.array([*amounts, 1], dtype=np.int64)
     return room
 
 

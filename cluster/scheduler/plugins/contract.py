@@ -9,7 +9,7 @@ tables belongs to a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -86,6 +86,28 @@ class Counting(Protocol):
         """Return how many more pods of this shape each of `rows` would pass, one after another.
 
         Never less than that; 0 only where the mask holds the row back.
+        """
+        ...
+
+
+class Leaving(Protocol):
+    """Pods that could leave each of some rows."""
+
+    def weigh(self, weigh: Callable[[PodShape], int]) -> NDArray[np.int64]:
+        """Return for each row the sum of a pod's weight, which its shape gives, over its pods."""
+        ...
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """A filter that knows which of the nodes that it holds back stay so whichever pods leave."""
+
+    def may_open(
+        self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
+    ) -> NDArray[np.bool_]:
+        """Return False only where a row is held back even if all of `leaving` left it.
+
+        Each row is looked at as if no pod left any other one.
         """
         ...
 

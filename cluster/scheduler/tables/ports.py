@@ -12,6 +12,21 @@ from cluster.scheduler.tables.booking import Booking
 _ANY_ADDRESS: Final = "0.0.0.0"
 
 
+def meet(ports: Iterable[ContainerPort], others: Iterable[ContainerPort]) -> bool:
+    """Return whether one of these ports conflicts with one of the others on a node."""
+    others = tuple(others)
+    return any(
+        (port.protocol, port.host_port) == (other.protocol, other.host_port)
+        and _meet(port.host_ip or _ANY_ADDRESS, other.host_ip or _ANY_ADDRESS)
+        for port in ports
+        for other in others
+    )
+
+
+def _meet(address: str, other: str) -> bool:
+    return _ANY_ADDRESS in (address, other) or address == other
+
+
 class PortTable:
     """Counts the pods that use (protocol, port, address) of a node."""
 
@@ -57,8 +72,7 @@ class PortTable:
             key = (port.protocol, port.host_port)
             wanted = port.host_ip or _ANY_ADDRESS
             for used, rows in self._used.get(key, {}).items():
-                meets = _ANY_ADDRESS in (used, wanted) or used == wanted
-                if meets and rows.get(row, 0) > gone[*key, used]:
+                if _meet(used, wanted) and rows.get(row, 0) > gone[*key, used]:
                     return True
         return False
 
@@ -66,5 +80,5 @@ class PortTable:
         """Yield the rows where a pod's port meets one in use; "0.0.0.0" or "" meets any address."""
         wanted = address or _ANY_ADDRESS
         for used, rows in self._used.get((protocol, port), {}).items():
-            if _ANY_ADDRESS in (used, wanted) or used == wanted:
+            if _meet(used, wanted):
                 yield from rows

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from apis.scheduling_pod import PodAffinity, PodAffinityTerm
 from cluster.scheduler.plugins.between_pods.pod_selection import TermPods, sees_reserve_pods
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, Leaving, Mask, Reason, Scores
 from cluster.scheduler.tables.labels import ABSENT
 from cluster.scheduler.tables.matching import Counter, Weigh, is_reserve_pod
 from cluster.scheduler.tables.nodes import Rows
@@ -167,6 +167,24 @@ class InterPodAffinity:
         for topology_key, counter in around.existing:
             self._hold(mask, topology_key, counter, tables, _EXISTING)
         return mask[rows]
+
+    def may_open(
+        self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
+    ) -> NDArray[np.bool_]:
+        """Return where all pods of the domain that the pod keeps apart from could leave."""
+        length = len(tables.nodes)
+        around = self._around(pod, tables)
+        kept_apart = (
+            *((term.topology_key, counter) for term, counter in around.apart),
+            *around.existing,
+        )
+        result = np.ones(len(rows), dtype=np.bool_)
+        for topology_key, counter in kept_apart:
+            labels = tables.nodes.labels.column(topology_key)
+            ids = labels.ids[:length][rows]
+            counts = counter.by_domain(labels, tables.nodes.alive[:length])[ids]
+            result &= (ids == ABSENT) | (counts <= leaving.weigh(counter.weigh))
+        return result
 
     def _anywhere(self, own: Terms, counter: Counter, tables: Tables) -> bool:
         """Return whether a pod that all terms mean is in a domain of any term."""

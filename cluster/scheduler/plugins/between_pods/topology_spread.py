@@ -11,6 +11,7 @@ workload gets the defaults of the cluster. docs/facts/scheduler.md, "Pod topolog
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -26,7 +27,7 @@ from cluster.scheduler.plugins.between_pods.pod_selection import (
     selector_key,
     spread_selector,
 )
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, Leaving, Mask, Reason, Scores
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.taints import TaintToleration
 from cluster.scheduler.tables.labels import ABSENT
@@ -41,6 +42,21 @@ _REASONS: Final = (
     Reason(_MISMATCH),
     Reason(f"{_MISMATCH} (missing required label)", resolvable=False),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Domains:
+    """What a constraint counts. ids: the domain of each row, ABSENT for none. counts: matching pods
+    of each domain. most: how many of them a domain may have that takes the pod."""
+
+    ids: NDArray[np.int32]
+    counter: Counter
+    counts: NDArray[np.int64]
+    most: int
+
+    def over(self) -> NDArray[np.int64]:
+        """Return how many pods too many each domain has."""
+        return self.counts - self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +82,31 @@ class PodTopologySpread:
         return 2 * version + sees_reserve_pods(pod, tables)
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        for domains in self._domains(pod, tables):
+            ids = domains.ids
+            skewed = domains.over() > 0
+            mask[(mask == 0) & (ids != ABSENT) & skewed[ids]] = 1
+            mask[(mask == 0) & (ids == ABSENT)] = 2
+        return mask[rows]
+
+    def may_open(
+        self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
+    ) -> NDArray[np.bool_]:
+        """Return where fewer pods in the domain could be enough.
+
+        The smallest count of all domains is taken as it is; pods that leave may only lower it.
+        """
+        result = np.ones(len(rows), dtype=np.bool_)
+        for domains in self._domains(pod, tables):
+            ids = domains.ids[rows]
+            left = leaving.weigh(domains.counter.weigh)
+            result &= (ids != ABSENT) & (domains.over()[ids] <= left)
+        return result
+
+    def _domains(self, pod: PodShape, tables: Tables) -> Iterator[_Domains]:
+        """Yield what each DoNotSchedule constraint counts."""
         length = len(tables.nodes)
-        mask = np.zeros(length, dtype=np.int64)
         with_keys = _has_keys(self.constraints(pod, "DoNotSchedule"), tables)
         for constraint, counter in self.counted(pod, tables, "DoNotSchedule"):
             labels = tables.nodes.labels.column(constraint.topology_key)
@@ -75,15 +114,12 @@ class PodTopologySpread:
             eligible = with_keys & _included(pod, constraint, tables)
             counts = counter.by_domain(labels, eligible)
             present = np.bincount(ids[eligible], minlength=labels.values) > 0
-            domains = int(np.count_nonzero(present))
-            least = int(counts[present].min()) if domains else 0
-            if constraint.min_domains is not None and domains < constraint.min_domains:
+            count = int(np.count_nonzero(present))
+            least = int(counts[present].min()) if count else 0
+            if constraint.min_domains is not None and count < constraint.min_domains:
                 least = 0
-            own = counter.weigh(pod)
-            skewed = counts + own - least > constraint.max_skew
-            mask[(mask == 0) & (ids != ABSENT) & skewed[ids]] = 1
-            mask[(mask == 0) & (ids == ABSENT)] = 2
-        return mask[rows]
+            most = constraint.max_skew + least - counter.weigh(pod)
+            yield _Domains(ids, counter, counts, most)
 
     def constraints(self, pod: PodShape, when: str) -> tuple[TopologySpreadConstraint, ...]:
         """Return the constraints of this kind: the pod's own, or the defaults."""

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import Mask, Reason, Restored
+from cluster.scheduler.plugins.contract import Leaving, Mask, Reason, Restored
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.ports import meet
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -42,6 +43,12 @@ class NodePorts:
     def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
         """Return 1: a second pod on the node would ask for the same ports."""
         return np.ones(len(tables.nodes), dtype=np.int64)[rows]
+
+    def may_open(
+        self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
+    ) -> NDArray[np.bool_]:
+        """Return where a pod could leave that uses one of the ports."""
+        return leaving.weigh(lambda other: int(meet(pod.ports, other.ports))) > 0
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         mask = np.zeros(len(tables.nodes), dtype=np.int64)

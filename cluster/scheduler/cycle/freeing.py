@@ -1,0 +1,90 @@
+"""What it costs to free each node for the members of a gang, kept over one search.
+
+Members that request the same amounts at the same priority share the costs, however else they
+differ: pods of an indexed Job have a label each, so no two of them have one shape. All nodes are
+worked out at once. Afterwards a node is worked out again when its pods changed, or when evictions
+have used up budgets since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.scheduler.cycle.victims import Candidate, Costs
+from cluster.scheduler.tables.tables import Tables
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Freed:
+    """A node that could be freed, with its victims by amounts.
+
+    cost: of the candidate, and a number that draws between nodes of equal cost.
+    """
+
+    cost: tuple[float, ...]
+    candidate: Candidate = field(compare=False)
+
+
+class FreeingCosts:
+    """The costs of all nodes for one priority and one set of requested amounts."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        costs: Costs,
+        again: Callable[[int], Candidate | None],
+        ties: NDArray[np.uint64],
+    ) -> None:
+        """costs: of all nodes as of now. again: row -> the victims there, as they are when it is
+        called; None for a node without room even without its less important pods. ties: by row."""
+        self._tables = tables
+        self._costs = costs
+        self._work_out = again
+        self._ties = ties
+        self._order = costs.order(ties[costs.rows])
+        self._rows: NDArray[np.intp] = costs.rows[self._order]
+        """The rows of `costs`, the least cost first."""
+        self._position = np.full(len(ties), -1, dtype=np.intp)
+        self._position[self._rows] = np.arange(len(self._rows))
+        self._holds = np.ones(len(self._rows), dtype=np.bool_)
+        """By position: whether `costs` holds for the row."""
+        self._again: dict[int, tuple[Freed, int]] = {}
+        """Row -> its cost where `costs` does not hold, and as of how many evictions."""
+        self._evictions = 0
+
+    def cheapest(self, where: NDArray[np.bool_]) -> Freed | None:
+        """Return the node that costs the least among the rows that are set in `where`, or None."""
+        while True:
+            best, as_of = self._known_cheapest(where)
+            if best is None or as_of == self._evictions:
+                return best
+            self.changed(best.candidate.row)
+
+    def changed(self, row: int) -> None:
+        """Work a node out again: its pods are not those of before."""
+        position = self._position[row]
+        if position >= 0:
+            self._holds[position] = False
+        self._again.pop(row, None)
+        candidate = self._work_out(row)
+        if candidate is not None:
+            self._again[row] = self._freed(candidate), self._evictions
+
+    def budgets_changed(self) -> None:
+        """Note that budgets allow less than before, so that any node may cost more."""
+        self._evictions += 1
+
+    def _known_cheapest(self, where: NDArray[np.bool_]) -> tuple[Freed | None, int]:
+        found = [each for row, each in self._again.items() if where[row]]
+        usable = self._holds & where[self._rows]
+        if usable.any():
+            element = int(self._order[usable.argmax()])
+            found.append((self._freed(self._costs.candidate(element, self._tables)), 0))
+        return min(found, default=(None, 0))
+
+    def _freed(self, candidate: Candidate) -> Freed:
+        return Freed((*candidate.cost, int(self._ties[candidate.row])), candidate)

@@ -1,0 +1,111 @@
+"""Nodes are left out of the search only where no trial would find victims."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from apis.meta import LabelSelector
+from apis.scheduling_pod import decode_scheduling_node, decode_scheduling_pod
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.preemption import default_victims
+from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.trial import RowChecks
+from cluster.scheduler.cycle.victims import by_amounts, by_amounts_on, by_trial, openable
+from cluster.scheduler.plugins.contract import Refusal
+from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.disruption_budgets import Budget, DisruptionBudgets
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
+from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler import random_cluster
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles: [{schedulerName: default-scheduler}]
+"""
+_OWNERS = {
+    app: {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app}
+    for app in random_cluster.APPS
+}
+
+
+class _Cluster:
+    """Small nodes with many pods of three priorities."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.tables = Tables()
+        self.shapes = Shapes()
+        plugins = make_plugins(read_configuration(_CONFIGURATION, obj="test"), self.tables)
+        self.scheduling = Scheduling(self.tables, plugins.profiles, seed=1)
+        for body in random_cluster.nodes(self.random, 8):
+            self.tables.upsert_node(decode_scheduling_node(msgspec.json.encode(body)))
+        for number in range(60):
+            name, node = f"p{number}", f"n{self.random.randrange(8):02}"
+            shape = self.shape(name, node, priority=self.random.choice((0, 1, 20)))
+            self.tables.place(Booking(f"default/{name}", name, shape, node, start=number))
+
+    def shape(self, name: str, node: str = "", *, priority: int) -> PodShape:
+        body: dict[str, Any] = random_cluster.pod(self.random, name, node=node, owners=_OWNERS)
+        body["metadata"]["namespace"] = "default"
+        body["spec"] |= {"priority": priority, "schedulerName": "default-scheduler"}
+        return self.shapes.of(decode_scheduling_pod(msgspec.json.encode(body)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_a_trial_finds_victims_the_node_is_not_left_out(seed: int) -> None:
+    cluster = _Cluster(seed)
+    tables, scheduling, budgets = cluster.tables, cluster.scheduling, DisruptionBudgets()
+    profile = scheduling.profile("default-scheduler")
+    checks = RowChecks(profile, tables)
+    every = np.flatnonzero(tables.nodes.alive[: len(tables.nodes)])
+    left_out = found = 0
+    for number in range(40):
+        shape = cluster.shape(f"new{number}", priority=10)
+        pod = PendingPod(f"default/new{number}", f"new{number}", 10, shape, 0.0)
+        try:
+            evaluation = scheduling.evaluate(shape)
+        except Refusal:
+            continue
+        rows = np.setdiff1d(every, evaluation.feasible)
+        may_open = set(openable(tables, pod, rows, evaluation, default_victims).tolist())
+        for row in rows.tolist():
+            candidate = by_trial(checks, pod, row, default_victims, budgets)
+            assert candidate is None or row in may_open, (number, row)
+            found += candidate is not None
+        left_out += len(rows) - len(may_open)
+    assert left_out > 10
+    assert found > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_node_by_amounts_has_the_victims_that_all_at_once_have(seed: int) -> None:
+    cluster = _Cluster(seed)
+    tables, budgets = cluster.tables, DisruptionBudgets()
+    for allowed, app in enumerate(random_cluster.APPS):
+        selector = LabelSelector(match_labels={"app": app})
+        budgets.set(Budget("default", app, selector, allowed))
+    every = np.flatnonzero(tables.nodes.alive[: len(tables.nodes)])
+    compared = 0
+    for number in range(30):
+        shape = cluster.shape(f"new{number}", priority=cluster.random.choice((1, 10, 100)))
+        pod = PendingPod(f"default/new{number}", f"new{number}", shape.priority, shape, 0.0)
+        requested = NodeResourcesFit().looked_at(shape)
+        asked = (requested, default_victims, budgets)
+        costs = by_amounts(tables, pod, every, *asked)
+        found = {
+            int(row): costs.candidate(element, tables) for element, row in enumerate(costs.rows)
+        }
+        assert {row: by_amounts_on(tables, pod, row, *asked) for row in every.tolist()} == {
+            row: found.get(row) for row in every.tolist()
+        }
+        compared += len(found)
+    assert compared > 30
