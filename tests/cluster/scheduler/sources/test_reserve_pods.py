@@ -186,8 +186,12 @@ def test_resized_resources_go_over_those_of_the_template() -> None:
 @pytest.mark.parametrize(
     ("given_", "named"),
     [
-        ({"template": None}, "spec.template"),
-        ({"template": "text"}, "spec.template"),
+        ({"template": None}, "spec.template = "),
+        ({"template": "text"}, "spec.template = 'text': expected a pod template"),
+        (
+            {"preAllocation": True, "allocatePolicy": "Aligned"},
+            "spec.allocatePolicy = 'Aligned': preAllocation needs Restricted",
+        ),
         (
             {"template": template(cpu="much")},
             "spec.template.spec.containers[0].resources.requests",
