@@ -16,6 +16,9 @@ from hypothesis.stateful import precondition, rule
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.statuses import PodStatus
 from cluster.scheduler.binding.victims import PREEMPTED, Victim
+from cluster.scheduler.cycle.proposals import Proposals
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
 from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
 
 _LOWEST = -(2**31)
@@ -128,3 +131,101 @@ def _priority(pod: dict[str, Any]) -> int:
 
 PreemptionLives.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestPreemptionLives = PreemptionLives.TestCase
+
+
+class _Extender:
+    """Is asked which pods are evicted for those of one profile, and keeps the questions."""
+
+    def __init__(self) -> None:
+        self.questions: deque[str] = deque()
+        """UIDs of pods."""
+
+    def concerns(self, pod: PodShape) -> bool:
+        return False
+
+    def binds(self, pod: PodShape) -> bool:
+        return False
+
+    def ask(self, pod: PendingPod[PodShape]) -> None:
+        raise AssertionError("it ranks no nodes")
+
+    def preempts(self, pod: PodShape) -> bool:
+        return pod.scheduler_name == "koord-scheduler"
+
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        self.questions.append(pod.uid)
+
+
+class ExtendedPreemptionLives(PreemptionLives):
+    """An extender agrees to nodes, to some of them, or fails; late, and on what is old by then."""
+
+    def _start(self) -> None:
+        super()._start()
+        self.extender = _Extender()
+        self.process.attempts.consultant = self.extender
+        self.answers: deque[tuple[str, Proposals]] = deque()
+
+    @rule(milli=st.sampled_from([500, 1500, 2500]), priority=st.sampled_from([5, 9]))
+    def fill_and_add_an_important_pod(self, milli: int, priority: int) -> None:
+        """Most steps of a life would else be spent until the first question."""
+        for number, size in enumerate((2500, 2500, 2500, 1500, 1500, 500, 500)):
+            self.create(number, size, "koord-scheduler", False)
+        self._see_all()
+        self.schedule(15.0)
+        while self.binder.waiting:
+            self.carry_out(None)
+        self.create(9, milli, "koord-scheduler", False, "", priority)
+        self._see_all()
+        self.schedule(15.0)
+        while self.extender.questions:
+            self.send()
+
+    @precondition(lambda self: self.extender.questions)
+    @rule()
+    def send(self) -> None:
+        uid = self.extender.questions.popleft()
+        proposed = self.process.attempts.proposed(uid)
+        if proposed is not None:
+            assert proposed
+            self.answers.append((uid, proposed))
+
+    @precondition(lambda self: self.answers)
+    @rule(
+        dropped=st.frozensets(st.sampled_from(["n0", "n1", "n2"])),
+        fails=st.sampled_from([False, False, False, True]),
+    )
+    def answer_about_victims(self, dropped: frozenset[str], fails: bool) -> None:
+        uid, proposed = self.answers.popleft()
+        before = len(self.victims)
+        if fails:
+            self.process.attempts.agreed(uid, None, "as the test wants it")
+            assert len(self.victims) == before
+            return
+        agreed = {node: each for node, each in proposed.items() if node not in dropped}
+        self.process.attempts.agreed(uid, agreed)
+        evicted = {victim.uid for victim in list(self.victims)[before:]}
+        nodes = [set(each.victims) for each in agreed.values()]
+        assert not evicted or any(evicted <= victims for victims in nodes)
+
+    def teardown(self) -> None:
+        for _ in range(12):
+            self._see_all()
+            self.schedule(400.0)
+            while self.extender.questions or self.answers:
+                if self.extender.questions:
+                    self.send()
+                else:
+                    self.answer_about_victims(frozenset(), False)
+                self.schedule(0.0)
+            while self.binder.waiting:
+                self.carry_out(None)
+        # Nothing waits for an answer any more: the last looks find what is left as it is.
+        assert not self.process.attempts._proposed
+        self.process.attempts.consultant = None
+        super().teardown()
+
+
+ExtendedPreemptionLives.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=50, deadline=None
+)
+TestExtendedPreemptionLives = ExtendedPreemptionLives.TestCase
