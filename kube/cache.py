@@ -101,8 +101,16 @@ class _WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _Named(msgspec.Struct, frozen=True, rename="camel"):
+    """What identifies an object, and nothing that could keep it from being read."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
 class _BareMeta(msgspec.Struct):
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: _Named = _Named()
 
 
 class _Status(msgspec.Struct):
@@ -387,7 +395,7 @@ class Cache(Generic[T]):
             meta = decode_deep(event.object, _BareMeta)
             self._version = meta.metadata.resource_version
             if event.type == "DELETED":
-                key = object_key(meta)
+                key = _bare_key(meta)
                 del self.undecodable[key]
                 if key in self._items:
                     self._apply(Change.DELETED, key, self._items[key])
@@ -404,7 +412,7 @@ class Cache(Generic[T]):
         try:
             item = self._decode(bytes(raw))
         except (msgspec.ValidationError, RecursionError) as error:
-            key = key or object_key(decode_deep(raw, _BareMeta))
+            key = key or _bare_key(decode_deep(raw, _BareMeta))
             problem = str(error)
             if undecodable.get(key) != problem and self.undecodable.get(key) != problem:
                 _log.warning(
@@ -439,6 +447,12 @@ class Cache(Generic[T]):
             subscriber(event)
         except Exception:  # noqa: BLE001 - one subscriber must not stop the cache for the others
             self.faults.note("a subscriber", about=event.key)
+
+
+def _bare_key(obj: _BareMeta) -> str:
+    """As `object_key`."""
+    meta = obj.metadata
+    return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
 
 
 async def wait_all_synced(*caches: Cache[Any]) -> None:

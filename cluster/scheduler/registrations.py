@@ -170,7 +170,7 @@ def registrations(quota_hint: Hint | None = None) -> EventTable:
     the tree of quotas, so it is asked about all that give resources back or add some.
     """
     quotas = tuple(
-        Registration(kind, actions, quota_hint)
+        Registration(kind, actions, quota_hint, by_state=True)
         for kind, actions in (
             (NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
             (POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN | Action.UPDATE_POD_LABEL),

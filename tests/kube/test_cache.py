@@ -227,6 +227,17 @@ def test_an_object_that_became_undecodable_can_still_be_deleted() -> None:
     assert (gone, dict(cache.items), cache.undecodable) == (["odd"], {}, {})
 
 
+def test_an_object_whose_metadata_cannot_be_decoded_is_left_out_too() -> None:
+    metadata = {"name": "odd", "resourceVersion": "6", "labels": 5}
+    cache = unconnected()
+    cache.take(line("ADDED", {"metadata": metadata}))
+    cache.take(line("ADDED", node("a", 7)))
+    assert set(cache.items) == {"a"}
+    assert list(cache.undecodable) == ["odd"]
+    cache.take(line("DELETED", {"metadata": metadata}))
+    assert cache.undecodable == {}
+
+
 def test_an_object_nested_too_deep_is_left_out_and_the_others_stay() -> None:
     nested = b'{"a":' * 3000 + b"1" + b"}" * 3000
     odd = b'{"metadata":{"name":"odd","resourceVersion":"3"},"spec":' + nested + b"}"

@@ -66,11 +66,16 @@ because one pod is asked about for all that wait with it."""
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One row of a plugin: the changes after which its refusal may not hold any more."""
+    """One row of a plugin: the changes after which its refusal may not hold any more.
+
+    by_state: the hint looks at the present state and at neither object, so one answer covers many
+    changes. It is given None for both objects.
+    """
 
     kind: str
     actions: Action
     hint: Hint | None = None
+    by_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,11 @@ class ClusterEvent:
     gangs: tuple[str, ...] = ()
     not_for: Shape | None = None
 
+    @property
+    def concerns_all(self) -> bool:
+        """Return whether no pod is excepted from those that the change may help."""
+        return not (self.undoes or self.gangs or self.not_for is not None)
+
 
 Interest = Mapping[str, tuple[Hint | None, ...]]
 """Plugin -> the hints to ask; None as a hint means that the change may always help."""
@@ -104,6 +114,12 @@ class EventTable:
 
     def __init__(self, registrations: Mapping[str, Sequence[Registration]]) -> None:
         self._registrations = {plugin: tuple(rows) for plugin, rows in registrations.items()}
+        self.by_state: Mapping[str, tuple[Hint | None, ...]] = {
+            plugin: tuple({id(row.hint): row.hint for row in rows}.values())
+            for plugin, rows in self._registrations.items()
+            if rows and all(row.by_state for row in rows)
+        }
+        """Plugins whose hints all look at the present state alone, with these hints."""
         self._found: dict[tuple[str, Action], Interest] = {}
 
     def interest(self, kind: str, action: Action) -> Interest:
@@ -125,21 +141,22 @@ class EventTable:
 
 
 def may_help(
-    pod: PendingPod[Any], plugins: Iterable[str], event: ClusterEvent, interest: Interest
+    pod: PendingPod[Any], plugins: Iterable[str], event: ClusterEvent | None, interest: Interest
 ) -> bool:
     """Return whether a pod that `plugins` refused may be placed after `event`.
 
-    interest: of the event. A hint that fails counts as yes, so that one bad object keeps no pod
-    waiting.
+    event: None for several changes, where all hints are by state. interest: of the event. A hint
+    that fails counts as yes, so that one bad object keeps no pod waiting.
     """
+    old, new, kind = (None, None, "") if event is None else (event.old, event.new, event.kind)
     for plugin in plugins:
         for hint in interest.get(plugin, ()):
             if hint is None:
                 return True
             try:
-                if hint(pod, event.old, event.new):
+                if hint(pod, old, new):
                     return True
             except Exception:  # noqa: BLE001 - a plugin is isolated here
-                _log.exception("the hint of plugin %s failed: %s event", plugin, event.kind)
+                _log.exception("the hint of plugin %s failed: %s event", plugin, kind)
                 return True
     return False

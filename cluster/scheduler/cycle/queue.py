@@ -13,6 +13,7 @@ compares with the times at which pods were created.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
@@ -39,6 +40,12 @@ FLUSH_INTERVAL_S: Final = 30.0
 LONGEST_UNSCHEDULABLE_S: Final = 300.0
 """After this a pod is tried again without an event; kube-scheduler's
 podMaxInUnschedulablePodsDuration."""
+STATE_INTERVAL_S: Final = 0.1
+"""The shortest time between two questions to hints that look at the present state alone, for each
+`_STATE_SHAPES` that wait. Chosen: 2,000 shapes of 500 quotas are asked in about 5 ms, so questions
+take a twentieth of the time at most; with twice the value a pod of a full quota is tried that much
+later after another one has gone."""
+_STATE_SHAPES: Final = 2000
 
 
 class SchedulingQueue(Generic[S]):
@@ -71,6 +78,10 @@ class SchedulingQueue(Generic[S]):
         """Plugin -> unschedulable pods that it refused."""
         self._gated_news: dict[str, Gated[S]] = {}
         self._counts = dict.fromkeys(Place, 0)
+        self._changed: set[str] = set()
+        """Plugins with hints by state, after changes about which they were not asked yet."""
+        self._ask_at = -math.inf
+        """When they may be asked again."""
         self._next_flush: float | None = None
         self._attempts = 0
 
@@ -145,6 +156,8 @@ class SchedulingQueue(Generic[S]):
         """Return when `pop` may have a pod that it has not now, without any further input."""
         failed = self._failed.first()
         times = [] if failed is None else [failed[0][0]]
+        if self._changed:
+            times.append(self._ask_at)
         if self._next_flush is not None:
             times.append(self._next_flush)
         return min(times, default=None)
@@ -350,13 +363,20 @@ class SchedulingQueue(Generic[S]):
     # --- what makes pods active again ------------------------------------------------------------
 
     def cluster_event(self, event: ClusterEvent, now: float) -> int:
-        """Move the pods that a change may help. Returns how many were moved."""
+        """Move the pods that a change may help. Returns how many were moved.
+
+        Pods of plugins with hints by state are moved by `advance`.
+        """
         interest = self._events.interest(event.kind, event.action)
         if not interest:
             return 0
         self._in_flight.record(event)
         groups: dict[Held[S], None] = {}
         for plugin in interest:
+            if plugin in self._events.by_state and event.concerns_all:
+                if plugin in self._waiting_for:
+                    self._changed.add(plugin)
+                continue
             for held in self._waiting_for.get(plugin, ()):
                 if held not in groups and self._may_help(held, event, interest):
                     groups[held] = None
@@ -382,7 +402,12 @@ class SchedulingQueue(Generic[S]):
         return self._counts[Place.ACTIVE] - before
 
     def advance(self, now: float) -> None:
-        """Move the pods whose time has come. `pop` does it too."""
+        """Move the pods whose time has come, and those that a change of state helps.
+
+        `pop` does it too.
+        """
+        if self._changed and now >= self._ask_at:
+            self._ask_by_state(now)
         while (ready := self._refused.first()) is not None and ready[0][0] <= now:
             self._activate_held(ready[1])
         while (failed := self._failed.first()) is not None and failed[0][0] <= now:
@@ -390,6 +415,20 @@ class SchedulingQueue(Generic[S]):
             self._put_single(failed[1], Place.ACTIVE)
         if self._next_flush is not None and self._next_flush <= now:
             self._flush(now)
+
+    def _ask_by_state(self, now: float) -> None:
+        """Move the pods that may be helped by all changes since the last question."""
+        changed, self._changed = self._changed, set()
+        interest = {plugin: self._events.by_state[plugin] for plugin in changed}
+        shapes = sum(len(self._waiting_for.get(plugin, ())) for plugin in changed)
+        self._ask_at = now + STATE_INTERVAL_S * max(1.0, shapes / _STATE_SHAPES)
+        groups = {
+            held: None
+            for plugin in changed
+            for held in self._waiting_for.get(plugin, ())
+            if any(may_help(pod, plugins, None, interest) for pod, plugins in held.probes)
+        }
+        self._wake(groups, now)
 
     def _flush(self, now: float) -> None:
         limit = now - self._longest_unschedulable_s

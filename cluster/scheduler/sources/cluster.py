@@ -8,7 +8,6 @@ comes after the answer to the Binding is older than that, and changes nothing.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.sources.bookings import booking_of
+from cluster.scheduler.sources.complaints import Complaints
 from cluster.scheduler.sources.gangs import GangSource
 from cluster.scheduler.sources.operating_pods import OperatingPods
 from cluster.scheduler.sources.quotas import QuotaSource
@@ -29,8 +29,6 @@ from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Change, Event, object_key
-
-_log = logging.getLogger(__name__)
 
 
 class ClusterSource:
@@ -74,8 +72,8 @@ class ClusterSource:
         self._other_nominations = other_nominations
         self._shapes = Shapes()
         self._operating = OperatingPods(tables.reservations)
-        self.problems: dict[str, tuple[str, ...]] = {}
-        """Pod key -> annotations of a bound pod that could not be read."""
+        self._complaints = Complaints()
+        """Of the annotations of bound pods."""
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -121,15 +119,7 @@ class ClusterSource:
         uid = new.metadata.uid
         self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
-        key = read.booking.key
-        if read.problems:
-            texts = tuple(str(problem) for problem in read.problems)
-            if self.problems.get(key) != texts:
-                self.problems[key] = texts
-                for text in texts:
-                    _log.warning("%s", text)
-        else:
-            self.problems.pop(key, None)
+        self._complaints.set(new.ref, read.problems)
         known = self._tables.bookings.get(uid)
         booking = _keeping_pods(read.booking, known)
         if known != booking:
@@ -228,7 +218,7 @@ class ClusterSource:
         self._follow(self._permit.gone(uid, self._clock()))
         self._forget_attempt(uid)
         self._gangs.forget(pod)
-        self.problems.pop(object_key(pod), None)
+        self._complaints.forget(pod.ref)
         self._operating.forget(uid)
         if self._tables.remove(uid) is not None:
             self._tell(POD, Action.DELETE, pod, None)

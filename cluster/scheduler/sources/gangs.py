@@ -5,13 +5,12 @@ A PodGroup that cannot be used defines nothing, so its members wait; the reason 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
-from apis.errors import InputError
 from apis.quota import PodGroup
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.cycle.permit import Decisions, Permit
+from cluster.scheduler.sources.complaints import Complaints
 from cluster.scheduler.tables.gang_definitions import (
     GangDefaults,
     GangDefinition,
@@ -21,8 +20,6 @@ from cluster.scheduler.tables.gang_definitions import (
 )
 from cluster.scheduler.tables.shapes import PodShape
 from kube.cache import Change, Event, object_key
-
-_log = logging.getLogger(__name__)
 
 
 class GangSource:
@@ -42,8 +39,8 @@ class GangSource:
         self._defaults = defaults
         self._clock = clock
         self._follow = follow
-        self.problems: dict[str, tuple[str, ...]] = {}
-        """PodGroup or pod -> what cannot be used of it."""
+        self._complaints = Complaints()
+        """Of PodGroups and of pods that define gangs."""
 
     def gang_of(self, pod: SchedulingPod) -> str:
         """Return the id of a pod's gang, or ""."""
@@ -65,11 +62,11 @@ class GangSource:
         if defaults is None:
             return None
         read = gang_from_pod(pod.metadata, defaults)
-        self._name(pod.ref, read.errors)
+        self._complaints.set(pod.ref, read.errors)
         return read.definition
 
     def forget(self, pod: SchedulingPod) -> None:
-        self.problems.pop(pod.ref, None)
+        self._complaints.forget(pod.ref)
 
     def pod_group_event(self, event: Event[PodGroup]) -> None:
         """Take a change of a PodGroup."""
@@ -78,24 +75,13 @@ class GangSource:
         key = object_key(event.new)
         ref = f"PodGroup {key}"
         if event.change is Change.DELETED:
-            self.problems.pop(ref, None)
+            self._complaints.forget(ref)
             self._follow(self._permit.undefine(key, self._clock()))
             return
         # A PodGroup names no scheduler; the defaults of the first profile with gangs hold.
         read = gang_from_pod_group(event.new, next(iter(self._defaults.values())))
-        self._name(ref, read.errors)
+        self._complaints.set(ref, read.errors)
         if read.definition is None:
             self._follow(self._permit.undefine(key, self._clock()))
         else:
             self._follow(self._permit.define(read.definition, self._clock()))
-
-    def _name(self, ref: str, errors: tuple[InputError, ...]) -> None:
-        texts = tuple(str(error) for error in errors)
-        if texts == self.problems.get(ref, ()):
-            return
-        for text in texts:
-            _log.warning("%s", text)
-        if texts:
-            self.problems[ref] = texts
-        else:
-            self.problems.pop(ref, None)

@@ -55,8 +55,9 @@ class NetworkTopologySource:
             try:
                 layers = layers_of(event.new)
             except InputError as error:
-                self.problem = str(error)
-                _log.warning("%s; the former topology stays in force", error)
+                if self.problem != str(error):
+                    self.problem = str(error)
+                    _log.warning("%s; the former topology stays in force", error)
                 return
             self.problem = ""
             self._network.set(layers)

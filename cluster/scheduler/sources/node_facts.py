@@ -5,7 +5,6 @@ Either may be read before its Node; it counts when both are there.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,11 @@ from apis.topology import NodeResourceTopology
 from cluster.scheduler.cycle.events import Action, ClusterEvent
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.profiles import Plugins
+from cluster.scheduler.sources.complaints import Complaints
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event
-
-_log = logging.getLogger(__name__)
 
 
 class NodeFacts:
@@ -43,15 +41,15 @@ class NodeFacts:
         self._topologies = topologies
         self._clock = clock
         self._nodes: dict[str, SchedulingNode] = {}
-        self.problems: dict[str, tuple[str, ...]] = {}
-        """Node name -> what cannot be used of its objects."""
+        self._complaints = Complaints()
+        """Of Devices, and of Nodes together with their NodeResourceTopologies."""
 
     def node_event(self, event: Event[SchedulingNode]) -> None:
         """Take a change of a node, after the node table took it."""
         name = event.new.metadata.name
         if event.change is Change.DELETED:
             self._nodes.pop(name, None)
-            self.problems.pop(name, None)
+            self._complaints.forget(f"Node {name}")
             return
         self._nodes[name] = event.new
         row = self._tables.nodes.row(name)
@@ -81,11 +79,13 @@ class NodeFacts:
 
     def device_event(self, event: Event[Device]) -> None:
         """Take a change of a Device."""
+        name = event.new.metadata.name
         if event.change is Change.DELETED:
-            self._plugins.devices.delete_device(event.new.metadata.name)
+            self._plugins.devices.delete_device(name)
+            self._complaints.forget(f"Device {name}")
         else:
-            for error in self._plugins.devices.set_device(event.new):
-                _log.warning("%s", error)
+            errors = self._plugins.devices.set_device(event.new)
+            self._complaints.set(f"Device {name}", errors)
         self._tell("Device", event)
 
     def _set_numa(self, name: str) -> None:
@@ -95,13 +95,7 @@ class NodeFacts:
             return
         facts, errors = parse_numa_facts(node, self._topologies.get(name))
         self._plugins.numa.set_node(row, facts)
-        texts = tuple(str(error) for error in errors)
-        if texts != self.problems.get(name, ()):
-            for text in texts:
-                _log.warning("%s", text)
-            self.problems[name] = texts
-        if not texts:
-            self.problems.pop(name, None)
+        self._complaints.set(f"Node {name}", errors)
 
     def _tell(self, kind: str, event: Event[Any]) -> None:
         action = {

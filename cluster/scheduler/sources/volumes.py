@@ -17,9 +17,10 @@ from apis.storage import (
 from cluster.scheduler import registrations as kinds
 from cluster.scheduler.cycle.events import Action, ClusterEvent
 from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.sources.complaints import Complaints
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
-from cluster.scheduler.tables.volumes.attachments import limits_of
+from cluster.scheduler.tables.volumes.attachments import limits_of, unused_limits
 from cluster.scheduler.tables.volumes.objects import (
     claim_of,
     class_of,
@@ -60,6 +61,8 @@ class VolumeSource:
         self._tables = tables
         self._queue = queue
         self._clock = clock
+        self._complaints = Complaints()
+        """Of CSINodes."""
         self.claims: Cache[PersistentVolumeClaim] = Cache(
             client, PERSISTENT_VOLUME_CLAIMS, PersistentVolumeClaim
         )
@@ -110,8 +113,10 @@ class VolumeSource:
         self._wake(kinds.STORAGE_CLASS, event)
 
     def _csi_node_event(self, event: Event[CSINode]) -> None:
-        limits = None if event.change is Change.DELETED else limits_of(event.new)
-        self._tables.attachments.set_limits(event.new.metadata.name, limits)
+        name, deleted = event.new.metadata.name, event.change is Change.DELETED
+        limits = None if deleted else limits_of(event.new)
+        self._complaints.set(f"CSINode {name}", () if deleted else unused_limits(event.new))
+        self._tables.attachments.set_limits(name, limits)
         self._wake(kinds.CSI_NODE, event)
 
     def _driver_event(self, event: Event[CSIDriver]) -> None:

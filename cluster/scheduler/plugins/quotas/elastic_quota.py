@@ -22,6 +22,10 @@ from cluster.scheduler.tables.tables import Tables
 
 ELASTIC_QUOTA: Final = "ElasticQuota"
 
+_MOST_KEPT: Final = 10_000
+"""Quotas of which a hint keeps what is left; chosen: above the count of any known cluster, so that
+names of deleted quotas do not pile up. Beyond it the amounts are worked out again."""
+
 
 @dataclass(frozen=True, slots=True)
 class ElasticQuotaAdmission:
@@ -60,22 +64,11 @@ class ElasticQuotaAdmission:
                 return firm
             return self._refusal_above(quota, requests) if self.parents else None
 
-    def admits_pending(self, pod: PodShape) -> bool:
-        """Return whether `refusal` is None, for a pod that is counted as pending.
-
-        Without the text and without a trial of the request, it is cheap enough to be asked for all
-        shapes that wait, after each change of the cluster.
-        """
-        belongs = self.quotas.of(pod)
-        quota = belongs.quota
-        if quota is None:
-            return not belongs.problem
+    def left(self, quota: QuotaNode) -> Amounts:
+        """Return how much the pods of a quota may use beyond what they use, by resource."""
         used, most = quota.all.used, quota.definition.most
-        for name, amount in belongs.requests.items():
-            limit = quota.runtime(name) if self.runtime else most[name]
-            if used.get(name, 0) + amount > limit:
-                return False
-        return not (belongs.firm or self.parents) or self.refusal(pod) is None
+        limits = quota.runtimes() if self.runtime else most
+        return {name: limits[name] - used.get(name, 0) for name in most}
 
     def limit(self, quota: QuotaNode, name: str) -> int | None:
         """Return how much of a resource the pods of a quota may use, None if it is not limited."""
@@ -129,20 +122,45 @@ class ElasticQuotaAdmission:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class QuotaHint:
     """Whether a change may help a pod that ElasticQuota refused: whether it would pass now.
 
-    Asked after the tables took the change. It costs some microseconds for each shape that waits,
-    and wakes no pod in vain.
+    Asked after the tables took the change, about each shape that waits, which is counted as
+    pending; it wakes no pod in vain. What is left of a quota is worked out once for all its shapes
+    and kept until a count changes.
     """
 
-    admissions: Mapping[str, ElasticQuotaAdmission]
-    """By scheduler name."""
+    def __init__(self, admissions: Mapping[str, ElasticQuotaAdmission]) -> None:
+        """admissions: by scheduler name."""
+        self._admissions = admissions
+        self._left: dict[tuple[str, str], tuple[int, Amounts]] = {}
+        """(scheduler name, quota) -> (version of the table, what is left)."""
 
     def __call__(self, pod: PendingPod[Any], old: Any, new: Any) -> bool:
-        admission = self.admissions.get(pod.shape.scheduler_name)
-        return admission is None or admission.admits_pending(pod.shape)
+        shape: PodShape = pod.shape
+        admission = self._admissions.get(shape.scheduler_name)
+        if admission is None:
+            return True
+        belongs = admission.quotas.of(shape)
+        quota = belongs.quota
+        if quota is None:
+            return not belongs.problem
+        left = self._left_of(shape.scheduler_name, admission, quota)
+        for name, amount in belongs.requests.items():
+            if amount > left[name]:
+                return False
+        return not (belongs.firm or admission.parents) or admission.refusal(shape) is None
+
+    def _left_of(
+        self, scheduler_name: str, admission: ElasticQuotaAdmission, quota: QuotaNode
+    ) -> Amounts:
+        version, key = admission.quotas.version, (scheduler_name, quota.name)
+        kept = self._left.get(key)
+        if kept is None or kept[0] != version:
+            if len(self._left) > _MOST_KEPT:
+                self._left.clear()
+            kept = self._left[key] = version, admission.left(quota)
+        return kept[1]
 
 
 def amounts_text(amounts: Amounts) -> str:

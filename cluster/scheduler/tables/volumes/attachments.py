@@ -6,7 +6,6 @@ volume, or its CSINode or an attachment changed.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ _MOST_DRIVERS: Final = 64
 """Chosen: drivers of one CSINode whose limits count. Nodes have a few; each name costs two columns
 of all nodes, so that an object of thousands of names would take all memory."""
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class DriverLimits:
@@ -47,23 +44,29 @@ class DriverLimits:
 
 
 def limits_of(node: CSINode) -> DriverLimits:
-    """Return what the tables keep of a CSINode; log if it has limits of too many drivers."""
+    """Return what the tables keep of a CSINode."""
     plugins = node.metadata.annotations.get(ANNOTATION_MIGRATED_PLUGINS, "")
-    most = {
+    most = dict(islice(_limited(node).items(), _MOST_DRIVERS))
+    return DriverLimits(most, frozenset(MIGRATED.keys() & plugins.split(",")))
+
+
+def unused_limits(node: CSINode) -> tuple[str, ...]:
+    """Return what of a CSINode does not count, as a sentence for the log."""
+    count = len(_limited(node))
+    if count <= _MOST_DRIVERS:
+        return ()
+    return (
+        f"CSINode {node.metadata.name}: spec.drivers limits the volumes of {count} drivers; "
+        f"only the limits of the first {_MOST_DRIVERS} count",
+    )
+
+
+def _limited(node: CSINode) -> dict[str, int]:
+    return {
         driver.name: min(driver.allocatable.count, 2**31)
         for driver in node.spec.drivers or ()
         if driver.allocatable is not None and driver.allocatable.count is not None
     }
-    if len(most) > _MOST_DRIVERS:
-        _log.warning(
-            "CSINode %s: spec.drivers limits the volumes of %d drivers; only the limits of the "
-            "first %d count",
-            node.metadata.name,
-            len(most),
-            _MOST_DRIVERS,
-        )
-        most = dict(islice(most.items(), _MOST_DRIVERS))
-    return DriverLimits(most, frozenset(MIGRATED.keys() & plugins.split(",")))
 
 
 _NO_LIMITS: Final = DriverLimits({}, frozenset())

@@ -18,7 +18,7 @@ from cluster.scheduler.cycle.events import (
     Registration,
 )
 from cluster.scheduler.cycle.in_flight import InFlight
-from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.queue import STATE_INTERVAL_S, SchedulingQueue
 from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
 from tests.cluster.scheduler.pending import FakeShape, Pod, pending
 
@@ -224,6 +224,48 @@ def test_a_hint_that_fails_lets_the_pod_be_tried(caplog: pytest.LogCaptureFixtur
     q.refuse("a", {"Fit"}, now=0)
     assert q.cluster_event(FREED, now=20) == 1
     assert "plugin Fit" in caplog.text
+
+
+def test_a_hint_by_state_is_asked_once_about_many_changes() -> None:
+    asked: list[tuple[float, Any, Any]] = []
+    now, has_room = 0.0, False
+
+    def hint(pod: Pod, old: Any, new: Any) -> bool:
+        asked.append((now, old, new))
+        return has_room
+
+    rows = [Registration(POD, Action.DELETE, hint, by_state=True)]
+    q: Queue = SchedulingQueue(EventTable({"Quota": rows}))
+    q.add(pending("a"), now)
+    pop(q)
+    q.refuse("a", {"Quota"}, now)
+    now = 20.0
+    for _ in range(5):
+        assert q.cluster_event(FREED, now) == 0
+    assert asked == []
+    q.advance(now)
+    # Right after a question the next one waits, and `next_time` says for how long.
+    q.cluster_event(FREED, now)
+    q.advance(now)
+    assert asked == [(20.0, None, None)]
+    assert q.next_time() == now + STATE_INTERVAL_S
+    has_room = True
+    now += STATE_INTERVAL_S
+    q.advance(now)
+    assert len(asked) == 2 and q.place("a") is Place.ACTIVE
+
+
+def test_a_hint_by_state_is_asked_at_once_where_pods_are_excepted() -> None:
+    rows = [Registration(POD, Action.DELETE, lambda *_: True, by_state=True)]
+    q: Queue = SchedulingQueue(EventTable({"Quota": rows}))
+    for name in ("a", "b"):
+        q.add(pending(name, name), 0.0)
+        pop(q)
+        q.refuse(name, {"Quota"}, 0.0)
+    # "a" was refused by an attempt before the placement that is taken back.
+    assert q.cluster_event(replace(FREED, undoes=q.order("a")), 20.0) == 1
+    q.advance(20.0)
+    assert q.place("a") is Place.UNSCHEDULABLE and q.place("b") is Place.ACTIVE
 
 
 def test_an_event_during_the_attempt_counts_when_the_pod_is_refused() -> None:

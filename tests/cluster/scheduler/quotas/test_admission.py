@@ -36,7 +36,9 @@ def _message(bed: Bed, shape: PodShape, **settings: Any) -> str | None:
     admission = ElasticQuotaAdmission(bed.table, **settings)
     refusal = admission.refusal(shape)
     bed.table.want("counted", shape)
-    assert admission.admits_pending(shape) is (refusal is None)
+    pod = PendingPod(key="default/p", uid="counted", priority=0, shape=shape, created=0.0)
+    hint = QuotaHint({shape.scheduler_name: admission})
+    assert hint(pod, None, None) is (refusal is None)
     bed.table.unwant("counted")
     return None if refusal is None else str(refusal)
 
