@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 _log = logging.getLogger(__name__)
@@ -17,6 +18,10 @@ class Complaints:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def held(self) -> Mapping[str, tuple[str, ...]]:
+        return MappingProxyType(self._held)
 
     def set(self, obj: str, problems: Iterable[object]) -> None:
         """Take all problems of the present state of an object; log them if they are others than

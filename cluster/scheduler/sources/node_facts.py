@@ -41,7 +41,7 @@ class NodeFacts:
         self._topologies = topologies
         self._clock = clock
         self._nodes: dict[str, SchedulingNode] = {}
-        self._complaints = Complaints()
+        self.complaints = Complaints()
         """Of Devices, and of Nodes together with their NodeResourceTopologies."""
 
     def node_event(self, event: Event[SchedulingNode]) -> None:
@@ -49,7 +49,7 @@ class NodeFacts:
         name = event.new.metadata.name
         if event.change is Change.DELETED:
             self._nodes.pop(name, None)
-            self._complaints.forget(f"Node {name}")
+            self.complaints.forget(f"Node {name}")
             return
         self._nodes[name] = event.new
         row = self._tables.nodes.row(name)
@@ -82,10 +82,10 @@ class NodeFacts:
         name = event.new.metadata.name
         if event.change is Change.DELETED:
             self._plugins.devices.delete_device(name)
-            self._complaints.forget(f"Device {name}")
+            self.complaints.forget(f"Device {name}")
         else:
             errors = self._plugins.devices.set_device(event.new)
-            self._complaints.set(f"Device {name}", errors)
+            self.complaints.set(f"Device {name}", errors)
         self._tell("Device", event)
 
     def _set_numa(self, name: str) -> None:
@@ -95,7 +95,7 @@ class NodeFacts:
             return
         facts, errors = parse_numa_facts(node, self._topologies.get(name))
         self._plugins.numa.set_node(row, facts)
-        self._complaints.set(f"Node {name}", errors)
+        self.complaints.set(f"Node {name}", errors)
 
     def _tell(self, kind: str, event: Event[Any]) -> None:
         action = {

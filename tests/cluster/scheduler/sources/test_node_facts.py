@@ -187,13 +187,13 @@ def test_what_cannot_be_used_is_logged_once_and_named_until_it_is_right_or_gone(
 ) -> None:
     bed = _Bed()
     bed.node(labels=_BAD_LABEL)
-    (problem,) = bed.facts.problems["n"]
+    (problem,) = bed.facts.complaints.held["Node n"]
     assert "Sometimes" in problem
     bed.node(labels=_BAD_LABEL, annotations={"a": "b"})
     assert [record.getMessage() for record in caplog.records] == [problem]
     bed.node()
-    assert not bed.facts.problems
+    assert not bed.facts.complaints.held
     bed.node(labels=_BAD_LABEL)
-    assert bed.facts.problems == {"n": (problem,)}
+    assert bed.facts.complaints.held == {"Node n": (problem,)}
     bed.delete_node()
-    assert not bed.facts.problems
+    assert not bed.facts.complaints.held
