@@ -46,6 +46,9 @@ STATE_INTERVAL_S: Final = 0.1
 take a twentieth of the time at most; with twice the value a pod of a full quota is tried that much
 later after another one has gone."""
 _STATE_SHAPES: Final = 2000
+_SET_BACK_S: Final = 1.0
+"""A clock that goes back by more was set back. Chosen: the shortest back-off; by less, what waits
+for a time waits that much longer."""
 
 
 class SchedulingQueue(Generic[S]):
@@ -83,6 +86,8 @@ class SchedulingQueue(Generic[S]):
         self._ask_at = -math.inf
         """When they may be asked again."""
         self._next_flush: float | None = None
+        self._latest = -math.inf
+        """The latest `now` since the clock was last set back."""
         self._attempts = 0
 
     # --- what is in the queue --------------------------------------------------------------------
@@ -406,6 +411,9 @@ class SchedulingQueue(Generic[S]):
 
         `pop` does it too.
         """
+        if now < self._latest - _SET_BACK_S:
+            self._clock_was_set_back(now)
+        self._latest = max(self._latest, now)
         if self._changed and now >= self._ask_at:
             self._ask_by_state(now)
         while (ready := self._refused.first()) is not None and ready[0][0] <= now:
@@ -415,6 +423,19 @@ class SchedulingQueue(Generic[S]):
             self._put_single(failed[1], Place.ACTIVE)
         if self._next_flush is not None and self._next_flush <= now:
             self._flush(now)
+
+    def _clock_was_set_back(self, now: float) -> None:
+        """End all back-offs, and count other times from now on."""
+        self._latest = self._ask_at = now
+        if self._next_flush is not None:
+            self._next_flush = now + FLUSH_INTERVAL_S
+        for held in self._held.values():
+            held.refused_at = min(held.refused_at, now)
+        while (refused := self._refused.first()) is not None:
+            self._activate_held(refused[1])
+        while (failed := self._failed.first()) is not None:
+            self._withdraw(failed[1])
+            self._put_single(failed[1], Place.ACTIVE)
 
     def _ask_by_state(self, now: float) -> None:
         """Move the pods that may be helped by all changes since the last question."""

@@ -72,7 +72,7 @@ class ClusterSource:
         self._other_nominations = other_nominations
         self._shapes = Shapes()
         self._operating = OperatingPods(tables.reservations)
-        self._complaints = Complaints()
+        self.complaints = Complaints()
         """Of the annotations of bound pods."""
 
     # --- nodes ---------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class ClusterSource:
         uid = new.metadata.uid
         self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
-        self._complaints.set(new.ref, read.problems)
+        self.complaints.set(new.ref, read.problems)
         known = self._tables.bookings.get(uid)
         booking = _keeping_pods(read.booking, known)
         if known != booking:
@@ -218,7 +218,7 @@ class ClusterSource:
         self._follow(self._permit.gone(uid, self._clock()))
         self._forget_attempt(uid)
         self._gangs.forget(pod)
-        self._complaints.forget(pod.ref)
+        self.complaints.forget(pod.ref)
         self._operating.forget(uid)
         if self._tables.remove(uid) is not None:
             self._tell(POD, Action.DELETE, pod, None)

@@ -39,7 +39,7 @@ class GangSource:
         self._defaults = defaults
         self._clock = clock
         self._follow = follow
-        self._complaints = Complaints()
+        self.complaints = Complaints()
         """Of PodGroups and of pods that define gangs."""
 
     def gang_of(self, pod: SchedulingPod) -> str:
@@ -62,11 +62,11 @@ class GangSource:
         if defaults is None:
             return None
         read = gang_from_pod(pod.metadata, defaults)
-        self._complaints.set(pod.ref, read.errors)
+        self.complaints.set(pod.ref, read.errors)
         return read.definition
 
     def forget(self, pod: SchedulingPod) -> None:
-        self._complaints.forget(pod.ref)
+        self.complaints.forget(pod.ref)
 
     def pod_group_event(self, event: Event[PodGroup]) -> None:
         """Take a change of a PodGroup."""
@@ -75,12 +75,12 @@ class GangSource:
         key = object_key(event.new)
         ref = f"PodGroup {key}"
         if event.change is Change.DELETED:
-            self._complaints.forget(ref)
+            self.complaints.forget(ref)
             self._follow(self._permit.undefine(key, self._clock()))
             return
         # A PodGroup names no scheduler; the defaults of the first profile with gangs hold.
         read = gang_from_pod_group(event.new, next(iter(self._defaults.values())))
-        self._complaints.set(ref, read.errors)
+        self.complaints.set(ref, read.errors)
         if read.definition is None:
             self._follow(self._permit.undefine(key, self._clock()))
         else:

@@ -42,6 +42,8 @@ class TemplateSource:
         self._devices = devices
         self._queue = queue
         self._clock = clock
+        self._problem = ""
+        """Why the present text is not in force."""
         self.cache: Cache[ConfigMap] = Cache(
             client,
             CONFIG_MAPS,
@@ -65,7 +67,10 @@ class TemplateSource:
             raw = json.dumps({} if tree is None else tree, allow_nan=False)
             templates = parse_templates(raw, obj=self._obj)
         except (InputErrors, NotYaml, TypeError, ValueError) as error:
-            _log.warning("%s: the former templates stay in force: %s", self._obj, error)
+            if self._problem != str(error):
+                self._problem = str(error)
+                _log.warning("%s: the former templates stay in force: %s", self._obj, error)
             return
+        self._problem = ""
         self._devices.set_templates(templates)
         self._queue.cluster_event(ClusterEvent("Device", Action.UPDATE_OTHER), self._clock())

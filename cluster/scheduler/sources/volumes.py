@@ -61,7 +61,7 @@ class VolumeSource:
         self._tables = tables
         self._queue = queue
         self._clock = clock
-        self._complaints = Complaints()
+        self.complaints = Complaints()
         """Of CSINodes."""
         self.claims: Cache[PersistentVolumeClaim] = Cache(
             client, PERSISTENT_VOLUME_CLAIMS, PersistentVolumeClaim
@@ -115,7 +115,7 @@ class VolumeSource:
     def _csi_node_event(self, event: Event[CSINode]) -> None:
         name, deleted = event.new.metadata.name, event.change is Change.DELETED
         limits = None if deleted else limits_of(event.new)
-        self._complaints.set(f"CSINode {name}", () if deleted else unused_limits(event.new))
+        self.complaints.set(f"CSINode {name}", () if deleted else unused_limits(event.new))
         self._tables.attachments.set_limits(name, limits)
         self._wake(kinds.CSI_NODE, event)
 

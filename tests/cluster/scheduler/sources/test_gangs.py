@@ -100,16 +100,16 @@ def test_what_cannot_be_used_of_a_pod_group_is_logged_once_and_named_until_it_is
 ) -> None:
     bed = _Bed()
     bed.group(groups=_BAD_GROUPS)
-    (problem,) = bed.source.problems["PodGroup default/g"]
+    (problem,) = bed.source.complaints.held["PodGroup default/g"]
     assert "groups" in problem
     bed.group(groups=_BAD_GROUPS)
     assert [record.getMessage() for record in caplog.records] == [problem]
     assert bed.permit.defined["default/g"].group == ("default/g",)
     bed.group()
-    assert not bed.source.problems
+    assert not bed.source.complaints.held
     bed.group(groups=_BAD_GROUPS)
     bed.group(Change.DELETED)
-    assert not bed.source.problems
+    assert not bed.source.complaints.held
 
 
 def test_an_unusable_minimum_takes_the_definition_back() -> None:
@@ -117,7 +117,7 @@ def test_an_unusable_minimum_takes_the_definition_back() -> None:
     bed.group()
     bed.group(minMember=-1)
     assert not bed.permit.defined
-    assert bed.source.problems
+    assert bed.source.complaints.held
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_annotations_define_a_gang_by_the_defaults_of_the_pods_profile() -> None
     assert defined is not None
     assert (defined.id, defined.min_member, defined.wait_s) == ("default/g", 2, 90.0)
     assert bed.source.defined_by(_pod(name="g", min_available="many")) is None
-    assert "many" in bed.source.problems["Pod default/p"][0]
+    assert "many" in bed.source.complaints.held["Pod default/p"][0]
     bed.source.forget(_pod())
-    assert not bed.source.problems
+    assert not bed.source.complaints.held
