@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,11 +23,15 @@ from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from apis.topology import NodeResourceTopology
 from cluster.scheduler.attempts import Attempts, Writers
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
+from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.events import NAMESPACE, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S, SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.waiting import Backoff, Gate, scheduling_gates
 from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.plugins.between_pods.hints import AffinityHint, ChangedPod, SpreadHint
+from cluster.scheduler.plugins.between_pods.topology_spread import PodTopologySpread
 from cluster.scheduler.plugins.quotas.elastic_quota import QuotaHint
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.registrations import registrations
@@ -102,8 +106,13 @@ class SchedulerCore:
         self.tables = Tables()
         self.plugins: Plugins = make_plugins(configuration, self.tables)
         gangs = self.gang_table = Gangs()
+        changed = ChangedPod(lambda pod: self.source.shape_of(pod))
         self.queue: SchedulingQueue[PodShape] = SchedulingQueue(
-            registrations(QuotaHint(self.plugins.quota_admissions)),
+            registrations(
+                QuotaHint(self.plugins.quota_admissions),
+                SpreadHint(_spreads(self.plugins.profiles), self.tables, changed),
+                AffinityHint(self.tables, changed),
+            ),
             gates=(Gate("SchedulingGates", scheduling_gates), gang_gate(gangs)),
             backoff=Backoff(
                 float(configuration.pod_initial_backoff_seconds),
@@ -246,6 +255,9 @@ class SchedulerCore:
             self.tables.namespaces.delete(name)
         else:
             self.tables.namespaces.set(name, event.new.metadata.labels)
+            if event.old is not None and event.old.metadata.labels == event.new.metadata.labels:
+                return
+        self.queue.cluster_event(ClusterEvent(NAMESPACE, Action.UPDATE_OTHER), self._clock())
 
     def prepare(self) -> None:
         """Work out beforehand what the first preemption would have to, once all is read."""
@@ -314,3 +326,13 @@ class SchedulerCore:
             if explained is not None and explained.uid == meta.uid:
                 message = explained.message
         return pod.spec.node_name or self.attempts.waits_on(meta.uid), message
+
+
+def _spreads(profiles: Mapping[str, Profile]) -> dict[str, PodTopologySpread]:
+    """Return the filter PodTopologySpread of each profile that has it, by scheduler name."""
+    return {
+        name: each
+        for name, profile in profiles.items()
+        for each in profile.filters
+        if isinstance(each, PodTopologySpread)
+    }

@@ -12,6 +12,7 @@ from typing import Any, Final
 from apis.storage import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim
 from cluster.scheduler.cycle.events import (
     ANY_KIND,
+    NAMESPACE,
     NODE,
     POD,
     RESERVATION,
@@ -88,21 +89,6 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         _RESERVED,
     ),
-    "PodTopologySpread": (
-        Registration(
-            NODE,
-            _NODE_ADDED | Action.DELETE | Action.UPDATE_NODE_LABEL | Action.UPDATE_NODE_TAINT,
-        ),
-        Registration(
-            POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL | Action.UPDATE_OTHER
-        ),
-        _RESERVED,
-    ),
-    "InterPodAffinity": (
-        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
-        Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL),
-        _RESERVED,
-    ),
     "VolumeRestrictions": (
         Registration(NODE, _NODE_ADDED),
         Registration(POD, Action.DELETE, _used_volumes),
@@ -163,11 +149,43 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
 }
 
 
-def registrations(quota_hint: Hint | None = None) -> EventTable:
+def _between_pods(
+    spread_hint: Hint | None, affinity_hint: Hint | None
+) -> Mapping[str, Sequence[Registration]]:
+    return {
+        "PodTopologySpread": (
+            Registration(
+                NODE,
+                _NODE_ADDED | Action.DELETE | Action.UPDATE_NODE_LABEL | Action.UPDATE_NODE_TAINT,
+            ),
+            Registration(
+                POD,
+                Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL | Action.UPDATE_OTHER,
+                spread_hint,
+            ),
+            _RESERVED,
+        ),
+        "InterPodAffinity": (
+            Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
+            Registration(POD, Action.ADD | Action.DELETE | Action.UPDATE_POD_LABEL, affinity_hint),
+            # Terms select namespaces by their labels.
+            Registration(NAMESPACE, Action.ALL),
+            _RESERVED,
+        ),
+    }
+
+
+def registrations(
+    quota_hint: Hint | None = None,
+    spread_hint: Hint | None = None,
+    affinity_hint: Hint | None = None,
+) -> EventTable:
     """Return the table of all plugins. A plugin without a row waits for an edit of the pod.
 
     quota_hint: whether a pod that ElasticQuota refused may pass; a change may come from anywhere in
     the tree of quotas, so it is asked about all that give resources back or add some.
+    spread_hint, affinity_hint: whether the change of a pod may help one that PodTopologySpread or
+    InterPodAffinity refused. Without a hint, every such change counts.
     """
     quotas = tuple(
         Registration(kind, actions, quota_hint, by_state=True)
@@ -179,4 +197,5 @@ def registrations(quota_hint: Hint | None = None) -> EventTable:
             (ELASTIC_QUOTA, Action.ALL),
         )
     )
-    return EventTable({**_TABLE, ELASTIC_QUOTA: quotas})
+    between_pods = _between_pods(spread_hint, affinity_hint)
+    return EventTable({**_TABLE, **between_pods, ELASTIC_QUOTA: quotas})

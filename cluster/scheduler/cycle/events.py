@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 ANY_KIND: Final = "*"
 """In a registration: objects of every kind."""
 
+NAMESPACE: Final = "Namespace"
 NODE: Final = "Node"
 POD: Final = "Pod"
 """A pod that has a node: placed, changed or gone. A pending pod's own change is no cluster event;

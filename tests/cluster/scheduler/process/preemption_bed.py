@@ -73,22 +73,26 @@ class Bed:
 
     # --- objects -------------------------------------------------------------------------------
 
-    def _take(self, cache: Cache[Any], kind: str, obj: dict[str, Any]) -> None:
+    def show(self, cache: Cache[Any], kind: str, obj: dict[str, Any]) -> None:
+        """Have the scheduler see an object. kind: of the watch event."""
         self._version += 1
         obj["metadata"]["resourceVersion"] = str(self._version)
         cache.take(msgspec.json.encode({"type": kind, "object": obj}))
 
     def node(self, name: str, cpu: int) -> None:
         amounts = {"cpu": str(cpu), "memory": "64Gi", "pods": "110"}
-        self._take(
+        self.show(
             self.core.nodes,
             "ADDED",
-            {"metadata": {"name": name}, "status": {"allocatable": amounts}},
+            {
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+                "status": {"allocatable": amounts},
+            },
         )
 
     def budget(self, name: str, app: str, allowed: int) -> None:
         cache = next(c for c in self.core.caches if c.resource.kind == "PodDisruptionBudget")
-        self._take(
+        self.show(
             cache,
             "ADDED",
             {
@@ -134,14 +138,14 @@ class Bed:
             },
             "status": {"nominatedNodeName": nominated} if nominated else {},
         }
-        self._take(self.core.pods, "ADDED", self.pods[name])
+        self.show(self.core.pods, "ADDED", self.pods[name])
 
     def change(self, name: str) -> None:
         """Show a pod as it is in `pods`."""
-        self._take(self.core.pods, "MODIFIED", self.pods[name])
+        self.show(self.core.pods, "MODIFIED", self.pods[name])
 
     def gone(self, name: str) -> None:
-        self._take(self.core.pods, "DELETED", self.pods.pop(name))
+        self.show(self.core.pods, "DELETED", self.pods.pop(name))
 
     def run(self, seconds: float = 0.0) -> None:
         """Let time pass and schedule; what is placed is bound."""

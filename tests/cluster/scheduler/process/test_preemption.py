@@ -277,3 +277,27 @@ def test_a_nominated_pod_whose_node_is_full_takes_none_that_is_promised_to_other
         bed.pod(name, 4, priority, nominated=node)
     bed.run()
     assert [bed.node_of(name) for name in ("new", "other", "elsewhere")] == ["n0", "n2", "n1"]
+
+
+def test_a_pod_whose_term_selects_namespaces_is_tried_when_one_gets_other_labels() -> None:
+    bed = Bed()
+    bed.node("n0", 4)
+    cache = next(c for c in bed.core.caches if c.resource.kind == "Namespace")
+
+    def namespace(team: str) -> None:
+        bed.show(cache, "MODIFIED", {"metadata": {"name": "default", "labels": {"team": team}}})
+
+    namespace("a")
+    bed.pod("beside", 1, 0, app="x", node="n0")
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"app": "x"}},
+        "namespaceSelector": {"matchLabels": {"team": "a"}},
+    }
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    bed.pod("new", 1, 0, affinity=apart)
+    bed.run()
+    assert bed.node_of("new") == ""
+    namespace("b")
+    bed.run(30.0)
+    assert bed.node_of("new") == "n0"
