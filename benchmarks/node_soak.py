@@ -34,7 +34,7 @@ from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main
-from benchmarks.whole_daemon import cpu_seconds, koordlet, node, resident_mb
+from benchmarks.whole_daemon import IN_MEMORY, cpu_seconds, koordlet, node, resident_mb
 from koordctl.client import Client
 from tests.beds.groups import kubepods
 
@@ -95,7 +95,7 @@ class _Cost:
 def main() -> None:
     options = _options()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
         ours, cost = _koordlet(stack, folder, options.pods)
         plugins = [ours]
         if options.other:

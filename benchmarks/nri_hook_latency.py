@@ -51,7 +51,7 @@ from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main
-from benchmarks.whole_daemon import cpu_seconds, koordlet, resident_mb
+from benchmarks.whole_daemon import IN_MEMORY, cpu_seconds, koordlet, resident_mb
 from tests.beds.groups import kubepods
 
 _NODE: Final = "bench-node"
@@ -131,7 +131,7 @@ class Plugin:
 def main() -> None:
     options = _options()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
         plugins = [
             _koordlet(stack, folder / f"koordlet-{number}", python, options)
             for number, python in enumerate(options.python or [sys.executable])

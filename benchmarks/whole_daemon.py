@@ -18,6 +18,10 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import Kubepods
 from tests.beds.packages import DIES_WITH_US
 
+IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where a run directory belongs: on a tmpfs, as a node's /run is. On a disk's file system the first
+store into a page of the staged requests waits for the disk's journal after each write-back."""
+
 _KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 
 

@@ -110,7 +110,7 @@ class Engine:
             and Level.CONTAINER in state.policy.claims
             and state.policy.individual is not never
         )
-        self._by_shape: dict[Hashable, Mapping[ResourceKey, Outcome]] = {}
+        self._by_shape: dict[Hashable, Decision] = {}
         self._numbers: dict[Hashable, int] = {}
         """A number for each pod's shape: it is hashed once and not for each container."""
         self._next_number = itertools.count()
@@ -181,17 +181,24 @@ class Engine:
         """
         return under(self._decide(subject, watch, before), standing, subject)
 
+    def known(self, subject: Subject) -> Decision | None:
+        """Return the cached decision about equal subjects, from the policies' claims alone."""
+        shape = self._shape_of(subject)
+        return None if shape is None else self._by_shape.get(shape)
+
+    def _shape_of(self, subject: Subject) -> Hashable:
+        """Return the key of equal subjects in the cache; None for one that is decided by itself."""
+        if isinstance(subject, ContainerSubject):
+            of_pod = self._shape_of_pod(subject.pod)
+            if of_pod is not None:
+                return of_pod, subject.name, subject.requested
+        return None
+
     def _decide(self, subject: Subject, watch: Watch | None, before: Decision | None) -> Decision:
         """Return the decision from the policies' claims alone."""
-        shape: Hashable = None
-        if isinstance(subject, ContainerSubject):
-            pod = subject.pod
-            of_pod = self._shape_of_pod(pod)
-            if of_pod is not None:
-                shape = of_pod, subject.name, subject.requested
-                known = self._by_shape.get(shape)
-                if known is not None:
-                    return Decision(outcomes=known, generation=self.generation)
+        shape = self._shape_of(subject)
+        if shape is not None and (known := self._by_shape.get(shape)) is not None:
+            return known
         by_resource: dict[ResourceKey, list[Claim]] = {}
         faults: list[Fault] = []
         for name, function, rule in self._plan[subject.level]:
@@ -224,17 +231,17 @@ class Engine:
             outcome = compose(claims_of, value_in_request(requested, key[0]))
             if outcome is not None:
                 outcomes[key] = outcome
-        settled = resolve_conflicts(outcomes)
+        decision = Decision(
+            outcomes=resolve_conflicts(outcomes),
+            faults=tuple(faults),
+            generation=self.generation,
+        )
         # A fault names its pod and may keep claims of a previous decision: never for the cache.
         if shape is not None and not faults:
             if len(self._by_shape) >= _MOST_SHAPES:
                 self._by_shape.clear()
-            self._by_shape[shape] = settled
-        return Decision(
-            outcomes=settled,
-            faults=tuple(faults),
-            generation=self.generation,
-        )
+            self._by_shape[shape] = decision
+        return decision
 
 
 def fault_of(policy: str, error: Exception) -> Fault:

@@ -31,7 +31,7 @@ class Level(StrEnum):
     HOST_APP = "hostapp"
 
 
-class Requested(msgspec.Struct, frozen=True):
+class Requested(msgspec.Struct, frozen=True, cache_hash=True):
     """What kubelet requested from the runtime, before any policy. None: not requested.
 
     From the pod's specification where it is known, else from the runtime's request at creation or

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
+from nri_plugin import usual
 from nri_plugin.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Demultiplexer, frame_message
 from nri_plugin.ttrpc import (
     Call,
@@ -24,7 +25,6 @@ from nri_plugin.ttrpc import (
     RpcError,
     Server,
     encode_failure,
-    encode_response,
 )
 from service.scheduling import keep_interpreter
 
@@ -53,6 +53,9 @@ class Connection(asyncio.Protocol):
         self._mux = Demultiplexer()
         self._server = Server()
         self._client = Client()
+        self._between_calls = True
+        """Whether the next byte begins a frame and a message."""
+        self._keep_interpreter = keep_interpreter()
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._reason = ""
@@ -69,8 +72,12 @@ class Connection(asyncio.Protocol):
         if transport is None or self._reason:
             return
         try:
-            with keep_interpreter():
-                self._receive(transport, data)
+            with self._keep_interpreter:
+                request = usual.request(data) if self._between_calls else None
+                if request is None:
+                    self._receive(transport, data)
+                else:
+                    transport.write(self._answer(self._server.request(*request)))
         except ProtocolError as error:
             self.close(f"protocol error: {error}")
 
@@ -105,12 +112,13 @@ class Connection(asyncio.Protocol):
         for connection, piece in self._mux.feed(data):
             if connection == PLUGIN_SERVICE:
                 for event in self._server.receive(piece):
-                    transport.write(frame_message(PLUGIN_SERVICE, self._answer(event)))
+                    transport.write(self._answer(event))
                     if self._reason:
                         return
             elif connection == RUNTIME_SERVICE:
                 for reply in self._client.receive(piece):
                     self._settle(reply)
+        self._between_calls = not self._mux.within_frame and self._server.between_calls
 
     @property
     def gathering(self) -> Gathering | None:
@@ -156,12 +164,15 @@ class Connection(asyncio.Protocol):
             self._client.forget(stream)
 
     def _answer(self, event: Call | Rejection) -> bytes:
+        """Return the frames of the reply."""
         if isinstance(event, Rejection):
-            return encode_failure(event.stream, event.code, event.message)
-        try:
-            return encode_response(event.stream, self._serve(event))
-        except RpcError as error:
-            return encode_failure(event.stream, error.code, error.message)
+            failure = encode_failure(event.stream, event.code, event.message)
+        else:
+            try:
+                return usual.reply(event.stream, self._serve(event))
+            except RpcError as error:
+                failure = encode_failure(event.stream, error.code, error.message)
+        return frame_message(PLUGIN_SERVICE, failure)
 
     def _settle(self, reply: Reply) -> None:
         future = self._waiting.get(reply.stream)

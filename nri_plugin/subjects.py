@@ -109,7 +109,10 @@ def pod_of(message: nri.PodSandbox) -> Pod:
 
 def created_container(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
     """Return the container that is about to be created, with what kubelet asks for it."""
-    return _container(pod, message, runtime, created=True)
+    linux = message.linux
+    # What a creation asks for is all that the container has so far.
+    asked = values(linux.resources, linux.oom_score_adj.value)
+    return Container(_subject(pod, message, linux, asked, runtime), message.pod_sandbox_id, asked)
 
 
 def updated_container(
@@ -130,23 +133,31 @@ def _container(
     runtime: RuntimeKind,
     *,
     asked: Requested = NOTHING_REQUESTED,
-    created: bool = False,
 ) -> Container:
     linux = message.linux
-    current = values(linux.resources, linux.oom_score_adj.value)
     return Container(
-        subject=ContainerSubject(
-            pod=pod,
-            name=message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
-            id=message.id,
-            cgroup=directory_of(linux.cgroups_path, pod.cgroup, message.id, _NAMED_BY[runtime]),
-            # What a creation asks for is all that the container has so far.
-            requested=current if created else asked,
-        ),
+        subject=_subject(pod, message, linux, asked, runtime),
         sandbox_id=message.pod_sandbox_id,
-        current=current,
+        current=values(linux.resources, linux.oom_score_adj.value),
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
         pid=message.pid,
+    )
+
+
+def _subject(
+    pod: Pod,
+    message: nri.Container,
+    linux: nri.LinuxContainer,
+    asked: Requested,
+    runtime: RuntimeKind,
+) -> ContainerSubject:
+    id_ = message.id
+    return ContainerSubject(
+        pod,
+        message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
+        id_,
+        directory_of(linux.cgroups_path, pod.cgroup, id_, _NAMED_BY[runtime]),
+        asked,
     )
 
 

@@ -24,8 +24,8 @@ MAX_SENT_BYTES: Final = 4 << 20
 MAX_RECEIVED_BYTES: Final = 64 << 20
 """What we accept. Runtimes with ttRPC before 1.2.6 send a Synchronize above 4 MiB in one piece."""
 
-_REQUEST: Final = 1
-_RESPONSE: Final = 2
+REQUEST: Final = 1
+RESPONSE: Final = 2
 _DATA: Final = 3
 
 _HEADER = struct.Struct(">IIBB")
@@ -96,6 +96,11 @@ class MessageReader:
         self._buffer = bytearray()
         self._needed = _HEADER_BYTES  # bytes in the buffer before another look is worth it
         self._skip = 0
+
+    @property
+    def between_messages(self) -> bool:
+        """True where the next byte begins a message."""
+        return not self._buffer and not self._skip
 
     @property
     def gathering(self) -> Gathering | None:
@@ -173,11 +178,16 @@ class Server:
         """The call whose end has not arrived yet."""
         return self._reader.gathering
 
+    @property
+    def between_calls(self) -> bool:
+        """True where the next byte begins a message."""
+        return self._reader.between_messages
+
     def receive(self, piece: bytes) -> list[Call | Rejection]:
         """Return what the piece completes; message types that are no server's are ignored."""
         events: list[Call | Rejection] = []
         for message in self._reader.feed(piece):
-            if message.type == _REQUEST:
+            if message.type == REQUEST:
                 events.append(self._request(message))
             elif message.type == _DATA:
                 # Unary calls have no data, so the stream cannot be an open one.
@@ -187,31 +197,45 @@ class Server:
         return events
 
     def _request(self, message: Message | Oversized) -> Call | Rejection:
+        if isinstance(message, Message) and not message.flags:
+            return self.request(message.stream, message.body)
         stream = message.stream
-        if stream % 2 == 0:
-            return Rejection(
-                stream,
-                Code.INVALID_ARGUMENT,
-                "StreamID must be odd for client initiated streams",
-            )
-        if stream <= self._last_stream:
-            return Rejection(
-                stream, Code.INVALID_ARGUMENT, "StreamID cannot be re-used and must increment"
-            )
-        self._last_stream = stream
+        if not self._opens(stream):
+            return _no_stream(stream)
         if isinstance(message, Oversized):
             return Rejection(
                 stream,
                 Code.RESOURCE_EXHAUSTED,
                 f"message length {message.length} exceeds the limit of {self._reader._max_bytes}",
             )
-        if message.flags:
-            return Rejection(stream, Code.UNIMPLEMENTED, "streaming calls are not served")
+        return Rejection(stream, Code.UNIMPLEMENTED, "streaming calls are not served")
+
+    def _opens(self, stream: int) -> bool:
+        """Take the id of a new stream; return whether it may be one."""
+        if stream % 2 == 0 or stream <= self._last_stream:
+            return False
+        self._last_stream = stream
+        return True
+
+    def request(self, stream: int, body: bytes) -> Call | Rejection:
+        """Return what to answer to a whole request without flags."""
+        if not self._opens(stream):
+            return _no_stream(stream)
         try:
-            request = Request.FromString(message.body)
+            request = Request.FromString(body)
         except DecodeError as error:
             return Rejection(stream, Code.INVALID_ARGUMENT, f"unmarshal request error: {error}")
         return Call(stream, request.service, request.method, request.payload, request.timeout_nano)
+
+
+def _no_stream(stream: int) -> Rejection:
+    return Rejection(
+        stream,
+        Code.INVALID_ARGUMENT,
+        "StreamID cannot be re-used and must increment"
+        if stream % 2
+        else "StreamID must be odd for client initiated streams",
+    )
 
 
 def encode_response(stream: int, payload: bytes) -> bytes:
@@ -226,13 +250,13 @@ def encode_response(stream: int, payload: bytes) -> bytes:
             Code.RESOURCE_EXHAUSTED,
             f"a reply of {len(body)} bytes is above ttRPC's limit of {MAX_SENT_BYTES}",
         )
-    return _pack_header(len(body), stream, _RESPONSE, 0) + body
+    return _pack_header(len(body), stream, RESPONSE, 0) + body
 
 
 def encode_failure(stream: int, code: int, message: str) -> bytes:
     """Return the message that answers `stream` with an error."""
     body = Response(status=Status(code=code, message=message[:4096])).SerializeToString()
-    return _pack_header(len(body), stream, _RESPONSE, 0) + body
+    return _pack_header(len(body), stream, RESPONSE, 0) + body
 
 
 class Reply(NamedTuple):
@@ -275,7 +299,7 @@ class Client:
         stream = self._next_stream
         self._next_stream += 2
         self._pending.add(stream)
-        return stream, _pack_header(len(body), stream, _REQUEST, 0) + body
+        return stream, _pack_header(len(body), stream, REQUEST, 0) + body
 
     def forget(self, stream: int) -> None:
         """Give a call up."""
@@ -287,7 +311,7 @@ class Client:
         for message in self._reader.feed(piece):
             if message.type == _DATA:
                 raise ProtocolError("the peer sent a data message in answer to a unary call")
-            if message.type != _RESPONSE or message.stream not in self._pending:
+            if message.type != RESPONSE or message.stream not in self._pending:
                 continue
             self._pending.discard(message.stream)
             replies.append(_reply(message))

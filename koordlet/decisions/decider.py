@@ -13,7 +13,7 @@ from typing import Any
 from apis.errors import InputError
 from hooks.decision import Decision, Fault
 from hooks.engine import Engine, Guard, Watch
-from hooks.standing import NOTHING_STANDS, Standing
+from hooks.standing import NOTHING_STANDS, Standing, under
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from koordlet.events import Events, Severity
 from service.histogram import Histogram
@@ -64,9 +64,12 @@ class Decider:
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
         """Return the engine's decision, for a runtime that waits."""
-        watch = self._watch()
         standing = self.standing
         claims = () if standing is NOTHING_STANDS else standing.of(subject)
+        known = engine.known(subject)
+        if known is not None:
+            return under(known, claims, subject) if claims else known
+        watch = self._watch()
         decision = engine.decide(subject, watch, standing=claims)
 
         def count() -> None:

@@ -23,9 +23,9 @@ from koordlet.events import Events, Severity
 from koordlet.executor.tasks import DELIVERED_AT_CREATION
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog
+from koordlet.transports.creations import Consequences, KnownConsequences
 from linux.cgroup_files import FILES
 from linux.resources import Resource, Value
-from nri_plugin.answers import Answers
 from nri_plugin.capabilities import RuntimeProfile
 
 _LOG = logging.getLogger("koordlet.nri")
@@ -133,7 +133,7 @@ class NriHandler:
         self._events = events
         self._requests = requests
         self._daemon = surroundings
-        self._answers = Answers()
+        self._consequences = KnownConsequences()
         self._created: dict[str, Decision] = {}
         """The decisions about containers that do not run yet."""
         self.runtime: RuntimeProfile | None = None
@@ -186,7 +186,7 @@ class NriHandler:
             if subject is not None:
                 decision = self._decider.decide(engine, subject, Stage.SYNCHRONIZE)
                 self._state.note_delivered(
-                    subject.id, self._answers.in_place_of(subject.requested, decision)
+                    subject.id, self._consequences.of(subject.requested, decision).delivered
                 )
                 if decision.outcomes:
                     # The runtime writes these, so their originals have to be noted.
@@ -230,15 +230,12 @@ class NriHandler:
     def create_container(self, container: Container) -> Decision | None:
         subject = self._state.create_container(container) or container.subject
         decision = self._decider.decide(self._daemon.engine, subject, Stage.CREATE_CONTAINER)
-        for (resource, key), outcome in decision.outcomes.items():
-            if resource is Resource.HOST_DIRECTORY and isinstance(outcome.value, int):
-                self._daemon.make_host_directory(key, outcome.value)
-        self._keep(subject, decision)
-        self._daemon.later(lambda: self._note_creation(subject, decision))
+        consequences = self._consequences.of(subject.requested, decision)
+        for path, mode in consequences.directories:
+            self._daemon.make_host_directory(path, mode)
+        self._keep(subject.id, consequences)
         self._created[subject.id] = decision
-        if len(self._created) > _MOST_CREATED:
-            del self._created[next(iter(self._created))]
-        self._pod_changed(container.subject.pod.uid, can_wait=True)
+        self._daemon.later(partial(self._creation_answered, subject, decision))
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
@@ -257,7 +254,7 @@ class NriHandler:
         self._daemon.requested(subject.cgroup)
         self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
-        self._keep(subject, decision)
+        self._keep(subject.id, self._consequences.of(subject.requested, decision))
         self._daemon.later(lambda: self._note_update(container.subject, subject, decision))
         return decision if decision.outcomes or decision.faults else None
 
@@ -315,16 +312,18 @@ class NriHandler:
             resource in self.runtime.creation for resource, _ in decision.outcomes
         )
 
-    def _keep(self, subject: ContainerSubject, decision: Decision) -> None:
+    def _keep(self, container_id: str, consequences: Consequences) -> None:
         """Keep over a crash what kubelet requested, and what is delivered in its place."""
-        delivered = self._answers.in_place_of(subject.requested, decision)
-        if self._state.note_delivered(subject.id, delivered):
-            self._requests.keep(subject.id, subject.requested, True, delivered)
+        if self._state.note_delivered(container_id, consequences.delivered):
+            self._requests.keep_members(container_id, consequences.kept)
         else:
-            self._remember(subject.id)
+            self._remember(container_id)
 
-    def _note_creation(self, subject: ContainerSubject, decision: Decision) -> None:
+    def _creation_answered(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note_delivered`; at creation also the values of the container's processes."""
+        if len(self._created) > _MOST_CREATED:
+            del self._created[next(iter(self._created))]
+        self._pod_changed(subject.pod.uid, can_wait=True)
         self._requests.write()
         self._state.record_created()
         self._note_delivered(subject, decision, _NOTED_AT_CREATION)

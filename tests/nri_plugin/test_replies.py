@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
 from hooks.decision import Decision
-from hooks.subject import NOTHING_REQUESTED, Requested
+from hooks.subject import NOTHING_REQUESTED
 from linux.resources import UNLIMITED, DeviceNode, Mount, Resource, Value
 from nri_plugin import replies
-from nri_plugin.answers import Answers
 from nri_plugin.capabilities import RuntimeProfile, runtime_profile
 from nri_plugin.replies import Adjustment, Update, lacks_at_creation
 from nri_plugin.subjects import values
@@ -236,17 +235,6 @@ class TestUpdate:
 
     def test_unified_is_not_sent_blindly_where_the_runtime_does_not_tell_it(self) -> None:
         assert update(container(), decision({(Resource.MEMORY_MIN, ""): 4096}), OLD).message is None
-
-
-def test_an_answer_remembered_for_replicas_is_told_apart_by_what_each_asked_for() -> None:
-    answers = Answers()
-    decided = decision({QUOTA: 50_000})
-    usual, short = Requested(cfs_period_us=100_000), Requested(cfs_period_us=10_000)
-    for requested, quota_us in ((usual, 50_000), (short, 5_000), (usual, 50_000)):
-        answer = answers.in_place_of(requested, decided)
-        assert (answer.cfs_quota_us, answer.cfs_period_us) == (quota_us, None)
-    assert answers.in_place_of(usual, decision({QUOTA: 60_000})).cfs_quota_us == 60_000
-    assert answers.in_place_of(usual, decided) is answers.in_place_of(usual, decided)
 
 
 def test_what_a_running_container_was_created_without() -> None:
