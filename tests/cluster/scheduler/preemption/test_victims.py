@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduler.cycle.preemption import NotFound, default_victims
+from cluster.scheduler.cycle.preemption import Arguments, NotFound, default_victims
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, by_trial
+from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, by_trial
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.preemption.making import PROFILE, Bed
 from tests.cluster.scheduler.preemption.oracle import (
@@ -262,3 +263,21 @@ def test_a_pod_inside_a_reservation_is_not_evicted_where_that_frees_nothing() ->
         "preemption: 0/2 nodes are available: 1 Insufficient cpu,"
         " 1 No preemption victims found for incoming pod."
     )
+
+
+@pytest.mark.parametrize(
+    ("percentage", "absolute", "nodes", "tried"),
+    [(10, 100, 5000, 500), (10, 100, 900, 100), (10, 100, 50, 50), (0, 0, 50, 1), (0, 3, 2, 2)],
+)
+def test_the_larger_of_share_and_count_is_tried_and_at_least_one_node(
+    percentage: int, absolute: int, nodes: int, tried: int
+) -> None:
+    assert Arguments(percentage, absolute).most_tried(nodes) == tried
+
+
+def test_a_node_without_victims_costs_less_than_any_with_one() -> None:
+    free = Candidate(row=1, victims=(), violations=0)
+    assert free.cost == (0, NO_VICTIM, 0, 0, 0.0)
+    shape = Shapes().of(make_pod("p", priority=-(2**31)))
+    least = Candidate(row=0, victims=(Booking("default/p", "p", shape, "n"),), violations=0)
+    assert free.cost < least.cost

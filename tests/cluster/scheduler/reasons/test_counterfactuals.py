@@ -79,6 +79,9 @@ def test_pods_on_a_node_count_for_what_is_missing(tables: Tables) -> None:
     assert _sentence(tables, requests={"cpu": "2500m"}) == (
         "One change away: 1 of 1 nodes lack only 1500m of cpu."
     )
+    assert _sentence(tables, requests={"cpu": "1001m"}) == (
+        "One change away: 1 of 1 nodes lack only 1m of cpu."
+    )
 
 
 def test_a_resource_that_no_node_has_is_missing_whole(tables: Tables) -> None:
