@@ -123,11 +123,12 @@ class SharedTables:
         return settings_of(of.arguments.device_share, adaption=adaption)
 
     def load(self, arguments: LoadAwareSchedulingArgs) -> LoadTable:
-        """Return the table of load of these arguments, shared between equal ones."""
-        key = encode(arguments)
+        """Return the table of load of these arguments, shared where they mean the same."""
+        settings = _load_settings(arguments)
+        key = encode(settings)
         table = self.loads.get(key)
         if table is None:
-            table = self.loads[key] = LoadTable(self._tables.nodes, _load_settings(arguments))
+            table = self.loads[key] = LoadTable(self._tables.nodes, settings)
             self._tables.add_node_part(table)
         return table
 

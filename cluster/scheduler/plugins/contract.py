@@ -112,6 +112,24 @@ class Opening(Protocol):
         ...
 
 
+@runtime_checkable
+class RowFilter(Protocol):
+    """A filter that decides about one row without NumPy, whose calls cost more than such a row."""
+
+    def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return the mask that `filter` gives this row."""
+        ...
+
+
+@runtime_checkable
+class RowScore(Protocol):
+    """A score that is worked out for one row without NumPy."""
+
+    def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return what `score` gives this row."""
+        ...
+
+
 class Score(Protocol):
     """Ranks nodes that can take a pod by what their rows hold."""
 
@@ -262,6 +280,11 @@ class Explainer(Protocol):
     def explain(self, pod: PodShape, tables: Tables, masks: Sequence[tuple[Filter, Mask]]) -> str:
         """Return the sentence, "" for none. masks: of every filter, by row."""
         ...
+
+
+def only(row: int) -> NDArray[np.intp]:
+    """Return one row as an array of rows."""
+    return np.array([row], dtype=np.intp)
 
 
 def to_largest(raw: Scores) -> Scores:

@@ -120,6 +120,8 @@ class LoadTable:
         self._reports: dict[int, _Report] = {}
         self._bookings: dict[int, dict[str, tuple[Booking, LoadShare]]] = {}
         self._overrides: dict[int, UsageThresholds] = {}
+        nothing = np.zeros(self._width, dtype=np.int64)
+        self._no_share = LoadShare(nothing, nothing, nothing, nothing)
         self._estimates: WeakKeyDictionary[PodShape, Vector] = WeakKeyDictionary()
         self._now = 0.0
         self.problems: dict[str, InputError] = {}
@@ -277,7 +279,7 @@ class LoadTable:
 
     def _share(self, booking: Booking, report: _Report | None) -> LoadShare:
         """Return what a booking adds beside `report`."""
-        nothing = np.zeros(self._width, dtype=np.int64)
+        nothing = self._no_share.delta
         estimate = self.estimate(booking.shape)
         prod = booking.shape.priority_class is PriorityClass.PROD
         if report is None:
@@ -293,7 +295,7 @@ class LoadTable:
         )
         delta = nothing
         if missing:
-            delta = np.maximum(0, estimate - (nothing if usage is None else usage))
+            delta = estimate if usage is None else np.maximum(0, estimate - usage)
         prod_delta = nothing
         if prod and not shown_as_prod:
             prod_delta = estimate
@@ -311,10 +313,16 @@ class LoadTable:
         return None
 
     def _add(self, row: int, share: LoadShare, sign: int) -> None:
-        self.prod_usage[row] += sign * share.prod_usage
-        self.delta[row] += sign * share.delta
-        self.prod_delta[row] += sign * share.prod_delta
-        self.estimated[row] += sign * share.estimated
+        add = np.add if sign > 0 else np.subtract
+        for column, amounts in (
+            (self.prod_usage, share.prod_usage),
+            (self.delta, share.delta),
+            (self.prod_delta, share.prod_delta),
+            (self.estimated, share.estimated),
+        ):
+            if amounts is not self._no_share.delta:
+                of_row = column[row]
+                add(of_row, amounts, out=of_row)
 
     def _is_expired(self, report: _Report) -> bool:
         return self._now - report.updated >= self.settings.expires_after

@@ -30,6 +30,7 @@ from cluster.scheduler.plugins.contract import (
     Restored,
     ScoredAsIs,
     Scores,
+    only,
 )
 from cluster.scheduler.plugins.numa.asked import (
     DEFAULT_SETTINGS,
@@ -59,7 +60,7 @@ from cluster.scheduler.plugins.numa.reasons import (
     bit,
 )
 from cluster.scheduler.plugins.numa.room import groups, lacks_in_total, needs, usable_counts
-from cluster.scheduler.plugins.numa.score import node_scores
+from cluster.scheduler.plugins.numa.score import node_score, node_scores
 from cluster.scheduler.tables.amounts import CPU_COLUMN
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
@@ -167,6 +168,10 @@ class NodeNUMAResource(ScoredAsIs):
         self._allow_reserved(pod, tables, numbers, mask)
         return mask
 
+    def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return the mask that `filter` gives one row."""
+        return int(self.filter(pod, tables, only(row))[0]) if self._asks(pod) else 0
+
     def _amplified(self, pod: PodShape, tables: Tables, asked: Asked) -> Mask:
         milli = pod.requests.get(CPU, 0)
         ratio = self.table.cpu_ratio[asked.rows]
@@ -249,6 +254,10 @@ class NodeNUMAResource(ScoredAsIs):
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         return node_scores(self.table, self.settings, pod, tables, rows)
+
+    def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return what `score` gives one row."""
+        return node_score(self.table, self.settings, pod, tables, row)
 
     # --- allocation ------------------------------------------------------------------------------
 

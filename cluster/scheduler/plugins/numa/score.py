@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from apis.keys import CPU
 from cluster.scheduler.exact.numa import Scoring
-from cluster.scheduler.plugins.contract import Scores
+from cluster.scheduler.plugins.contract import Scores, only
 from cluster.scheduler.plugins.numa.asked import (
     UNBOUND,
     Asked,
@@ -22,15 +22,19 @@ from cluster.scheduler.plugins.numa.asked import (
     asks_anything,
     at_positions,
     numbers_of,
+    own_policy,
     with_bound_cpus,
 )
 from cluster.scheduler.plugins.numa.room import chosen_sets, groups, needs, scores_of_sets
 from cluster.scheduler.plugins.resources.resource_scores import (
     capacities_and_uses,
+    capacities_and_uses_of,
     looked_at,
     weighted_mean,
+    weighted_mean_of,
 )
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.numa.demand import pod_specs
 from cluster.scheduler.tables.numa.facts import NO_RATIO
 from cluster.scheduler.tables.numa.table import NumaTable
 from cluster.scheduler.tables.shapes import PodShape
@@ -52,6 +56,29 @@ def node_scores(
     if len(at):
         scores[at] = _numa_scores(table, settings, at_positions(asked, at))
     return scores
+
+
+def node_score(
+    table: NumaTable, settings: Settings, pod: PodShape, tables: Tables, row: int
+) -> int:
+    """Return what `node_scores` gives one row."""
+    table.follow()
+    asks = (
+        table.policy[row]
+        or table.bind_policy[row]
+        or own_policy(settings, pod)[0]
+        or pod.derived(pod_specs).numa.numa_topology_policy
+    )
+    if asks or table.cpu_ratio[row] != NO_RATIO:
+        return int(node_scores(table, settings, pod, tables, only(row))[0])
+    weights = looked_at(pod, tables, settings.scoring.weights.items())
+    resources = [resource for resource, _ in weights]
+    parts = []
+    for most, used in capacities_and_uses_of(pod, tables, row, resources, with_defaults=False):
+        some = max(most, 1)
+        counted = min(used, some) if settings.scoring.most_allocated else max(0, some - used)
+        parts.append((most, counted * 100 // some))
+    return weighted_mean_of(parts, weights)
 
 
 def _whole_node(

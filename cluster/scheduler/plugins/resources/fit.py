@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import Given, Mask, Reason, Restored
+from cluster.scheduler.plugins.contract import Given, Mask, Reason, Restored, only
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -63,6 +63,21 @@ class NodeResourcesFit:
             never = request > allocatable
             mask |= (short & ~never).astype(np.int64) << (1 + 2 * number)
             mask |= never.astype(np.int64) << (2 + 2 * number)
+        return mask
+
+    def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return the mask that `filter` gives one row."""
+        nodes = tables.nodes
+        if self._given(pod, tables, only(row)) is not None:
+            return int(self.filter(pod, tables, only(row))[0])
+        mask = int(nodes.allowed_pods[row] <= nodes.pods[row])
+        allocatable, requested = nodes.allocatable[row].tolist(), nodes.requested[row].tolist()
+        for number, (name, request) in enumerate(self.looked_at(pod)):
+            column = nodes.resources.find(name)
+            if column is None or request > allocatable[column]:
+                mask |= 4 << (2 * number)
+            elif request > allocatable[column] - requested[column]:
+                mask |= 2 << (2 * number)
         return mask
 
     def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:

@@ -84,6 +84,31 @@ class LoadAwareScheduling(ScoredAsIs):
         mask |= ((above & looks[:, None]).astype(np.int64) << shifts).sum(axis=1)
         return mask
 
+    def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return the mask that `filter` gives one row."""
+        load = self.load
+        if pod.owner_kind == "DaemonSet":
+            return 0
+        load.reach(len(tables.nodes))
+        limits, by_prod = load.limits[row].tolist(), False
+        if pod.priority_class is PriorityClass.PROD:
+            of_prod = load.prod_limits[row].tolist()
+            by_prod = any(of_prod)
+            limits = of_prod if by_prod else limits
+        if not any(limits) or not load.reported[row]:
+            return 0
+        if self.hold_back_expired and load.expired[row]:
+            return int(not self.pass_expired)
+        base, delta = (load.prod_usage, load.prod_delta) if by_prod else (load.base, load.delta)
+        used = (base[row] + delta[row] + load.estimate(pod)).tolist()
+        allocatable = load.allocatable[row].tolist()
+        mask, aggregated = 0, bool(load.aggregated[row]) and not by_prod
+        for number, (limit, some) in enumerate(zip(limits, allocatable, strict=True)):
+            if limit > 0 and some > 0:
+                percent = (200 * min(used[number], LARGEST_AMOUNT) + some) // (2 * some)
+                mask |= (percent > limit) << (1 + 2 * number + aggregated)
+        return mask
+
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         load = self.load
         load.reach(len(tables.nodes))
@@ -110,6 +135,30 @@ class LoadAwareScheduling(ScoredAsIs):
             whole += self.dominant_weight
         scores: Scores = total // max(whole, 1)
         return scores
+
+    def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return what `score` gives one row."""
+        load = self.load
+        load.reach(len(tables.nodes))
+        if self.score_by_prod and pod.priority_class is PriorityClass.PROD:
+            used = load.prod_usage[row] + load.prod_delta[row]
+        elif load.expired[row]:
+            used = load.estimated[row]
+        else:
+            used = load.score_base[row] + load.delta[row]
+        amounts = (used + load.estimate(pod)).tolist()
+        total, whole, least = 0, self.dominant_weight, MAX_SCORE
+        for name, amount, cap in zip(
+            load.resources, amounts, load.allocatable[row].tolist(), strict=True
+        ):
+            weight = load.settings.weights.get(name, 0)
+            whole += weight
+            if cap > 0:
+                part = 0 if amount > cap else (cap - amount) * MAX_SCORE // cap
+                total += part * weight
+                least = min(least, part) if weight > 0 else least
+        total += self.dominant_weight * least if self.dominant_weight else 0
+        return int(total // max(whole, 1))
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:

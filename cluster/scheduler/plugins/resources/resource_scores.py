@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import CPU, MEMORY
-from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores, only
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -70,6 +70,23 @@ def capacities_and_uses(
     return cap, req
 
 
+def capacities_and_uses_of(
+    pod: PodShape, tables: Tables, row: int, resources: Sequence[str], *, with_defaults: bool
+) -> list[tuple[int, int]]:
+    """Return (cap, req) of each of `resources`, as `capacities_and_uses`, for one row."""
+    nodes = tables.nodes
+    cap, req = nodes.allocatable[row].tolist(), nodes.requested[row].tolist()
+    found = []
+    for resource in resources:
+        column = nodes.resources.column(resource)
+        if with_defaults and column in (CPU_COLUMN, MEMORY_COLUMN):
+            use = int(nodes.scored[row, column]) + pod.scored[resource]
+        else:
+            use = req[column] + pod.requests.get(resource, 0)
+        found.append((cap[column], use))
+    return found
+
+
 def looked_at(pod: PodShape, tables: Tables, weights: Iterable[tuple[str, int]]) -> Weights:
     """Return the resources that count: nodes have them, and the pod requests extended ones."""
     return tuple(
@@ -86,6 +103,16 @@ def weighted_mean(parts: Scores, present: NDArray[np.bool_], weights: Weights) -
     counted = present * np.array([weight for _, weight in weights], dtype=np.int64)
     mean: Scores = (parts * counted).sum(axis=1) // np.maximum(counted.sum(axis=1), 1)
     return mean
+
+
+def weighted_mean_of(parts: Iterable[tuple[int, int]], weights: Weights) -> int:
+    """Return `weighted_mean` of one row. parts: (cap, part) by position in `weights`."""
+    total = whole = 0
+    for (cap, part), (_, weight) in zip(parts, weights, strict=True):
+        if cap > 0:
+            total += weight * part
+            whole += weight
+    return total // max(whole, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +132,20 @@ class _Weighted(ScoredAsIs):
         cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=True)
         return weighted_mean(self.part(req, np.maximum(cap, 1)), cap > 0, weights)
 
+    def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return what `score` gives one row."""
+        weights = looked_at(pod, tables, self.weights)
+        resources = [resource for resource, _ in weights]
+        found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=True)
+        return weighted_mean_of(
+            [(cap, self.part_of(req, max(cap, 1))) for cap, req in found], weights
+        )
+
     def part(self, req: Scores, cap: Scores) -> Scores:
+        raise NotImplementedError
+
+    def part_of(self, req: int, cap: int) -> int:
+        """Return `part` of one row."""
         raise NotImplementedError
 
 
@@ -118,6 +158,9 @@ class LeastAllocated(_Weighted):
         """Return 0..100 of one resource."""
         return np.where(req > cap, 0, (cap - req) * MAX_SCORE // cap)
 
+    def part_of(self, req: int, cap: int) -> int:
+        return 0 if req > cap else (cap - req) * MAX_SCORE // cap
+
 
 class MostAllocated(_Weighted):
     """Prefers nodes that become full."""
@@ -127,6 +170,9 @@ class MostAllocated(_Weighted):
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
         return np.minimum(req, cap) * MAX_SCORE // cap
+
+    def part_of(self, req: int, cap: int) -> int:
+        return min(req, cap) * MAX_SCORE // cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +248,29 @@ class BalancedAllocation(ScoredAsIs):
         score: Scores = _UNCHANGED + (evenness[0] - evenness[1]) // 2
         return score
 
+    def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        """Return what `score` gives one row."""
+        resources = [
+            resource
+            for resource, _ in looked_at(pod, tables, ((name, 1) for name in self.resources))
+        ]
+        if len(resources) != _TWO:
+            return int(self.score(pod, tables, only(row))[0])
+        found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=False)
+        evenness = [MAX_SCORE, MAX_SCORE]
+        if all(cap > 0 for cap, _ in found):
+            for at, own in enumerate(([0, 0], [pod.requests.get(name, 0) for name in resources])):
+                # Floats before the division, as NumPy has them.
+                first, second = (
+                    min(1.0, float(req - less) / float(cap))
+                    for (cap, req), less in zip(found, own, strict=True)
+                )
+                evenness[at] = int((1 - abs(first - second) / 2) * MAX_SCORE)
+        return _UNCHANGED + (evenness[0] - evenness[1]) // 2
 
+
+_TWO: Final = 2
+"""With so many resources, the deviation is half of their difference."""
 _UNCHANGED: Final = 75
 """kube-scheduler's score of a node that a pod leaves as even as it was."""
 
@@ -210,7 +278,7 @@ _UNCHANGED: Final = 75
 def _deviation(fractions: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the deviation between the fractions that are present, along the last axis: half the
     difference of two, the population's standard deviation of more, 0 of one."""
-    if fractions.shape[-1] == 2:
+    if fractions.shape[-1] == _TWO:
         both = present[:, 0] & present[:, 1]
         return np.where(both, np.abs(fractions[..., 0] - fractions[..., 1]) / 2, 0.0)
     at_least_one = np.maximum(present.sum(axis=-1), 1)

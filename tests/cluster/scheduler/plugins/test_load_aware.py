@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from apis.decode import json_decoder
 from apis.nodemetric import NodeMetric
+from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.plugins.resources.load_aware import LoadAwareScheduling
+from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.configuration.files import args, chart_profile, file
 from tests.cluster.scheduler.making import make_node, make_pod
 
 _NOW = 1_800_000_000.0
@@ -321,3 +325,18 @@ def test_columns_depend_on_what_is_there_and_not_on_its_history(
     for column in ("base", "delta", "prod_usage", "prod_delta", "estimated", "reported"):
         found = getattr(node.load, column)[node.row]
         assert np.array_equal(found, getattr(anew.load, column)[anew.row]), column
+
+
+def test_profiles_with_equal_windows_of_usage_share_a_table() -> None:
+    def loads(*durations: str) -> int:
+        profiles = []
+        for number, duration in enumerate(durations):
+            aggregated = {"usageAggregationType": "p95", "usageAggregatedDuration": duration}
+            profile = chart_profile(f"s{number}")
+            profile["pluginConfig"] = [args("LoadAwareScheduling", aggregated=aggregated)]
+            profiles.append(profile)
+        configuration = read_configuration(json.dumps(file(profiles=profiles)), obj="test")
+        return len(make_plugins(configuration, Tables()).loads)
+
+    assert loads("5m", "300s") == 1
+    assert loads("5m", "10m") == 2
