@@ -1,0 +1,64 @@
+"""A running pod is resized in place: what it counts with, and when its room is free for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.scheduler.process.preemption_bed import Bed
+
+
+def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = False) -> None:
+    """Show a pod that asks for CPUs, while kubelet has given it others."""
+    pod = bed.pods[name]
+    pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(asks)
+    given: dict[str, Any] = {"cpu": str(has)}
+    pod["status"] = {
+        "containerStatuses": [
+            {"name": "c", "allocatedResources": given, "resources": {"requests": given}}
+        ]
+    }
+    if infeasible:
+        condition = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+        pod["status"]["conditions"] = [condition]
+    bed.change(name)
+
+
+@pytest.mark.parametrize(
+    ("asks", "has", "infeasible", "room"),
+    [
+        # Until kubelet has carried it out, a smaller request frees nothing, a larger one counts.
+        (1, 3, False, 1),
+        (1, 1, False, 3),
+        (3, 1, False, 1),
+        # A larger request that the node cannot fulfil does not count.
+        (9, 3, True, 1),
+    ],
+)
+def test_a_resized_pod_counts_with_the_larger_of_what_it_asks_for_and_what_it_has(
+    asks: int, has: int, infeasible: bool, room: int
+) -> None:
+    bed = Bed()
+    bed.node("n", 4)
+    bed.pod("runs", 2, 0, node="n")
+    _resize(bed, "runs", asks=asks, has=has, infeasible=infeasible)
+    for number in range(4):
+        bed.pod(f"new{number}", 1, 0)
+    bed.run()
+    assert sum(bool(bed.node_of(f"new{number}")) for number in range(4)) == room
+
+
+def test_a_pod_is_tried_again_when_another_one_has_shrunk() -> None:
+    bed = Bed()
+    bed.node("n", 4)
+    bed.pod("runs", 4, 0, node="n")
+    bed.pod("waits", 2, 0)
+    bed.run()
+    order = bed.core.queue.order("u-waits")
+    _resize(bed, "runs", asks=1, has=4)
+    bed.run(20.0)
+    assert bed.core.queue.order("u-waits") == order
+    _resize(bed, "runs", asks=1, has=1)
+    bed.run(20.0)
+    assert bed.node_of("waits") == "n"
