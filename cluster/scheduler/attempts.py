@@ -473,6 +473,16 @@ class Attempts:
             uids = (*decision.give_back, *decision.held_up)
             self._report_all(uids, decision.message, nominated)
 
+    def seen_bound(self, uid: str) -> None:
+        """Give up the attempt on a pod that another program bound, while it waited on its node.
+
+        Its booking is that of the node which the API server shows. A binding under way goes on.
+        """
+        self._asked.pop(uid, None)
+        held = self._held.get(uid)
+        if held is not None and not held.submitted:
+            del self._held[uid]
+
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone, being deleted or not ours any more; free the node it waits on.
 

@@ -180,6 +180,7 @@ class SchedulerCore:
             clock=self._steady,
             follow=follow,
             forget=self.attempts.forget,
+            seen_bound=self.attempts.seen_bound,
             nominator=self.scheduling.nominator,
             spread_by=self.workloads.selector_of,
             quotas=self.quota_source,

@@ -45,6 +45,7 @@ class ClusterSource:
         clock: Callable[[], float],
         follow: Callable[[Decisions], None],
         forget: Callable[[str], None],
+        seen_bound: Callable[[str], None] = lambda uid: None,
         nominator: Nominator[PodShape],
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
         quotas: QuotaSource | None = None,
@@ -52,8 +53,9 @@ class ClusterSource:
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds, as the queue counts them. follow:
         carries out what a change means for gangs. forget: called with the UID of a pod that is
-        gone, is being deleted, or was given to another scheduler. nominator: takes the nominations
-        that pods show when they are first seen, which is after a restart. spread_by: selects the
+        gone, is being deleted, or was given to another scheduler. seen_bound: called with the UID
+        of a pod that the API server shows on a node. nominator: takes the nominations that pods
+        show when they are first seen, which is after a restart. spread_by: selects the
         pods of the workload that a pod belongs to. quotas: takes pods without a node, if a profile
         schedules by quotas. other_nominations: the nominator also takes those of other schedulers'
         pods.
@@ -64,6 +66,7 @@ class ClusterSource:
         self._gangs = gangs
         self._follow = follow
         self._forget_attempt = forget
+        self._seen_bound = seen_bound
         self._nominator = nominator
         self._scheduler_names = scheduler_names
         self._clock = clock
@@ -124,6 +127,7 @@ class ClusterSource:
         booking = _keeping_pods(read.booking, known)
         if known != booking:
             self._tables.place(booking)
+        self._seen_bound(uid)
         if self._operating.follow(new, read.booking.shape.requests):
             self._tell(RESERVATION, Action.UPDATE_OTHER, old, new)
         if self._quotas is not None:
