@@ -96,9 +96,10 @@ class GangPreemption:
     ) -> tuple[Seat, ...] | NotFound:
         """Return a seat for each member that gets one, or why nothing helps.
 
-        trigger: the member that no node takes. gangs: all members of the group that are not bound,
-        also those that have a node and wait. being_evicted: whether a placed pod is the victim of a
-        preemption and not gone yet. salt: draws between nodes of equal cost.
+        trigger: the member that no node takes. gangs: all members of the group that are not bound
+        and have no scheduling gates, also those that have a node and wait. being_evicted: whether a
+        placed pod is the victim of a preemption and not gone yet. salt: draws between nodes of
+        equal cost.
         """
         pods = sorted(
             (pod for each in gangs for pod in each.pods),
@@ -108,6 +109,12 @@ class GangPreemption:
             return NotFound(_POLICY_NEVER)
         if any(each.gather is not None for each in gangs):
             return NotFound(_GATHERED)
+        for each in gangs:
+            if len(each.pods) < each.least:
+                return NotFound(
+                    f"preemption: gang {each.gang} needs {each.least} pods, and only"
+                    f" {len(each.pods)} are without scheduling gates."
+                )
         if any(self._victims_end(pod, being_evicted) for pod in pods):
             return NotFound(_VICTIMS_END, waits=True)
         with Trial(self._tables) as trial, self._budgets.trial():

@@ -14,7 +14,7 @@ No I/O and no clock: `now` is in seconds, as for the queue. docs/facts/scheduler
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
@@ -220,14 +220,21 @@ class Permit(Generic[S]):
         return tuple(self._wanted(other) for other in peers if other.definition is not None)
 
     def unbound(self, uid: str) -> tuple[Wanted[S], ...]:
-        """Return what the group of a member needs room for, as if none of its members waited."""
+        """Return what the group of a member needs room for, as if none of its members waited.
+
+        Without members that have scheduling gates: they are not tried, and take no room.
+        """
         gang = self._gangs.of(uid)
         if gang is None:
             return ()
-        return tuple(
+        wanted = (
             self._wanted(other, Step.WAITING)
             for other in self._gangs.peers(gang)
             if other.definition is not None
+        )
+        return tuple(
+            replace(each, pods=tuple(pod for pod in each.pods if not pod.shape.gates))
+            for each in wanted
         )
 
     def needs_others(self, uid: str) -> bool:

@@ -248,3 +248,36 @@ def test_once_the_victims_are_gone_the_whole_gang_is_bound(
         cpu = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
         used[pod["spec"]["nodeName"]] += int(cpu)
     assert all(amount <= 6 for amount in used.values())
+
+
+def test_a_gang_that_needs_a_member_with_scheduling_gates_evicts_nobody_until_they_open() -> None:
+    bed = _bed()
+    for name in ("g0", "g1"):
+        bed.pod(name, 4, 10, gang=3)
+    bed.pod("g2", 4, 10, gang=3, schedulingGates=[{"name": "wait"}])
+    bed.run()
+    assert bed.victims == []
+    assert (
+        "preemption: gang default/g needs 3 pods, and only 2 are without scheduling gates."
+        in bed.messages["g0"]
+    )
+    bed.pods["g2"]["spec"]["schedulingGates"] = []
+    bed.change("g2")
+    bed.run(30.0)
+    assert len(bed.evicted()) == 6
+
+
+def test_no_room_is_made_for_members_with_scheduling_gates_that_the_gang_does_not_need() -> None:
+    bed = _bed()
+    for name in ("g0", "g1"):
+        bed.pod(name, 4, 10, gang=2)
+    bed.pod("g2", 4, 10, gang=2, schedulingGates=[{"name": "wait"}])
+    bed.run()
+    assert len(bed.evicted()) == 4
+    assert sorted(name for name, node in bed.nominated.items() if node) == ["g0", "g1"]
+    for victim in bed.evicted():
+        bed.gone(victim)
+    bed.run(30.0)
+    assert bed.node_of("g0")
+    assert bed.node_of("g1")
+    assert not bed.node_of("g2")
