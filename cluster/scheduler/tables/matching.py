@@ -7,7 +7,7 @@ count of a topology domain is one pass over a counter's column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -96,6 +96,11 @@ class MatchTable:
     def shapes(self) -> Iterator[PodShape]:
         """Yield the shapes that have bookings on known nodes."""
         return iter(self._rows)
+
+    def rows_of(self, shape: PodShape) -> Iterable[int]:
+        """Return the rows with pods of a shape that are not being deleted."""
+        known = self._rows.get(shape)
+        return () if known is None else known[_LIVE].keys()
 
     def shapes_with_affinity(self) -> Iterator[PodShape]:
         """Yield the shapes with terms about other pods that have bookings on known nodes."""

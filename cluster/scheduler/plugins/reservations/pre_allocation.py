@@ -28,6 +28,11 @@ from cluster.scheduler.tables.reservations.pre_allocation import PreAllocation, 
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
+_FEW_ROWS: Final = 64
+"""Nodes up to which all pods of each are looked at. Of more, those without a pod of use are left
+out first, which takes a look at each shape of the cluster. Chosen: 64 nodes have fewer pods than a
+cluster has shapes."""
+
 _NO_PODS: Final = Reason("node(s) had no pods whose room the reservation can take over")
 
 
@@ -76,7 +81,8 @@ class PreAllocating:
         mask = np.zeros(len(tables.nodes), dtype=np.int64)
         if demand is not None and demand.required:
             search = _Search(self.settings, demand, pod, tables)
-            for row in np.arange(len(mask))[rows].tolist():
+            mask[:] = 1
+            for row in search.rows(rows):
                 mask[row] = not search.chosen(row)
         return mask[rows]
 
@@ -86,11 +92,7 @@ class PreAllocating:
         if demand is None:
             return None
         search = _Search(self.settings, demand, pod, tables)
-        found = [
-            (row, chosen)
-            for row in np.arange(len(tables.nodes))[rows].tolist()
-            if (chosen := search.chosen(row))
-        ]
+        found = [(row, chosen) for row in search.rows(rows) if (chosen := search.chosen(row))]
         if not found:
             return None
         amounts = [
@@ -130,6 +132,18 @@ class _Search:
     pod: PodShape
     tables: Tables
     _matched: dict[PodShape, bool] = field(default_factory=dict)
+
+    def rows(self, rows: Rows) -> list[int]:
+        """Return those of `rows`, ascending, where a pod may be of use by its shape."""
+        within = np.arange(len(self.tables.nodes))[rows]
+        if len(within) <= _FEW_ROWS:
+            return within.tolist()
+        matches = self.tables.matches
+        some = np.zeros(len(self.tables.nodes), dtype=np.bool_)
+        for shape in matches.shapes():
+            if self._may_be_used(shape):
+                some[list(matches.rows_of(shape))] = True
+        return within[some[within]].tolist()
 
     def chosen(self, row: int) -> tuple[Booking, ...]:
         """Return the pods to take over on a node; none if they do not help, or are not needed."""
@@ -174,27 +188,29 @@ class _Search:
         }
 
     def _candidates(self, row: int) -> Iterator[Booking]:
-        found = [each for each in self.tables.on(row).values() if self._may_be_taken(each, row)]
+        found = [each for each in self.tables.on(row).values() if self._may_be_taken(each)]
         yield from sorted(found, key=self._order)
 
-    def _may_be_taken(self, booking: Booking, row: int) -> bool:
-        shape, used = booking.shape, booking.allocation.reservation
-        if booking.terminating or ANNOTATION_RESERVE_POD in shape.annotations:
+    def _may_be_taken(self, booking: Booking) -> bool:
+        if booking.terminating or not self._may_be_used(booking.shape):
             return False
         # The binding of a Reservation may have failed after its pods were marked.
-        tables = self.tables
-        if used and (used in tables.bookings or tables.reservations.get(used) is not None):
-            return False
-        if not _inside(shape.requests, self.wanted):
-            return False
-        if self.demand.cluster and shape.labels.get(self.settings.label) != "true":
-            return False
+        used, tables = booking.allocation.reservation, self.tables
+        return not used or (used not in tables.bookings and tables.reservations.get(used) is None)
+
+    def _may_be_used(self, shape: PodShape) -> bool:
+        """Return whether a pod may be taken over as far as its shape says."""
         known = self._matched.get(shape)
         if known is None:
-            known = self._matched[shape] = self._matches(shape, row)
+            known = self._matched[shape] = (
+                ANNOTATION_RESERVE_POD not in shape.annotations
+                and _inside(shape.requests, self.wanted)
+                and (not self.demand.cluster or shape.labels.get(self.settings.label) == "true")
+                and self._matches(shape)
+            )
         return known
 
-    def _matches(self, shape: PodShape, row: int) -> bool:
+    def _matches(self, shape: PodShape) -> bool:
         """Return whether a pod may use the Reservation.
 
         Labels of the node are left out, so that one answer holds for all nodes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import msgspec
@@ -65,6 +66,45 @@ def test_places_of_one_label_share_a_layer() -> None:
         both: [True, True, False],
         everywhere: [True, True, True],
     }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_that_follow_changes_equal_layers_that_are_made_afresh(seed: int) -> None:
+    draw = Random(seed)
+    tables = _tables(*(draw.choice("ab") for _ in range(40)))
+    places = Places(tables.nodes)
+    held: list[tuple[int, Place]] = []
+    choices: list[Place] = [
+        *(_label("zone", each) for each in "abc"),
+        _label("zone", "a", "c"),
+        *(_label("host", f"n{number}") for number in range(45)),
+        place_of_selector(
+            LabelSelector(match_expressions=(LabelSelectorRequirement("zone", "DoesNotExist"),))
+        ),
+        None,
+    ]
+    for _ in range(300):
+        number = draw.randrange(45)
+        match draw.randrange(5):
+            case 0:
+                tables.delete_node(f"n{number}")
+            case 1:
+                zone = draw.choice(("a", "b", "c", ""))
+                labels = {"host": f"n{number}", **({"zone": zone} if zone else {})}
+                tables.upsert_node(make_node(f"n{number}", labels=labels))
+            case 2 if held:
+                places.release(held.pop(draw.randrange(len(held)))[0])
+            case _:
+                place = draw.choice(choices)
+                held.append((places.hold(place), place))
+        if draw.random() < 0.5:
+            continue
+        fresh = Places(tables.nodes)
+        for number, place in held:
+            expected = fresh.rows_in(fresh.hold(place))
+            assert places.rows_in(number).tolist() == expected.tolist(), place
+        of_layers = {tuple(layer.tolist()) for layer in places.layers()}
+        assert all(len(layer) == len(tables.nodes) for layer in of_layers)
 
 
 def test_a_place_keeps_its_number_until_it_is_released_as_often_as_it_was_held() -> None:
