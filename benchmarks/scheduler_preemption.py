@@ -11,8 +11,8 @@ that pods of a higher priority have on every node.
 `gang`: 100 pods that make room together. `gang-labels`: the same, each with a label of its own, as
 of an indexed Job. `gang-spread`: the same with a hard spread constraint over hosts. `gang-short`:
 100 pods of which no two fit on a node, and nodes for 99 of them.
-Each time a node changes first, as it does in a cluster that lives; `first` is the search that sees
-every node for the first time.
+Each time a node changes first, as it does in a cluster that lives; `first` is the search
+after what a process prepares when it has read the cluster.
 `promised`: a decision about a pod while 1,000 others, more important, have nominated nodes.
 """
 
@@ -111,6 +111,7 @@ def _measure(scheduling: Scheduling, shape: PodShape, times: int) -> tuple[float
     result = []
     random = Random(2)
     found = 0
+    scheduling.prepare()
     for _ in range(times + 1):
         row = random.randrange(scheduling.tables.nodes.count)
         booking = next(iter(scheduling.tables.on(row).values()))

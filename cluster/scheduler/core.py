@@ -262,7 +262,7 @@ class SchedulerCore:
 
     def prepare(self) -> None:
         """Work out beforehand what the first preemption would have to, once all is read."""
-        self.tables.occupants.follow()
+        self.scheduling.prepare()
 
     def advance(self, now: float) -> None:
         """Let time pass, to `now` seconds since 1970: reports and grace periods end."""

@@ -124,6 +124,13 @@ class Scheduling:
         self._advisor = Advisor()
         self._salt = seed % 2**64
 
+    def prepare(self) -> None:
+        """Work out beforehand what the first search for victims would have to: who is on each node,
+        and the budgets of each shape."""
+        self.tables.occupants.follow()
+        for shape in self.tables.matches.shapes():
+            self.budgets.of(shape)
+
     def profile(self, name: str) -> Profile:
         """Return the profile of a scheduler name."""
         return self._evaluators[name].profile

@@ -36,12 +36,23 @@ class Budget:
         return f"{self.namespace}/{self.name}"
 
 
+_Label = tuple[str, str] | None
+
+
+def _label_of(budget: Budget) -> _Label:
+    """Return a label that all selected pods have; None if the selector names none."""
+    labels = {} if budget.selector is None else budget.selector.match_labels
+    return next(iter(labels.items()), None)
+
+
 class DisruptionBudgets:
     """All budgets, found by the shape of a pod."""
 
     def __init__(self) -> None:
         self._budgets: dict[str, dict[str, Budget]] = {}
         """Namespace -> name -> budget."""
+        self._by_label: dict[tuple[str, _Label], dict[str, None]] = {}
+        """Namespace and `_label_of` -> names, so that a pod is compared with few budgets."""
         self._spent: dict[str, frozenset[str]] = {}
         """Key -> UIDs of evicted pods that the budget's status does not show yet."""
         self._generation = 0
@@ -59,12 +70,24 @@ class DisruptionBudgets:
         of_namespace[budget.name] = budget
         self._spent.pop(budget.key, None)
         if before is None or before.selector != budget.selector:
+            if before is not None:
+                self._forget_label(before)
+            names = self._by_label.setdefault((budget.namespace, _label_of(budget)), {})
+            names[budget.name] = None
             self._generation += 1
+
+    def _forget_label(self, budget: Budget) -> None:
+        place = budget.namespace, _label_of(budget)
+        names = self._by_label[place]
+        del names[budget.name]
+        if not names:
+            del self._by_label[place]
 
     def delete(self, namespace: str, name: str) -> None:
         """Forget a budget."""
         of_namespace = self._budgets.get(namespace, {})
-        if of_namespace.pop(name, None) is not None:
+        if (before := of_namespace.pop(name, None)) is not None:
+            self._forget_label(before)
             self._spent.pop(f"{namespace}/{name}", None)
             self._generation += 1
             if not of_namespace:
@@ -79,8 +102,9 @@ class DisruptionBudgets:
         if known is None or known[0] != self._generation:
             names = tuple(
                 name
-                for name, budget in of_namespace.items()
-                if matches(budget.selector, shape.labels)
+                for label in (None, *shape.labels.items())
+                for name in self._by_label.get((shape.namespace, label), ())
+                if matches(of_namespace[name].selector, shape.labels)
             )
             known = self._found[shape] = (self._generation, names)
         return tuple(of_namespace[name] for name in known[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apis.meta import LabelSelector
+from apis.meta import LabelSelector, LabelSelectorRequirement
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import Budget, DisruptionBudgets
 from cluster.scheduler.tables.shapes import Shapes
@@ -50,6 +50,27 @@ def test_an_empty_selector_selects_all_pods_and_none_selects_nothing() -> None:
     assert budgets.violating([_booking("p0", "a")]) == {"p0"}
     budgets.set(Budget("default", "all", None, 0))
     assert budgets.violating([_booking("p0", "a")]) == frozenset()
+
+
+def test_a_budget_is_found_by_its_present_selector_alone() -> None:
+    budgets = DisruptionBudgets()
+    exists = LabelSelectorRequirement(key="app", operator="Exists")
+    two = LabelSelector(match_labels={"app": "a", "tier": "x"})
+    pods = [_booking("p0", "a"), _booking("p1", "b")]
+    for selector, expected in (
+        (LabelSelector(match_labels={"app": "a"}), {"p0"}),
+        (LabelSelector(match_labels={"app": "b"}), {"p1"}),
+        (LabelSelector(match_expressions=(exists,)), {"p0", "p1"}),
+        (LabelSelector(match_labels={"app": "a"}, match_expressions=(exists,)), {"p0"}),
+        (two, set()),
+        (LabelSelector(match_labels={"app": "c"}), set()),
+    ):
+        budgets.set(Budget("default", "one", selector, 0))
+        assert budgets.violating(pods) == expected
+        other = _booking("p2", "a", namespace="other")
+        assert budgets.violating([other]) == frozenset()
+    budgets.delete("default", "one")
+    assert budgets.violating(pods) == frozenset()
 
 
 def test_evictions_count_until_the_status_is_written_anew() -> None:
