@@ -134,16 +134,17 @@ class _Search:
     _matched: dict[PodShape, bool] = field(default_factory=dict)
 
     def rows(self, rows: Rows) -> list[int]:
-        """Return those of `rows`, ascending, where a pod may be of use by its shape."""
+        """Return those of `rows`, in their order, where a pod may be of use by its shape."""
         within = np.arange(len(self.tables.nodes))[rows]
-        if len(within) <= _FEW_ROWS:
-            return within.tolist()
+        found: list[int] = within.tolist()
+        if len(found) <= _FEW_ROWS:
+            return found
         matches = self.tables.matches
         some = np.zeros(len(self.tables.nodes), dtype=np.bool_)
         for shape in matches.shapes():
             if self._may_be_used(shape):
                 some[list(matches.rows_of(shape))] = True
-        return within[some[within]].tolist()
+        return [row for row in found if some[row]]
 
     def chosen(self, row: int) -> tuple[Booking, ...]:
         """Return the pods to take over on a node; none if they do not help, or are not needed."""

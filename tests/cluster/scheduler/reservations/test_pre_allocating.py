@@ -75,6 +75,6 @@ def test_nodes_without_a_pod_of_use_need_not_be_looked_at(
             )
         )
     assert answers[0] == answers[1]
-    rows = set(answers[0][0][0])  # type: ignore[call-overload]
+    rows = set(answers[0][0][0])
     assert 0 < len(rows) < _NODES
     assert {row for row, held in enumerate(answers[0][2]) if not held} == rows
